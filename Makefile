@@ -68,7 +68,7 @@ lock: $(VENV)/.dev
 # As root, with buildah and debootstrap; minutes, and 8 GB of disk meanwhile. IMAGE_TARGET=cpu or rtx is one of the two that
 # it builds, IMAGE_TARGET=gpu the largest: 15 GB.
 image-test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m image -o faulthandler_timeout=0 tests/image
+	$(BIN)/python -m pytest -m image tests/image
 
 # Some minutes: the same requests to the build of a revision (BASE=REV, or a folder) and to this one, answered alike.
 oracle: $(VENV)/.dev

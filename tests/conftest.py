@@ -8,11 +8,17 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.support import no_forks, watchdog
 from tests.support.stores import StoreFolder
 
 # How long an example takes says more about the machine's other work than about the code.
 hypothesis.settings.register_profile("ours", deadline=None)
 hypothesis.settings.load_profile("ours")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for plugin in (no_forks, watchdog):
+        config.pluginmanager.register(plugin)
 
 
 @pytest.fixture

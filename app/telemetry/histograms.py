@@ -111,12 +111,17 @@ class Histogram(Collector):
         return family
 
     def _exemplars(self, labels: int) -> dict[tuple[str, ...], dict[int, Exemplar]]:
-        """By bucket, by the first so many label values: one of each."""
+        """By bucket, by the first so many label values: the last one of each."""
         found: dict[tuple[str, ...], dict[int, Exemplar]] = {}
         for values, one in self._series.items():
             if one.exemplars:
-                found.setdefault(values[:labels], {}).update(one.exemplars)
+                last = found.setdefault(values[:labels], {})
+                last.update({n: new for n, new in one.exemplars.items() if n not in last or _is_later(new, last[n])})
         return found
 
     def collect(self) -> Iterable[Metric]:
         return [self.family(self._name, self._documentation, len(self._labels))]
+
+
+def _is_later(one: Exemplar, other: Exemplar) -> bool:
+    return float(one.timestamp or 0) >= float(other.timestamp or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -99,7 +100,8 @@ class _SeedResult:
 def find(chosen: list[Scenario], seeds: int, kept: Kept) -> Iterator[Finding]:
     """The findings, in order, as they come; what is kept is not sought again."""
     known = {scenario: kept.figures(scenario) for scenario in chosen}
-    with ProcessPoolExecutor() as pool:
+    # New processes: a fork of one that has threads may wait for ever for a thread that it does not have.
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         sought = {
             scenario: [pool.submit(_one_seed, scenario, seed) for seed in range(seeds)]
             for scenario, figures in known.items()

@@ -116,13 +116,13 @@ def test_while_others_wait_to_be_decoded_the_protocols_priority_and_timeout_hold
         start_server("--edges", edges, "--threads", "1") as server,
         triton.InferenceServerClient(server.grpc_address) as client,
     ):
-        for _ in range(20):
+        for _ in range(40):
             asked_by_grpc(client, slow, "ordinary", ended)
-        wait_until(lambda: server.stats()["waiting_to_decode"] >= 10, "most of them wait")
+        wait_until(lambda: server.stats()["waiting_to_decode"] >= 30, "most of them wait")
         asked_by_grpc(client, slow, "later", ended, priority=3)
         asked_by_grpc(client, slow, "urgent", ended, priority=1)
         asked_by_grpc(client, slow, "short", ended, timeout=1000)
-        wait_until(lambda: len(ended) == 23, "all have ended")
+        wait_until(lambda: len(ended) == 43, "all have ended")
         assert {error for name, error in ended if name != "short"} == {""}
         (why,) = (error for name, error in ended if name == "short")
         assert "timeout expired" in why or "is expected to answer after the deadline" in why
@@ -131,8 +131,8 @@ def test_while_others_wait_to_be_decoded_the_protocols_priority_and_timeout_hold
         assert "later" in order[-2:]
         assert order.index("urgent") < len(order) - 6, "it does not wait for all of them"
         assert ended.index(("short", why)) < ended.index(("urgent", ""))
-        wait_until(lambda: metric(server, STAGE, stage="decode", model="digits") >= 22, "those are counted")
-        assert metric(server, STAGE, stage="decode", model="digits") == 22, "who could not wait was not decoded"
+        wait_until(lambda: metric(server, STAGE, stage="decode", model="digits") >= 42, "those are counted")
+        assert metric(server, STAGE, stage="decode", model="digits") == 42, "who could not wait was not decoded"
 
 
 def leave_behind(server: Server, data: bytes, clients: int) -> None:

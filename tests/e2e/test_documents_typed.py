@@ -170,9 +170,13 @@ def test_nothing_is_left_out_that_no_page_has() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "page", [one if one not in LONG else pytest.param(one, marks=pytest.mark.long) for one in SCENES]
+    "page",
+    [
+        one if one not in LONG else pytest.param(one, marks=[pytest.mark.long, pytest.mark.timeout(900)])
+        for one in SCENES
+    ],
 )
 def test_what_the_page_says_can_be_typed(page: str, tmp_path: Path) -> None:
     scene = SCENES[page]

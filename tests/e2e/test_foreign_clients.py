@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers import Server, rows_request, start_fake_server, start_server
+from tests.support.servers import Server, rows_request, start_fake_server, start_server, wait_until
 from tests.support.stores import digit
 from tests.support.wire import Wire, chunk, head
 
@@ -33,7 +33,8 @@ SMUGGLED = b"GET /v2/health/live HTTP/1.1\r\nHost: smuggled\r\n\r\n"
 @pytest.fixture(scope="module")
 def both() -> Iterator[tuple[Server, Server]]:
     """One process, and the same behind edges; they serve the demo."""
-    with start_server("--edges", "0") as alone, start_server("--edges", "2") as behind_edges:
+    patience = ("--header-timeout-s", "600")
+    with start_server("--edges", "0", *patience) as alone, start_server("--edges", "2", *patience) as behind_edges:
         yield alone, behind_edges
 
 
@@ -166,7 +167,7 @@ def test_behind_edges_is_said_what_one_process_says_and_at_once(
 ) -> None:
     answers = []
     for server in both:
-        with Wire(server.port, timeout_s=5.0) as wire:  # less than the time to send one's headers
+        with Wire(server.port, timeout_s=60.0) as wire:  # less than the time to send one's headers
             wire.send(b"GET " + path.encode() + b" HTTP/1.1\r\n" + odd + b"\r\n")
             reply = wire.reply()
             answers.append((reply.status, reply.body))
@@ -223,11 +224,12 @@ def test_a_body_that_came_during_a_stop_came_in_time() -> None:
 @pytest.mark.parametrize("in_caller", [False, True], ids=["in a thread", "on the event loop"])
 def test_a_batch_that_ran_through_a_stop_does_not_hang(*, in_caller: bool) -> None:
     health = {"hang_after_s": 1.6, "hang_after_predictions": 0.1, "watch_every_s": 0.05}
-    fake = {"latency_ms": 2400.0, "health": health, "in_caller": in_caller}
+    fake = {"latency_ms": 2400.0, "health": health, "in_caller": in_caller, "tells_runs": True}
     body = json.dumps(rows_request(3.0)).encode()
     with start_fake_server(fake=fake) as server, Wire(server.port) as wire:
+        before = server.runs
         wire.send(head("/v2/models/rows/infer", {"Content-Length": str(len(body))}) + body)
-        time.sleep(0.3)  # it runs
+        wait_until(lambda: server.runs > before, "it runs")
         server.signal(signal.SIGSTOP)
         time.sleep(1.3)
         server.signal(signal.SIGCONT)

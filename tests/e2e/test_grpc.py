@@ -73,9 +73,9 @@ def stub(server: Server) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def slow() -> Iterator[FakeServer]:
-    """One run takes a second and has room for one sample, so that what follows waits."""
-    with start_fake_server(fake={"latency_ms": 1000.0, "max_batch": 1}) as server:
+def one_by_one() -> Iterator[FakeServer]:
+    """A run has room for one sample, and ends when a test says so, so that what follows waits."""
+    with start_fake_server(fake={"max_batch": 1}) as server:
         server.infer(0.0)
         yield server
 
@@ -447,45 +447,57 @@ def test_ids_and_traces_come_back_and_calls_are_logged(stub: Any, server: Server
 # Time
 
 
-def test_a_deadline_ends_the_wait(slow: FakeServer) -> None:
-    with grpc.insecure_channel(slow.grpc_address) as channel:
+def test_a_deadline_ends_the_wait(one_by_one: FakeServer) -> None:
+    server = one_by_one
+    server.switch_on("hold")
+    with grpc.insecure_channel(server.grpc_address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         running = stub.ModelInfer.future(rows(1.0))
-        wait_until(lambda: slow.stats()["unfinished_requests"] == 1, "the first one runs")
-        waiting = stub.ModelInfer.future(rows(2.0), timeout=30)
-        wait_until(lambda: slow.stats()["unfinished_requests"] == 2, "the second one waits")
+        wait_until(lambda: server.stats()["unfinished_requests"] == 1, "the first one runs")
+        waiting = stub.ModelInfer.future(rows(2.0), timeout=100)
+        wait_until(lambda: server.stats()["unfinished_requests"] == 2, "the second one waits")
         error = refused(lambda: stub.ModelInfer(rows(3.0), timeout=0.5))
         assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
         if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:  # it was predicted to be late, so it never waited
             assert int(trailer(error)["retry-after"]) >= 1
             assert int(trailer(error)["grpc-retry-pushback-ms"]) >= 1
+        server.switch_off("hold")
         assert running.result().raw_output_contents
         assert waiting.result().raw_output_contents
-    wait_until(lambda: slow.stats()["inflight_bytes"] == 0, "all memory is given back")
+    wait_until(lambda: server.stats()["inflight_bytes"] == 0, "all memory is given back")
 
 
-def test_a_call_that_is_cancelled_leaves_the_queue(slow: FakeServer) -> None:
-    before = slow.statistics("rows")["execution_count"]
-    with grpc.insecure_channel(slow.grpc_address) as channel:
+def test_a_call_that_is_cancelled_leaves_the_queue(one_by_one: FakeServer) -> None:
+    server = one_by_one
+    wait_until(server.is_at_rest, "nothing runs")
+    before = server.statistics("rows")["execution_count"]
+    server.switch_on("hold")
+    with grpc.insecure_channel(server.grpc_address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         running = stub.ModelInfer.future(rows(1.0))
-        wait_until(lambda: slow.stats()["unfinished_requests"] == 1, "the first one runs")
+        wait_until(lambda: server.stats()["unfinished_requests"] == 1, "the first one runs")
         waiting = [stub.ModelInfer.future(rows(2.0)) for _ in range(5)]
-        wait_until(lambda: slow.stats()["unfinished_requests"] == 6, "the others wait")
+        wait_until(lambda: server.stats()["unfinished_requests"] == 6, "the others wait")
         for call in waiting:
             call.cancel()
-        wait_until(lambda: slow.stats()["unfinished_requests"] <= 1, "the others have left the queue")
+        wait_until(lambda: server.stats()["unfinished_requests"] <= 1, "the others have left the queue")
+        server.switch_off("hold")
         assert running.result().raw_output_contents
-    wait_until(lambda: slow.stats()["inflight_bytes"] == 0, "all memory is given back")
-    assert slow.statistics("rows")["execution_count"] == before + 1
-    assert 'reason="CANCELED",version="1"} 5.0' in slow.get("/metrics").text
+    wait_until(lambda: server.stats()["inflight_bytes"] == 0, "all memory is given back")
+    assert server.statistics("rows")["execution_count"] == before + 1
+    assert 'reason="CANCELED",version="1"} 5.0' in server.get("/metrics").text
 
 
 def test_a_full_queue_says_when_to_come_back() -> None:
-    with start_fake_server(fake={"latency_ms": 500.0, "max_batch": 1}, max_queue=2) as server:
+    with start_fake_server(fake={"max_batch": 1}, max_queue=2) as server:
+        server.switch_on("hold")
         with grpc.insecure_channel(server.grpc_address) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            calls = [stub.ModelInfer.future(rows(1.0)) for _ in range(6)]
+            running = stub.ModelInfer.future(rows(1.0))
+            wait_until(lambda: server.stats()["unfinished_requests"] == 1, "it runs")
+            calls = [running, *(stub.ModelInfer.future(rows(1.0)) for _ in range(5))]
+            wait_until(lambda: sum(call.done() for call in calls) == 3, "two wait, and no more are taken")
+            server.switch_off("hold")
             errors: list[Any] = [call.exception() for call in calls]
         full = [error for error in errors if error is not None]
         assert {error.code() for error in full} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
@@ -595,30 +607,30 @@ def test_a_call_that_is_cancelled_at_its_deadline_is_late_wherever_it_waits() ->
             calls = [stub.ModelInfer.future(rows(1.0), timeout=timeout_s) for _ in range(5)]
             calls += [none.future(nothing(), timeout=timeout_s) for _ in range(5)]
             stream = stub.ModelStreamInfer(requests(), timeout=timeout_s)
-            # On a slow machine little is left of 50 ms when a call arrives, and it is refused for that.
-            hasty = {grpc.StatusCode.RESOURCE_EXHAUSTED} if timeout_s == 0.05 else set()
+            # On a slow machine little is left of the time when a call arrives, and it is refused for that.
+            hasty = {grpc.StatusCode.RESOURCE_EXHAUSTED} if timeout_s < 1 else set()
             assert {one.code() for one in (*calls, stream)} - hasty == {grpc.StatusCode.DEADLINE_EXCEEDED}
 
         answered = {("rows", "answered"): 1}
 
         def all_are_late() -> bool:
             counts = Counter(ended(server))
-            # Of the five calls and the stream of two with 50 ms. One that took long to come counts them from then, and
-            # its client leaves long before.
+            # Of the five calls and the stream of two that have less than a second, of each time. One that took long to
+            # come counts it from then, and its client leaves long before.
             hasty = counts.pop(("rows", "refused"), 0) + counts.pop(("rows", "cancelled"), 0)
             rows_late = counts.pop(("rows", "late"), 0)
             hasty_unread, unread_late = counts.pop(("", "cancelled"), 0), counts.pop(("", "late"), 0)
-            is_most = hasty <= 7 and hasty_unread <= 5
+            is_most = hasty <= 21 and hasty_unread <= 15
             return is_most and rows_late + hasty == 28 and unread_late + hasty_unread == 20 and counts == answered
 
-        wait_until(all_are_late, f"they are late: {ended(server)}", 5.0)
+        wait_until(all_are_late, f"they are late: {ended(server)}")
         before = ended(server)
         calls = [none.future(nothing(), timeout=30), stub.ModelInfer.future(rows(1.0), timeout=30)]
         wait_until(lambda: server.stats()["open_calls"] == 2, "they are open")
         for call in calls:
             call.cancel()
         left = {(model, "cancelled"): before.get((model, "cancelled"), 0) + 1 for model in ("", "rows")}
-        wait_until(lambda: ended(server) == before | left, f"these have left: {ended(server)}", 5.0)
+        wait_until(lambda: ended(server) == before | left, f"these have left: {ended(server)}")
         may_end.set()
         server.switch_off("hold")
 
@@ -665,14 +677,17 @@ def test_several_requests_of_a_stream_share_a_batch() -> None:
         assert server.statistics("rows")["execution_count"] < 10
 
 
-def test_a_stream_that_is_cancelled_leaves_nothing_behind(slow: FakeServer) -> None:
-    with grpc.insecure_channel(slow.grpc_address) as channel:
+def test_a_stream_that_is_cancelled_leaves_nothing_behind(one_by_one: FakeServer) -> None:
+    server = one_by_one
+    server.switch_on("hold")
+    with grpc.insecure_channel(server.grpc_address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         call = stub.ModelStreamInfer(iter([rows(float(n)) for n in range(8)]))
-        wait_until(lambda: slow.stats()["unfinished_requests"] == 8, "all of them wait or run")
+        wait_until(lambda: server.stats()["unfinished_requests"] == 8, "all of them wait or run")
         call.cancel()
-        wait_until(lambda: slow.stats()["unfinished_requests"] <= 1, "all that wait have left")
-    wait_until(lambda: slow.stats()["inflight_bytes"] == 0, "all memory is given back")
+        wait_until(lambda: server.stats()["unfinished_requests"] <= 1, "all that wait have left")
+    server.switch_off("hold")
+    wait_until(lambda: server.stats()["inflight_bytes"] == 0, "all memory is given back")
 
 
 def test_the_asynchronous_client_streams(server: Server) -> None:
@@ -734,7 +749,8 @@ def test_the_port_can_be_left_out_and_one_that_is_taken_is_a_wrong_call(server: 
 
 
 def test_stopping_answers_what_was_accepted_and_refuses_what_comes_then() -> None:
-    with start_fake_server(fake={"latency_ms": 1000.0, "max_batch": 1}, drain_delay_s=0) as server:
+    with start_fake_server(fake={"max_batch": 1}, drain_delay_s=0) as server:
+        server.switch_on("hold")
         with grpc.insecure_channel(server.grpc_address) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             health = health_pb2_grpc.HealthStub(channel)
@@ -745,6 +761,7 @@ def test_stopping_answers_what_was_accepted_and_refuses_what_comes_then() -> Non
                 lambda: health.Check(health_pb2.HealthCheckRequest()).status == 2, "the server says that it is leaving"
             )
             assert refused(lambda: stub.ModelInfer(rows(2.0))).code() == grpc.StatusCode.UNAVAILABLE
+            server.switch_off("hold")
             assert running.result().raw_output_contents
         assert server.wait() == 0
 
@@ -820,7 +837,8 @@ def test_a_call_that_is_left_before_its_message_has_come_is_open_no_more() -> No
 
 
 def test_a_stream_does_not_hold_up_the_end_and_what_it_has_sent_is_answered() -> None:
-    with start_fake_server(fake={"latency_ms": 500.0, "max_batch": 1}, drain_delay_s=0) as server:
+    with start_fake_server(fake={"max_batch": 1}, drain_delay_s=0) as server:
+        server.switch_on("hold")
         with grpc.insecure_channel(server.grpc_address) as channel:
             may_end = threading.Event()
 
@@ -831,6 +849,8 @@ def test_a_stream_does_not_hold_up_the_end_and_what_it_has_sent_is_answered() ->
             replies = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(requests())
             wait_until(lambda: server.stats()["open_calls"] == 2, "both have come")
             server.signal()
+            wait_until(lambda: "stopping" in server.log, "the server is told")
+            server.switch_off("hold")
             assert [next(replies).error_message for _ in range(2)] == ["", ""]
             assert server.wait() == 0
             may_end.set()

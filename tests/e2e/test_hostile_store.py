@@ -379,7 +379,7 @@ def test_a_load_that_hangs_holds_up_no_other_and_ends_as_refused(edges: int) -> 
 
 
 def test_a_version_that_hung_at_the_start_is_loaded_when_its_disk_answers() -> None:
-    with start_fake_server(fake={"hang_from_start": "rows"}, model_control="none", load_timeout_s=1) as server:
+    with start_fake_server(fake={"hang_from_start": "rows"}, model_control="none", load_timeout_s=3) as server:
         assert index(server)["rows/1"][0] == "UNAVAILABLE"
         server.switch_off("hang_load")
         wait_until(lambda: index(server)["rows/1"][0] == "READY", "it is loaded after all")
@@ -433,7 +433,7 @@ def test_the_process_ends_while_a_load_hangs(mode: str, edges: int) -> None:
             pool.submit(load, server, "rows")
         wait_until(lambda: index(server).get("rows/1", ("",))[0] == "LOADING", "it hangs")
         server.signal()
-        assert server.wait(20) == 0
+        assert server.wait(60) == 0
         assert "stopped" in server.log
 
 

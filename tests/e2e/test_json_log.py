@@ -27,7 +27,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         (folder / name).write_text(secret)
     keys = {"api_key_file": folder / "default", "keys": json.dumps({"team-a": str(folder / "team-a")})}
     tokens = {"admin_token_file": folder / "admin", "model_control": "explicit", "load_model": "*"}
-    settings = {"log_format": "json", "access_log": "all", "default_timeout_ms": 50, **keys, **tokens}
+    settings = {"log_format": "json", "access_log": "all", **keys, **tokens}
     with start_fake_server(edges=request.param, **settings) as server:
         yield server
 
@@ -86,7 +86,7 @@ def test_who_asked_how_and_with_what_outcome(server: FakeServer) -> None:
         "stats": ["team-a", None, None, "200"],
     }
     server.switch_on("hold")
-    server.post("/v2/models/rows/infer", json=rows_request(1.0), headers=headers("late"))
+    server.post("/v2/models/rows/infer?timeout_ms=50", json=rows_request(1.0), headers=headers("late"))
     server.switch_off("hold")
     assert [line_of(server, "late")[name] for name in ("outcome", "status")] == ["late", "504"]
     stats = headers("at-rest")

@@ -91,7 +91,7 @@ def test_ctrl_c_writes_what_there_is_and_leaves_nobody_behind(tmp_path: Path) ->
     assert document["interrupted"]
     assert document["pairs"]
     # multiprocessing's own helper sees that its pipe is closed a moment after its parent has ended.
-    _, left = psutil.wait_procs(family, timeout=10)
+    _, left = psutil.wait_procs(family, timeout=60)
     assert not left
 
 

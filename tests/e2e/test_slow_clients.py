@@ -101,7 +101,7 @@ def test_nor_is_a_control_routes_body_waited_for(server: Server) -> None:
 
 @pytest.mark.parametrize("path", [DIGITS, DIGITS_THROUGH_ASGI])
 def test_a_chunked_body_that_stalls_has_no_more_patience_than_a_short_one(server: Server, path: str) -> None:
-    with Wire(server.port, timeout_s=10.0) as wire:
+    with Wire(server.port) as wire:
         wire.send(head(path, {"Transfer-Encoding": "chunked"}) + chunk(b"five!"))
         reply = wire.reply()
         assert reply.status == 408

@@ -172,8 +172,8 @@ def test_an_answer_is_counted_before_it_is_sent(server: FakeServer) -> None:
 @pytest.mark.parametrize("edges", ["0", "1"])
 def test_who_was_told_that_it_is_late_is_nobodys_success(edges: str) -> None:
     """Though its batch ran to its end, which counts as what was computed."""
-    with start_fake_server(edges=int(edges), fake={"latency_ms": 300}) as server:
-        assert server.infer(1.0, params={"timeout_ms": 100}).status_code == 504
+    with start_fake_server(edges=int(edges), fake={"latency_ms": 1500}) as server:
+        assert server.infer(1.0, params={"timeout_ms": 1000}).status_code == 504
         wait_until(lambda: server.statistics("rows")["execution_count"] == 1, "the batch has ended")
         statistics = server.statistics("rows")
         assert statistics["inference_stats"]["success"]["count"] == 0

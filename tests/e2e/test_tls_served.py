@@ -281,7 +281,7 @@ def silent_clients(server: Server, stack: ExitStack, count: int) -> list[socket.
 
 
 def test_a_client_that_never_agrees_on_a_key_is_dropped(papers: Papers, edges: int) -> None:
-    with secured(papers, papers.options, header_timeout_s=0.5, edges=edges) as (server, client), ExitStack() as stack:
+    with secured(papers, papers.options, header_timeout_s=2.0, edges=edges) as (server, client), ExitStack() as stack:
         for one in silent_clients(server, stack, 3):
             with suppress(ConnectionResetError):
                 assert one.recv(1) == b""

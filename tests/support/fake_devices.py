@@ -215,7 +215,7 @@ def in_workshop(workshop: Workshop, scenario: Callable[[], Coroutine[None, None,
         await scenario()
         await workshop.close()
         # One that was about to be closed is closed by a thread, for which nobody waits.
-        await asyncio.wait_for(until(lambda: all(engine.closed for engine in workshop.engines)), 10)
+        await asyncio.wait_for(until(lambda: all(engine.closed for engine in workshop.engines)), 60)
         assert [engine.closed for engine in workshop.engines] == [1] * len(workshop.engines)
 
     asyncio.run(main())

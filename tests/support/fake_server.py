@@ -11,12 +11,12 @@ LOSE_GPU breaks the GPU for the process. The GPU tells its figures, by an NVML t
 
 `FAKE_OPTIONS` is JSON: `latency_ms`, `per_sample_ms`, `max_batch`, `reload_ms` (how long it takes to replace
 an engine), `health` (arguments of HealthOptions), `hang_from_start` (what to put into the
-switch `hang_load`). `FAKE_SWITCHES` is a folder; a file in it changes at once
-every engine that is there, and none that is loaded later:
+switch `hang_load`), `tells_runs` (whether the file `runs` among the switches grows by a byte for each run that begins).
+`FAKE_SWITCHES` is a folder; a file in it changes at once every engine that is there, and none that is loaded later:
     wrong       answers are wrong, so the canary fails
     hang        every run hangs, the canary's too
     break       every run fails
-    hold        every run waits until the file is gone
+    hold        every run waits until the file is gone; a number in it is how many of them need not
 Two concern loading: with `fail_load` nothing can be loaded any more, with `hang_load` loading does not end before the
 file is gone. Where `hang_load` has text, it is the name of the only model that it concerns. `bug` raises in every
 route and method, as a mistake in it would; it is looked at only with `"bugs": true` among the options.
@@ -72,9 +72,11 @@ class Fakes:
         self._per_sample_s = options.get("per_sample_ms", 0.0) / 1e3
         self._max_batch = options.get("max_batch", 16)
         self._in_caller = options.get("in_caller", False)
+        self._tells_runs = options.get("tells_runs", False)
         self._reload_s = options.get("reload_ms", 0.0) / 1e3
         self._switches = switches
         self._loaded: set[str] = set()
+        self._released = 0  # runs that the number in `hold` let go
 
     def load(self, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
         if stored.name in self._loaded:
@@ -86,7 +88,13 @@ class Fakes:
             raise BundleError(f"{stored.folder}: the switch says that nothing can be loaded")
         spec = self._spec(stored.name)
         check_batch(spec.inputs, spec.outputs, options.configured_batch or spec.max_batch_size)
-        engine = FakeEngine(spec.inputs, spec.outputs, max_batch_size=spec.max_batch_size, latency_s=self._expected_s)
+        engine = FakeEngine(
+            spec.inputs,
+            spec.outputs,
+            max_batch_size=spec.max_batch_size,
+            latency_s=self._expected_s,
+            sleep=self._tell_and_sleep if self._tells_runs else time.sleep,
+        )
         engine.computes_in_caller = self._in_caller
         if stored.name.startswith(("echo_", "scalar_")):
             return self._loaded_model(stored, spec, engine)
@@ -120,6 +128,11 @@ class Fakes:
             load_s=0.0,
         )
 
+    def _tell_and_sleep(self, seconds: float) -> None:
+        with (self._switches / "runs").open("ab") as told:
+            told.write(b".")
+        time.sleep(seconds)
+
     def _expected_s(self, samples: int) -> float:
         return self._latency_s + samples * self._per_sample_s
 
@@ -129,11 +142,23 @@ class Fakes:
             threading.Event().wait()
         if (first == DIE).any():
             raise EngineFailure("the device fell off the bus", FailureScope.ENGINE)
-        while self._is_on("hold", born_ns):
+        while self._holds(born_ns):
             time.sleep(0.005)
         if self._is_on("break", born_ns):
             raise EngineFailure("the switch says that every run fails")
         return [result + 1 for result in results] if self._is_on("wrong", born_ns) else results
+
+    def _holds(self, born_ns: int) -> bool:
+        if not self._is_on("hold", born_ns):
+            return False
+        try:
+            released = int((self._switches / "hold").read_text() or 0)
+        except FileNotFoundError:
+            return False
+        if self._released == released:
+            return True
+        self._released += 1
+        return False
 
     def _is_on(self, switch: str, born_ns: int) -> bool:
         try:
@@ -163,7 +188,9 @@ def make_core(core_options: CoreOptions, **own: Any) -> Core:
     options = json.loads(os.environ.get("FAKE_OPTIONS", "{}"))
     switches = Path(os.environ["FAKE_SWITCHES"])
     fakes = Fakes(options, switches)
-    health = HealthOptions(**options.get("health", {}))
+    # A run that is held hangs only where a test says so, and no canary is held before it, however slow the machine is.
+    calm = {"hang_after_s": 600.0, "canary_after_s": 3600.0}
+    health = HealthOptions(**{**calm, **options.get("health", {})})
     if options.get("gpu"):
         load_options = replace(core_options.load, machine=_machine_that_can_be_lost())
         return Core(replace(core_options, health=health, load=load_options), **own)

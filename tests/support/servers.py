@@ -26,7 +26,7 @@ from tests.support.stores import ROOT
 _LISTENING = re.compile(r"listening on (https?)://[^:]+:(\d+)")
 _GRPC_LISTENING = re.compile(r"listening on grpc://[^:]+:(\d+)")
 AnyProcess = subprocess.Popen[bytes] | ForkedProcess
-START_S = 60.0
+START_S = 100.0
 STOP_S = 60.0
 
 
@@ -36,7 +36,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
     """What `condition` gives once it is true. Polls; never sleeps longer than it has to."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -214,6 +214,11 @@ class FakeServer(Server):
 
     def switch_off(self, name: str) -> None:
         (self._switches / name).unlink()
+
+    @property
+    def runs(self) -> int:
+        """The runs that have begun, by the option `tells_runs`."""
+        return len((self._switches / "runs").read_bytes())
 
     def infer(self, *rows: float, model: str = "rows", **options: Any) -> httpx.Response:
         """One request whose samples start with the given values."""

@@ -79,7 +79,7 @@ class Running:
         return (await self.http.get("/metrics")).text
 
     async def until(self, condition: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        for _ in range(2000):
+        for _ in range(12_000):
             model = await self.model()
             if condition(model):
                 return model

@@ -331,7 +331,7 @@ def test_another_devices_capture_matters_to_nothing_but_the_hosts_memory(what: s
 
     def captured() -> None:
         threads.append(in_a_thread(other))
-        assert done.wait(0.05 if "host" in what or "lock" in what else 10) is not ("host" in what or "lock" in what)
+        assert done.wait(0.05 if "host" in what or "lock" in what else 60) is not ("host" in what or "lock" in what)
 
     cuda.capture(stream, captured)
     threads[0].join()
@@ -420,10 +420,10 @@ def test_a_gate_lets_device_wide_calls_in_together_and_captures_only_alone() -> 
     def other() -> None:
         with gate.beside_others():
             inside.set()
-            left.wait(10)
+            left.wait(60)
 
     thread = in_a_thread(other)
-    inside.wait(10)
+    inside.wait(60)
     with gate.beside_others(), pytest.raises(RuntimeError, match="this is a bug"), gate.alone():
         pass
     left.set()
@@ -445,10 +445,10 @@ class Held:
         def hold() -> None:
             with gate.beside_others():
                 inside.set()
-                self._left.wait(10)
+                self._left.wait(60)
 
         self._thread = in_a_thread(hold)
-        assert inside.wait(10)
+        assert inside.wait(60)
 
     def leave(self) -> None:
         self._left.set()
@@ -492,7 +492,7 @@ def test_nobody_waits_long_for_a_capture_that_cannot_begin_yet() -> None:
     gate, order = CaptureGate(patience_s=0.01), []
     held = Held(gate)
     capture = capturing(gate, order)
-    entering(gate, order).join(10)
+    entering(gate, order).join(60)
     assert order == ["newcomer"]
     held.leave()
     capture.join()
@@ -512,11 +512,11 @@ def test_who_is_inside_of_a_gate_waits_for_no_waiting_capture_of_any() -> None:
                     order.append("inside")
 
     thread = in_a_thread(enter_both)
-    thread.join(10)
+    thread.join(60)
     assert order[:2] == ["inside", "inside"]
     others.leave()
     for capture in captures:
-        capture.join(10)
+        capture.join(60)
     assert order[2:] == ["capture", "capture"]
 
 

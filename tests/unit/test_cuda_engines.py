@@ -197,11 +197,11 @@ def at_once(
             if number == last:
                 meanwhile()
             else:
-                assert ended[number + 1].wait(10)
+                assert ended[number + 1].wait(60)
         wait(event)
 
     def serve(number: int) -> bool:
-        assert number == 0 or begun[number - 1].wait(10)
+        assert number == 0 or begun[number - 1].wait(60)
         here.number = number
         try:
             return batches[number].is_answered_by(engine.run(batches[number].parts))
@@ -269,7 +269,7 @@ def test_a_batch_that_finds_no_free_slot_spoils_none_that_is_under_way(bench: Tw
     bench.bindings.record = note_the_third  # type: ignore[method-assign]
     batches = [bench.batch(3, seed=seed) for seed in range(engine.info.slots)]
     assert all(at_once(bench, engine, batches, begin_a_third))
-    extra.join(10)
+    extra.join(60)
     assert third_is_right == [True]
 
 

@@ -111,7 +111,7 @@ def test_a_batch_whose_copy_is_slow_does_not_hold_up_the_one_whose_turn_it_is(
     def compute_late(slot: object, size: int) -> None:
         if not later.is_alive() and not waits.is_set():
             later.start()
-            waits.wait(10)  # it has copied, and stands behind the turn that is taken here
+            waits.wait(60)  # it has copied, and stands behind the turn that is taken here
         compute(slot, size)  # type: ignore[arg-type]
 
     later = threading.Thread(target=lambda: engine._begin(slots[1], batches[1].parts))

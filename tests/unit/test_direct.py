@@ -453,7 +453,7 @@ def test_where_everybody_has_a_time_limit_it_holds_for_what_comes_again_too(work
         gate.set()
         assert house.usual == 0
 
-    play(workshop, scene, default_timeout_ms=50.0)
+    play(workshop, scene, default_timeout_ms=500.0)
 
 
 def test_classes_are_found_every_time(workshop: Workshop) -> None:

@@ -38,7 +38,7 @@ def test_locking_the_pages_of_the_requests_memory_holds_up_nobody(tmp_path: Path
     class Locking(WatchedEngine):
         def page_lock(self, memory: memoryview) -> bool:
             asked.append((threading.current_thread(), len(memory)))
-            return may_end.wait(10)
+            return may_end.wait(60)
 
     class Locked(Workshop):
         def make(self, device: str) -> WatchedEngine:
@@ -367,7 +367,7 @@ def test_the_core_stops_soon_and_closes_an_engine_whose_canary_ends_meanwhile(
         assert not first.closed
         if not hangs:
             gate.set()
-        await asyncio.wait_for(stopping, 20)
+        await asyncio.wait_for(stopping, 60)
         assert [first.closed, second.closed] == [not hangs, 1]
         gate.set()
 
@@ -375,7 +375,7 @@ def test_the_core_stops_soon_and_closes_an_engine_whose_canary_ends_meanwhile(
 
 
 def test_an_engine_that_returns_after_it_was_given_up_is_closed_then(workshop: Workshop) -> None:
-    workshop.health = HealthOptions(hang_after_s=0.05, hang_after_predictions=0.0, watch_every_s=0.01)
+    workshop.health = HealthOptions(hang_after_s=0.5, hang_after_predictions=0.0, watch_every_s=0.01)
 
     async def scenario() -> None:
         (hung,) = workshop.engines

@@ -95,7 +95,7 @@ def serve(library: Library, when_http_is_open: Callable[[HttpServer], None]) -> 
             when_http_is_open(http)
 
         http = HttpServer(unasked, GuardedProtocol, lifespan="off", on_started=started)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             code = await GrpcHost(holder, library.make).serve_beside(http, [])
         library.is_loaded.set()
         await asyncio.sleep(0.01)
@@ -123,7 +123,7 @@ def test_a_listener_that_is_just_opening_opens_whole_and_is_stopped() -> None:
         host = GrpcHost(holder, library.make)
         http = HttpServer(unasked, GuardedProtocol, lifespan="off", on_started=library.is_starting.wait)
         closing = asyncio.ensure_future(_close_when(library.is_starting, host, http))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await host.serve_beside(http, [])
             await closing
         return library.steps

@@ -84,7 +84,7 @@ class Meeting(WatchedEngine):
     computes_in_caller = True  # alone it would run its short batches in the loop's own thread
 
     def run(self, parts: Sequence[Part]) -> BatchResult:
-        self.barrier.wait(20)
+        self.barrier.wait(60)
         return super().run(parts)
 
 

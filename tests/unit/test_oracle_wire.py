@@ -45,7 +45,7 @@ def scripted(*connections: list[bytes], closed: threading.Event | None = None) -
         yield player
     finally:
         player.close()
-        thread.join(10)
+        thread.join(60)
         listener.close()
 
 
@@ -54,7 +54,7 @@ def test_a_kept_connection_is_used_again_and_left_when_it_closes() -> None:
     closed = threading.Event()
     with scripted([OK, OK], [OK], closed=closed) as player:
         assert [player.play(ask) for _ in range(2)] == [(Part(HEAD, b"{}"),)] * 2
-        assert closed.wait(10)
+        assert closed.wait(60)
         assert player.play(ask) == (Part(HEAD, b"{}"),)
 
 

@@ -771,7 +771,7 @@ def test_a_thread_goes_on_with_a_full_batch_while_the_loop_is_busy_elsewhere() -
         engine.gate.set()
         began = threading.Event()
         engine.began = lambda number: began.set() if number == 2 else None
-        assert began.wait(10), "nothing has run on the loop meanwhile"
+        assert began.wait(60), "nothing has run on the loop meanwhile"
         await shop.rest()
         assert engine.batches == [(0,), tuple(range(1, 9)), tuple(range(9, 17))]
         assert len(engine.threads) == 1

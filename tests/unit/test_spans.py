@@ -83,9 +83,10 @@ def test_an_exemplar_is_the_last_example_of_its_bucket(values: list[tuple[float,
     assert found == pytest.approx(expected)
 
 
-def test_series_that_are_added_up_keep_an_exemplar_of_each_bucket() -> None:
+def test_series_that_are_added_up_keep_the_last_exemplar_of_each_bucket() -> None:
     histogram = Histogram("took_seconds", "So long", ("model", "outcome"), (1.0,))
-    for outcome, value in (("answered", 0.5), ("late", 3.0)):
+    histogram.at("rows", "answered").exemplify(0.5, {"trace_id": "the one before"})
+    for outcome, value in (("late", 3.0), ("late", 0.5), ("answered", 0.5)):
         series = histogram.at("rows", outcome)
         series.observe(value)
         series.exemplify(value, {"trace_id": outcome})
