@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +135,10 @@ def test_what_a_model_keeps_beside_it_is_found_however_it_is_written(tmp_path: P
     assert set(told_by_onnx(onnx.ModelProto.FromString(data))) <= set(found)
 
 
-def told_by_onnx(model: onnx.ModelProto) -> Iterator[str]:
-    for tensor in external_data_helper._get_all_tensors(model):
-        if external_data_helper.uses_external_data(tensor):
-            yield external_data_helper.ExternalDataInfo(tensor).location
+def told_by_onnx(model: onnx.ModelProto) -> list[str]:
+    helper = external_data_helper
+    used = [tensor for tensor in helper._get_all_tensors(model) if helper.uses_external_data(tensor)]
+    return [location for tensor in used if (location := helper.ExternalDataInfo(tensor).location)]
 
 
 def model_of(*entries: bytes) -> bytes:
