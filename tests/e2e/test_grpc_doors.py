@@ -20,6 +20,7 @@ from tests.support.http2 import Connection
 from tests.support.servers import Server, start_server, wait_until
 from tests.support.stores import StoreFolder
 
+pytestmark = pytest.mark.slow
 # Far more than an answer takes on a busy machine, and less than the server's patience with one who sends slowly.
 CALL_S = 9.0
 

@@ -195,6 +195,7 @@ def is_right(answer: Answer, name: str, first: float, samples: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(
     asked=st.lists(
