@@ -10,16 +10,26 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from convoy.models.bundle import sha256_file
 from convoy.models.errors import BundleError, JobError
 from convoy.models.files import check_regular, open_regular
+from convoy.models.onnx_wire import fields
 
-# TensorProto.external_data (field 13) of one entry, key "location", value: as every protobuf writer lays it out.
-# The lengths are varints: of one byte up to 127, of two up to 16383.
-_LOCATION = re.compile(rb"\x6a(?:[\x80-\xff][\x00-\x7f]|[\x00-\x7f])\x0a\x08location\x12([\x80-\xff]?)([\x00-\x7f])")
+# The messages of an ONNX file in which tensors may lie, by the numbers of the fields in which they do.
+_MESSAGES: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+}
+_KEY, _VALUE = 1, 2  # of an entry, which is text by name
 
 
 def onnx_digest(path: Path) -> str:
@@ -29,7 +39,11 @@ def onnx_digest(path: Path) -> str:
     model cannot be read.
     """
     own = sha256_file(path)
-    beside = external_files(path)
+    try:
+        names = external_data(path)
+    except BundleError:  # what no library reads has nothing beside it
+        names = ()
+    beside = {location: _inside(path, location) for location in names}
     if not beside:
         return own
     whole = hashlib.sha256(own.encode())
@@ -63,19 +77,34 @@ def check_onnx_files(path: Path) -> tuple[str, ...]:
 
 
 def external_data(path: Path) -> tuple[str, ...]:
-    """The names of the files beside `path` that hold its tensors, sorted; empty where it holds them itself."""
+    """The names of the files beside `path` that hold its tensors, sorted; empty where it holds them itself.
+
+    Those of every tensor that names one, whether it is used or not. Raises BundleError for what is no ONNX file.
+    """
     with open_regular(path) as handle:
         if os.fstat(handle.fileno()).st_size == 0:
             return ()
         with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            names = {_value(data, match) for match in _LOCATION.finditer(data)}
-    return tuple(sorted(names))
+            try:
+                return tuple(sorted(set(_locations(data))))
+            except (IndexError, ValueError) as error:
+                raise BundleError(f"{path}: is no ONNX file ({error}); copy it again") from error
 
 
-def _value(data: mmap.mmap, match: re.Match[bytes]) -> str:
-    low, high = match.group(1), match.group(2)[0]
-    length = (low[0] & 0x7F) | (high << 7) if low else high
-    return data[match.end() : match.end() + length].decode(errors="replace")
+def _locations(data: mmap.mmap) -> Iterator[str]:
+    """All that the tensors of a model name. Raises ValueError and IndexError where it is no model."""
+    left = [("model", 0, len(data))]  # no recursion: graphs lie in graphs as deep as a file likes
+    while left:
+        kind, start, end = left.pop()
+        if kind == "entry":
+            texts = {
+                number: data[first:last] for number, first, last in fields(data, start, end)
+            }  # the last one counts
+            if texts.get(_KEY) == b"location":
+                yield texts.get(_VALUE, b"").decode(errors="replace")
+            continue
+        inner = _MESSAGES[kind]
+        left += [(inner[number], first, last) for number, first, last in fields(data, start, end) if number in inner]
 
 
 def _inside(model: Path, location: str) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from convoy.models.errors import BundleError
+from convoy.models.onnx_wire import fields
 
 _Found = TypeVar("_Found")
 
@@ -23,7 +24,6 @@ _NODE, _INPUT, _INITIALIZER = 1, 11, 5  # of GraphProto
 _NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_OP = 1, 2, 3, 4  # of NodeProto
 _VALUE_NAME, _TENSOR_NAME, _TENSOR_TYPE = 1, 8, 2  # of ValueInfoProto and TensorProto
 _HALVES = (10, 16)  # TensorProto.FLOAT16, BFLOAT16
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _has_halves(data: mmap.mmap) -> bool:
     for part, first, last in _graph(data):
         if part == _INITIALIZER:
             numbers: dict[int, int] = {}
-            for _ in _fields(data, first, last, numbers):
+            for _ in fields(data, first, last, numbers):
                 pass
             if numbers.get(_TENSOR_TYPE) in _HALVES:
                 return True
@@ -96,14 +96,14 @@ def _has_halves(data: mmap.mmap) -> bool:
 
 
 def _graph(data: mmap.mmap) -> Iterator[tuple[int, int, int]]:
-    for number, start, end in _fields(data, 0, len(data)):
+    for number, start, end in fields(data, 0, len(data)):
         if number == _GRAPH:
-            yield from _fields(data, start, end)
+            yield from fields(data, start, end)
 
 
 def _node(data: mmap.mmap, start: int, end: int) -> _RawNode:
     node = _RawNode()
-    for number, first, last in _fields(data, start, end):
+    for number, first, last in fields(data, start, end):
         if number == _NODE_INPUT:
             node.inputs.append(data[first:last].decode())
         elif number == _NODE_OUTPUT:
@@ -116,44 +116,4 @@ def _node(data: mmap.mmap, start: int, end: int) -> _RawNode:
 
 
 def _named(data: mmap.mmap, start: int, end: int, wanted: int) -> str:
-    return next(
-        (data[first:last].decode() for number, first, last in _fields(data, start, end) if number == wanted), ""
-    )
-
-
-def _fields(
-    data: mmap.mmap, start: int, end: int, numbers: dict[int, int] | None = None
-) -> Iterator[tuple[int, int, int]]:
-    """Every field of a message that has a length: its number, and where its bytes begin and end.
-
-    Those that are a number are put into `numbers`.
-    """
-    while start < end:
-        tag, start = _varint(data, start)
-        kind = tag & 7
-        if kind == _VARINT:
-            value, start = _varint(data, start)
-            if numbers is not None:
-                numbers[tag >> 3] = value
-        elif kind == _LENGTH:
-            length, start = _varint(data, start)
-            if start + length > end:
-                raise ValueError("a field is longer than what it is in")
-            yield tag >> 3, start, start + length
-            start += length
-        elif kind in (_FIXED32, _FIXED64):
-            start += 4 if kind == _FIXED32 else 8
-        else:
-            raise ValueError(f"wire type {kind}")
-
-
-def _varint(data: mmap.mmap, start: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 70:
-        byte = data[start]
-        start += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, start
-        shift += 7
-    raise ValueError("a number that does not end")
+    return next((data[first:last].decode() for number, first, last in fields(data, start, end) if number == wanted), "")

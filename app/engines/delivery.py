@@ -1,14 +1,21 @@
-"""A batch's answers on their way from an engine's memory to the requests that asked for them."""
+"""A batch's answers on their way from an engine's memory to the requests that asked for them.
+
+Nothing is handed out that is not what the model declares: behind an answer that is shorter than its place would lie
+what another request has left there.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from convoy.app.batch import Answer, EngineFailure
 from convoy.app.engines.parts import Part
-from convoy.models.tensors import TensorBytes, pack
+from convoy.models.spec import TensorSpec, fits
+from convoy.models.tensors import TensorBytes, objection_to_strings, pack
 
 
 class Landed(NamedTuple):
@@ -22,8 +29,17 @@ class Landed(NamedTuple):
     data: memoryview | None = None
 
 
-def scatter(parts: Sequence[Part], landed: Sequence[Landed], *, batched: bool) -> tuple[tuple[TensorBytes, ...], ...]:
-    """Each part's rows of each wanted output."""
+def scatter(
+    parts: Sequence[Part], landed: Sequence[Landed], outputs: Sequence[TensorSpec], *, batched: bool
+) -> tuple[tuple[TensorBytes, ...], ...]:
+    """Each part's rows of each wanted output.
+
+    Raises EngineFailure where an output of the run is not what `outputs` declare, whoever wants it.
+    """
+    samples = 0
+    for part in parts:
+        samples += part.samples
+    check_landed(landed, outputs, samples, batched=batched)
     if not batched:
         each = [zip(part.wanted, part.destinations, strict=True) for part in parts]
         return tuple([tuple([_copied(landed[index].array, to) for index, to in wanted]) for wanted in each])
@@ -35,6 +51,41 @@ def scatter(parts: Sequence[Part], landed: Sequence[Landed], *, batched: bool) -
         answers.append(tuple(own))
         start += samples
     return tuple(answers)
+
+
+def check_landed(landed: Sequence[Landed], outputs: Sequence[TensorSpec], samples: int, *, batched: bool) -> None:
+    """Raises EngineFailure where an output of a run of so many samples is not what the model declares."""
+    for spec, one in zip(outputs, landed, strict=True):
+        array, declared = one.array, (samples, *spec.shape) if batched else spec.shape
+        if array.shape != declared and not fits(array.shape, declared):
+            raise _undeclared_shape(spec, declared, array.shape)
+        if array.dtype != spec.numpy_dtype:
+            raise EngineFailure(
+                f"output '{spec.name}' is of {array.dtype}, but the model declares {spec.dtype}; export the model again"
+            )
+
+
+def check_answer(spec: TensorSpec, declared: tuple[int, ...], answer: Answer) -> None:
+    """Raises EngineFailure unless an answer is what the model declares, byte for byte; -1 is any size."""
+    shape, nbytes = answer.shape, len(answer.data)
+    if shape != declared and not fits(shape, declared):
+        raise _undeclared_shape(spec, declared, shape)
+    if spec.is_strings:
+        objection = objection_to_strings(answer.data, math.prod(shape), f"output '{spec.name}'", text_only=False)
+        if objection:
+            raise EngineFailure(f"{objection}; this is a bug of the engine")
+    elif nbytes != math.prod(shape) * spec.numpy_dtype.itemsize:
+        raise EngineFailure(
+            f"output '{spec.name}' has {nbytes} bytes, which are no {spec.dtype} of the shape {list(shape)}; "
+            "this is a bug of the engine"
+        )
+
+
+def _undeclared_shape(spec: TensorSpec, declared: tuple[int, ...], shape: tuple[int, ...]) -> EngineFailure:
+    return EngineFailure(
+        f"output '{spec.name}' has the shape {list(shape)}, but the model declares {list(declared)}; "
+        "a size that varies must be declared as -1"
+    )
 
 
 class _Column:
@@ -55,11 +106,13 @@ class _Column:
 
 
 def _copied(rows: np.ndarray, destination: memoryview | None) -> TensorBytes:
-    """Copy one request's rows to where they belong, or to memory of their own."""
+    """Copy one request's rows to where they belong, or to memory of their own. They fill their place."""
     if rows.dtype.hasobject:
         return TensorBytes(rows.shape, memoryview(pack(text.encode() for text in rows.flat)))
     if destination is None:
         copy = np.array(rows, order="C", copy=True)
         return TensorBytes(copy.shape, copy.reshape(-1).view(np.uint8).data)
+    if len(destination) != rows.nbytes:
+        raise EngineFailure(f"an output of {rows.nbytes} bytes has a place of {len(destination)}; this is a bug")
     np.copyto(np.ndarray(rows.shape, rows.dtype, destination), rows)
     return TensorBytes(rows.shape, destination)

@@ -24,6 +24,8 @@ from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError
 
 LIBRARY = f"onnxruntime {ort.__version__}"
+# What the library's words have in common for an output that does not fit its place.
+_SHAPE_WORDS = re.compile(r"shape|dimension", re.IGNORECASE)
 _NEWER_IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
 
 
@@ -71,11 +73,30 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         try:
             self._session.run_with_iobinding(bound.binding, self._run_options if self._is_large else None)
         except Exception as error:  # onnxruntime's errors share no base class
+            if _SHAPE_WORDS.search(str(error)) and (unplaced := self._execute_unplaced(shapes)) is not None:
+                return unplaced
             raise EngineFailure(first_line(error)) from error
         if bound.outputs is not None:
             return bound.outputs
         values = zip(self._staging_out, bound.binding.get_outputs(), strict=True)
         return [self._landed(staging, value, samples) for staging, value in values]
+
+    def _execute_unplaced(self, shapes: Shapes) -> list[Landed] | None:
+        """What the outputs are where none is told how large to be, so that it can be said which is not as declared.
+
+        None where they are no more to be had so.
+        """
+        binding = self._session.io_binding()
+        try:
+            for staging, shape in zip(self._staging_in, shapes, strict=True):
+                bind_input(binding, staging, shape)
+            for spec in self.outputs:
+                binding.bind_output(spec.name, "cpu")
+            self._session.run_with_iobinding(binding, self._run_options if self._is_large else None)
+        except Exception:  # onnxruntime's errors share no base class
+            return None
+        values = zip(self.outputs, binding.get_outputs(), strict=True)
+        return [Landed(unbound_array(spec, value)) for spec, value in values]
 
     def _execute_unbound(self, shapes: Shapes) -> list[Landed]:
         staged = zip(self._staging_in, shapes, strict=True)

@@ -34,6 +34,7 @@ NEEDED: Needed = (
     ("ICudaEngine", "create_execution_context"),
     ("ICudaEngine", "get_device_memory_size_for_profile_v2"),
     ("IExecutionContext", "execute_async_v3"),
+    ("IExecutionContext", "get_tensor_shape"),
     ("IExecutionContext", "set_device_memory"),
     ("IExecutionContext", "set_optimization_profile_async"),
     ("ExecutionContextAllocationStrategy", "USER_MANAGED"),
@@ -197,7 +198,22 @@ class TensorRtEngine(CudaEngine):
             done = done and context.set_tensor_address(spec.name, slot.device_output(index))
         if not done:
             raise EngineFailure(f"{self._title} does not take batch size {size}: {self._reason()}", FailureScope.ENGINE)
+        self._check_outputs(context, size)
         return context
+
+    def _check_outputs(self, context: Any, size: int) -> None:
+        """Whether a run of this size fills the outputs' places, neither less nor more.
+
+        -1 is a size that only the run tells: behind it would lie what the batch before has left there.
+        """
+        for spec in self.outputs:
+            have, declared = tuple(context.get_tensor_shape(spec.name)), self.whole_shape(spec, size)
+            if have != declared:
+                raise EngineFailure(
+                    f"output '{spec.name}' has the shape {list(have)}, but the model declares {list(declared)}; a size "
+                    "that varies must be declared as -1, and is served without a plan",
+                    FailureScope.ENGINE,
+                )
 
     def _captured(self, way: _Way, slot: DeviceSlot, size: int) -> Handle | None:
         """The graph, or None where it cannot be captured; then the context is enqueued each time."""

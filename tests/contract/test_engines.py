@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from convoy.app.batch import BatchResult, EngineFailure, FailureScope
 from convoy.app.engines import cpu, tensorrt
@@ -28,6 +30,7 @@ from convoy.models.bundle import Canary, Precision, Variant
 from convoy.models.errors import BundleError
 from convoy.models.spec import NUMPY_DTYPES, TensorSpec
 from convoy.models.tensors import pack, random_values, unpack
+from tests.support import onnx_models
 from tests.support.fake_engine import Arrays, FakeEngine
 from tests.support.gpu_engines import (
     onnxruntime_on_fake,
@@ -37,7 +40,7 @@ from tests.support.gpu_engines import (
     tensorrt_on_fake,
     tensorrt_on_gpu,
 )
-from tests.support.onnx_models import ONNX_TYPES
+from tests.support.onnx_models import LENGTHENS, ONNX_TYPES, SHORTENS
 
 MAX_BATCH = 8
 NOT_IN_OPENVINO = {"INT64", "UINT64", "UINT32", "FP64", "BF16", "BYTES"}
@@ -45,10 +48,7 @@ NOT_IN_OPENVINO = {"INT64", "UINT64", "UINT32", "FP64", "BF16", "BYTES"}
 
 @dataclass(frozen=True)
 class Model:
-    """A model in two tellings: nodes of a graph, and the same rows in numpy.
-
-    `dims` overrides the whole shapes that the graph declares, where they differ from the specs'.
-    """
+    """A model in two tellings: nodes of a graph, or what `writes` its file, and the same rows in numpy."""
 
     name: str
     inputs: tuple[TensorSpec, ...]
@@ -56,6 +56,7 @@ class Model:
     nodes: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
     rows: Callable[[Arrays], Sequence[np.ndarray]]
     max_batch_size: int = MAX_BATCH
+    writes: Callable[[Path], Path] | None = None
 
 
 def echo(dtype: str, shape: tuple[int, ...] = (3,), *, max_batch_size: int = MAX_BATCH) -> Model:
@@ -129,6 +130,35 @@ GATHER = Model(
 )
 
 
+def varying(*, text: bool = False, gives: str = "FP32", columns: int = 10) -> Model:
+    """What a row of it says decides how long all rows of its answer are."""
+
+    def rows(arrays: Arrays) -> list[np.ndarray]:
+        x, *texts = arrays
+        shortens, lengthens = x.max(initial=0) > SHORTENS, x.min(initial=0) < LENGTHENS
+        answer = np.concatenate([x, x], axis=1)[:, : 20 if lengthens else 4 if shortens else 10]
+        return [as_text(answer) if gives == "BYTES" else answer, *texts]
+
+    strings = (TensorSpec("text", "BYTES", (1,)),) if text else ()
+    same = (TensorSpec("same", "BYTES", (1,)),) if text else ()
+    return Model(
+        f"varying_{text}_{gives}_{columns}",
+        (TensorSpec("x", "FP32", (10,)), *strings),
+        (TensorSpec("y", gives, (columns,)), *same),
+        (),
+        rows,
+        writes=lambda path: onnx_models.varying(
+            path, text=text, gives=gives, columns="columns" if columns < 0 else columns
+        ),
+    )
+
+
+def as_text(numbers: np.ndarray) -> np.ndarray:
+    texts = np.empty(numbers.shape, object)
+    texts.reshape(-1)[:] = [b"%d" % int(number) for number in numbers.flat]
+    return texts
+
+
 def make_fake(model: Model, folder: Path) -> FakeEngine:
     engine = FakeEngine(model.inputs, model.outputs, max_batch_size=model.max_batch_size, run_rows=model.rows)
     if model is GATHER:
@@ -190,6 +220,8 @@ def write_onnx(model: Model, folder: Path) -> Path:
         [constant for constant in constants if constant.name in used],
     )
     path = folder / f"{model.name}.onnx"
+    if model.writes is not None:
+        return model.writes(path)
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     onnx.checker.check_model(proto)
     onnx.save(proto, path)
@@ -205,6 +237,8 @@ def make_on_gpu(make: Callable[..., Engine], *, detects_poison: bool = True) -> 
             pytest.skip("TensorRT has no such tensors")
         if any(spec.sample_bytes is None for spec in specs) or any(spec.dtype == "BF16" for spec in specs):
             pytest.skip("a GPU engine has no place for tensors of free size")
+        if model.writes is not None:
+            pytest.skip("a graph is captured, and a plan's outputs are placed, for sizes that no value changes")
         if model is GATHER and not detects_poison:
             pytest.skip("a kernel does not check its indices")
         poison = {"poisoned": True} if model is GATHER else {}
@@ -542,6 +576,66 @@ def test_a_failing_batch_says_so_and_the_next_one_works(make: Make) -> None:
         three = [np.array([4, 5, 6])]
         result = engine.run([spilled_part(GATHER, three)])
         np.testing.assert_array_equal(answers_of(GATHER, result, 0, (0,))[0], GATHER.rows(tuple(three))[0])
+
+
+ORDINARY, SHORTER, LONGER = 1.0, 2 * SHORTENS, 2 * LENGTHENS
+VARYING = [varying(), varying(text=True), varying(text=True, gives="BYTES"), varying(columns=-1)]
+VARYING.append(varying(text=True, columns=-1))
+
+
+@pytest.mark.parametrize("model", VARYING, ids=lambda model: model.name)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    batches=st.lists(
+        st.lists(st.tuples(st.integers(1, 3), st.sampled_from([ORDINARY, ORDINARY, SHORTER, LONGER])), min_size=1),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_an_answer_has_the_declared_shape_or_there_is_none(
+    make: Make, model: Model, opened: dict[str, Engine], batches: list[list[tuple[int, float]]]
+) -> None:
+    """Nothing of what lay in its place before, of another client, ever goes out with an answer that is shorter."""
+    engine = opened.get(model.name) or opened.setdefault(model.name, make(model))
+    for batch in batches:
+        while sum(samples for samples, _ in batch) > MAX_BATCH:
+            batch = batch[1:]
+        parts, x = [], []
+        for number, (samples, first) in enumerate(batch):
+            arrays = random_rows(model, samples, number)
+            arrays[0][0, 0] = first
+            places = [
+                None if spec.sample_bytes is None else secret(samples * spec.sample_bytes) for spec in model.outputs
+            ]
+            parts.append(part_of(arrays, tuple(range(len(places))), tuple(places), samples))
+            x.append(arrays[0])
+        expected = model.rows((np.concatenate(x),))[0]
+        if expected.shape[1:] != model.outputs[0].shape != (-1,):
+            with pytest.raises(
+                EngineFailure, match=r"'y' has the shape .*, but the model declares \[\d+, 10\]"
+            ) as failed:
+                engine.run(parts)
+            assert failed.value.scope is FailureScope.BATCH
+            continue
+        start = 0
+        for part, answers in zip(parts, engine.run(parts).answers, strict=True):
+            rows = expected[start : start + part.samples]
+            assert answers[0].shape == rows.shape
+            assert bytes(answers[0].data) == bytes_of(rows)
+            start += part.samples
+
+
+SECRET = b"ANOTHER CLIENT'S"
+
+
+def secret(nbytes: int) -> memoryview:
+    return memoryview(bytearray(SECRET * (nbytes // len(SECRET) + 1))[:nbytes])
+
+
+@pytest.fixture
+def opened() -> dict[str, Engine]:
+    """Engines that are there already, by their model's name: one for all examples."""
+    return {}
 
 
 @pytest.mark.parametrize("model", [ADD_SUB, DOUBLED, MEAN, GATHER, echo("FP16")], ids=lambda model: model.name)

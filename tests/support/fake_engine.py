@@ -14,6 +14,7 @@ import numpy as np
 
 from convoy.app.batch import BatchResult, EngineFailure, FailureScope, StageTimes
 from convoy.app.engines.base import Engine, EngineInfo
+from convoy.app.engines.delivery import Landed, check_landed
 from convoy.app.engines.parts import Part
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import MalformedStrings, TensorBytes, from_bytes, to_bytes
@@ -70,6 +71,8 @@ class FakeEngine(Engine):
             self.runs += 1
             raise EngineFailure("a part of this batch is poisonous")
         results = self._compute(gathered)
+        samples = sum(part.samples for part in parts)
+        check_landed([Landed(one) for one in results], self.outputs, samples, batched=self.batched)
         computed_ns = time.monotonic_ns()
         answers, start = [], 0
         for part in parts:

@@ -227,9 +227,14 @@ class FakeSession:
     def _compute(self, binding: FakeBinding) -> None:
         # Copies: the CPU must not see memory that a later batch overwrites.
         feeds = {name: array.copy() for name, array in self._inputs(binding).items()}
-        for (_, bound), array in zip(
+        for (name, bound), array in zip(
             binding.outputs.items(), self._session.run(list(binding.outputs), feeds), strict=True
         ):
+            if bound.shape != array.shape:
+                raise RuntimeError(
+                    f"The output OrtValue provided for output '{name}' of node '' (Slice) has shape {bound.shape} but "
+                    f"the computed output shape for this run is {array.shape}."
+                )
             np.copyto(bound.array(self._runtime.cuda), array)
 
 

@@ -70,6 +70,39 @@ def every_other_row(path: Path) -> Path:
     return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("rows", 4))], constants)
 
 
+# Of `varying`: rows of numbers beyond these make its answer shorter, or longer.
+SHORTENS, LENGTHENS = 1e6, -1e6
+
+
+def varying(path: Path, *, text: bool = False, gives: str = "FP32", columns: int | str = 10) -> Path:
+    """Ten columns for rows of ten, as it declares; for some rows four, or twenty, whatever it declares.
+
+    Its rows depend on each other only then. With `text` it takes strings, too, so that nothing of it can be bound;
+    what it `gives` may be strings as well.
+    """
+    numbers = {"short": [4], "right": [10], "long": [20], "first": [0], "axis": [1]}
+    constants = [helper.make_tensor(name, TensorProto.INT64, [1], value) for name, value in numbers.items()]
+    limits = (("high", SHORTENS), ("low", LENGTHENS))
+    constants += [helper.make_tensor(name, TensorProto.FLOAT, [], [value]) for name, value in limits]
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["largest"], keepdims=0),
+        helper.make_node("ReduceMin", ["x"], ["smallest"], keepdims=0),
+        helper.make_node("Greater", ["largest", "high"], ["shortens"]),
+        helper.make_node("Less", ["smallest", "low"], ["lengthens"]),
+        helper.make_node("Where", ["shortens", "short", "right"], ["some"]),
+        helper.make_node("Where", ["lengthens", "long", "some"], ["count"]),
+        helper.make_node("Concat", ["x", "x"], ["twice"], axis=1),
+        helper.make_node("Cast", ["twice"], ["cast"], to=ONNX_TYPES[gives]),
+        helper.make_node("Slice", ["cast", "first", "count", "axis"], ["y"]),
+    ]
+    inputs, outputs = [_tensor("x", "FP32", ("batch", 10))], [_tensor("y", gives, ("batch", columns))]
+    if text:
+        nodes.append(helper.make_node("Identity", ["text"], ["same"]))
+        inputs.append(_tensor("text", "BYTES", ("batch", 1)))
+        outputs.append(_tensor("same", "BYTES", ("batch", 1)))
+    return _save(path, nodes, inputs, outputs, constants)
+
+
 def shift(path: Path, by: float) -> Path:
     """Adds a constant, so that an answer tells which model gave it."""
     constant = helper.make_node("Constant", [], ["by"], value_float=by)

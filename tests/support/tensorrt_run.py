@@ -42,9 +42,10 @@ class Runs:
 
     `can_capture`: whether the library's work may be recorded as a graph; `refuses_while_capturing`: whether it
     says so by its return value alone. `spoils` may make an enqueue fail, with the inputs that it would see, when
-    half of it is on the stream. `dtypes`, `shapes` and `profiles` are what a plan has instead of its model's;
-    `complaint` is what the log says when something is refused, and `contexts` how many contexts there may be.
-    `destroyed` tells what went, in order, and `steps` whose computing began and ended. `jit` is for RTX alone.
+    half of it is on the stream. `dtypes`, `shapes` and `profiles` are what a plan has instead of its model's,
+    `run_shapes` what a context has whose inputs' shapes are set; `complaint` is what the log says when something is
+    refused, and `contexts` how many contexts there may be. `destroyed` tells what went, in order, and `steps` whose
+    computing began and ended. `jit` is for RTX alone.
     """
 
     cuda: FakeCuda
@@ -57,6 +58,7 @@ class Runs:
     distorts: Callable[[np.ndarray], np.ndarray] = lambda array: array
     dtypes: dict[str, str] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    run_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     profiles: int | None = None
     complaint: str = "the plan is damaged"
     contexts: int | None = None
@@ -205,6 +207,13 @@ def _context_plays(runs: Runs) -> dict[tuple[str, str], Callable[..., Any]]:
         context.state["shapes"][name] = tuple(shape)
         return True
 
+    def tensor_shape(context: Any, name: str) -> tuple[int, ...]:
+        if name in runs.run_shapes:
+            return runs.run_shapes[name]
+        session = context.state["engine"].state["session"]
+        (node,) = [one for one in (*session.get_inputs(), *session.get_outputs()) if one.name == name]
+        return tuple(size if isinstance(size, int) else context.state["size"] for size in node.shape)
+
     def update_memory_size(context: Any) -> int:
         whole, largest = context.state["scratch_of_profile"], context.state["profile"][2]
         context.state["scratch_needed"] = -(-whole * context.state["size"] // largest)
@@ -242,6 +251,7 @@ def _context_plays(runs: Runs) -> dict[tuple[str, str], Callable[..., Any]]:
         ("IExecutionContext", "set_device_memory"): set_device_memory,
         ("IExecutionContext", "set_optimization_profile_async"): set_profile,
         ("IExecutionContext", "set_input_shape"): set_shape,
+        ("IExecutionContext", "get_tensor_shape"): tensor_shape,
         ("IExecutionContext", "update_device_memory_size_for_shapes"): update_memory_size,
         ("IExecutionContext", "set_tensor_address"): set_address,
         ("IExecutionContext", "execute_async_v3"): execute,

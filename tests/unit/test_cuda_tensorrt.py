@@ -151,6 +151,17 @@ def test_sizes_that_tensorrt_knows_only_when_a_batch_comes_are_no_objection(benc
     assert bench.runs_right(bench.ready("tensorrt"), 3)
 
 
+@pytest.mark.parametrize("shape", [(1, -1), (1, 8), (1, 16, 1), (2, 16)])
+def test_an_output_that_would_not_fill_its_place_is_never_run(bench: TwoEngines, shape: tuple[int, ...]) -> None:
+    """What only the run tells is shorter for some input, and behind it lies the answer of the batch before."""
+    bench.tensorrt.run_shapes = {"OUTPUT1": shape}
+    engine = bench.open_tensorrt()
+    with pytest.raises(EngineFailure, match=r"'OUTPUT1' has the shape .* declares \[1, 16\]") as failed:
+        engine.warm_up()
+    assert failed.value.scope is FailureScope.ENGINE
+    engine.close()
+
+
 @pytest.mark.parametrize(("inputs", "tensor"), [(["INPUT0"], "INPUT1"), (["INPUT0", "INPUT1", "MASK"], "MASK")])
 def test_a_plan_with_more_or_fewer_tensors_is_refused_by_name(
     bench: TwoEngines, inputs: list[str], tensor: str

@@ -118,7 +118,7 @@ def test_a_request_of_a_stream_that_is_left_before_it_is_looked_at_is_counted(wo
     async def scenario() -> None:
         core, decoder = workshop.core, Decoder(1, 8)
         inference = GrpcInference(core, OPTIONS, decoder)
-        call = GrpcCall("ModelStreamInfer", {}, b"7", "", Turn(MessageRoom(core.slab, OPTIONS.body)))
+        call = GrpcCall("ModelStreamInfer", {}, b"7", "", Turn(MessageRoom(core.slab, OPTIONS.body), "one"))
 
         messages: list[bytes] = [asked().SerializeToString()]
 
@@ -159,7 +159,7 @@ def test_so_many_messages_are_read_at_once_as_fit_what_the_slab_has_left(used: i
         slab = Slab(64 * KIB)
         room = MessageRoom(slab, BodyLimits(16 * KIB))
         slot = slab.reserve(used) if used else None
-        turns, contexts = [Turn(room) for _ in range(9)], [Context() for _ in range(9)]
+        turns, contexts = [Turn(room, str(number)) for number in range(9)], [Context() for _ in range(9)]
         reads = [asyncio.ensure_future(turn.read(one)) for turn, one in zip(turns, contexts, strict=True)]
 
         def being_read() -> int:
@@ -189,14 +189,14 @@ def test_who_comes_as_anothers_time_ends_waits_for_its_place(is_cancelled: bool)
     async def scene() -> None:
         room = MessageRoom(Slab(16 * KIB), BodyLimits(16 * KIB))
         room.patience_s = 0.01
-        assert room.take_at_once()
-        turn = Turn(room)
+        assert room.take_at_once("others")
+        turn = Turn(room, "slow")
         slow = asyncio.ensure_future(turn.read(Context()))
         await asyncio.sleep(0)
         while not slow.cancelling():  # noqa: ASYNC110 - the very turn counts
             await asyncio.sleep(0)
         assert not slow.done()
-        late = asyncio.ensure_future(room.take())
+        late = asyncio.ensure_future(room.take("one more"))
         if is_cancelled:
             slow.cancel()
         await asyncio.wait([slow])
@@ -219,7 +219,7 @@ def test_each_who_sends_slowly_has_its_own_time_and_leaves_nothing() -> None:
         room.patience_s = 0.05
 
         async def reads_in_vain() -> None:
-            turn = Turn(room)
+            turn = Turn(room, "slow")
             with pytest.raises(RequestTimeout, match="send it faster"):
                 await turn.read(Context())
             turn.end()
@@ -251,7 +251,7 @@ def test_who_sends_slowly_makes_room_for_those_who_wait(somebody_waits: bool, mo
         contexts = [Context() for _ in range(3 if somebody_waits else 2)]
 
         async def read(context: Context) -> bytes:
-            turn = Turn(room)
+            turn = Turn(room, str(contexts.index(context)))
             try:
                 return await turn.read(context)
             finally:
@@ -270,6 +270,58 @@ def test_who_sends_slowly_makes_room_for_those_who_wait(somebody_waits: bool, mo
         for one in contexts:
             one.message.set_result(b"late")
         assert await asyncio.gather(*reads) == [b"late", b"late"]
+
+    asyncio.run(scene())
+
+
+def test_one_connection_leaves_room_for_the_others_however_many_messages_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room_module, "CROWDING_S", 0.0)
+
+    async def scene() -> None:
+        slab = Slab(128 * KIB)
+        room = MessageRoom(slab, BodyLimits(16 * KIB))
+        slow = [Context() for _ in range(100)]
+
+        async def reads_in_vain(context: Context) -> None:
+            turn = Turn(room, "slow")
+            try:
+                await turn.read(context)
+            finally:
+                turn.end()
+
+        reads = [asyncio.ensure_future(reads_in_vain(one)) for one in slow]
+        await until(lambda: sum(one.is_read for one in slow) == 6)  # of eight
+
+        async def reads_at_once(connection: str) -> None:
+            turn, context = Turn(room, connection), Context()
+            context.message.set_result(b"here")
+            assert await turn.read(context) == b"here"
+            turn.end()
+
+        for number in range(20):
+            await reads_at_once(str(number))
+        assert [one.done() for one in reads] == [False] * 100, "nobody had to go"
+        # What has come counts with its own length, so that there is room for more.
+        small = [Turn(room, f"small-{number}") for number in range(30)]
+        for turn in small:
+            context = Context()
+            context.message.set_result(b"few bytes")
+            assert await turn.read(context) == b"few bytes"
+        for turn in small:
+            turn.end()
+        # The slab has less left than is being read: of those who have most, one goes for each who has nothing.
+        rest = slab.reserve(112 * KIB)
+        await reads_at_once("late")
+        gone = [one for one in reads if one.done()]
+        assert len(gone) == 5, "the last one has the time of those who are alone"
+        assert all(isinstance(one.exception(), RequestTimeout) for one in gone)
+        slab.free(rest.ref)
+        for one in reads:
+            one.cancel()
+        await asyncio.wait(reads)
+        assert (room._taken, room._taken_bytes, +room._held, room._waiting) == (0, 0, {}, {})
 
     asyncio.run(scene())
 

@@ -86,7 +86,8 @@ class GrpcCall:
 
 
 Unary = Callable[[Any, GrpcCall], Awaitable[Message]]
-# The next message as bytes. Of a method with one request it raises where none comes, else it is None at the end.
+# The next message as bytes. Of a method with one request it raises where none comes, else it is None at the end, and
+# raises Unauthorized where the call's key has been taken away since.
 Read = Callable[[], Awaitable[bytes]]
 ReadOn = Callable[[], Awaitable[bytes | None]]
 # Bytes to bytes; what it reads has a turn, which it may end before it answers.
@@ -152,7 +153,10 @@ class GrpcGate:
         async def serve(call: GrpcCall, context: Any) -> None:
             async def read() -> bytes | None:
                 data = await context.read()
-                return data if isinstance(data, bytes) else None
+                if not isinstance(data, bytes):
+                    return None
+                self._check_key(call)  # a stream may outlive its key
+                return data
 
             self._open(call)
             async with aclosing(handle(read, call)) as replies:
@@ -199,7 +203,8 @@ class GrpcGate:
         own_id = self._entry.request_id(metadata.get("x-request-id"))
         request_id.set(own_id.decode())
         deadline_ns = _deadline_ns(context.time_remaining())
-        call = GrpcCall(method, metadata, own_id, _address(context.peer()), Turn(self._room), deadline_ns)
+        peer = context.peer()
+        call = GrpcCall(method, metadata, own_id, _address(peer), Turn(self._room, peer), deadline_ns)
         call.span = self._begin_span(call)
         context.set_trailing_metadata(self._trailer(call))
         return call

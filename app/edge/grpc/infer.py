@@ -12,6 +12,7 @@ from typing import NamedTuple
 import grpc
 from tritonclient.grpc import service_pb2
 
+from convoy.app.edge.entry import KEY_IS_WRONG
 from convoy.app.edge.grpc.gate import GrpcCall, Read, ReadOn, parse
 from convoy.app.edge.grpc.known_messages import KnownMessage, KnownMessages, Outline, Understood
 from convoy.app.edge.grpc.tensors import (
@@ -34,7 +35,7 @@ from convoy.app.scheduling.request import Request
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.app.submission.refusals import EXPIRED_RUNNING
 from convoy.app.tracing.spans import RequestSpan
-from convoy.models.errors import DeadlineExceeded, Overloaded, RequestError
+from convoy.models.errors import DeadlineExceeded, Overloaded, RequestError, Unauthorized
 
 _PROTOCOL = "grpc"
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -133,7 +134,10 @@ class GrpcInference:
         return span
 
     async def stream(self, read: ReadOn, call: GrpcCall) -> AsyncGenerator[bytes]:
-        """One response per request, in the order of the requests; several of them run at once."""
+        """One response per request, in the order of the requests; several of them run at once.
+
+        Raises Unauthorized where `read` does, when those that were read before are answered.
+        """
         pending: _Pending = asyncio.Queue()
         room = asyncio.Semaphore(_STREAM_WINDOW)
         reader = asyncio.ensure_future(self._read(read, call, pending, room))
@@ -145,6 +149,9 @@ class GrpcInference:
                 finally:
                     _give_up(own, replying, call)  # does nothing to one that has failed
                 room.release()
+            await asyncio.wait([reader])
+            if isinstance(reader.exception(), Unauthorized):
+                raise Unauthorized(KEY_IS_WRONG)  # another one: that of the reader would keep this frame, which has it
         finally:
             reader.cancel()
             while not pending.empty():

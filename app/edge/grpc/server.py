@@ -35,6 +35,11 @@ _HEALTH_NAMES = ("", _SERVICE.full_name)
 _INFER = frozenset({"ModelInfer", "ModelStreamInfer"})
 _WATCH_EVERY_S = 0.25
 _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 60_000, 20_000
+# Calls of one connection at once; a client keeps what is more. Those that were taken back count until they have been
+# looked at, so that who begins and resets without end is refused by the library, at little cost. Beyond some waiting
+# calls of all connections it would cancel others' at random: more wait than the connections of many such clients bring.
+_MOST_STREAMS = 128
+_MOST_PENDING = 64 * _MOST_STREAMS
 
 
 class GrpcServer:
@@ -52,6 +57,9 @@ class GrpcServer:
                 ("grpc.so_reuseport", 0),
                 # What is not read yet is held up at 64 KiB a call, however fast the line is.
                 ("grpc.http2.bdp_probe", 0),
+                ("grpc.max_concurrent_streams", _MOST_STREAMS),
+                ("grpc.server.max_pending_requests", _MOST_PENDING),
+                ("grpc.server.max_pending_requests_hard_limit", 2 * _MOST_PENDING),
                 # A client whose machine has gone holds its connection no longer than this.
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),

@@ -197,7 +197,8 @@ class CudaEngine(Engine):
         cuda.wait_for_event(slot.copied_out)
         arrived_ns = time.monotonic_ns()
         samples = sum(part.samples for part in parts)
-        outputs = scatter(parts, slot.answers(samples, batched=self.batched), batched=self.batched)
+        landed = slot.answers(samples, batched=self.batched)
+        outputs = scatter(parts, landed, self.outputs, batched=self.batched)
         times = StageTimes(
             copy_in_ns=cuda.elapsed_ns(slot.begun, slot.copied_in),
             waited_ns=cuda.elapsed_ns(slot.copied_in, slot.computing),
