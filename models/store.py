@@ -51,8 +51,10 @@ class StoredVersion:
 
     @property
     def is_bundle(self) -> bool:
-        """Whether it claims to be a bundle; without a manifest it can only be a bare model."""
-        return os.path.lexists(self.folder / MANIFEST) or not os.path.lexists(self.folder / BARE_MODEL)
+        """Whether it claims to be a bundle; without a manifest it can only be a bare model, whose configuration may
+        give its file another name."""
+        bare = (self.folder / BARE_MODEL, self.model_folder / CONFIG)
+        return os.path.lexists(self.folder / MANIFEST) or not any(map(os.path.lexists, bare))
 
 
 @dataclass(frozen=True, slots=True)

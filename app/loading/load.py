@@ -153,7 +153,7 @@ def _walk_for_bundle(stored: StoredVersion, options: LoadOptions) -> _Walk:
 
 
 def _walk_for_bare(stored: StoredVersion, options: LoadOptions) -> _Walk:
-    bare = read_bare_model(stored, options.threads, options.configured_batch)
+    bare = read_bare_model(stored, options.threads, options.configured_batch, options.max_batch)
     limit = _limit(bare.spec, options)
     rows, skipped = rows_for(options.machine, options.engine)
     why_none = "a bare model has no answers that a plan could be held to; make a bundle of it"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from convoy.app.engines.batching import objection_to_batching
+from convoy.app.engines.batching import check_rows
 from convoy.app.engines.free_sizes import Size, with_examples
 from convoy.app.engines.onnxruntime import open_session, read_signature
 from convoy.app.engines.signature import Signature
@@ -43,7 +43,7 @@ def write_batched(original: Path, target: Path, threads: int, inline_bytes: int,
     objection = "not every input and output has a first dimension that is dynamic or 1"
     if all(first == (-1,) for first in firsts):
         onnx_file.write(model, target, inline_bytes)
-        objection = objection_to_batching(target, signature, threads)
+        objection = check_rows(target, signature, threads).objection
         if not objection:
             return Batching(True, "batched: each row of a batch equals the row run alone")
     elif all(first in ((-1,), (1,)) for first in firsts):
@@ -66,7 +66,7 @@ def _objection(original: Path, target: Path, signature: Signature, threads: int)
     # Both are asked at the same sizes.
     examples = [spec.example for spec in signature.inputs]
     inputs = tuple(replace(spec, example=one) for spec, one in zip(freed.inputs, examples, strict=True))
-    return objection_to_batching(target, replace(freed, inputs=inputs), threads, original=original)
+    return check_rows(target, replace(freed, inputs=inputs), threads, original=original).objection
 
 
 def _freed(model: Any) -> Iterator[Any]:

@@ -14,7 +14,6 @@ def model_config(served: ManagedVersion) -> dict[str, Any]:
     """The ModelConfig as JSON, with the protobuf's field names."""
     spec = served.spec
     count = len(served.loaded.engines)
-    labels = "labels.txt" if spec.labels else ""
     return {
         "name": served.key.model,
         "platform": served.first.platform,
@@ -27,7 +26,7 @@ def model_config(served: ManagedVersion) -> dict[str, Any]:
             for one in spec.inputs
         ],
         "output": [
-            {**_tensor(one), "label_filename": "" if index else labels, "is_shape_tensor": False}
+            {**_tensor(one), "label_filename": "labels.txt" if spec.labels_of(index) else "", "is_shape_tensor": False}
             for index, one in enumerate(spec.outputs)
         ],
         "instance_group": [{"name": served.key.model, "kind": "KIND_CPU", "count": count, "gpus": [], "profile": []}],
