@@ -173,7 +173,9 @@ def find_layout(folders: Callable[[str], Iterable[str]], exists: Callable[[str],
         return StoreLayout.ONE_VERSION
     inside = list(folders(""))
     numbers = [name for name in inside if is_version(name)]
-    if not any(exists(f"{number}/{file}") for number in numbers for file in (MANIFEST, BARE_MODEL)):
+    files = [f"{number}/{file}" for number in numbers for file in (MANIFEST, BARE_MODEL)]
+    # A configuration may give the file another name.
+    if not numbers or not any(map(exists, (CONFIG, *files))):
         return StoreLayout.MODELS
     has_models = any(is_version(version) for name in inside if is_name(name) for version in folders(name))
     return StoreLayout.MODELS if has_models else StoreLayout.VERSIONS

@@ -96,6 +96,7 @@ class ModelControl:
         self._load_options, self._load_by_model = load_options, load_by_model
         self._known: defaultdict[str, dict[int, VersionRecord]] = defaultdict(dict)
         self._overrides: dict[str, Override] = {}
+        self._policies: dict[str, Policy] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._last_look: dict[str, ModelLook] = {}
         self._said_of_all: tuple[str, ...] = ()  # why an engine serves no model
@@ -113,6 +114,10 @@ class ModelControl:
     def may_be_empty(self) -> bool:
         """Whether a server without any model is as it should be: one may still come."""
         return self._options.mode != "none"
+
+    def policy_of(self, name: str) -> Policy:
+        """Which versions of a model were wanted when it was last looked at."""
+        return self._policies.get(name, self._options.versions)
 
     async def load_initially(self) -> None:
         """Load what the store holds, or what was named. Raises OSError when the store cannot be read.
@@ -181,7 +186,7 @@ class ModelControl:
             return
         if name not in self._following:
             found = settle(None if before is None else before.versions, now.versions)
-            self._following[name] = self._tasks.spawn(self._obey(name, found, now))
+            self._following[name] = self._tasks.spawn(self._obey(name, found, now.behind(before)))
             self._following[name].add_done_callback(lambda _: self._following.pop(name, None))
 
     def _set_trouble(self, name: str, trouble: str) -> None:
@@ -305,6 +310,7 @@ class ModelControl:
         self._catalog.drop_absent(name, {*on_disk, WHOLE_MODEL} if unmet else on_disk)
         if not self._known[name]:
             del self._known[name]
+            self._policies.pop(name, None)
 
     def _try_again(self, name: str) -> None:
         """What did not come from a remote store may come now; nothing is known against its files."""
@@ -334,6 +340,7 @@ class ModelControl:
     async def _converge(self, name: str, found: tuple[VersionOnDisk, ...], wanted: _Wanted) -> None:
         """While the model's lock is held."""
         by_version = {one.version: one for one in found}
+        self._policies[name] = wanted.policy
         self._forget_what_is_mended(name, found)
         while (step := next_step(found, self._known[name], wanted.policy)) is not None:
             match step:

@@ -37,6 +37,12 @@ class ModelLook:
     policy: Policy | None = None
     unknown_policy: str = ""
 
+    def behind(self, before: ModelLook | None) -> ModelLook:
+        """With the policy of the look before where it is another one now: somebody may be writing it just now."""
+        if before is None or not before.versions:
+            return self
+        return replace(self, policy=before.policy, unknown_policy=before.unknown_policy)
+
 
 def look_at_model(store: Store | RemoteStore, name: str) -> ModelLook:
     """Every version of one model; none where there is none. Raises UsageError where the name is none."""

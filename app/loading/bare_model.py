@@ -118,19 +118,23 @@ def _as_configured(
         stored.name, inputs, outputs, size, None, "none", labels, config.priorities, further_labels=tuple(further)
     )
     largest = min(size, max_batch or size)
-    if largest > 1 and not config.rows_are_independent:
-        check = _rows(path, found, threads, largest)
-        if check.is_open:
-            _log.warning(
-                "%s: %s, and whether a batch's rows depend on each other is open: %s", path, where, check.objection
-            )
-        elif check.objection:
-            raise BundleError(
-                f"{path}: {where}, but {check.objection}; set max_batch_size: 0, and dims with the first dimension, "
-                f"so that each request runs alone. If that is how it is meant, say so in {CONFIG}: "
-                f'parameters {{ key: "{ROWS_ARE_INDEPENDENT}" value {{ string_value: "true" }} }}'
-            )
+    if config.rows_are_independent:
+        where += f", and {ROWS_ARE_INDEPENDENT} in {CONFIG} goes before the check of its rows"
+    elif largest > 1:
+        _ensure_independent(path, where, _rows(path, found, threads, largest))
     return BareModel(path, spec, where)
+
+
+def _ensure_independent(path: Path, where: str, rows: RowCheck) -> None:
+    """Raises BundleError where a batch's rows depend on each other; what nobody can tell is only warned of."""
+    if rows.is_open:
+        _log.warning("%s: %s, and whether a batch's rows depend on each other is open: %s", path, where, rows.objection)
+    elif rows.objection:
+        raise BundleError(
+            f"{path}: {where}, but {rows.objection}; set max_batch_size: 0, and dims with the first dimension, so that "
+            f"each request runs alone. If that is how it is meant, say so in {CONFIG}: "
+            f'parameters {{ key: "{ROWS_ARE_INDEPENDENT}" value {{ string_value: "true" }} }}'
+        )
 
 
 def _rows(path: Path, signature: Signature, threads: int, largest: int) -> RowCheck:

@@ -104,7 +104,8 @@ def read_configuration(stored: StoredVersion) -> Configuration | None:
 
 def version_policy(data: bytes, where: str) -> Policy | None:
     """The versions that a configuration wants, None where it does not say. Raises BundleError."""
-    return _policy(parse_config(data, where).message, where)
+    # Most do not say, and protobuf takes a second to come.
+    return _policy(parse_config(data, where).message, where) if b"version_policy" in data else None
 
 
 def _policy(message: Any, where: str) -> Policy | None:

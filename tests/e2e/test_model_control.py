@@ -335,6 +335,13 @@ def test_the_configuration_says_which_versions_are_served(store: StoreFolder) ->
         assert_nobody_noticed(crowd)
     with start_server("--version-policy", "1", store=store.root) as server:
         assert served() == [["3"], ["3"]]
+        wants("specific { versions: [ 1, 3 ] }")
+    with start_server("--version-policy", "1", store=store.root) as server:
+        assert served() == [["1", "3"], ["1", "3"]]
+        said = server.get("/v2/models/shift/config").json()["version_policy"]
+        assert said == {"specific": {"versions": [1, 3]}}
+        config = triton_grpc.InferenceServerClient(server.grpc_address).get_model_config("shift").config
+        assert list(config.version_policy.specific.versions) == [1, 3]
     for name in ("shift", "digits"):
         (store.root / name / "config.pbtxt").unlink()
     store.add_shift(1.0, name="other", version=2)
