@@ -16,6 +16,8 @@ from convoy.models.errors import BundleError
 from convoy.models.files import read_small
 
 _PLACE = re.compile(r"^(\d+):(\d+) : ")
+# Mistakes of one file that are told one by one.
+MOST_TOLD = 50
 _ENDS = {"{": "}", "<": ">"}
 
 
@@ -52,7 +54,7 @@ def parse_config(data: bytes, where: str) -> ConfigText:
 
     kind: Any = model_config_pb2.ModelConfig
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise BundleError(f"{where}: line {line}: is not UTF-8; write it as UTF-8 text") from error
@@ -64,7 +66,7 @@ def parse_config(data: bytes, where: str) -> ConfigText:
         ) from error
     except text_format.ParseError as error:
         first, unknown = error, _unknown_fields(text, kind.DESCRIPTOR)
-    mistakes = tuple(map(str, unknown))
+    mistakes = tuple(map(str, unknown[:MOST_TOLD]))
     try:
         if unknown:
             return ConfigText(text_format.Parse(text, kind(), allow_unknown_field=True), mistakes)

@@ -18,9 +18,9 @@ from typing import Any
 
 from convoy.app.engines.signature import Signature
 from convoy.app.loading.config_fields import FIELDS
-from convoy.app.loading.config_text import ConfigText, parse_config, read_config_text
+from convoy.app.loading.config_text import MOST_TOLD, ConfigText, parse_config, read_config_text
 from convoy.models.errors import BundleError
-from convoy.models.files import open_regular, read_small, stays_inside
+from convoy.models.files import is_file_name, open_regular, read_small, stays_inside
 from convoy.models.priorities import ORDINARY_PRIORITIES, Priorities
 from convoy.models.spec import TensorSpec
 from convoy.models.store import BARE_MODEL, CONFIG, StoredVersion, is_version
@@ -41,6 +41,8 @@ _INSTEAD = {
     "tensorrt": "put the ONNX file that the plan was built of there; Convoy builds plans itself",
     "openvino": "put the ONNX file there; Convoy lets OpenVINO compute it where that is faster",
     "python": "Convoy runs no code of a model; put what it computes into an ONNX graph, or call Convoy from it",
+    "dali": "Convoy decodes pictures itself: export the network with `convoy export --preprocess`",
+    "onnx": "write that, or leave it out",
     "ensemble": "join the graphs into one ONNX file (onnx.compose), or call one model after the other",
 }
 
@@ -87,7 +89,7 @@ class Configuration:
         if len(mistakes) == 1:
             raise BundleError(f"{self.path}: {mistakes[0]}")
         if mistakes:
-            told = "; ".join(f"({number}) {one}" for number, one in enumerate(mistakes, 1))
+            told = "; ".join(f"({number}) {one}" for number, one in enumerate(mistakes[:MOST_TOLD], 1))
             raise BundleError(f"{self.path}: {len(mistakes)} mistakes: {told}")
 
 
@@ -237,9 +239,11 @@ class _Reading:
 
     def _model_file(self) -> str:
         name: str = self._message.default_model_filename or BARE_MODEL
-        if stays_inside(name):
+        if is_file_name(name):
             return name
-        self._mistakes.append(f"default_model_filename {name!r} leads out of {self._stored.folder}; put the file there")
+        self._mistakes.append(
+            f"default_model_filename {name!r} is no name of a file in {self._stored.folder}; put it there"
+        )
         return BARE_MODEL
 
     def _check_agents(self) -> None:

@@ -76,6 +76,8 @@ def test_what_is_broken_does_not_stop_what_is_sound(store: StoreFolder) -> None:
         assert set(refused(server)) == {"half/1", "cut/1", "empty/1", "junk/1", "nojson/1", "resealed/1"}
         assert "canary.safetensors" in refused(server)["cut/1"]
         assert "was changed" in refused(server)["resealed/1"]
+        assert "is no model, there is nothing in it" in refused(server)["empty/1"]
+        assert "is no model, there is only fp32.onnx; put a bundle" in refused(server)["half/1"]
         for reason in refused(server).values():
             assert "\n" not in reason
         assert server.is_ready()

@@ -147,7 +147,7 @@ def test_defaults_that_are_written_out_are_no_mistake(store: StoreFolder) -> Non
         (PLAIN.replace("[ 16 ]", "[ 0 ]", 1), ["dims [0]"]),
         (PLAIN.replace("max_batch_size: 4", "max_batch_size: -4"), ["max_batch_size is -4"]),
         (PLAIN + "version_policy { specific {} }", ["version_policy", "[]"]),
-        (PLAIN + 'default_model_filename: "../2/model.onnx"', ["default_model_filename", "leads out"]),
+        (PLAIN + 'default_model_filename: "../2/model.onnx"', ["default_model_filename", "no name of a file"]),
         (PLAIN + 'default_model_filename: "weights.onnx"', ["weights.onnx: no such file; there is model.onnx"]),
         (
             PLAIN + 'cc_model_filenames { key: "7.5" value: "model.onnx" }',
@@ -162,6 +162,9 @@ def test_defaults_that_are_written_out_are_no_mistake(store: StoreFolder) -> Non
         (PLAIN + "\ninput {", ["line 5"]),
         (PLAIN + "\nfoo: [", ["line 5", "'foo'"]),
         ("input " + "{" * 100_000, ["config.pbtxt"]),
+        ("\ufeff" + PLAIN.replace("TYPE_INT32", "TYPE_FP32", 1), ["INPUT0", "FP32 here"]),
+        (PLAIN.replace("\n", "\r\n") + "\r\nfoo: 1", ["line 5", "'foo'"]),
+        (PLAIN.replace("onnxruntime_onnx", "onnx"), ["platform is 'onnx'", "onnxruntime_onnx; write that"]),
     ],
 )
 def test_a_mistake_is_refused_with_what_would_be_right(config: str, words: list[str], store: StoreFolder) -> None:
