@@ -45,6 +45,7 @@ from convoy.app.tracing.starting import CLOSING_S, Tracing
 from convoy.app.version import VERSION
 from convoy.models.errors import ConvoyError, Unavailable, UsageError
 from convoy.models.store import Store, StoredVersion
+from convoy.models.version_policy import allows
 
 _log = logging.getLogger("convoy")
 
@@ -300,6 +301,6 @@ def _open(options: CoreOptions) -> Store | RemoteStore:
     if options.model_name and store.only is None:
         _log.warning("%s is a folder of models, which have names; --model-name is not used", store.root)
     wanted = options.control.versions
-    if store.is_flat and wanted not in ("latest", "all") and 1 not in wanted:
+    if store.is_flat and not allows(wanted, 1):
         raise UsageError(f"{store.root} has no numbers of versions and counts as 1; leave --version-policy out")
     return store

@@ -44,12 +44,12 @@ from convoy.app.model_settings import LIVE, ModelSettings
 from convoy.app.remote.remote_files import is_url
 from convoy.app.remote.remote_store import RemoteStore
 from convoy.app.setting_sources import Sources
-from convoy.app.submission.listing import Policy
 from convoy.models.errors import UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
 from convoy.models.plan_cache import plan_folder
 from convoy.models.store import DEMO_STORE, check_name
 from convoy.models.tls import ServerTls
+from convoy.models.version_policy import Latest, Policy
 
 MIB = 1 << 20
 # What the log calls the key of --api-key-file.
@@ -314,7 +314,7 @@ class Settings(BaseModel):
     def versions(self) -> Policy:
         """The version policy, parsed. Raises ValueError."""
         if self.version_policy == "latest":
-            return "latest"
+            return Latest()
         if self.version_policy == "all":
             return "all"
         numbers = self.version_policy.split(",")

@@ -181,7 +181,8 @@ class ModelSpec:
     `max_batch_size` 0 means that the model has no batch dimension: shapes are whole and a run serves one
     request. `labels` is empty where there are none. `activation` turns outputs into scores at the edge: softmax for one
     class of several (of log-probabilities, it gives their powers), sigmoid for classes that stand each for itself, none
-    for what are scores already. Two labels for one output name what a low and a high score of it stand for.
+    for what are scores already. Two labels for one output name what a low and a high score of it stand for. `labels`
+    are those of the first output, `further_labels` those of the others, in order; empty where there are none.
     """
 
     name: str
@@ -195,6 +196,11 @@ class ModelSpec:
     task: Task = "classify"
     segmentation: SegmentationOutput | None = None
     detection: DetectionOutputs | None = None
+    further_labels: tuple[tuple[str, ...], ...] = ()
+
+    def labels_of(self, output: int) -> tuple[str, ...]:
+        """The labels of one output, by its place."""
+        return (self.labels, *self.further_labels)[output] if output <= len(self.further_labels) else ()
 
     @property
     def gives_classes(self) -> bool:

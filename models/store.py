@@ -51,8 +51,10 @@ class StoredVersion:
 
     @property
     def is_bundle(self) -> bool:
-        """Whether it claims to be a bundle; without a manifest it can only be a bare model."""
-        return os.path.lexists(self.folder / MANIFEST) or not os.path.lexists(self.folder / BARE_MODEL)
+        """Whether it claims to be a bundle; without a manifest it can only be a bare model, whose configuration may
+        give its file another name."""
+        bare = (self.folder / BARE_MODEL, self.model_folder / CONFIG)
+        return os.path.lexists(self.folder / MANIFEST) or not any(map(os.path.lexists, bare))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,9 @@ def find_layout(folders: Callable[[str], Iterable[str]], exists: Callable[[str],
         return StoreLayout.ONE_VERSION
     inside = list(folders(""))
     numbers = [name for name in inside if is_version(name)]
-    if not any(exists(f"{number}/{file}") for number in numbers for file in (MANIFEST, BARE_MODEL)):
+    files = [f"{number}/{file}" for number in numbers for file in (MANIFEST, BARE_MODEL)]
+    # A configuration may give the file another name.
+    if not numbers or not any(map(exists, (CONFIG, *files))):
         return StoreLayout.MODELS
     has_models = any(is_version(version) for name in inside if is_name(name) for version in folders(name))
     return StoreLayout.MODELS if has_models else StoreLayout.VERSIONS

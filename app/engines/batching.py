@@ -1,58 +1,75 @@
 """Is a graph's first dimension a batch? Found out by running it, because a dynamic size alone proves nothing:
 a model may well take the mean over it.
 
+Rows are run alone and together, in batches of 2, 3 and as many as the warm-up has on its way to the largest. That
+computes as many samples as the warm-up itself and a dozen more, and takes no more memory: each batch comes only if it
+is expected to fit.
 Used by the server for models that come without a manifest, and by export for graphs made elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from convoy.app.batch import EngineFailure
+from convoy.app.engines.memory import Growth
 from convoy.app.engines.onnxruntime import first_line, open_session
 from convoy.app.engines.signature import Signature
+from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import as_numbers, random_values
 
 PROOF_ROWS = 3
-# Kernels may sum a batch in another order than a single row.
-_TOLERANCE = 1e-4
+# So many rows differ from each other; a larger batch has each of them several times, in no order.
+_DISTINCT_ROWS = 8
+# Of an output's largest value. Kernels may sum a batch in another order than a single row.
+_TOLERANCE = {"FP16": 4e-3, "BF16": 3e-2}
+_DEFAULT_TOLERANCE = 1e-4
+# Up to here it may still be arithmetic, of a graph that computes in half precision inside; what happens to a row when
+# only the others change tells. Of what is no fraction, so many of the elements may differ for that.
+_ARITHMETIC = 2e-2
+_ARITHMETIC_SHARE = 1e-2
+# The same batch with other neighbours runs through the same kernels.
+_NEIGHBOURS = 1e-6
+# Elements, so that a comparison takes little memory beside what it compares.
+_COMPARED_AT_ONCE = 1 << 20
+
+Answers = Mapping[str, np.ndarray]
 
 
-def objection_to_batching(path: Path, signature: Signature, threads: int, *, original: Path | None = None) -> str:
-    """Why the first dimension is not a batch, or nothing when it is: three rows together and each alone.
+@dataclass(frozen=True, slots=True)
+class RowCheck:
+    """Why the first dimension is not a batch, or nothing when it is. `is_open`: nothing tells, for that reason."""
+
+    objection: str = ""
+    is_open: bool = False
+
+
+def check_rows(
+    path: Path, signature: Signature, threads: int, *, largest: int = PROOF_ROWS, original: Path | None = None
+) -> RowCheck:
+    """Whether each row of a batch, up to the `largest`, is answered as it is alone.
 
     `signature` is that of the graph in `path`, first dimensions included. With `original`, a graph of the same
     tensors that takes one row at a time, the rows alone are its answers, so that a rewritten graph is also
-    proved to be the same model. Raises BundleError for a file that does not load.
+    proved to be the same model. Raises BundleError for a file that does not load, and where the largest batch has no
+    room in memory.
     """
+    # Not through the engine: here a failure is an answer, which nobody should read about in the log.
+    together = open_session(path, threads, quiet=True)
+    alone = together if original is None else open_session(original, threads, quiet=True)
+    found = _rows_that_run(alone, signature, min(_DISTINCT_ROWS, max(PROOF_ROWS, largest)))
+    if isinstance(found, str):
+        return RowCheck(f"a row alone does not run ({found})", is_open=True)
     try:
-        together, alone = _together_and_alone(path, signature, threads, original or path, are_indices=False)
-    except EngineFailure:
-        try:
-            together, alone = _together_and_alone(path, signature, threads, original or path, are_indices=True)
-        except EngineFailure as failure:
-            return f"a random batch of {PROOF_ROWS} does not run ({failure})"
-    for row, answers in enumerate(alone):
-        for name, values in answers.items():
-            if not _same(together[name][row : row + 1], values):
-                return f"row {row} of a batch of {PROOF_ROWS} differs from the row run alone in output {name!r}"
-    return ""
-
-
-def _together_and_alone(
-    path: Path, signature: Signature, threads: int, original: Path, *, are_indices: bool
-) -> tuple[Mapping[str, np.ndarray], list[Mapping[str, np.ndarray]]]:
-    """The answers to a random batch, and those of `original` to each of its rows. Raises EngineFailure."""
-    rows = {
-        spec.name: random_rows(np.random.default_rng(3 + i), spec, are_indices=are_indices)
-        for i, spec in enumerate(signature.inputs)
-    }
-    singles = [{name: array[row : row + 1] for name, array in rows.items()} for row in range(PROOF_ROWS)]
-    return _answers(path, threads, [rows])[0], _answers(original, threads, singles)
+        return _Proof(together, signature, found, may_round=original is None).check(largest)
+    except EngineFailure as failure:
+        raise BundleError(f"{path}: {failure}") from failure
 
 
 def random_rows(
@@ -62,20 +79,210 @@ def random_rows(
     return random_values(generator, spec, (rows, *spec.drawn_shape[1:]), are_indices=are_indices)
 
 
-def _answers(path: Path, threads: int, batches: list[dict[str, np.ndarray]]) -> list[Mapping[str, np.ndarray]]:
-    # Not through the engine: here a failure is an answer, which nobody should read about in the log.
-    session = open_session(path, threads, quiet=True)
+class _Rows(NamedTuple):
+    """Rows that run alone, the answers to each, and which outputs are the same when one is run again."""
+
+    inputs: dict[str, np.ndarray]
+    answers: list[Answers]
+    steady: tuple[str, ...]
+
+
+def _rows_that_run(session: Any, signature: Signature, count: int) -> _Rows | str:
+    """Random numbers, or small ones that every table has, or zeros; why none runs where that is so.
+
+    The first kind of them with which the graph runs.
+    """
+    failure = ""
+    for inputs in _kinds_of_rows(signature, count):
+        singles = [{name: array[row : row + 1] for name, array in inputs.items()} for row in range(count)]
+        try:
+            answers = [_run(session, single) for single in singles]
+            again = _run(session, singles[0])
+        except EngineFailure as error:
+            failure = failure or str(error)
+            continue
+        steady = [name for name, first in answers[0].items() if _is_same(first, again[name])]
+        return _Rows(inputs, answers, tuple(steady))
+    return failure
+
+
+def _kinds_of_rows(signature: Signature, count: int) -> Iterator[dict[str, np.ndarray]]:
+    specs = list(enumerate(signature.inputs))
+    for are_indices in (False, True):
+        drawn = {
+            spec.name: _as_text(random_rows(np.random.default_rng(3 + i), spec, count, are_indices=are_indices), spec)
+            for i, spec in specs
+        }
+        yield {name: _varied(array) for name, array in drawn.items()}
+        yield drawn
+    shapes = {spec.name: (count, *spec.drawn_shape[1:]) for _, spec in specs}
+    yield {
+        spec.name: np.full(shapes[spec.name], "0", object)
+        if spec.is_strings
+        else np.zeros(shapes[spec.name], spec.numpy_dtype)
+        for _, spec in specs
+    }
+
+
+def _varied(array: np.ndarray) -> np.ndarray:
+    """Fractions large and small, and of both signs: where a score is as good as 1 nobody sees what has been added."""
+    if array.dtype.kind != "f":
+        return array
+    varied = array.copy()
+    varied[2::4] -= 50
+    varied[3::4] -= 50
+    varied[1::2] /= 100
+    return varied
+
+
+def _as_text(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    """Strings as the library takes them: of bytes it would take what Python writes for them."""
+    if not spec.is_strings:
+        return array
+    text = np.empty(array.shape, object)
+    text.reshape(-1)[:] = [element.decode() for element in array.flat]
+    return text
+
+
+class _Proof:
+    """Batches of one graph, held against its rows alone."""
+
+    def __init__(self, session: Any, signature: Signature, rows: _Rows, *, may_round: bool) -> None:
+        self._session, self._rows, self._may_round = session, rows, may_round
+        self._dtypes = {spec.name: spec.dtype for spec in signature.outputs}
+
+    def check(self, largest: int) -> RowCheck:
+        """Raises EngineFailure where a batch is not expected to fit."""
+        rows = self._rows
+        if not rows.steady:
+            return RowCheck("its answers differ from run to run, so nothing tells what a row depends on", is_open=True)
+        for name in rows.steady:
+            if objection := self._objection_to_shapes(name):
+                return RowCheck(objection)
+        for size in _sizes(largest):
+            if objection := self._objection_to(size):
+                return RowCheck(objection)
+        return RowCheck()
+
+    def _objection_to_shapes(self, name: str) -> str:
+        shapes = {answers[name].shape for answers in self._rows.answers}
+        if any(shape[:1] != (1,) for shape in shapes):
+            return f"output {name!r} of a row alone has the shape {list(shapes.pop())}, without a first dimension of 1"
+        if len(shapes) > 1:
+            return f"the shape of output {name!r} depends on the values of a row"
+        return ""
+
+    def _objection_to(self, size: int) -> str:
+        order = self._order(size)
+        try:
+            together = self._run(order)
+        except EngineFailure as failure:
+            return f"a batch of {size} does not run ({failure})"
+        for name in self._rows.steady:
+            alone = np.concatenate([answers[name] for answers in self._rows.answers])
+            found = together[name]
+            if found.shape != (size, *alone.shape[1:]):
+                return f"output {name!r} of a batch of {size} has the shape {list(found.shape)}"
+            row, away = _worst(found, alone, order)
+            limit, arithmetic, unit = self._limits(name, alone)
+            if away <= limit:
+                continue
+            if self._may_round and away <= arithmetic and self._stands_alone(order, found, name):
+                continue
+            return (
+                f"row {row} of a batch of {size} differs from the row run alone in output {name!r} (by {away:.2g} of "
+                f"its {unit})"
+            )
+        return ""
+
+    def _limits(self, name: str, alone: np.ndarray) -> tuple[float, float, str]:
+        """How much may be another order of the same sums, how much may be arithmetic, and of what."""
+        if not _is_fractional(alone):
+            return 0.0, _ARITHMETIC_SHARE, "elements"
+        return _TOLERANCE.get(self._dtypes[name], _DEFAULT_TOLERANCE), _ARITHMETIC, "largest value"
+
+    def _stands_alone(self, order: np.ndarray, found: np.ndarray, name: str) -> bool:
+        """Whether a row's answer stays what it is when every other row of the same batch is another one."""
+        for kept in (0, 1):
+            changed = order.copy()
+            changed[1 - kept :: 2] = (changed[1 - kept :: 2] + 1) % len(self._rows.answers)
+            if not _is_same(found[kept::2], self._run(changed)[name][kept::2]):
+                return False
+        return True
+
+    def _order(self, size: int) -> np.ndarray:
+        """Which row is where in a batch."""
+        distinct = len(self._rows.answers)
+        if size <= distinct:
+            return np.arange(size)
+        more = np.random.default_rng(size).integers(0, distinct, size - distinct)
+        return np.concatenate([np.arange(distinct), more])
+
+    def _run(self, order: np.ndarray) -> Answers:
+        return _run(self._session, {name: array[order] for name, array in self._rows.inputs.items()})
+
+
+def _sizes(largest: int) -> Iterator[int]:
+    """Of batches, those with room in memory. Raises EngineFailure for one that has none."""
+    for size in Growth(largest).sizes():
+        if size > 1:
+            yield size
+        if size == PROOF_ROWS + 1:
+            yield PROOF_ROWS
+
+
+def _run(session: Any, inputs: Mapping[str, np.ndarray]) -> Answers:
     names = [output.name for output in session.get_outputs()]
     try:
-        return [dict(zip(names, session.run(names, batch), strict=True)) for batch in batches]
+        return dict(zip(names, session.run(names, inputs), strict=True))
     except Exception as error:  # onnxruntime's errors share no base class
         raise EngineFailure(first_line(error)) from error
 
 
-def _same(left: np.ndarray, right: np.ndarray) -> bool:
+def _is_fractional(array: np.ndarray) -> bool:
+    return array.dtype.kind in "fV"
+
+
+def _is_same(left: np.ndarray, right: np.ndarray) -> bool:
+    """But for what threads add up in another order."""
     if left.shape != right.shape:
         return False
-    if left.dtype == object:
-        return np.array_equal(left, right)
-    left, right = as_numbers(left), as_numbers(right)
-    return bool(np.allclose(left, right, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True))
+    limit = _NEIGHBOURS if _is_fractional(left) else 0.0
+    return _worst(left, right, np.arange(len(left)))[1] <= limit
+
+
+def _worst(found: np.ndarray, expected: np.ndarray, order: np.ndarray) -> tuple[int, float]:
+    """The row that is farthest from the one of `expected` that `order` says, and how far.
+
+    Of fractions it is the largest difference, over the largest value that is expected; of anything else the share of
+    elements that differ.
+    """
+    step = max(1, _COMPARED_AT_ONCE // max(1, found[:1].size))
+    largest = _largest(expected) if _is_fractional(expected) else 0.0
+    away = [
+        _away(found[start : start + step], expected[order[start : start + step]], largest)
+        for start in range(0, len(found), step)
+    ]
+    each = np.concatenate(away) if away else np.zeros(1)
+    return int(each.argmax()), float(each.max())
+
+
+def _away(found: np.ndarray, expected: np.ndarray, largest: float) -> np.ndarray:
+    """How far each row is away; infinitely far where only one of two values is a number."""
+    if not _is_fractional(expected):
+        return (
+            np.asarray(found != expected, np.float64).reshape(len(found), -1).mean(axis=1)
+            if found.size
+            else np.zeros(1)
+        )
+    left, right = (as_numbers(one).astype(np.float64) for one in (found, expected))
+    is_number = np.isfinite(left) & np.isfinite(right)
+    is_same = (left == right) | (np.isnan(left) & np.isnan(right))
+    away = np.abs(np.where(is_number, left, 0.0) - np.where(is_number, right, 0.0)) / (largest or _largest(left) or 1.0)
+    each = np.where(is_same, 0.0, np.where(is_number, away, np.inf))
+    return np.asarray(each.reshape(len(each), -1).max(axis=1, initial=0.0))
+
+
+def _largest(array: np.ndarray) -> float:
+    numbers = as_numbers(array)
+    return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))

@@ -28,10 +28,11 @@ from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.version_plan import Load, Unload, VersionOnDisk, VersionRecord, next_step, settle
 from convoy.app.loading.load import LoadOptions
 from convoy.app.remote.remote_store import RemoteStore
-from convoy.app.submission.listing import WHOLE_MODEL, Override, Policy
+from convoy.app.submission.listing import WHOLE_MODEL, Override
 from convoy.app.telemetry.metrics import Metrics
 from convoy.models.errors import BundleError, InvalidRequest, JobError, NotFetched, NotFound, Unavailable, UsageError
-from convoy.models.store import Store, StoredVersion, check_name
+from convoy.models.store import CONFIG, Store, StoredVersion, check_name
+from convoy.models.version_policy import LATEST, Policy, allows
 
 _log = logging.getLogger("convoy")
 ControlMode = Literal["none", "explicit", "poll"]
@@ -45,9 +46,28 @@ class ControlOptions:
     """What the operator decided. `at_start` are names, or "*", for mode explicit."""
 
     mode: ControlMode = "none"
-    versions: Policy = "latest"
+    versions: Policy = LATEST
     poll_interval_s: float = 2.0
     at_start: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which versions of one model, and who says so. `trouble`: why nothing can be loaded, whatever is wanted."""
+
+    policy: Policy
+    said_by: str
+    trouble: str = ""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return self.policy if isinstance(self.policy, tuple) else ()
+
+    def judged(self, found: tuple[VersionOnDisk, ...]) -> tuple[VersionOnDisk, ...]:
+        """The versions, with the trouble of all where there is one."""
+        if not self.trouble:
+            return found
+        return tuple(replace(one, stamp=("unknown policy", self.trouble), trouble=self.trouble) for one in found)
 
 
 _NO_OVERRIDE = Override()
@@ -76,6 +96,7 @@ class ModelControl:
         self._load_options, self._load_by_model = load_options, load_by_model
         self._known: defaultdict[str, dict[int, VersionRecord]] = defaultdict(dict)
         self._overrides: dict[str, Override] = {}
+        self._policies: dict[str, Policy] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._last_look: dict[str, ModelLook] = {}
         self._said_of_all: tuple[str, ...] = ()  # why an engine serves no model
@@ -93,6 +114,10 @@ class ModelControl:
     def may_be_empty(self) -> bool:
         """Whether a server without any model is as it should be: one may still come."""
         return self._options.mode != "none"
+
+    def policy_of(self, name: str) -> Policy:
+        """Which versions of a model were wanted when it was last looked at."""
+        return self._policies.get(name, self._options.versions)
 
     async def load_initially(self) -> None:
         """Load what the store holds, or what was named. Raises OSError when the store cannot be read.
@@ -161,7 +186,7 @@ class ModelControl:
             return
         if name not in self._following:
             found = settle(None if before is None else before.versions, now.versions)
-            self._following[name] = self._tasks.spawn(self._obey(name, found))
+            self._following[name] = self._tasks.spawn(self._obey(name, found, now.behind(before)))
             self._following[name].add_done_callback(lambda _: self._following.pop(name, None))
 
     def _set_trouble(self, name: str, trouble: str) -> None:
@@ -189,6 +214,11 @@ class ModelControl:
             raise NotFound(
                 f"failed to load '{name}', failed to poll from model repository; there is no version of it in the store"
             )
+        found = settle(None, seen)
+        policy = self._policy(name, look, override)
+        # Before anything changes: what serves goes on.
+        if unmet := _unmet(policy, found) or _absent(policy, override, found):
+            raise InvalidRequest(f"load failed for model '{name}': {unmet}{self._still(name)}")
         async with self._locks[name]:
             self._catalog.forget_refusal(name, WHOLE_MODEL)
             # Asked for by a person: what was refused before deserves another try.
@@ -198,7 +228,7 @@ class ModelControl:
                 known |= {version: replace(own, loaded=("before the override",)) for version, own in known.items()
                           if own.loaded is not None}  # fmt: skip
             self._overrides[name] = override
-            await self._converge(name, settle(None, seen))
+            await self._converge(name, policy.judged(found), policy)
             refused = {version: own for version, own in known.items() if own.refused is not None}
         if refused:
             raise InvalidRequest(self._refusal(name, max(refused)))
@@ -259,11 +289,15 @@ class ModelControl:
             error.retry_after_s = None
             raise error
 
-    async def _obey(self, name: str, found: tuple[VersionOnDisk, ...]) -> None:
+    async def _obey(self, name: str, found: tuple[VersionOnDisk, ...], look: ModelLook) -> None:
+        policy = self._policy(name, look, self._overrides.get(name, _NO_OVERRIDE))
+        unmet = _unmet(policy, found) if found else ""
         try:
             async with self._locks[name]:
                 self._try_again(name)
-                await self._converge(name, found)
+                await self._converge(name, policy.judged(found), policy)
+                if unmet:
+                    self._set_trouble(name, unmet)
         except Exception:  # a bug, which must not end the watch over the other models
             _log.exception("following %s failed; this is a bug", name)
         if self._options.mode == "none" and self._not_fetched[name]:
@@ -273,9 +307,10 @@ class ModelControl:
         on_disk = {one.version for one in found}
         for version in [v for v, own in self._known[name].items() if v not in on_disk and own.loaded is None]:
             del self._known[name][version]
-        self._catalog.drop_absent(name, on_disk)
+        self._catalog.drop_absent(name, {*on_disk, WHOLE_MODEL} if unmet else on_disk)
         if not self._known[name]:
             del self._known[name]
+            self._policies.pop(name, None)
 
     def _try_again(self, name: str) -> None:
         """What did not come from a remote store may come now; nothing is known against its files."""
@@ -288,12 +323,26 @@ class ModelControl:
         if not self._is_leaving():
             await self._look_again(name)
 
-    async def _converge(self, name: str, found: tuple[VersionOnDisk, ...]) -> None:
+    def _policy(self, name: str, look: ModelLook, override: Override) -> _Wanted:
+        """Which versions are wanted, and who says so: the request to load, the model's configuration, the operator."""
+        if override.versions is not None:
+            return _Wanted(override.versions, "the request")
+        # Nobody has signed a configuration, so it decides nothing where signatures do.
+        if self._load_options.signed is not None:
+            return _Wanted(self._options.versions, "--version-policy")
+        if look.unknown_policy:
+            serving = tuple(served.key.version for served in self._catalog.versions(name))
+            return _Wanted(serving or self._options.versions, CONFIG, look.unknown_policy)
+        if look.policy is not None:
+            return _Wanted(look.policy, f"version_policy in {CONFIG}")
+        return _Wanted(self._options.versions, "--version-policy")
+
+    async def _converge(self, name: str, found: tuple[VersionOnDisk, ...], wanted: _Wanted) -> None:
         """While the model's lock is held."""
         by_version = {one.version: one for one in found}
-        policy = self._overrides.get(name, _NO_OVERRIDE).versions or self._options.versions
+        self._policies[name] = wanted.policy
         self._forget_what_is_mended(name, found)
-        while (step := next_step(found, self._known[name], policy)) is not None:
+        while (step := next_step(found, self._known[name], wanted.policy)) is not None:
             match step:
                 case Load(version):
                     await self._load(name, by_version[version])
@@ -365,7 +414,7 @@ class ModelControl:
         look = await self._watch.look_at(name)
         if not look.trouble:
             self._catalog.forget_refusal(name, WHOLE_MODEL)
-            await self._obey(name, settle(None, look.versions))
+            await self._obey(name, settle(None, look.versions), look)
 
     def _unload(self, name: str, version: int, *, is_on_disk: bool) -> None:
         self._lifecycle.take_out_of_service(name, version)
@@ -375,9 +424,31 @@ class ModelControl:
 
     def _refusal(self, name: str, version: int) -> str:
         reason = self._catalog.reason(name, version)
+        return f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {reason}{self._still(name)}"
+
+    def _still(self, name: str) -> str:
         still = [str(served.key.version) for served in self._catalog.versions(name)]
-        serving = f"; version {', '.join(still)} serves" if still else ""
-        return f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {reason}{serving}"
+        return f"; version {', '.join(still)} serves" if still else ""
+
+
+def _unmet(wanted: _Wanted, found: tuple[VersionOnDisk, ...]) -> str:
+    """Why nothing in the store is what is wanted; nothing where something is."""
+    if any(allows(wanted.policy, one.version) for one in found):
+        return ""
+    return _not_there(wanted, found, wanted.numbers)
+
+
+def _absent(wanted: _Wanted, override: Override, found: tuple[VersionOnDisk, ...]) -> str:
+    """Which versions a request names that are not there: whoever asks for two does not mean one."""
+    there = {one.version for one in found}
+    absent = [number for number in wanted.numbers if number not in there]
+    return _not_there(wanted, found, absent) if absent and override.versions is not None else ""
+
+
+def _not_there(wanted: _Wanted, found: tuple[VersionOnDisk, ...], absent: Iterable[int]) -> str:
+    there = ", ".join(str(number) for number in sorted(one.version for one in found))
+    named = ", ".join(map(str, absent))
+    return f"{wanted.said_by} wants version {named}, and the store has {there}; name one of these, or put it there"
 
 
 def _unreadable(error: OSError) -> Unavailable:

@@ -1,29 +1,47 @@
 """A look at the store: which versions are there, and a stamp of each that changes when its files do.
 
 Names, sizes, times and inodes only, so that a look is cheap; symbolic links are followed, because Kubernetes
-and many deployment tools swap a link. Reads no file. What cannot be looked at is told, and keeps nobody from the rest.
+and many deployment tools swap a link. Of the files only a changed `config.pbtxt` is
+read, for the versions that it wants. What cannot be looked at is told, and keeps nobody from the rest.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 from convoy.app.lifecycle.version_plan import Seen, Stamp
+from convoy.app.loading.triton_config import version_policy
 from convoy.app.remote.remote_files import RemoteError
 from convoy.app.remote.remote_store import RemoteStore
 from convoy.models.bundle import MANIFEST
-from convoy.models.store import Store, StoredVersion
+from convoy.models.errors import BundleError
+from convoy.models.files import read_small
+from convoy.models.store import CONFIG, Store, StoredVersion
+from convoy.models.version_policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLook:
-    """The versions of one model as one look found them; or why its folder could not be looked into."""
+    """The versions of one model as one look found them; or why its folder could not be looked into.
+
+    `policy`: which of them the model's configuration wants, None where it does not say; `unknown_policy` why nobody can
+    tell what it says.
+    """
 
     versions: dict[int, Seen] = field(default_factory=dict)
     trouble: str = ""
+    policy: Policy | None = None
+    unknown_policy: str = ""
+
+    def behind(self, before: ModelLook | None) -> ModelLook:
+        """With the policy of the look before where it is another one now: somebody may be writing it just now."""
+        if before is None or not before.versions:
+            return self
+        return replace(self, policy=before.policy, unknown_policy=before.unknown_policy)
 
 
 def look_at_model(store: Store | RemoteStore, name: str) -> ModelLook:
@@ -31,10 +49,46 @@ def look_at_model(store: Store | RemoteStore, name: str) -> ModelLook:
     try:
         if isinstance(store, RemoteStore):
             # Objects are uploaded in any order, so none of them says that the others are there.
-            return ModelLook({number: Seen((one.digest,), is_sealed=False) for number, one in store.look(name).items()})
-        return ModelLook({stored.version: _look(stored) for stored in store.versions(name)})
+            remote = {number: Seen((one.digest,), is_sealed=False) for number, one in store.look(name).items()}
+            return _with_policy(ModelLook(remote), partial(_remote_policy, store, name))
+        found = store.versions(name)
+        look = ModelLook({stored.version: _look(stored) for stored in found})
+        return _with_policy(look, partial(_policy_in, found[0].model_folder / CONFIG)) if found else look
     except OSError as error:
         return ModelLook(trouble=_told(f"{store.root}/{name}", error))
+
+
+def _with_policy(look: ModelLook, read: Callable[[], Policy | None]) -> ModelLook:
+    try:
+        return replace(look, policy=read())
+    except BundleError as error:
+        return replace(look, unknown_policy=str(error))
+
+
+def _policy_in(path: Path) -> Policy | None:
+    """Raises BundleError."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BundleError(_told(path, error)) from error
+    return _policy_of_file(path, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@lru_cache(maxsize=1024)
+def _policy_of_file(path: Path, size: int, mtime_ns: int, inode: int) -> Policy | None:
+    """What it said when it looked like this. Raises BundleError, and reads it again the next time."""
+    try:
+        return version_policy(read_small(path), str(path))
+    except OSError as error:
+        raise BundleError(_told(path, error)) from error
+
+
+def _remote_policy(store: RemoteStore, name: str) -> Policy | None:
+    """Raises BundleError, and RemoteError."""
+    data = store.config(name)
+    return None if data is None else version_policy(data, f"{store.root}/{name}/{CONFIG}")
 
 
 def _look(stored: StoredVersion) -> Seen:

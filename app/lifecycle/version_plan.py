@@ -7,7 +7,8 @@ again until there is none. The rules:
  2. A version whose files changed is loaded again. Until that succeeds what was loaded goes on serving; when it
     is refused, too.
  3. A version that is no longer wanted goes only after everything wanted is loaded, and never while it is all
-    that serves and something on disk may still replace it.
+    that serves and something on disk may still replace it. Where versions are wanted by number, none that is
+    still on disk goes before each of them serves that is there; where none of them is there, none goes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from convoy.app.submission.listing import Policy
+from convoy.models.version_policy import Latest, Policy, allows
 
 # Changes when the files of a version change; compared, never looked into.
 Stamp = tuple[object, ...]
@@ -87,19 +88,21 @@ def next_step(
 ) -> Load | Unload | None:
     """The next thing to do for one model; None when all is as it should be."""
     in_order = sorted(found, key=lambda one: -one.version)
-    allowed = [one for one in in_order if policy in ("latest", "all") or one.version in policy]
+    allowed = [one for one in in_order if allows(policy, one.version)]
     wanted = [one for one in allowed if _can_serve(one, known.get(one.version))]
-    if policy == "latest":
-        wanted = wanted[:1]
+    if isinstance(policy, Latest):
+        wanted = wanted[: policy.count]
     for one in wanted:
         own = known.get(one.version)
         if one.is_complete and (own is None or one.stamp not in (own.loaded, own.refused)):
             return Load(one.version)
-    numbers = {one.version for one in wanted}
+    numbers, on_disk = {one.version for one in wanted}, {one.version for one in found}
     surplus = sorted(version for version, own in known.items() if own.loaded is not None and version not in numbers)
-    if surplus and (wanted or not allowed):
-        return Unload(surplus[0])
-    return None
+    if allowed and not wanted:
+        return None
+    if not allowed or (isinstance(policy, tuple) and len(wanted) < len(allowed)):
+        surplus = [version for version in surplus if version not in on_disk]
+    return Unload(surplus[0]) if surplus else None
 
 
 def _can_serve(one: VersionOnDisk, known: VersionRecord | None) -> bool:

@@ -1,28 +1,28 @@
-"""A bare model: `model.onnx` in a version folder, without a manifest, as in a Triton repository.
+"""A bare model: an ONNX file in a version folder, without a manifest, as in a Triton repository.
 
-What a bundle's manifest says is found out here: the tensors from the graph, the batch size and labels
-from `config.pbtxt` where there is one, and whether the first dimension really is a batch from running it.
+What a bundle's manifest says is found out here: the tensors from the graph, the batch size, labels and more from
+`config.pbtxt` where there is one, and whether the first dimension really is a batch from running it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from convoy.app.engines.batching import PROOF_ROWS, objection_to_batching
+from convoy.app.engines.batching import PROOF_ROWS, RowCheck, check_rows
 from convoy.app.engines.free_sizes import with_examples
 from convoy.app.engines.memory import check_batch
 from convoy.app.engines.onnxruntime import open_session, read_signature
 from convoy.app.engines.signature import Signature
+from convoy.app.loading.triton_config import ROWS_ARE_INDEPENDENT, Configuration, read_configuration
 from convoy.models.errors import BundleError
-from convoy.models.files import read_small, stays_inside
 from convoy.models.onnx_digest import check_onnx_files
-from convoy.models.priorities import Priorities
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.store import BARE_MODEL, CONFIG, StoredVersion
 
+_log = logging.getLogger("convoy")
 DEFAULT_MAX_BATCH = 32
 
 
@@ -35,40 +35,59 @@ class BareModel:
     batch_reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """What we use of a config.pbtxt."""
-
-    max_batch_size: int
-    dims: dict[str, tuple[int, ...]]
-    labels: tuple[str, ...]
-    priorities: Priorities = field(default_factory=Priorities)
-
-
-def read_bare_model(stored: StoredVersion, threads: int, configured_batch: int | None = None) -> BareModel:
+def read_bare_model(
+    stored: StoredVersion, threads: int, configured_batch: int | None = None, max_batch: int | None = None
+) -> BareModel:
     """Find out what a bare model is; `configured_batch` is a max_batch_size that goes before any other.
 
-    Raises BundleError.
+    No batch of more than `max_batch` is served, whatever the model takes. Raises BundleError.
     """
-    path = stored.folder / BARE_MODEL
-    check_onnx_files(path)
-    signature = read_signature(open_session(path, threads), path)
-    config_path = stored.model_folder / CONFIG
-    config = _read_config(config_path) if os.path.lexists(config_path) else None
+    config = read_configuration(stored)
+    path = stored.folder / (BARE_MODEL if config is None else config.model_file)
+    signature = _signature(path, config, threads)
+    if config is None and configured_batch is None:
+        return _found_out(stored, path, signature, threads, max_batch)
+    asked = config or Configuration(stored.model_folder / CONFIG)
+    where = f"max_batch_size is {asked.max_batch_size} in {CONFIG}"
     if configured_batch is not None:
-        asked = replace(config or _Config(0, {}, ()), max_batch_size=configured_batch)
-        spec = _with_examples(path, _spec_from_config(stored, signature, asked), threads)
-        return BareModel(path, spec, f"max_batch_size is {configured_batch} by the request that loaded it")
-    if config is not None:
-        spec = _with_examples(path, _spec_from_config(stored, signature, config), threads)
-        return BareModel(path, spec, f"max_batch_size is {config.max_batch_size} in {CONFIG}")
+        asked = replace(asked, max_batch_size=configured_batch)
+        where = f"max_batch_size is {configured_batch} by the request that loaded it"
+    asked.refuse((*asked.mistakes, *asked.objections_to(signature)))
+    return _as_configured(stored, path, signature, asked, where, threads, max_batch)
+
+
+def _signature(path: Path, config: Configuration | None, threads: int) -> Signature:
+    """What the file takes and gives. Raises BundleError, with the configuration's own mistakes where it has any."""
+    if config is not None and not config.serves_onnx:
+        config.refuse(config.mistakes)
+    try:
+        if not os.path.lexists(path):
+            raise BundleError(_no_file(path))
+        check_onnx_files(path)
+        return read_signature(open_session(path, threads), path)
+    except BundleError as error:
+        if config is not None and config.mistakes:
+            config.refuse((*config.mistakes, str(error)))
+        raise
+
+
+def _no_file(path: Path) -> str:
+    others = sorted(one.name for one in path.parent.iterdir()) if path.parent.is_dir() else []
+    there = f"; there is {', '.join(others[:3])}" if others else ""
+    return f"{path}: no such file{there}; put the ONNX file there, or name it in {CONFIG} with default_model_filename"
+
+
+def _found_out(
+    stored: StoredVersion, path: Path, signature: Signature, threads: int, max_batch: int | None
+) -> BareModel:
+    """A model of which nothing is said but what the graph says."""
     signature = with_examples(path, signature, threads)
     whole = ModelSpec(stored.name, signature.inputs, signature.outputs, 0, None, "none", ())
     dynamic = all(spec.shape[:1] == (-1,) for spec in (*signature.inputs, *signature.outputs))
     if not dynamic:
         return BareModel(path, whole, "not batched: not every input and output has a dynamic first dimension")
-    check_batch(whole.inputs, whole.outputs, PROOF_ROWS)
-    objection = objection_to_batching(path, signature, threads)
+    largest = max(PROOF_ROWS, min(DEFAULT_MAX_BATCH, max_batch or DEFAULT_MAX_BATCH))
+    objection = _rows(path, signature, threads, largest).objection
     if objection:
         return BareModel(path, whole, f"not batched: {objection}")
     batched = replace(
@@ -80,81 +99,55 @@ def read_bare_model(stored: StoredVersion, threads: int, configured_batch: int |
     return BareModel(path, batched, f"batched up to {DEFAULT_MAX_BATCH}: each row of a batch equals the row run alone")
 
 
+def _as_configured(
+    stored: StoredVersion,
+    path: Path,
+    signature: Signature,
+    config: Configuration,
+    where: str,
+    threads: int,
+    max_batch: int | None,
+) -> BareModel:
+    """Raises BundleError where a batch's rows depend on each other, but by the configuration's own word."""
+    fixed = Signature(_fixed(signature.inputs, config), _fixed(signature.outputs, config))
+    found = with_examples(path, fixed, threads)
+    size = config.max_batch_size
+    inputs, outputs = (_without_batch(side) if size else side for side in (found.inputs, found.outputs))
+    labels, *further = (config.labels(spec.name) for spec in outputs)
+    spec = ModelSpec(
+        stored.name, inputs, outputs, size, None, "none", labels, config.priorities, further_labels=tuple(further)
+    )
+    largest = min(size, max_batch or size)
+    if config.rows_are_independent:
+        where += f", and {ROWS_ARE_INDEPENDENT} in {CONFIG} goes before the check of its rows"
+    elif largest > 1:
+        _ensure_independent(path, where, _rows(path, found, threads, largest))
+    return BareModel(path, spec, where)
+
+
+def _ensure_independent(path: Path, where: str, rows: RowCheck) -> None:
+    """Raises BundleError where a batch's rows depend on each other; what nobody can tell is only warned of."""
+    if rows.is_open:
+        _log.warning("%s: %s, and whether a batch's rows depend on each other is open: %s", path, where, rows.objection)
+    elif rows.objection:
+        raise BundleError(
+            f"{path}: {where}, but {rows.objection}; set max_batch_size: 0, and dims with the first dimension, so that "
+            f"each request runs alone. If that is how it is meant, say so in {CONFIG}: "
+            f'parameters {{ key: "{ROWS_ARE_INDEPENDENT}" value {{ string_value: "true" }} }}'
+        )
+
+
+def _rows(path: Path, signature: Signature, threads: int, largest: int) -> RowCheck:
+    """Raises BundleError for a batch that does not fit into memory."""
+    check_batch(_without_batch(signature.inputs), _without_batch(signature.outputs), largest)
+    return check_rows(path, signature, threads, largest=largest)
+
+
 def _without_batch(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     return tuple(spec.without_batch() for spec in specs)
 
 
-def _with_examples(path: Path, spec: ModelSpec, threads: int) -> ModelSpec:
-    """The same, with sizes at which to run what the configuration leaves free."""
-    batch = (-1,) if spec.max_batch_size else ()
-    sides = (tuple(replace(one, shape=(*batch, *one.shape)) for one in side) for side in (spec.inputs, spec.outputs))
-    found = with_examples(path, Signature(*sides), threads)
-    if not batch:
-        return replace(spec, inputs=found.inputs, outputs=found.outputs)
-    return replace(spec, inputs=_without_batch(found.inputs), outputs=_without_batch(found.outputs))
-
-
-def _spec_from_config(stored: StoredVersion, signature: Signature, config: _Config) -> ModelSpec:
-    inputs, outputs = (
-        tuple(_configured(stored, spec, config) for spec in side) for side in (signature.inputs, signature.outputs)
-    )
-    return ModelSpec(
-        stored.name, inputs, outputs, config.max_batch_size, None, "none", config.labels, config.priorities
-    )
-
-
-def _configured(stored: StoredVersion, spec: TensorSpec, config: _Config) -> TensorSpec:
-    """The graph's tensor with the sizes that the configuration fixes."""
-    batched = config.max_batch_size > 0
-    where = f"{stored.model_folder / CONFIG}: tensor {spec.name!r}"
-    if batched and spec.shape[:1] != (-1,):
-        raise BundleError(f"{where} has no dynamic first dimension in the graph; set max_batch_size to 0")
-    own = spec.shape[1:] if batched else spec.shape
-    dims = config.dims.get(spec.name, own)
-    compatible = len(dims) == len(own) and all(a == b or -1 in (a, b) for a, b in zip(dims, own, strict=True))
-    if not compatible:
-        raise BundleError(f"{where} has dims {list(dims)}, the graph has {list(own)}; make them agree")
-    return replace(spec, shape=tuple(b if a < 0 else a for a, b in zip(dims, own, strict=True)))
-
-
-def _read_config(path: Path) -> _Config:
-    # Imported here: it drags in grpc, which nobody without a config.pbtxt should wait for.
-    from google.protobuf import text_format
-    from tritonclient.grpc import model_config_pb2
-
-    try:
-        message: Any = text_format.Parse(read_small(path).decode(), model_config_pb2.ModelConfig())
-    except (OSError, ValueError, text_format.ParseError) as error:
-        raise BundleError(f"{path}: cannot be read ({error}); correct it or remove it") from error
-    tensors = [*message.input, *message.output]
-    if any(tensor.HasField("reshape") for tensor in tensors):
-        raise BundleError(f"{path}: reshape is not supported; export the model with the shape that clients send")
-    labels = [_read_labels(path.parent, output.label_filename) for output in message.output if output.label_filename]
-    return _Config(
-        max_batch_size=message.max_batch_size,
-        dims={tensor.name: tuple(tensor.dims) for tensor in tensors},
-        labels=labels[0] if labels else (),
-        priorities=_priorities(path, message.dynamic_batching),
-    )
-
-
-def _priorities(path: Path, batching: Any) -> Priorities:
-    levels, default = batching.priority_levels, batching.default_priority_level
-    if not levels and not default:
-        return Priorities()
-    try:
-        return Priorities(levels, default)
-    except BundleError as error:
-        raise BundleError(
-            f"{path}: {error}; correct priority_levels or default_priority_level in dynamic_batching"
-        ) from error
-
-
-def _read_labels(folder: Path, name: str) -> tuple[str, ...]:
-    if not stays_inside(name):
-        raise BundleError(f"{folder / CONFIG}: label_filename {name!r} leads out of {folder}; put the labels there")
-    path = folder / name
-    try:
-        return tuple(read_small(path).decode().splitlines())
-    except (OSError, ValueError) as error:
-        raise BundleError(f"{path}: the labels that {CONFIG} names cannot be read ({error})") from error
+def _fixed(specs: tuple[TensorSpec, ...], config: Configuration) -> tuple[TensorSpec, ...]:
+    """The graph's tensors with the sizes that the configuration fixes, the batch's not among them."""
+    batch = 1 if config.max_batch_size else 0
+    return tuple(replace(spec, shape=(*spec.shape[:batch], *config.dims(spec, spec.shape[batch:]))) for spec in specs)

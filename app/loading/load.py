@@ -8,6 +8,7 @@ touches nothing else.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,12 +32,12 @@ from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.choice import NOTHING_SERVES, choose
 from convoy.app.loading.proving import Candidate, ProvedEngine, open_and_prove, prove, prove_by_itself
 from convoy.app.loading.signed import SignedCopy, SignedOnly
-from convoy.models.bundle import Bundle, Variant, open_bundle
+from convoy.models.bundle import MANIFEST, Bundle, Variant, open_bundle
 from convoy.models.errors import BundleError, JobError
 from convoy.models.files import check_only_files
 from convoy.models.onnx_digest import check_onnx_files
 from convoy.models.spec import ModelSpec
-from convoy.models.store import StoredVersion
+from convoy.models.store import BARE_MODEL, StoredVersion
 
 _log = logging.getLogger("convoy")
 # Reading 10 GB from a slow disk twice, or tuning a large network on a GPU, takes less.
@@ -120,6 +121,8 @@ def _load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
         check_only_files(stored.folder)
     except OSError as error:
         raise BundleError(f"{stored.folder}: cannot be read ({error}); mend it or remove it") from error
+    if stored.is_bundle and not os.path.lexists(stored.folder / MANIFEST):
+        raise BundleError(_no_model(stored.folder))
     walk = (_walk_for_bundle if stored.is_bundle else _walk_for_bare)(stored, options)
     walk.before = options.before
     walk.everything(options)
@@ -132,6 +135,15 @@ def _load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
         wishes=tuple(one for one in walk.later if isinstance(one, PlanWish)) if options.engine == AUTO else (),
         untried=tuple(one for one in walk.later if isinstance(one, Untried)),
         objections=walk.objections,
+    )
+
+
+def _no_model(folder: Path) -> str:
+    others = ", ".join(sorted(one.name for one in folder.iterdir())[:3]) if folder.is_dir() else ""
+    there = f"there is only {others}" if others else "there is nothing in it"
+    return (
+        f"{folder}: is no model, {there}; put a bundle of `convoy export` there, which has a {MANIFEST}, or an ONNX "
+        f"file named {BARE_MODEL}"
     )
 
 
@@ -153,7 +165,7 @@ def _walk_for_bundle(stored: StoredVersion, options: LoadOptions) -> _Walk:
 
 
 def _walk_for_bare(stored: StoredVersion, options: LoadOptions) -> _Walk:
-    bare = read_bare_model(stored, options.threads, options.configured_batch)
+    bare = read_bare_model(stored, options.threads, options.configured_batch, options.max_batch)
     limit = _limit(bare.spec, options)
     rows, skipped = rows_for(options.machine, options.engine)
     why_none = "a bare model has no answers that a plan could be held to; make a bundle of it"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import tempfile
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ from convoy.app.remote.remote_files import RemoteError, RemoteFiles, RemoteObjec
 from convoy.app.remote.version_cache import VersionCache, digest_in
 from convoy.models.bundle import MANIFEST, SIGNATURE, Manifest, open_bundle, read_manifest
 from convoy.models.errors import BundleError, NotFetched
-from convoy.models.files import is_file_name, stays_inside, sync
+from convoy.models.files import MOST_TEXT_BYTES, is_file_name, read_small, stays_inside, sync
 from convoy.models.store import (
     BARE_MODEL,
+    CONFIG,
     StoredVersion,
     StoreLayout,
     check_name,
@@ -72,6 +74,8 @@ class RemoteStore:
         self._layout: StoreLayout | None = None
         self._was_reached = False
         self._listed: dict[tuple[str, int], RemoteVersion] = {}
+        self._configs: dict[str, RemoteObject | None] = {}
+        self._read_configs: dict[str, tuple[RemoteObject, bytes]] = {}
         self._pruned: set[str] = set()
         self._lock = threading.Lock()
 
@@ -113,6 +117,26 @@ class RemoteStore:
                 self._pruned.add(name)
                 self._cache.prune(name, {one.digest for one in found.values()})
         return found
+
+    def config(self, name: str) -> bytes | None:
+        """A model's configuration, as the last look has listed it; None where there is none. Raises RemoteError.
+
+        Raises BundleError for what is too large to be one.
+        """
+        if name not in self._configs:
+            paths = [one.model_folder / CONFIG for one in self._cache.newest(name).values()]
+            return next((read_small(path) for path in paths if path.is_file()), None)
+        listed = self._configs[name]
+        if listed is None:
+            return None
+        if name not in self._read_configs or self._read_configs[name][0] != listed:
+            if listed.bytes > MOST_TEXT_BYTES:
+                raise BundleError(f"{self.root}/{self._prefix(name)}{CONFIG}: has {listed.bytes} bytes; replace it")
+            with tempfile.TemporaryDirectory(prefix="convoy-config-") as folder:
+                target = Path(folder) / CONFIG
+                self._files.download(f"{self._prefix(name)}{CONFIG}", target)
+                self._read_configs[name] = (listed, target.read_bytes())
+        return self._read_configs[name][1]
 
     def version(self, name: str, number: int) -> StoredVersion:
         """Where a version lies that was seen by the last look, or will when it is fetched."""
@@ -222,6 +246,7 @@ class RemoteStore:
         if layout is not StoreLayout.MODELS and name != self._model_name:
             return {}
         objects = self._files.objects(self._prefix(name).rstrip("/"))
+        self._configs[name] = next((one for one in objects if one.path == CONFIG), None)
         if layout is StoreLayout.ONE_VERSION:
             return {1: self._version(name, 1, objects, is_flat=True)} if _holds_model(objects, "") else {}
         firsts = {one.path.partition("/")[0] for one in objects if "/" in one.path}

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from convoy.app.outcomes import Refusal
 from convoy.models.errors import NotFound, Unavailable
+from convoy.models.version_policy import Policy
 
 Version = TypeVar("Version")
-# Which versions are wanted. "latest": the highest that is sound; "all"; or these numbers.
-Policy = Literal["latest", "all"] | tuple[int, ...]
 
 
 class ModelState(Enum):

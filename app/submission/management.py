@@ -16,6 +16,7 @@ from convoy.app.telemetry.gpu_metrics import GpuWatch
 from convoy.app.telemetry.metrics import Metrics
 from convoy.app.telemetry.observed import Observed, ObservedEngine
 from convoy.models.plans import PlanBuild
+from convoy.models.version_policy import Policy
 
 
 class ManagedVersion(Observed, ServedLike, Protocol):
@@ -62,6 +63,9 @@ class ManagedStore(Protocol):
 
     def check_explicit(self) -> None:
         """Raises Unavailable unless models are loaded on request."""
+
+    def policy_of(self, name: str) -> Policy:
+        """Which versions of a model were wanted when it was last looked at."""
 
     async def load(self, name: str, override: Override) -> None:
         """Return when it serves. Raises Unavailable, NotFound or InvalidRequest."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from convoy.app.engines.batching import objection_to_batching
+from convoy.app.engines.batching import check_rows
 from convoy.app.engines.free_sizes import Size, with_examples
 from convoy.app.engines.onnxruntime import open_session, read_signature
 from convoy.app.engines.signature import Signature
@@ -22,6 +22,8 @@ from convoy.export.sources.torch_job import one_line
 from convoy.models.errors import BundleError
 
 _BATCH = "batch"
+# Where nobody says how large a batch will be.
+PROVED_BATCH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,13 @@ class Batching:
     reason: str
 
 
-def write_batched(original: Path, target: Path, threads: int, inline_bytes: int, size: Size | None = None) -> Batching:
+def write_batched(
+    original: Path, target: Path, threads: int, inline_bytes: int, size: Size | None = None, largest: int = PROVED_BATCH
+) -> Batching:
     """Write `original` to `target`, with a dynamic batch where that is proved to be right, else as it is.
 
-    Free heights and widths are tried at `size`. Raises JobError for a file that is not ONNX or does not load.
+    Batches are proved up to the `largest`. Free heights and widths are tried at `size`. Raises JobError for a file that
+    is not ONNX or does not load, or of which such a batch does not fit into memory.
     """
     model = onnx_file.read(original)
     signature = with_examples(original, read_signature(open_session(original, threads), original), threads, size)
@@ -43,20 +48,20 @@ def write_batched(original: Path, target: Path, threads: int, inline_bytes: int,
     objection = "not every input and output has a first dimension that is dynamic or 1"
     if all(first == (-1,) for first in firsts):
         onnx_file.write(model, target, inline_bytes)
-        objection = objection_to_batching(target, signature, threads)
+        objection = check_rows(target, signature, threads, largest=largest).objection
         if not objection:
             return Batching(True, "batched: each row of a batch equals the row run alone")
     elif all(first in ((-1,), (1,)) for first in firsts):
         for candidate in _freed(model):
             onnx_file.write(candidate, target, inline_bytes)
-            objection = _objection(original, target, signature, threads)
+            objection = _objection(original, target, signature, threads, largest)
             if not objection:
                 return Batching(True, "its batch of 1 was made dynamic: each row equals the original's answer")
     onnx_file.write(model, target, inline_bytes)
     return Batching(False, f"not batched: {one_line(objection, 160)}")
 
 
-def _objection(original: Path, target: Path, signature: Signature, threads: int) -> str:
+def _objection(original: Path, target: Path, signature: Signature, threads: int, largest: int) -> str:
     try:
         freed = read_signature(open_session(target, threads, quiet=True), target)
     except BundleError:
@@ -66,7 +71,8 @@ def _objection(original: Path, target: Path, signature: Signature, threads: int)
     # Both are asked at the same sizes.
     examples = [spec.example for spec in signature.inputs]
     inputs = tuple(replace(spec, example=one) for spec, one in zip(freed.inputs, examples, strict=True))
-    return objection_to_batching(target, replace(freed, inputs=inputs), threads, original=original)
+    whole = replace(freed, inputs=inputs)
+    return check_rows(target, whole, threads, largest=largest, original=original).objection
 
 
 def _freed(model: Any) -> Iterator[Any]:

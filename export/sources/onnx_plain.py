@@ -35,7 +35,7 @@ from convoy.export.proof.verify import MAX_FP32_ERROR
 from convoy.export.signing import signer_of
 from convoy.export.sources import onnx_file, to_onnx
 from convoy.export.sources.free_input import FreeInput, listed, settle
-from convoy.export.sources.onnx_batch import Batching, write_batched
+from convoy.export.sources.onnx_batch import PROVED_BATCH, Batching, write_batched
 from convoy.export.sources.preprocess import parse_input
 from convoy.export.sources.source import ModelSource, parse_source
 from convoy.export.variants.precision import REFERENCE
@@ -75,7 +75,8 @@ def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
         with progress.step("prove the batch"):
             known = settle(source.file, asked, folder, cpu_budget(), to_onnx.INLINE_BYTES)
             target, inline_bytes = folder / REFERENCE.file, to_onnx.INLINE_BYTES
-            batching = write_batched(known.file, target, cpu_budget(), inline_bytes, known.size)
+            largest = max(PROVED_BATCH, options.max_batch)
+            batching = write_batched(known.file, target, cpu_budget(), inline_bytes, known.size, largest)
         batching = replace(batching, reason="; ".join(filter(None, (known.remark, batching.reason))))
         spec = replace(_spec(name, known.file, known.size, batching, options.max_batch, labels), priorities=priorities)
         try:

@@ -45,7 +45,7 @@ def index(server: Server) -> dict[tuple[str, str], tuple[str, str]]:
     return {(one["name"], one.get("version", "")): (one.get("state", ""), one.get("reason", "")) for one in lines}
 
 
-def load(server: Server, name: str, **config: Any) -> httpx.Response:
+def load(server: Server, name: str, /, **config: Any) -> httpx.Response:
     body = {"parameters": {"config": json.dumps(config)}} if config else {}
     return server.post(f"/v2/repository/models/{name}/load", json=body)
 
@@ -218,6 +218,139 @@ def test_a_load_that_fails_keeps_what_serves_and_says_why(explicit: Server, stor
     assert missing.json()["error"].startswith("failed to load 'nobody', failed to poll from model repository")
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"specific": {"versions": [7]}},
+        {"specific": {"versions": [1, 7]}},
+        {"specific": {"versions": []}},
+        {"specific": {"versions": [0]}},
+        {"specific": {"versions": ["01"]}},
+        {"latest": {"num_versions": 0}},
+        {"latest": {}, "all": {}},
+        {},
+    ],
+)
+def test_a_version_policy_that_no_version_meets_takes_nothing_away(
+    explicit: Server, store: StoreFolder, policy: dict[str, Any]
+) -> None:
+    store.add_shift(2.0, version=2)
+    assert load(explicit, "shift", version_policy={"all": {}}).status_code == 200
+    with Crowd(explicit, 2, ask) as crowd:
+        answer = load(explicit, "shift", version_policy=policy)
+        assert answer.status_code == 400, answer.text
+        if 7 in policy.get("specific", {}).get("versions", ()):
+            assert "wants version 7, and the store has 1, 2" in answer.json()["error"]
+            assert "version 1, 2 serves" in answer.json()["error"]
+        with pytest.raises(InferenceServerException, match="version"):
+            triton_grpc.InferenceServerClient(explicit.grpc_address).load_model(
+                "shift", config=json.dumps({"version_policy": policy})
+            )
+        wait_until(lambda: crowd.answered > 20, "the crowd has asked for a while")
+        assert explicit.get("/v2/models/shift").json()["versions"] == ["1", "2"]
+    assert_nobody_noticed(crowd)
+    assert index(explicit)["shift", "2"] == ("READY", "")
+    # Nothing of it is remembered.
+    store.add_shift(3.0, version=3)
+    assert load(explicit, "shift").status_code == 200
+    assert answered_by(explicit) == ("3", 3.0)
+
+
+def test_whatever_is_wrong_with_a_load_what_serves_goes_on(explicit: Server, store: StoreFolder) -> None:
+    store.add_shift(2.0, version=2)
+    config = store.root / "shift" / "config.pbtxt"
+    assert load(explicit, "shift").status_code == 200
+    wrong = {
+        'name: "other"': "name is 'other'",
+        "max_batch_size: 4\nmaxbatch: 3": "line 2",
+        'platform: "ensemble"': "ensemble",
+        "version_policy { specific { versions: [ 9 ] } }": "version_policy in config.pbtxt wants version 9",
+        "version_policy { specific {} }": "version_policy",
+        'default_model_filename: "other.onnx"': "other.onnx",
+        "input { name: 'z' }": "'z' is not in the graph",
+        "max_batch_size": "line 1",
+    }
+    for text, words in wrong.items():
+        config.write_text(text)
+        for policy in ({}, {"version_policy": {"specific": {"versions": [1]}}}):
+            answer = load(explicit, "shift", **policy)
+            is_met = policy and "version_policy" in text and "9" in text
+            assert answer.status_code == (200 if is_met else 400), (text, answer.text)
+            if is_met:
+                assert answered_by(explicit) == ("1", 1.0)
+                config.unlink()
+                assert load(explicit, "shift").status_code == 200
+                continue
+            assert words in answer.json()["error"], answer.text
+            assert answered_by(explicit) == ("2", 2.0), text
+    config.unlink()
+    for policy in ({"max_batch_size": 1 << 30}, {"max_batch_size": "x"}, {"instance_group": []}):
+        assert load(explicit, "shift", **policy).status_code in (400, 501)
+        assert answered_by(explicit) == ("2", 2.0)
+    shutil.move(store.root / "shift", store.root / "moved")
+    gone = load(explicit, "shift")
+    assert (gone.status_code, answered_by(explicit)) == (404, ("2", 2.0))
+    assert "there is no version of it in the store" in gone.json()["error"]
+
+
+def test_the_configuration_says_which_versions_are_served(store: StoreFolder) -> None:
+    """For bare models and bundles, before --version-policy, and anew whenever it changes."""
+    for version in (1, 2, 3):
+        store.add_shift(float(version), version=version)
+        store.add_digits(version)
+
+    def wants(policy: str) -> None:
+        for name in ("shift", "digits"):
+            aside = store.root / f"{name}.pbtxt"
+            aside.write_text(f"version_policy {{ {policy} }} max_batch_size: 8")
+            aside.replace(store.root / name / "config.pbtxt")
+
+    def served() -> list[list[str]]:
+        return [server.get(f"/v2/models/{name}").json().get("versions", []) for name in ("shift", "digits")]
+
+    wants("specific { versions: [ 1 ] }")
+    with start_server(*POLL, store=store.root) as server:
+        assert served() == [["1"], ["1"]]
+        with Crowd(server, 2, ask) as crowd:
+            wants("latest { num_versions: 2 }")
+            wait_until(lambda: served() == [["2", "3"], ["2", "3"]], "the two highest serve")
+            wants("all {}")
+            wait_until(lambda: served() == [["1", "2", "3"]] * 2, "all serve")
+            wants("specific { versions: [ 2 ] }")
+            wait_until(lambda: served() == [["2"], ["2"]], "the one that is named serves")
+            for broken, words in (("specific { versions: [ 9 ] }", "wants version 9"), ("}", "line 1")):
+                wants(broken)
+                wait_until(
+                    lambda words=words: all(  # type: ignore[misc]
+                        any(words in reason for (one, _), (_, reason) in index(server).items() if one == name)
+                        for name in ("shift", "digits")
+                    ),
+                    "it is told",
+                )
+                assert served() == [["2"], ["2"]]
+            wants("latest {}")
+            wait_until(lambda: served() == [["3"], ["3"]], "the highest serves")
+            wait_until(lambda: not any(reason for _, reason in index(server).values() if reason != "unloaded"),
+                       "nothing is wrong any more")  # fmt: skip
+        assert_nobody_noticed(crowd)
+    with start_server("--version-policy", "1", store=store.root) as server:
+        assert served() == [["3"], ["3"]]
+        wants("specific { versions: [ 1, 3 ] }")
+    with start_server("--version-policy", "1", store=store.root) as server:
+        assert served() == [["1", "3"], ["1", "3"]]
+        said = server.get("/v2/models/shift/config").json()["version_policy"]
+        assert said == {"specific": {"versions": [1, 3]}}
+        config = triton_grpc.InferenceServerClient(server.grpc_address).get_model_config("shift").config
+        assert list(config.version_policy.specific.versions) == [1, 3]
+    for name in ("shift", "digits"):
+        (store.root / name / "config.pbtxt").unlink()
+    store.add_shift(1.0, name="other", version=2)
+    with start_server("--version-policy", "1", store=store.root) as server:
+        assert served() == [["1"], ["1"]]
+        (told,) = [one for one in server.stats()["refused"] if one["name"] == "other"]
+        assert "--version-policy wants version 1, and the store has 2" in told["reason"]
+
+
 def test_a_request_to_load_may_set_batch_size_and_versions_and_nothing_else(
     explicit: Server, store: StoreFolder
 ) -> None:
@@ -231,6 +364,11 @@ def test_a_request_to_load_may_set_batch_size_and_versions_and_nothing_else(
     wrong = [
         (load(explicit, "shift", max_batch_size=-1), 400),
         (load(explicit, "shift", version_policy={"newest": 3}), 400),
+        (load(explicit, "shift", version_policy={"latest": {"num_versions": 2}}), 200),
+        (load(explicit, "shift", name="other"), 400),
+        (load(explicit, "shift", platform="tensorflow_savedmodel"), 400),
+        (load(explicit, "shift", backend=["python"]), 400),
+        (load(explicit, "shift", name="shift", platform="onnxruntime_onnx", backend="onnxruntime"), 200),
         (load(explicit, "shift", instance_group=[]), 501),
         (load(explicit, "shift", max_batch_size=0), 200),
     ]

@@ -86,6 +86,29 @@ def test_a_bare_model_comes_with_what_lies_beside_it_and_is_said_to_be_unverifie
         assert "a bare model, of which only the sizes can be verified" in server.log
 
 
+def test_a_models_configuration_decides_what_is_fetched(remote: ObjectStore, tmp_path: Path) -> None:
+    for version in (1, 2, 3):
+        remote.upload(DEMO, f"digits/{version}")
+    store = StoreFolder(tmp_path / "store")
+    for version in (1, 2):
+        store.add_shift(float(version), version=version)
+    remote.upload(store.root, "")
+    remote.put("digits/config.pbtxt", b"version_policy { specific { versions: [ 1 ] } }")
+    remote.put("shift/config.pbtxt", b"version_policy { specific { versions: [ 1 ] } }")
+    with serve(remote, tmp_path / "cache", *POLL) as server:
+        assert seven(server) == ("1", "7")
+        assert fetched(tmp_path / "cache") == ["digits/1", "shift/1"]
+        remote.put("digits/config.pbtxt", b"version_policy { specific { versions: [ 2 ] } }")
+        wait_until(lambda: seven(server) == ("2", "7"), "the other version serves")
+        remote.put("digits/config.pbtxt", b"version_policy { specific { versions: [ 9 ] } }")
+        wait_until(lambda: "wants version 9" in server.log, "it is told")
+        assert seven(server) == ("2", "7")
+    remote.stop()
+    with serve(remote, tmp_path / "cache", wait_ready=False) as server:
+        wait_until(lambda: "loaded shift" in server.log, "what is here serves", 120)
+        assert server.post("/v2/models/shift/infer", json=ROW).json()["model_version"] == "1"
+
+
 def test_while_polling_versions_come_and_go_and_a_broken_one_never_serves(remote: ObjectStore, tmp_path: Path) -> None:
     remote.upload(DEMO, "digits/1")
     with serve(remote, tmp_path, *POLL) as server:

@@ -68,6 +68,18 @@ def test_what_is_not_signed_is_refused_and_what_is_goes_on(edges: int, tmp_path:
     assert not list(cache.glob("signed/*/*")), "no copy is left"
 
 
+def test_a_configuration_that_nobody_has_signed_decides_nothing(tmp_path: Path) -> None:
+    own, store = KeyPair(tmp_path, "own"), StoreFolder(tmp_path / "store")
+    for version in (1, 2):
+        sign(store.add_digits(version), own)
+    (store.root / "digits" / "config.pbtxt").write_text("version_policy { specific { versions: [ 1 ] } }")
+    options = ("--require-signature", str(own.public), "--store-cache", str(tmp_path / "cache"))
+    with start_server(*options, store=store.root) as server:
+        assert predicted(server) == ("2", "7")
+    with start_server(store=store.root) as server:
+        assert predicted(server) == ("1", "7")
+
+
 def test_a_signature_comes_with_a_bundle_from_a_url(tmp_path: Path) -> None:
     own, store = KeyPair(tmp_path, "own"), StoreFolder(tmp_path / "store")
     sign(store.add_digits(1), own)

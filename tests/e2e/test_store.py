@@ -76,6 +76,8 @@ def test_what_is_broken_does_not_stop_what_is_sound(store: StoreFolder) -> None:
         assert set(refused(server)) == {"half/1", "cut/1", "empty/1", "junk/1", "nojson/1", "resealed/1"}
         assert "canary.safetensors" in refused(server)["cut/1"]
         assert "was changed" in refused(server)["resealed/1"]
+        assert "is no model, there is nothing in it" in refused(server)["empty/1"]
+        assert "is no model, there is only fp32.onnx; put a bundle" in refused(server)["half/1"]
         for reason in refused(server).values():
             assert "\n" not in reason
         assert server.is_ready()
@@ -273,6 +275,45 @@ def test_a_bare_model_is_what_its_configuration_says(store: StoreFolder) -> None
         answer = server.post("/v2/models/simple/infer", json=body)
         assert "batch-size must be <= 4" in answer.json()["error"]
         assert "max_batch_size is 4 in config.pbtxt" in server.log
+
+
+def test_the_fields_of_a_configuration_that_decide_what_answers_are_honoured(store: StoreFolder) -> None:
+    """The file that is named, each output's own labels, and a version's checksum, over both wires."""
+    weights = store.add_shift(7.0)
+    weights.rename(weights.with_name("weights.onnx"))
+    store.add_shift(1.0)
+    config = store.root / "shift" / "config.pbtxt"
+    config.write_text('name: "shift" max_batch_size: 4 default_model_filename: "weights.onnx"')
+    shutil.copytree(store.root / "shift", store.root / "sealed")
+    seal = f'name: "checksum" parameters {{ key: "MD5:1/model.onnx" value: "{"0" * 32}" }}'
+    (store.root / "sealed" / "config.pbtxt").write_text(f"model_repository_agents {{ agents {{ {seal} }} }}")
+    store.add_add_sub()
+    labelled = CONFIG.format(labels="").replace('"OUTPUT1"', '"OUTPUT1" label_filename: "names.txt"')
+    (store.root / "simple" / "config.pbtxt").write_text(labelled)
+    (store.root / "simple" / "names.txt").write_text("".join(f"class {number}\n" for number in range(16)))
+    (store.root / "chain" / "1").mkdir(parents=True)
+    (store.root / "chain" / "config.pbtxt").write_text('platform: "ensemble" ensemble_scheduling { step {} }')
+    (store.root / "code" / "1").mkdir(parents=True)
+    (store.root / "code" / "1" / "model.py").write_text("")
+    (store.root / "code" / "config.pbtxt").write_text('backend: "python"')
+    with start_server(store=store.root) as server:
+        assert served(server) == {"shift/1", "simple/1"}
+        reasons = refused(server)
+        assert "ONNX alone" in reasons["chain/1"]
+        assert "runs no code of a model" in reasons["code/1"]
+        assert "manifest" not in reasons["chain/1"] + reasons["code/1"]
+        assert "its MD5 is" in reasons["sealed/1"]
+        row = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}
+        assert server.post("/v2/models/shift/infer", json=row).json()["outputs"][0]["data"] == [7.0] * 4
+        files = [one["label_filename"] for one in server.get("/v2/models/simple/config").json()["output"]]
+        assert [bool(file) for file in files] == [False, True]
+        wanted = [{"name": f"OUTPUT{number}", "parameters": {"classification": 1}} for number in range(2)]
+        tensors = [
+            {"name": f"INPUT{number}", "shape": [1, 16], "datatype": "INT32", "data": list(range(16))}
+            for number in range(2)
+        ]
+        answer = server.post("/v2/models/simple/infer", json={"inputs": tensors, "outputs": wanted}).json()
+        assert [output["data"] for output in answer["outputs"]] == [["30:15"], ["0:0:class 0"]]
 
 
 @pytest.mark.slow

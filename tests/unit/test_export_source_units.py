@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -146,7 +147,7 @@ def test_a_fixed_batch_of_1_that_cannot_be_freed_is_served_as_it_is(tmp_path, ca
 def test_a_dynamic_dimension_that_mixes_rows_is_no_batch(tmp_path):
     bundle = export(tmp_path, mean(tmp_path / "a" / "b" / "mean.onnx"))
     assert bundle.manifest.spec.max_batch_size == 0
-    assert "not batched: row 0 of a batch of 3 differs from the row run alone" in reason(bundle)
+    assert re.search(r"not batched: row \d of a batch of 2 differs from the row run alone", reason(bundle))
 
 
 def test_a_model_without_a_batch_keeps_its_shapes(tmp_path):

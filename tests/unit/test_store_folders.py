@@ -90,6 +90,11 @@ def test_the_versions_of_one_model_keep_their_numbers(tmp_path: Path, file: str)
     assert (store.names(), store.versions("2")) == (["m"], [])
 
 
+def test_the_versions_of_one_model_may_have_files_of_another_name(tmp_path: Path) -> None:
+    store = Store.at(one_model(tmp_path, "2/weights.onnx", "config.pbtxt"), "m")
+    assert [(one.version, one.is_bundle) for one in store.versions("m")] == [(2, False)]
+
+
 @pytest.mark.parametrize("paths", [["manifest.json"], ["1/model.onnx"]])
 def test_one_model_needs_a_name_and_is_told_how(tmp_path: Path, paths: list[str]) -> None:
     one_model(tmp_path, *paths)

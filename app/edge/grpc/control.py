@@ -53,7 +53,8 @@ class GrpcControl:
         return ParseDict(document, service_pb2.ModelMetadataResponse())
 
     async def _model_config(self, message: Any, _: GrpcCall) -> Any:
-        document = model_config(find_served(self._core.catalog, message.name, message.version or None))
+        served = find_served(self._core.catalog, message.name, message.version or None)
+        document = model_config(served, self._core.control.policy_of(message.name))
         return service_pb2.ModelConfigResponse(config=ParseDict(document, model_config_pb2.ModelConfig()))
 
     async def _model_statistics(self, message: Any, _: GrpcCall) -> Any:

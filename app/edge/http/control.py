@@ -91,7 +91,7 @@ def _add_metadata(router: APIRouter, core: ManagedCore, server_name: str) -> Non
     @router.get("/v2/models/{model}/config", tags=["metadata"], summary="Triton's ModelConfig", responses=ERRORS)
     @router.get("/v2/models/{model}/versions/{version}/config", tags=["metadata"], responses=ERRORS)
     async def config(model: str, version: str | None = None) -> Response:
-        return json_response(model_config(find_served(core.catalog, model, version)))
+        return json_response(model_config(find_served(core.catalog, model, version), core.control.policy_of(model)))
 
 
 def _add_statistics(router: APIRouter, core: ManagedCore, options: EdgeOptions) -> None:

@@ -46,7 +46,7 @@ def _other_answer(served: ServedLike, wanted: WantedOutput, answer: Answer) -> T
         wanted.place.region.write(answer.data, wanted.place.offset)
         return TensorOut(spec, answer.shape, memoryview(b""), wanted.binary, elsewhere=True)
     values = np.frombuffer(answer.data, spec.numpy_dtype).reshape(answer.shape)
-    labels = served.spec.labels if wanted.index == 0 else ()
+    labels = served.spec.labels_of(wanted.index)
     batched = served.spec.max_batch_size > 0
     shape, packed = classify(values, wanted.classes, labels, batched=batched)
     return TensorOut(TensorSpec(spec.name, "BYTES", shape), shape, packed, wanted.binary)

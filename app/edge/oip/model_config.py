@@ -6,28 +6,28 @@ from typing import Any
 
 from convoy.app.submission.management import ManagedVersion
 from convoy.models.spec import ModelSpec, TensorSpec
+from convoy.models.version_policy import Latest, Policy
 
 _TRITON_TYPE_OF = {"BOOL": "TYPE_BOOL", "BYTES": "TYPE_STRING"}
 
 
-def model_config(served: ManagedVersion) -> dict[str, Any]:
-    """The ModelConfig as JSON, with the protobuf's field names."""
+def model_config(served: ManagedVersion, policy: Policy) -> dict[str, Any]:
+    """The ModelConfig as JSON, with the protobuf's field names. `policy`: which of the model's versions are served."""
     spec = served.spec
     count = len(served.loaded.engines)
-    labels = "labels.txt" if spec.labels else ""
     return {
         "name": served.key.model,
         "platform": served.first.platform,
         "backend": "onnxruntime",
         "runtime": "",
-        "version_policy": {"latest": {"num_versions": 1}},
+        "version_policy": _version_policy(policy),
         "max_batch_size": spec.max_batch_size,
         "input": [
             {**_tensor(one), "format": _format(spec, one), "optional": False, "is_shape_tensor": False}
             for one in spec.inputs
         ],
         "output": [
-            {**_tensor(one), "label_filename": "" if index else labels, "is_shape_tensor": False}
+            {**_tensor(one), "label_filename": "labels.txt" if spec.labels_of(index) else "", "is_shape_tensor": False}
             for index, one in enumerate(spec.outputs)
         ],
         "instance_group": [{"name": served.key.model, "kind": "KIND_CPU", "count": count, "gpus": [], "profile": []}],
@@ -45,6 +45,12 @@ def model_config(served: ManagedVersion) -> dict[str, Any]:
             "default_priority_level": spec.priorities.default,
         },
     }
+
+
+def _version_policy(policy: Policy) -> dict[str, Any]:
+    if isinstance(policy, Latest):
+        return {"latest": {"num_versions": policy.count}}
+    return {"all": {}} if policy == "all" else {"specific": {"versions": list(policy)}}
 
 
 def _tensor(tensor: TensorSpec) -> dict[str, Any]:

@@ -7,21 +7,26 @@ from collections.abc import Mapping
 import orjson
 
 from convoy.app.edge.oip.tensors import brief
-from convoy.app.submission.listing import Override, Policy
+from convoy.app.submission.listing import Override
 from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import InvalidRequest, Unsupported
+from convoy.models.store import is_version
+from convoy.models.version_policy import Latest, Policy
 
 _FILE = "file:"
 _MOST_DIGITS = 10  # of a 32-bit number
 _EXAMPLE = '{"max_batch_size": 16}'
 _POLICIES = '{"latest":{}}, {"all":{}} or {"specific":{"versions":[1,2]}}'
 # Named by clients that send a model's own configuration back; a model cannot be changed into another one.
-_IGNORED = frozenset({"name", "platform", "backend"})
+_OWN = {
+    "platform": ("", "onnxruntime_onnx", "openvino", "tensorrt_plan"),
+    "backend": ("", "onnxruntime"),
+}
 
 
 async def load_model(core: ManagedCore, model: str, parameters: Mapping[str, object]) -> None:
     """After the mode and the token were checked. Raises RequestError."""
-    await core.control.load(model, _override(parameters))
+    await core.control.load(model, _override(model, parameters))
     await core.catalog.until_known()
 
 
@@ -40,7 +45,7 @@ def check_repository(name: str) -> None:
         raise Unsupported("'repository_name' specification is not supported; leave it out")
 
 
-def _override(parameters: Mapping[str, object]) -> Override:
+def _override(model: str, parameters: Mapping[str, object]) -> Override:
     """Raises InvalidRequest or Unsupported."""
     for name in parameters:
         if name.startswith(_FILE):
@@ -52,17 +57,24 @@ def _override(parameters: Mapping[str, object]) -> Override:
     config = parameters.get("config", "{}")
     if not isinstance(config, str):
         raise InvalidRequest(f"'config' must be a string of JSON, got {brief(config)}")
-    return _of_config(config)
+    return _of_config(model, config)
 
 
-def _of_config(text: str) -> Override:
+def _of_config(model: str, text: str) -> Override:
     try:
         config = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"'config' is not JSON ({error}); send a string such as {_EXAMPLE}") from error
     if not isinstance(config, dict):
         raise InvalidRequest(f"'config' must hold a JSON object such as {_EXAMPLE}")
-    others = sorted(set(config) - _IGNORED - {"max_batch_size", "version_policy"})
+    if config.get("name", model) not in (model, ""):
+        raise InvalidRequest(f"'name' in 'config' must be '{model[:100]}', got {brief(config['name'])}; leave it out")
+    for field, known in _OWN.items():
+        if field in config and config[field] not in known:
+            raise InvalidRequest(
+                f"'{field}' in 'config' cannot be {brief(config[field])}: this server serves ONNX alone; leave it out"
+            )
+    others = sorted(set(config) - {"name", *_OWN, "max_batch_size", "version_policy"})
     if others:
         raise Unsupported(
             f"'{others[0][:100]}' in 'config' cannot be overridden by this server; "
@@ -83,19 +95,19 @@ def _batch(value: object) -> int | None:
 
 
 def _policy(value: object) -> Policy | None:
-    match value:
-        case None:
-            return None
-        case {"latest": {"num_versions": int() | str() as number}} if str(number) != "1":
-            raise Unsupported("'version_policy' latest has num_versions 1 on this server; name several as specific")
-        case {"latest": _}:
-            return "latest"
-        case {"all": _}:
+    """Raises InvalidRequest."""
+    if value is None:
+        return None
+    match list(value.items()) if isinstance(value, dict) else []:
+        case [("latest", dict() as latest)] if not latest.keys() - {"num_versions"}:
+            if _is_version(count := latest.get("num_versions", 1)):
+                return Latest(int(count))
+        case [("all", dict())]:
             return "all"
-        case {"specific": {"versions": [*versions]}} if versions and all(_is_version(version) for version in versions):
+        case [("specific", {"versions": [*versions]})] if versions and all(map(_is_version, versions)):
             return tuple(int(version) for version in versions)
     raise InvalidRequest(f"'version_policy' must be like {_POLICIES}, got {brief(value)}")
 
 
 def _is_version(value: object) -> bool:
-    return str(value).isascii() and str(value).isdigit() and len(str(value)) < 10
+    return type(value) in (int, str) and is_version(str(value))

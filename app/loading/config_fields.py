@@ -1,0 +1,242 @@
+"""Every field of Triton's ModelConfig, and what becomes of it when a `config.pbtxt` sets it.
+
+Data and nothing else. A field that is not here, as of a newer protobuf, is refused: nobody has looked at what it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+# "honoured": it is followed, and a value that cannot be followed is refused. "harmless": no answer depends on it, and a
+# line in the debug log says that it was passed over. "refused": the model would answer otherwise than its author means.
+Use = Literal["honoured", "harmless", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRow:
+    """Fields inside of the same message, "" the configuration itself, with the same use for the same reason."""
+
+    inside: str
+    names: str
+    use: Use
+    why: str
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The fields, each by all the names that lead to it."""
+        return tuple(f"{self.inside}.{name}" if self.inside else name for name in self.names.split())
+
+
+ROWS: tuple[FieldRow, ...] = (
+    FieldRow("", "name", "honoured", "must be the name of the model's folder; may be left out"),
+    FieldRow(
+        "", "platform backend", "honoured", "`onnxruntime_onnx`, `onnxruntime`, or left out; everything else is refused"
+    ),
+    FieldRow("", "runtime", "refused", "Convoy loads no backend's library; remove it"),
+    FieldRow(
+        "",
+        "version_policy version_policy.latest version_policy.latest.num_versions version_policy.all "
+        "version_policy.specific version_policy.specific.versions",
+        "honoured",
+        "goes before `--version-policy`; a request to load goes before it. Of a bundle's folder, too",
+    ),
+    FieldRow(
+        "",
+        "max_batch_size",
+        "honoured",
+        "the rows of a batch must not depend on each other; left out, it is 0: no batch",
+    ),
+    FieldRow(
+        "", "input output", "honoured", "every tensor named must be in the graph; those not named are served as well"
+    ),
+    FieldRow("input", "name data_type dims", "honoured", "must agree with the graph; -1 takes the graph's size"),
+    FieldRow("output", "name data_type dims", "honoured", "must agree with the graph; -1 takes the graph's size"),
+    FieldRow(
+        "input",
+        "reshape reshape.shape",
+        "honoured",
+        "where it equals `dims`; otherwise refused: remove it and set `dims` to the graph's shape",
+    ),
+    FieldRow(
+        "output",
+        "reshape reshape.shape",
+        "honoured",
+        "where it equals `dims`; otherwise refused: remove it and set `dims` to the graph's shape",
+    ),
+    FieldRow("output", "label_filename", "honoured", "the labels of this output; the file lies in the model's folder"),
+    FieldRow("input", "format", "harmless", "tensors are taken as they come; `.../config` tells the layout by `dims`"),
+    FieldRow("input", "optional", "refused", "every request brings every input; remove it"),
+    FieldRow("input", "allow_ragged_batch", "refused", "only requests of the same shape share a batch; remove it"),
+    FieldRow("input", "is_shape_tensor is_non_linear_format_io", "refused", "is for TensorRT plans; remove it"),
+    FieldRow("output", "is_shape_tensor is_non_linear_format_io", "refused", "is for TensorRT plans; remove it"),
+    FieldRow(
+        "",
+        "batch_input batch_input.kind batch_input.target_name batch_input.data_type batch_input.source_input",
+        "refused",
+        "no input is made of others here; compute it inside of the graph",
+    ),
+    FieldRow(
+        "",
+        "batch_output batch_output.target_name batch_output.kind batch_output.source_input",
+        "refused",
+        "outputs are split by rows; give each row its own output inside of the graph",
+    ),
+    FieldRow(
+        "",
+        "optimization optimization.graph optimization.graph.level optimization.priority optimization.cuda "
+        "optimization.cuda.graphs optimization.cuda.busy_wait_events optimization.cuda.graph_spec "
+        "optimization.cuda.graph_spec.batch_size optimization.cuda.graph_spec.input "
+        "optimization.cuda.graph_spec.input.dim optimization.cuda.graph_spec.graph_lower_bound "
+        "optimization.cuda.graph_spec.graph_lower_bound.batch_size "
+        "optimization.cuda.graph_spec.graph_lower_bound.input optimization.cuda.graph_spec.graph_lower_bound.input.dim "
+        "optimization.cuda.output_copy_stream optimization.execution_accelerators "
+        "optimization.execution_accelerators.gpu_execution_accelerator "
+        "optimization.execution_accelerators.gpu_execution_accelerator.name "
+        "optimization.execution_accelerators.gpu_execution_accelerator.parameters "
+        "optimization.execution_accelerators.cpu_execution_accelerator "
+        "optimization.execution_accelerators.cpu_execution_accelerator.name "
+        "optimization.execution_accelerators.cpu_execution_accelerator.parameters optimization.input_pinned_memory "
+        "optimization.input_pinned_memory.enable optimization.output_pinned_memory "
+        "optimization.output_pinned_memory.enable optimization.gather_kernel_buffer_threshold "
+        "optimization.eager_batching",
+        "harmless",
+        "speed alone; `--engine` says what may compute, and the fastest that answers rightly does",
+    ),
+    FieldRow("", "dynamic_batching", "honoured", "batches are always formed, with or without it"),
+    FieldRow(
+        "dynamic_batching", "priority_levels default_priority_level", "honoured", "see [priority](protocol.md#priority)"
+    ),
+    FieldRow(
+        "dynamic_batching",
+        "preferred_batch_size max_queue_delay_microseconds",
+        "harmless",
+        "the scheduler chooses by what it measures",
+    ),
+    FieldRow(
+        "dynamic_batching",
+        "preserve_ordering",
+        "harmless",
+        "a stream's answers always come in the order of its requests",
+    ),
+    FieldRow(
+        "dynamic_batching",
+        "default_queue_policy default_queue_policy.timeout_action default_queue_policy.default_timeout_microseconds "
+        "default_queue_policy.allow_timeout_override default_queue_policy.max_queue_size priority_queue_policy "
+        "priority_queue_policy.timeout_action priority_queue_policy.default_timeout_microseconds "
+        "priority_queue_policy.allow_timeout_override priority_queue_policy.max_queue_size",
+        "harmless",
+        "the operator says how long and how many may wait: `default_timeout_ms` and `max_queue` of the server or under "
+        "`models`",
+    ),
+    FieldRow(
+        "",
+        "sequence_batching sequence_batching.direct sequence_batching.direct.max_queue_delay_microseconds "
+        "sequence_batching.direct.minimum_slot_utilization sequence_batching.oldest "
+        "sequence_batching.oldest.max_candidate_sequences sequence_batching.oldest.preferred_batch_size "
+        "sequence_batching.oldest.max_queue_delay_microseconds sequence_batching.oldest.preserve_ordering "
+        "sequence_batching.max_sequence_idle_microseconds sequence_batching.control_input "
+        "sequence_batching.control_input.name sequence_batching.control_input.control "
+        "sequence_batching.control_input.control.kind sequence_batching.control_input.control.int32_false_true "
+        "sequence_batching.control_input.control.fp32_false_true "
+        "sequence_batching.control_input.control.bool_false_true "
+        "sequence_batching.control_input.control.data_type sequence_batching.state sequence_batching.state.input_name "
+        "sequence_batching.state.output_name sequence_batching.state.data_type sequence_batching.state.dims "
+        "sequence_batching.state.initial_state sequence_batching.state.initial_state.data_type "
+        "sequence_batching.state.initial_state.dims sequence_batching.state.initial_state.zero_data "
+        "sequence_batching.state.initial_state.data_file sequence_batching.state.initial_state.name "
+        "sequence_batching.state.use_same_buffer_for_input_output sequence_batching.state.use_growable_memory "
+        "sequence_batching.iterative_sequence",
+        "refused",
+        "models have no state between requests; give the state to the client as an output and take it as an input",
+    ),
+    FieldRow(
+        "",
+        "ensemble_scheduling ensemble_scheduling.step ensemble_scheduling.step.model_name "
+        "ensemble_scheduling.step.model_version ensemble_scheduling.step.input_map ensemble_scheduling.step.output_map "
+        "ensemble_scheduling.step.model_namespace ensemble_scheduling.max_inflight_requests",
+        "refused",
+        "Convoy chains no models; join their graphs into one ONNX file (onnx.compose), or export the network with "
+        "--preprocess, which puts decoding and normalisation before it",
+    ),
+    FieldRow(
+        "",
+        "instance_group instance_group.name instance_group.kind instance_group.count instance_group.rate_limiter "
+        "instance_group.rate_limiter.resources instance_group.rate_limiter.resources.name "
+        "instance_group.rate_limiter.resources.global instance_group.rate_limiter.resources.count "
+        "instance_group.rate_limiter.priority instance_group.gpus instance_group.secondary_devices "
+        "instance_group.secondary_devices.kind instance_group.secondary_devices.device_id instance_group.profile "
+        "instance_group.passive instance_group.host_policy",
+        "harmless",
+        "every GPU serves, else the CPU; `instances` under `models` says how many engines there are on it",
+    ),
+    FieldRow(
+        "", "default_model_filename", "honoured", "the file in the version's folder; `model.onnx` where it is left out"
+    ),
+    FieldRow(
+        "",
+        "cc_model_filenames",
+        "refused",
+        "one file serves on every device; name it with `default_model_filename`",
+    ),
+    FieldRow("", "metric_tags", "harmless", "metrics have Convoy's own labels"),
+    FieldRow(
+        "",
+        "parameters parameters.string_value",
+        "honoured",
+        "`convoy_rows_are_independent` (below), and no other that begins with `convoy_`; those for other backends do "
+        "nothing",
+    ),
+    FieldRow(
+        "",
+        "model_warmup model_warmup.name model_warmup.batch_size model_warmup.inputs model_warmup.inputs.data_type "
+        "model_warmup.inputs.dims model_warmup.inputs.zero_data model_warmup.inputs.random_data "
+        "model_warmup.inputs.input_data_file model_warmup.count",
+        "harmless",
+        "every batch size is run before a model serves",
+    ),
+    FieldRow(
+        "",
+        "model_operations model_operations.op_library_filename",
+        "refused",
+        "Convoy loads no libraries of custom operators; use the operators of ONNX",
+    ),
+    FieldRow("", "model_transaction_policy", "honoured", "one answer for each request"),
+    FieldRow("model_transaction_policy", "decoupled", "refused", "each request has one answer here; remove it"),
+    FieldRow(
+        "",
+        "model_repository_agents model_repository_agents.agents model_repository_agents.agents.name "
+        "model_repository_agents.agents.parameters",
+        "honoured",
+        "`checksum`: each `MD5:FILE` is compared before the version is loaded, of its own files and those beside the "
+        "versions; other agents are refused",
+    ),
+    FieldRow("", "response_cache response_cache.enable", "harmless", "there is no cache; every request is computed"),
+    FieldRow(
+        "",
+        "model_metrics model_metrics.metric_control model_metrics.metric_control.metric_identifier "
+        "model_metrics.metric_control.metric_identifier.family model_metrics.metric_control.histogram_options "
+        "model_metrics.metric_control.histogram_options.buckets",
+        "harmless",
+        "metrics have Convoy's own buckets",
+    ),
+)
+
+FIELDS: dict[str, FieldRow] = {path: row for row in ROWS for path in row.paths}
+
+
+def table() -> Iterator[str]:
+    """The same as lines of Markdown, for the documentation."""
+    yield "| field | | what becomes of it |"
+    yield "|---|---|---|"
+    for row in ROWS:
+        yield f"| {_shown(row.paths)} | {row.use} | {row.why} |"
+
+
+def _shown(paths: tuple[str, ...]) -> str:
+    """A message once, and what is in it by the rest of its name."""
+    first, *others = paths
+    if not others or not all(path.startswith(f"{first}.") for path in others):
+        return ", ".join(f"`{path}`" for path in paths)
+    return f"`{first}` with {', '.join(f'`{path.removeprefix(first)}`' for path in others)}"

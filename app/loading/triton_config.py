@@ -1,0 +1,340 @@
+"""What a `config.pbtxt` says of a bare model: all of it is honoured, passed over because no answer depends on it, or
+refused with a reason. `convoy.app.loading.config_fields` has the table.
+
+All mistakes of a file are told at once. Those of its text and its fields are found here, those that only the graph
+shows by who has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convoy.app.engines.signature import Signature
+from convoy.app.loading.config_fields import FIELDS
+from convoy.app.loading.config_text import MOST_TOLD, ConfigText, parse_config, read_config_text
+from convoy.models.errors import BundleError
+from convoy.models.files import is_file_name, open_regular, read_small, stays_inside
+from convoy.models.priorities import ORDINARY_PRIORITIES, Priorities
+from convoy.models.spec import TensorSpec
+from convoy.models.store import BARE_MODEL, CONFIG, StoredVersion, is_version
+from convoy.models.version_policy import Latest, Policy
+
+_log = logging.getLogger("convoy")
+
+# Of `parameters`, "true" or "false": whether batches are formed although the check of the rows objects.
+ROWS_ARE_INDEPENDENT = "convoy_rows_are_independent"
+_OURS = "convoy_"
+_PLATFORMS = frozenset({"", "onnxruntime_onnx"})
+_BACKENDS = frozenset({"", "onnxruntime"})
+_CHECKSUM, _MD5 = "checksum", "MD5:"
+_OIP_DTYPES = {"TYPE_STRING": "BYTES"}
+_INSTEAD = {
+    "tensorflow": "convert the model with tf2onnx",
+    "pytorch": "export the network with `convoy export`",
+    "tensorrt": "put the ONNX file that the plan was built of there; Convoy builds plans itself",
+    "openvino": "put the ONNX file there; Convoy lets OpenVINO compute it where that is faster",
+    "python": "Convoy runs no code of a model; put what it computes into an ONNX graph, or call Convoy from it",
+    "dali": "Convoy decodes pictures itself: export the network with `convoy export --preprocess`",
+    "onnx": "write that, or leave it out",
+    "ensemble": "join the graphs into one ONNX file (onnx.compose), or call one model after the other",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredTensor:
+    """One entry of `input` or `output`. `dtype` "" and `dims` empty: as the graph has it."""
+
+    name: str
+    dtype: str = ""
+    dims: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What is honoured. `mistakes` are all that were found in the file by itself; `serves_onnx`: it is for us."""
+
+    path: Path
+    max_batch_size: int = 0
+    inputs: tuple[ConfiguredTensor, ...] = ()
+    outputs: tuple[ConfiguredTensor, ...] = ()
+    priorities: Priorities = ORDINARY_PRIORITIES
+    model_file: str = BARE_MODEL
+    rows_are_independent: bool = False
+    mistakes: tuple[str, ...] = ()
+    serves_onnx: bool = True
+
+    def labels(self, output: str) -> tuple[str, ...]:
+        return next((one.labels for one in self.outputs if one.name == output), ())
+
+    def dims(self, tensor: TensorSpec, own: tuple[int, ...]) -> tuple[int, ...]:
+        """A tensor's sizes, of which the graph has `own`: those that either of them fixes."""
+        named = [one.dims for one in (*self.inputs, *self.outputs) if one.name == tensor.name and one.dims]
+        return tuple(b if a < 0 else a for a, b in zip(named[0], own, strict=True)) if named else own
+
+    def objections_to(self, graph: Signature) -> tuple[str, ...]:
+        """Where it and the graph do not say the same."""
+        inputs = _side("input", self.inputs, graph.inputs, self.max_batch_size)
+        return (*inputs, *_side("output", self.outputs, graph.outputs, self.max_batch_size))
+
+    def refuse(self, mistakes: tuple[str, ...]) -> None:
+        """Raises BundleError where there are any."""
+        if len(mistakes) == 1:
+            raise BundleError(f"{self.path}: {mistakes[0]}")
+        if mistakes:
+            told = "; ".join(f"({number}) {one}" for number, one in enumerate(mistakes[:MOST_TOLD], 1))
+            raise BundleError(f"{self.path}: {len(mistakes)} mistakes: {told}")
+
+
+def read_configuration(stored: StoredVersion) -> Configuration | None:
+    """A bare version's configuration; None where there is none. Raises BundleError where it cannot be read at all."""
+    path = stored.model_folder / CONFIG
+    if not os.path.lexists(path):
+        return None
+    text = read_config_text(path)
+    for line in _harmless(text.message):
+        _log.debug("%s: %s", path, line)
+    return _Reading(stored, path, text).configuration()
+
+
+def version_policy(data: bytes, where: str) -> Policy | None:
+    """The versions that a configuration wants, None where it does not say. Raises BundleError."""
+    # Most do not say, and protobuf takes a second to come.
+    return _policy(parse_config(data, where).message, where) if b"version_policy" in data else None
+
+
+def _policy(message: Any, where: str) -> Policy | None:
+    policy = message.version_policy
+    match policy.WhichOneof("policy_choice"):
+        case "latest":
+            return Latest(max(1, policy.latest.num_versions))
+        case "all":
+            return "all"
+        case "specific":
+            versions = tuple(policy.specific.versions)
+            if not versions or min(versions) < 1:
+                raise BundleError(
+                    f"{where}: version_policy specific names {list(versions)}; name versions from 1 on, or remove it"
+                )
+            return versions
+    return None
+
+
+class _Reading:
+    """One file, field by field, with what is wrong in it."""
+
+    def __init__(self, stored: StoredVersion, path: Path, text: ConfigText) -> None:
+        self._stored, self._path, self._message = stored, path, text.message
+        self._mistakes = list(text.mistakes)
+
+    def configuration(self) -> Configuration:
+        message = self._message
+        serves_onnx = self._check_platform()
+        self._check_name()
+        self._mistakes += _refused(message)
+        self._check_policy()
+        if message.max_batch_size < 0:
+            self._mistakes.append(f"max_batch_size is {message.max_batch_size}; set it to 0 or more")
+        inputs, outputs = (tuple(map(self._tensor, side)) for side in (message.input, message.output))
+        self._check_twice((*inputs, *outputs))
+        priorities, rows_are_independent = self._priorities(), self._rows_are_independent()
+        model_file = self._model_file()
+        self._check_agents()
+        return Configuration(
+            self._path,
+            max(0, message.max_batch_size),
+            inputs,
+            outputs,
+            priorities,
+            model_file,
+            rows_are_independent,
+            tuple(self._mistakes),
+            serves_onnx,
+        )
+
+    def _check_name(self) -> None:
+        name = self._message.name
+        if name and name != self._stored.name:
+            self._mistakes.append(
+                f"name is {name!r}, and the model is {self._stored.name!r}; give both the same name, or remove it"
+            )
+
+    def _check_platform(self) -> bool:
+        """Whether the model is one of ONNX."""
+        message = self._message
+        others = [("platform", message.platform)] if message.platform not in _PLATFORMS else []
+        others += [("backend", message.backend)] if message.backend not in _BACKENDS else []
+        for field, value in others:
+            instead = next((words for known, words in _INSTEAD.items() if known in value), "convert the model to ONNX")
+            self._mistakes.append(f"{field} is {value!r}, and Convoy serves ONNX alone, onnxruntime_onnx; {instead}")
+        return not others and not message.HasField("ensemble_scheduling")
+
+    def _check_policy(self) -> None:
+        try:
+            _policy(self._message, "")
+        except BundleError as error:
+            self._mistakes.append(str(error).removeprefix(": "))
+
+    def _tensor(self, tensor: Any) -> ConfiguredTensor:
+        side = "output" if "label_filename" in tensor.DESCRIPTOR.fields_by_name else "input"
+        what, dims = f"{side} {tensor.name!r}", tuple(tensor.dims)
+        if not tensor.name:
+            self._mistakes.append(f"an {side} has no name; name one of the graph's")
+        if any(size < 1 and size != -1 for size in dims):
+            self._mistakes.append(f"{what} has dims {list(dims)}; sizes are from 1 on, or -1 where they are free")
+        if tensor.HasField("reshape") and tuple(tensor.reshape.shape) != dims:
+            self._mistakes.append(
+                f"{what}: reshape is not supported; remove it and set dims to the graph's shape, in which clients then "
+                "send and receive it"
+            )
+        dtype = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
+        dtype = "" if dtype == "TYPE_INVALID" else _OIP_DTYPES.get(dtype, dtype.removeprefix("TYPE_"))
+        labels = self._labels(tensor.label_filename) if side == "output" and tensor.label_filename else ()
+        return ConfiguredTensor(tensor.name, dtype, dims, labels)
+
+    def _check_twice(self, tensors: tuple[ConfiguredTensor, ...]) -> None:
+        for name, count in Counter(one.name for one in tensors).items():
+            if count > 1 and name:
+                self._mistakes.append(f"tensor {name!r} is there {count} times; leave one of them")
+
+    def _labels(self, name: str) -> tuple[str, ...]:
+        folder = self._path.parent
+        if not stays_inside(name):
+            self._mistakes.append(f"label_filename {name!r} leads out of {folder}; put the labels there")
+            return ()
+        try:
+            return tuple(read_small(folder / name).decode().splitlines())
+        except (OSError, ValueError, BundleError) as error:
+            self._mistakes.append(
+                f"the labels that label_filename names, {name}, cannot be read ({error}); put them there"
+            )
+            return ()
+
+    def _priorities(self) -> Priorities:
+        batching = self._message.dynamic_batching
+        levels, default = batching.priority_levels, batching.default_priority_level
+        if not levels and not default:
+            return Priorities()
+        try:
+            return Priorities(levels, default)
+        except BundleError as error:
+            self._mistakes.append(f"{error}; correct priority_levels or default_priority_level in dynamic_batching")
+            return Priorities()
+
+    def _rows_are_independent(self) -> bool:
+        ours = {key: one.string_value for key, one in self._message.parameters.items() if key.startswith(_OURS)}
+        value = ours.pop(ROWS_ARE_INDEPENDENT, "false")
+        for key in sorted(ours):
+            self._mistakes.append(f"there is no parameter {key!r}; there is {ROWS_ARE_INDEPENDENT}")
+        if value not in ("true", "false"):
+            self._mistakes.append(f'parameter {ROWS_ARE_INDEPENDENT} is {value!r}; say "true" or "false"')
+        return bool(value == "true")
+
+    def _model_file(self) -> str:
+        name: str = self._message.default_model_filename or BARE_MODEL
+        if is_file_name(name):
+            return name
+        self._mistakes.append(
+            f"default_model_filename {name!r} is no name of a file in {self._stored.folder}; put it there"
+        )
+        return BARE_MODEL
+
+    def _check_agents(self) -> None:
+        for agent in self._message.model_repository_agents.agents:
+            if agent.name != _CHECKSUM:
+                self._mistakes.append(
+                    f"model_repository_agents: there is no agent {agent.name!r}, only {_CHECKSUM}; remove it, and "
+                    "put the files into the store as they are to be served"
+                )
+                continue
+            for key, digest in sorted(agent.parameters.items()):
+                self._check_digest(key, digest)
+
+    def _check_digest(self, key: str, digest: str) -> None:
+        name = key.removeprefix(_MD5)
+        if name == key:
+            self._mistakes.append(f"checksum {key!r}: only {_MD5}FILE is known; say the MD5 of a file so, or remove it")
+            return
+        if not stays_inside(name):
+            self._mistakes.append(f"checksum of {name!r}: leads out of {self._path.parent}; name a file in it")
+            return
+        first = Path(name).parts[0]
+        if is_version(first) and not self._stored.is_flat and first != str(self._stored.version):
+            return  # another version's, which is compared when that one is loaded
+        try:
+            with open_regular(self._path.parent / name) as file:
+                found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        except (OSError, BundleError) as error:
+            self._mistakes.append(f"checksum of {name!r}: the file cannot be read ({error}); put it there")
+            return
+        if found != digest.strip().lower():
+            self._mistakes.append(
+                f"checksum of {name!r}: its MD5 is {found}, not {digest}; put the right file there, or correct the MD5"
+            )
+
+
+def _set_fields(message: Any, inside: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields that are set, each by the names that lead to it; not those in what is not honoured."""
+    for field, value in message.ListFields():
+        path = f"{inside}{field.name}"
+        yield path, value
+        row = FIELDS.get(path)
+        if field.message_type is None or row is None or row.use != "honoured":
+            continue
+        is_map = field.message_type.GetOptions().map_entry
+        values = value.values() if is_map else value if field.is_repeated else [value]
+        for one in values:
+            if hasattr(one, "ListFields"):
+                yield from _set_fields(one, f"{path}.")
+
+
+def _refused(message: Any) -> list[str]:
+    """Each of them once, however often it is set."""
+    found: dict[str, str] = {}
+    for path, _ in _set_fields(message):
+        if path not in FIELDS:
+            found[path] = f"{path}: Convoy does not know this field; remove it"
+        elif FIELDS[path].use == "refused":
+            found[path] = f"{path}: {FIELDS[path].why.replace('`', '')}"
+    return list(found.values())
+
+
+def _harmless(message: Any) -> list[str]:
+    uses = {path: FIELDS[path] for path, _ in _set_fields(message) if path in FIELDS}
+    return [f"{path} changes nothing: {row.why}" for path, row in uses.items() if row.use == "harmless"]
+
+
+def _side(
+    side: str, named: tuple[ConfiguredTensor, ...], own: tuple[TensorSpec, ...], max_batch_size: int
+) -> Iterator[str]:
+    """Where one side of the graph differs from what is said of it."""
+    graph = {spec.name: spec for spec in own}
+    for one in named:
+        if one.name and one.name not in graph:
+            yield f"{side} {one.name!r} is not in the graph, which has {', '.join(graph)}; name one of these"
+    by_name = {one.name: one for one in named}
+    for spec in own:
+        yield from _tensor(side, by_name.get(spec.name, ConfiguredTensor(spec.name)), spec, max_batch_size)
+
+
+def _tensor(side: str, named: ConfiguredTensor, spec: TensorSpec, max_batch_size: int) -> Iterator[str]:
+    what = f"{side} {spec.name!r}"
+    if named.dtype not in ("", spec.dtype):
+        yield f"{what} is {named.dtype} here and {spec.dtype} in the graph; make them agree"
+    if max_batch_size and spec.shape[:1] != (-1,):
+        yield f"{what} has no dynamic first dimension in the graph; set max_batch_size to 0"
+        return
+    sizes = spec.shape[1:] if max_batch_size else spec.shape
+    is_fit = len(named.dims) == len(sizes) and all(
+        a == b or -1 in (a, b) for a, b in zip(named.dims, sizes, strict=True)
+    )
+    if named.dims and not is_fit:
+        batch = ", without its first dimension, the batch" if max_batch_size else ""
+        yield f"{what} has dims {list(named.dims)}, the graph has {list(sizes)}{batch}; make them agree"
