@@ -124,6 +124,9 @@ class Engine(ABC):
         """
         return False
 
+    def enter_service(self) -> None:
+        """Clients' batches come from now on."""
+
     @abstractmethod
     def close(self) -> None:
         """Give back the device's memory. Calling it twice is harmless."""

@@ -117,8 +117,8 @@ class Health:
                         self._start_canary(served, one)
 
     def _is_a_device_lost(self) -> bool:
-        """Whether only a new process can use some GPU again; whoever found out, the process is told to end."""
-        lost = next((gpu for gpu in self._gpus if gpu.lost), None)
+        """Whether only a new process can use some GPU again that has served; then the process is told to end."""
+        lost = next((gpu for gpu in self._gpus if gpu.lost and gpu.has_served), None)
         if lost is not None:
             self._on_fatal(f"{lost.name} is lost for this process ({lost.lost}); a new one may use it again")
         return lost is not None

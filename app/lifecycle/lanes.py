@@ -84,6 +84,7 @@ class Lanes:
         here_below_ns = _SHORT_BATCH_NS if is_caller and is_alone else 0
         on_thread = give_way if is_caller else None
         run = lane_runner(self._slab, proved.engine)
+        proved.engine.enter_service()
         self._scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns, on_thread=on_thread)
         self._catalog.changed()  # so that edges know for how many engines they decode ahead
 

@@ -283,7 +283,12 @@ def test_whoever_finds_a_gpu_lost_the_process_ends(tmp_path: Path) -> None:
     async def scenario() -> None:
         await asyncio.sleep(0.05)
         assert not workshop.fatal
+        for gpu in bench.machine.gpus:
+            gpu.ensure_works()
+        bench.machine.gpus[1].has_served = True
         bench.cuda.sticky = ILLEGAL_ADDRESS
+        with pytest.raises(EngineFailure):  # one that has not served is no reason to end
+            bench.machine.gpus[0].ensure_works()
         # As where a model is loaded, tuned or compared: no batch of a client was in it.
         with pytest.raises(EngineFailure):
             bench.machine.gpus[1].ensure_works()

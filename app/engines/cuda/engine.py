@@ -150,6 +150,9 @@ class CudaEngine(Engine):
             return False  # the host gathers, then; on a device that is lost, nobody does
         return True
 
+    def enter_service(self) -> None:
+        self._device.has_served = True
+
     def close(self) -> None:
         if self._closed:
             return
