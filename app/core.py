@@ -156,6 +156,7 @@ class Core(OpenCalls):
         self.leaving = self.draining = True
         await self._tasks.cancel()
         await self.lifecycle.close()
+        await self.lanes.unlock_pages()
         self.gpus.stop()
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close, CLOSING_S)

@@ -345,9 +345,7 @@ class FakeCuda:
         return 0, self._gpu.total_bytes - self._gpu.used_bytes, self._gpu.total_bytes
 
     def cudaDeviceSynchronize(self) -> tuple[int]:
-        for stream in self._streams.values():
-            if stream.gpu is self._gpu:
-                self._run_all(stream)
+        self._finish_all()
         return (self.sticky,)
 
     def cudaThreadExchangeStreamCaptureMode(self, mode: int) -> tuple[int, int]:
@@ -370,6 +368,7 @@ class FakeCuda:
     def cudaFree(self, address: int) -> tuple[int]:
         if address not in self._blocks or self._blocks[address].gpu is None:
             return (INVALID_VALUE,)
+        self._finish_all()
         self._forget(address)
         return (0,)
 
@@ -379,6 +378,7 @@ class FakeCuda:
     def cudaFreeHost(self, address: int) -> tuple[int]:
         if address not in self._blocks or self._blocks[address].gpu is not None:
             return (INVALID_VALUE,)
+        self._finish_all()
         self._forget(address)
         return (0,)
 
@@ -518,6 +518,12 @@ class FakeCuda:
             stream.recording.works.append(work)
         else:
             stream.todo.append(work)
+
+    def _finish_all(self) -> None:
+        """What is freed is not used any more: CUDA waits for the device."""
+        for stream in self._streams.values():
+            if stream.gpu is self._gpu:
+                self._run_all(stream)
 
     def _run_all(self, stream: Stream) -> None:
         while stream.todo:

@@ -33,12 +33,15 @@ def listed(workshop: Workshop) -> list[tuple[str, str]]:
 
 
 def test_locking_the_pages_of_the_requests_memory_holds_up_nobody(tmp_path: Path) -> None:
-    may_end, asked = threading.Event(), []
+    may_end, asked, unlocked = threading.Event(), [], []
 
     class Locking(WatchedEngine):
         def page_lock(self, memory: memoryview) -> bool:
             asked.append((threading.current_thread(), len(memory)))
             return may_end.wait(10)
+
+        def page_unlock(self, memory: memoryview) -> None:
+            unlocked.append((self.offset, len(memory)))
 
     class Locked(Workshop):
         def make(self, device: str) -> WatchedEngine:
@@ -57,8 +60,10 @@ def test_locking_the_pages_of_the_requests_memory_holds_up_nobody(tmp_path: Path
         assert await workshop.ask() > 0
         assert asked == [(asked[0][0], slab.capacity_bytes)], "once"
         assert asked[0][0] is not threading.current_thread()
+        assert not unlocked
 
     in_workshop(workshop, scenario)
+    assert unlocked == [(100.0, asked[0][1])], "once, when nothing serves any more"
 
 
 # Swaps

@@ -133,6 +133,7 @@ class Device:
         One whose device is lost is never let go: a library may end the process when it fails to give something back.
         """
         self._engines.add(engine)
+        self._has_worked = True
 
     def let_go(self, engine: object) -> None:
         """The engine has given everything back."""
