@@ -126,9 +126,11 @@ class Engine(ABC):
 
     def page_unlock(self, memory: memoryview) -> None:
         """Before the block goes: undo `page_lock`, if it locked it. May come after `close`, and no batch uses it."""
+        return
 
     def enter_service(self) -> None:
         """Clients' batches come from now on."""
+        return
 
     @abstractmethod
     def close(self) -> None:

@@ -6,6 +6,7 @@ Knows how to look; `table` knows what to make of it. Everything here may be repl
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import io
 import logging
@@ -15,8 +16,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from convoy.app.engines import tensorrt
 from convoy.app.batch import EngineFailure
+from convoy.app.engines import tensorrt
 from convoy.app.engines.cuda.code import codes_of, has_code, in_words
 from convoy.app.engines.cuda.device import Device, UnusableGpu, open_devices
 from convoy.app.engines.cuda.driver import CudaUnavailable
@@ -27,6 +28,7 @@ from convoy.models.errors import JobError
 
 _log = logging.getLogger("convoy")
 _PROVIDER_FILE = Path("capi") / "libonnxruntime_providers_cuda.so"
+_CUDNN = "libcudnn.so.9"
 _INSTALL = "uninstall onnxruntime and run pip install 'convoy-serve[gpu]'"
 
 
@@ -127,4 +129,9 @@ def _find_onnxruntime() -> Library:
             module.preload_dlls()
         if said.getvalue():
             _log.info("onnxruntime: %s", " ".join(said.getvalue().split()))
+    try:
+        ctypes.CDLL(_CUDNN)
+    except OSError as error:
+        # The provider looks for it only at the first convolution, which would fail.
+        return Library(None, f"cuDNN does not load ({error}); run pip install 'convoy-serve[gpu]', which brings it")
     return Library(module)

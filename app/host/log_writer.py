@@ -42,7 +42,7 @@ class LogWriter(logging.Handler):
             return
         self._put(line)
 
-    def handleError(self, record: logging.LogRecord) -> None:
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
         """The usual way is to print it, which may wait for ever."""
         self._put(f"a line of the log could not be written:\n{traceback.format_exc()}".encode())
 

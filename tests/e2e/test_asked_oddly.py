@@ -1,4 +1,4 @@
-"""What probes, balancers and careless clients ask: HEAD, an empty version, names that look like the log's own fields."""
+"""What probes and careless clients ask: HEAD, an empty version, names that look like the log's own fields."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import re
 import socket
 from collections.abc import Iterator
 
-import grpc
-import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 
 from tests.support.pictures import digit
 from tests.support.servers import Server, run_convoy, start_server, wait_until
-from tests.support.stores import StoreFolder
 
 pytestmark = pytest.mark.slow
 
@@ -89,18 +86,16 @@ def test_a_version_that_is_no_number_is_named_as_it_was_given(server: Server, ve
 def test_a_path_is_one_field_of_its_line(server: Server, path: str, shown: str) -> None:
     with server.client() as client:
         client.post(path, headers={"traceparent": "x key admin", "x-request-id": "a]b=c"}, content=b"x")
-    line = rf'127.0.0.1 POST {shown} 404 '
+    line = rf"127.0.0.1 POST {shown} 404 "
     wait_until(lambda: line in server.log, f"the log has {line}")
     (told,) = [one for one in server.log.splitlines() if line in one]
-    assert re.fullmatch(
-        rf'\S+ INFO    {re.escape(line)}[\d.]+ ms trace "x key admin" \[request "a\]b=c"\]', told
-    ), told
+    assert re.fullmatch(rf'\S+ INFO    {re.escape(line)}[\d.]+ ms trace "x key admin" \[request "a\]b=c"\]', told), told
 
 
 def test_metadata_of_grpc_is_one_field_of_its_line(server: Server) -> None:
     with triton_grpc.InferenceServerClient(server.grpc_address) as client:
         client.get_server_metadata(headers={"traceparent": "y key admin", "x-request-id": "own"})
-    line = 'gRPC ServerMetadata OK'
+    line = "gRPC ServerMetadata OK"
     wait_until(lambda: line in server.log, "the call is in the log")
     (told,) = [one for one in server.log.splitlines() if line in one]
     assert 'trace "y key admin" [request own]' in told

@@ -89,7 +89,7 @@ def halved(path: Path) -> Path:
 
 
 def in_halves(path: Path, dtype: str = "BF16", dims: Dims = ("batch", 4), *, mixes: bool = False) -> Path:
-    """The mean over all but the batch of what comes and goes in half precision; `mixes`: less the mean over the batch."""
+    """The mean over all but the batch, in and out in half precision; `mixes`: less the mean over the batch."""
     nodes = [helper.make_node("Cast", ["x"], ["wide"], to=TensorProto.FLOAT)]
     if mixes:
         nodes.append(helper.make_node("ReduceMean", ["wide"], ["middle"], axes=[0], keepdims=1))
