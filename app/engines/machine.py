@@ -19,7 +19,7 @@ from typing import Any
 from convoy.app.batch import EngineFailure
 from convoy.app.engines import tensorrt
 from convoy.app.engines.cuda.code import codes_of, has_code, in_words
-from convoy.app.engines.cuda.device import Device, UnusableGpu, open_devices
+from convoy.app.engines.cuda.device import Device, UnusableGpu, open_all_devices
 from convoy.app.engines.cuda.driver import CudaUnavailable
 from convoy.app.engines.onnxruntime_cuda import PROVIDER
 from convoy.app.engines.openvino import load_openvino
@@ -101,7 +101,7 @@ def find_cpu() -> Machine:
 def find_machine() -> Machine:
     """Ask the driver and the libraries. Takes a second where there is a GPU, else as long as OpenVINO's import."""
     try:
-        gpus, unusable = open_devices()
+        gpus, unusable = open_all_devices()
     except CudaUnavailable as reason:
         return Machine(no_gpu=str(reason), openvino=_found(load_openvino))
     found = {library: _found(partial(load_tensorrt, library, tensorrt.NEEDED)) for library in (TENSORRT, RTX)}

@@ -148,9 +148,14 @@ class UnusableGpu:
     reason: str
 
 
+def open_devices() -> tuple[Device, ...]:
+    """The GPUs of this process, in CUDA's order. Raises CudaUnavailable."""
+    return open_all_devices()[0]
+
+
 @cache
-def open_devices() -> tuple[tuple[Device, ...], tuple[UnusableGpu, ...]]:
-    """The GPUs of this process, in CUDA's order, and those that say nothing of themselves. Raises CudaUnavailable."""
+def open_all_devices() -> tuple[tuple[Device, ...], tuple[UnusableGpu, ...]]:
+    """The same, and those that say nothing of themselves. Raises CudaUnavailable."""
     return find_devices(open_cuda())
 
 
