@@ -71,6 +71,11 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", required=True, choices=_PRECISIONS, help="what the graph is typed as")
     parser.add_argument("--batch-sizes", type=_sizes, required=True, help="such as 1,2,4,8")
     parser.add_argument("--workspace-mb", type=int, help="MiB of scratch memory a kernel may use (default: all)")
+    parser.add_argument(
+        "--beside-mb",
+        type=int,
+        help="a server is at work on the GPU: use so many MiB at most, and keep what is timed beside it to this build",
+    )
     parser.add_argument("--time-limit-s", type=_seconds, help="give up after so many seconds (default: never)")
     parser.add_argument("--timing-cache", type=Path, help="file of kernel times (default: one in the plan cache)")
     parser.add_argument("--hardware-compatibility", choices=get_args(HardwareCompatibility), default="none")
@@ -83,7 +88,10 @@ def _job(given: argparse.Namespace, library: TensorRt, trt: Any, device: Callabl
     compatibility = given.hardware_compatibility
     options = BuildOptions(given.precision, given.batch_sizes, given.workspace_mb, compatibility, library.profiles)
     target = resolve_target(library, trt, given.targets, options, gpu)
-    return BuildJob(given.onnx, given.plan_cache, options, target, gpu.name if gpu else "", given.timing_cache)
+    return BuildJob(
+        *(given.onnx, given.plan_cache, options, target, gpu.name if gpu else "", given.timing_cache),
+        beside_mb=given.beside_mb,
+    )
 
 
 def _targets(text: str) -> tuple[str, ...]:

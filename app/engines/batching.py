@@ -18,6 +18,7 @@ import numpy as np
 
 from convoy.app.batch import EngineFailure
 from convoy.app.engines.memory import Growth
+from convoy.app.engines.onnx_tensors import run_arrays_on
 from convoy.app.engines.onnxruntime import first_line, open_session
 from convoy.app.engines.signature import Signature
 from convoy.models.errors import BundleError
@@ -232,9 +233,8 @@ def _sizes(largest: int) -> Iterator[int]:
 
 
 def _run(session: Any, inputs: Mapping[str, np.ndarray]) -> Answers:
-    names = [output.name for output in session.get_outputs()]
     try:
-        return dict(zip(names, session.run(names, inputs), strict=True))
+        return run_arrays_on(session, inputs)
     except Exception as error:  # onnxruntime's errors share no base class
         raise EngineFailure(first_line(error)) from error
 

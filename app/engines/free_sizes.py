@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from convoy.app.engines.onnx_tensors import run_arrays_on
 from convoy.app.engines.onnxruntime import open_session
 from convoy.app.engines.signature import Signature
 from convoy.models.spec import TensorSpec, fits
@@ -135,9 +136,9 @@ def _run(session: Any, signature: Signature, inputs: tuple[TensorSpec, ...]) -> 
     generator = np.random.default_rng(3)
     arrays = {spec.name: random_values(generator, spec, spec.drawn_shape) for spec in inputs}
     try:
-        outputs = session.run([spec.name for spec in signature.outputs], arrays)
+        outputs = run_arrays_on(session, arrays)
     except Exception:  # onnxruntime's errors share no base class
         return None
-    shapes = [tuple(output.shape) for output in outputs]
+    shapes = [tuple(outputs[spec.name].shape) for spec in signature.outputs]
     # An output that is empty tells nothing of a network: its input was smaller than its kernels.
     return shapes if all(map(all, shapes)) else None

@@ -6,18 +6,20 @@ Knows how to look; `table` knows what to make of it. Everything here may be repl
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import io
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from convoy.app.batch import EngineFailure
 from convoy.app.engines import tensorrt
 from convoy.app.engines.cuda.code import codes_of, has_code, in_words
-from convoy.app.engines.cuda.device import Device, open_devices
+from convoy.app.engines.cuda.device import Device, UnusableGpu, open_all_devices
 from convoy.app.engines.cuda.driver import CudaUnavailable
 from convoy.app.engines.onnxruntime_cuda import PROVIDER
 from convoy.app.engines.openvino import load_openvino
@@ -26,6 +28,7 @@ from convoy.models.errors import JobError
 
 _log = logging.getLogger("convoy")
 _PROVIDER_FILE = Path("capi") / "libonnxruntime_providers_cuda.so"
+_CUDNN = "libcudnn.so.9"
 _INSTALL = "uninstall onnxruntime and run pip install 'convoy-serve[gpu]'"
 
 
@@ -42,7 +45,10 @@ _NO_LIBRARY = Library(None, "there is no GPU for it")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The GPUs of this process, or why there are none, and the libraries that could use them."""
+    """The GPUs of this process, or why there are none, and the libraries that could use them.
+
+    `unusable` are GPUs that CUDA counts and cannot use.
+    """
 
     gpus: tuple[Device, ...] = ()
     no_gpu: str = "the GPU was not asked for"
@@ -50,6 +56,19 @@ class Machine:
     onnxruntime: Library = field(default=_NO_LIBRARY)
     rtx: Library = field(default=_NO_LIBRARY)
     openvino: Library = field(default=Library(None, "OpenVINO was not asked for"))
+    unusable: tuple[UnusableGpu, ...] = ()
+
+    def tried(self) -> Machine:
+        """The machine with those of its GPUs that work now. Makes a context on each of them, which takes a second."""
+        working, unusable = [], [*self.unusable]
+        for gpu in self.gpus:
+            try:
+                gpu.ensure_works()
+                working.append(gpu)
+            except EngineFailure as failure:
+                unusable.append(UnusableGpu(gpu.name, str(failure)))
+        no_gpu = self.no_gpu or ("" if working else "no GPU works in this process")
+        return replace(self, gpus=tuple(working), no_gpu=no_gpu, unusable=tuple(unusable))
 
     def runs(self, library: TensorRt) -> Library:
         """What runs the plans of a library."""
@@ -82,11 +101,11 @@ def find_cpu() -> Machine:
 def find_machine() -> Machine:
     """Ask the driver and the libraries. Takes a second where there is a GPU, else as long as OpenVINO's import."""
     try:
-        gpus = open_devices()
+        gpus, unusable = open_all_devices()
     except CudaUnavailable as reason:
         return Machine(no_gpu=str(reason), openvino=_found(load_openvino))
     found = {library: _found(partial(load_tensorrt, library, tensorrt.NEEDED)) for library in (TENSORRT, RTX)}
-    return Machine(gpus, "", found[TENSORRT], _find_onnxruntime(), found[RTX], _found(load_openvino))
+    return Machine(gpus, "", found[TENSORRT], _find_onnxruntime(), found[RTX], _found(load_openvino), unusable)
 
 
 def _found(load: Callable[[], Any]) -> Library:
@@ -110,4 +129,9 @@ def _find_onnxruntime() -> Library:
             module.preload_dlls()
         if said.getvalue():
             _log.info("onnxruntime: %s", " ".join(said.getvalue().split()))
+    try:
+        ctypes.CDLL(_CUDNN)
+    except OSError as error:
+        # The provider looks for it only at the first convolution, which would fail.
+        return Library(None, f"cuDNN does not load ({error}); run pip install 'convoy-serve[gpu]', which brings it")
     return Library(module)

@@ -35,8 +35,8 @@ from convoy.models.onnx_nodes import SIZE_READERS, has_half_weights, read_nodes
 from convoy.models.spec import TensorSpec
 
 PROVIDER = "CUDAExecutionProvider"
-# The provider captures a graph in its third run, when two have settled the memory.
-_PREPARING_RUNS = 3
+# The provider captures a graph within its first run of an id, which it makes twice; the next one replays it.
+_PREPARING_RUNS = 2
 _PREPARING_ATTEMPTS = 3
 _WITHOUT_GRAPH = "-1"
 _MEMORY_WORDS = ("out of memory", "failed to allocate", "bfcarena", "cuda failure 2:", "alloc_failed")
@@ -57,7 +57,7 @@ class ConvolutionTuning:
     `search`: which of cuDNN's two heuristics chooses the kernels; with cuDNN 9 "EXHAUSTIVE" is the other one, and
     neither measures. `nhwc`: channels last, which is the tensor cores' own layout but costs transposes at the graph's
     ends. `graphs`: replay CUDA graphs, one per slot and batch size. `fuse_conv_bias`: add the bias in the
-    convolution's own kernel.
+    convolution's own kernel, which tuning does not choose.
     """
 
     search: ConvolutionSearch = "HEURISTIC"
@@ -192,7 +192,7 @@ class OnnxRuntimeCudaEngine(CudaEngine):
             undisturbed(_PREPARING_ATTEMPTS, lambda: self._capture(bound))
         else:
             with self._cuda.beside_captures():
-                self._run_prepared(bound, _PREPARING_RUNS - 1)
+                self._run_prepared(bound, _PREPARING_RUNS)
         self._bindings[slot, size] = bound
 
     def _run_options(self, graph_id: str) -> Any:

@@ -38,7 +38,8 @@ _KEPT_COMPLAINT_BYTES = 4096
 class BuildOrder:
     """A plan to build into a cache. `capabilities` as in `convoy.models.plans.PlanTarget`.
 
-    `gpu` counts as CUDA does in this process, and matters to a library that builds on the GPU itself.
+    `gpu` counts as CUDA does in this process, and matters to a library that builds on the GPU itself. Where a server is
+    at work on it, `beside_mb` MiB of its memory may be used for trying kernels; None: none is.
     """
 
     onnx: Path
@@ -47,6 +48,7 @@ class BuildOrder:
     gpu: int = 0
     library: LibraryName = "tensorrt"
     capabilities: tuple[str, ...] = ()
+    beside_mb: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,8 @@ def _arguments(order: BuildOrder, limits: BuildLimits) -> list[str]:
     ]
     if options.workspace_mb is not None:
         arguments += ["--workspace-mb", str(options.workspace_mb)]
+    if order.beside_mb is not None:
+        arguments += ["--beside-mb", str(order.beside_mb)]
     return arguments
 
 

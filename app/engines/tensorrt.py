@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.device import Device
-from convoy.app.engines.cuda.driver import Handle
+from convoy.app.engines.cuda.driver import CaptureDisturbed, Handle, undisturbed
 from convoy.app.engines.cuda.engine import SLOTS, CudaEngine, bucket_sizes
 from convoy.app.engines.cuda.slots import DeviceSlot
 from convoy.app.engines.tensorrt_contexts import Contexts, Kernels, open_contexts
@@ -39,6 +39,9 @@ NEEDED: Needed = (
     ("IExecutionContext", "set_optimization_profile_async"),
     ("ExecutionContextAllocationStrategy", "USER_MANAGED"),
 )
+_PREPARING_RUNS = 2
+_PREPARING_ATTEMPTS = 3
+_CAPTURE_WORD = "captur"
 # Who records a batch's work as a CUDA graph.
 Captures = Literal["own", "library", "nobody"]
 # TensorRT's names of data types, by ours.
@@ -176,11 +179,21 @@ class TensorRtEngine(CudaEngine):
         with self._cuda.beside_captures():
             way = _Way(self._bound_context(slot, size))
             self._ways[slot, size] = way
-            # The first enqueue settles what TensorRT puts off until then; a graph of it would be a graph of that.
-            self._enqueue(way, slot, size)
-            self._cuda.wait_for_stream(slot.stream)
+            if self._captures != "library":
+                # The first enqueue settles what TensorRT puts off until then; a graph of it would be a graph of that.
+                self._enqueue(way, slot, size)
+                self._cuda.wait_for_stream(slot.stream)
         if self._captures == "own":
             way.graph = self._captured(way, slot, size)
+        if self._captures == "library":
+            # It captures when it likes within its first enqueues: alone on the device, and again if disturbed.
+            undisturbed(_PREPARING_ATTEMPTS, lambda: self._let_capture(way, slot, size))
+
+    def _let_capture(self, way: _Way, slot: DeviceSlot, size: int) -> None:
+        with self._cuda.capturing():
+            for _ in range(_PREPARING_RUNS):
+                self._enqueue(way, slot, size)
+                self._cuda.wait_for_stream(slot.stream)
 
     def _bound_context(self, slot: DeviceSlot, size: int) -> Any:
         """A context of its own: the profile, shapes and addresses are set here and never again."""
@@ -237,7 +250,9 @@ class TensorRtEngine(CudaEngine):
 
     def _enqueue(self, way: _Way, slot: DeviceSlot, size: int) -> None:
         if not way.context.execute_async_v3(int(slot.stream)):
-            raise EngineFailure(f"{self._title} refused a batch of {size}: {self._reason()}")
+            reason = self._reason()
+            kind = CaptureDisturbed if _CAPTURE_WORD in reason.lower() else EngineFailure
+            raise kind(f"{self._title} refused a batch of {size}: {reason}")
 
     def _reason(self) -> str:
         """What TensorRT has complained of since it was last asked."""

@@ -73,6 +73,10 @@ _RTX_BUILDER_NEEDS: Needed = (
 )
 
 
+# What NVIDIA lists, which is less than what a portable plan has code for.
+_SUPPORTED_BY_RTX = "NVIDIA supports it on 8.6, 8.9 and 12.0, and on 7.5 by name; not on the A100 (8.0)"
+
+
 def library_named(name: LibraryName) -> TensorRt:
     """The library that plans call so."""
     return {library.name: library for library in LIBRARIES}[name]
@@ -119,7 +123,8 @@ def find_builder(library: TensorRt, capabilities: tuple[str, ...]) -> BuilderFou
         return BuilderFound(library.name, "", False, (), str(error))
     version = str(trt.__version__)
     if library.builds_anywhere:
-        return BuilderFound(library.name, version, True, nameable_capabilities(trt), "without a GPU, too")
+        told = f"without a GPU, too; {_SUPPORTED_BY_RTX}"
+        return BuilderFound(library.name, version, True, nameable_capabilities(trt), told)
     if not capabilities:
         return BuilderFound(
             library.name, version, False, (), "it builds only on the GPU that will serve, and none is here"

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from convoy.app.batch import EngineFailure
+from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.jobs import Job, NotProved, PlanWish, Untried, refusal
 from convoy.app.engines.measure import Rounds
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
@@ -32,6 +33,7 @@ from convoy.models.plan_cache import find_plan
 from convoy.models.plans import Plan, PlanBuild, PlanKey
 
 _log = logging.getLogger("convoy")
+_MOST_WORKSPACE_BYTES = 1 << 30
 
 
 class Upgrades:
@@ -160,11 +162,13 @@ class Upgrades:
             served.plan_build = replace(progress, file=wish.variant.file)
 
         _log.info("building the %s plan of %s for %s beside the serving", wish.library, wish.onnx, wish.device.name)
+        library = library_named(wish.library)
         order = BuildOrder(
             *(wish.onnx, plan_cache, wish.options, wish.device.properties.index),
             library=wish.library,
             # A library that builds on the GPU itself knows for what.
-            capabilities=wish.key.target.capabilities if library_named(wish.library).builds_anywhere else (),
+            capabilities=wish.key.target.capabilities if library.builds_anywhere else (),
+            beside_mb=None if library.builds_anywhere else await asyncio.to_thread(_workspace_mb, wish.device),
         )
         building = asyncio.ensure_future(self._builder.build(order, report))
         self._building[served.key] = building
@@ -203,6 +207,15 @@ class Upgrades:
     def _tell(self, served: Served, reason: str) -> None:
         others = tuple(one for one in served.loaded.skipped if one != reason)
         served.loaded = replace(served.loaded, skipped=(*others, reason))
+
+
+def _workspace_mb(device: Device) -> int:
+    """What a builder may use of a GPU that serves. Raises NotProved where the GPU does not answer."""
+    try:
+        device.use()
+        return max(1, min(_MOST_WORKSPACE_BYTES, device.cuda.free_bytes() // 4) >> 20)
+    except EngineFailure as failure:
+        raise NotProved(f"{device.name} does not say what is free on it: {failure}") from failure
 
 
 class _NotBuilt(NotProved):

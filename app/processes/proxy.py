@@ -61,7 +61,7 @@ class Proxy:
 
         A call that a core never heard of is counted here.
         """
-        if (scope["method"], scope["path"]) == ("GET", "/"):
+        if scope["method"] in ("GET", "HEAD") and scope["path"] == "/":
             await send_reply(send, page_reply())
             return
         if scope["path"] == "/v2/health/live":

@@ -37,7 +37,7 @@ from convoy.models.plans import (
 @dataclass(frozen=True, slots=True)
 class BuildJob:
     """What to build, for what and where to; `timing_cache` None is the cache's own. `device_name` is the GPU's that
-    builds, or empty."""
+    builds, or empty. `beside_mb`: a server computes on it meanwhile, and so many MiB may be used for trying kernels."""
 
     onnx: Path
     cache: Path
@@ -45,6 +45,7 @@ class BuildJob:
     target: PlanTarget
     device_name: str = ""
     timing_cache: Path | None = None
+    beside_mb: int | None = None
 
 
 def build_plan(job: BuildJob, trt: Any, watch: BuildWatch) -> Plan:
@@ -89,9 +90,12 @@ def _build(job: BuildJob, key: PlanKey, trt: Any, watch: BuildWatch) -> _Built:
     # What compiles for devices that are not here measures nothing.
     timing = None if library.builds_anywhere else read_timing(timing_path, watch)
     capabilities = job.target.capabilities if library.builds_anywhere else ()
-    tuned = engine.tune(trt, job.onnx, job.options, capabilities, timing, watch)
-    # Also after a failure: with these times the next try gets further.
-    if tuned.timing is not None:
+    tuned = engine.tune(trt, job.onnx, job.options, capabilities, timing, watch, workspace_mb=_workspace_mb(job))
+    # Also after a failure: with these times the next try gets further. What was timed beside a server's batches is no
+    # measure for others.
+    if job.beside_mb is not None:
+        watch.note(f"built beside a server, with {_workspace_mb(job)} MiB of workspace at most")
+    elif tuned.timing is not None:
         write_timing(timing_path, tuned.timing, watch)
     if tuned.data is None:
         watch.check()
@@ -100,6 +104,11 @@ def _build(job: BuildJob, key: PlanKey, trt: Any, watch: BuildWatch) -> _Built:
     inspected = _inspected(library, trt, tuned, job)
     watch.finish("inspect")
     return _Built(tuned.data, inspected, tuned.warnings)
+
+
+def _workspace_mb(job: BuildJob) -> int | None:
+    bounds = [bound for bound in (job.options.workspace_mb, job.beside_mb) if bound is not None]
+    return max(1, min(bounds)) if bounds else None
 
 
 def _inspected(library: TensorRt, trt: Any, tuned: engine.Tuned, job: BuildJob) -> engine.Inspected:

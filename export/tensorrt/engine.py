@@ -41,12 +41,20 @@ class Inspected:
 
 
 def tune(
-    trt: Any, onnx: Path, options: BuildOptions, capabilities: tuple[str, ...], timing: bytes | None, watch: BuildWatch
+    trt: Any,
+    onnx: Path,
+    options: BuildOptions,
+    capabilities: tuple[str, ...],
+    timing: bytes | None,
+    watch: BuildWatch,
+    *,
+    workspace_mb: int | None,
 ) -> Tuned:
     """Let TensorRT choose and time kernels; `timing` are the times of earlier builds, or empty; None measures nothing.
 
-    `capabilities` are for a library that builds for devices that are not here; none leave it to the library. A failed
-    build is an answer and not an error, so that what it measured can be kept.
+    Kernels may use `workspace_mb` MiB of scratch memory; None: all there is. `capabilities` are for a library that
+    builds for devices that are not here; none leave it to the library. A failed build is an answer and not an error, so
+    that what it measured can be kept.
     Raises JobError where the network cannot be built at all.
     """
     logger = collecting_logger(trt)
@@ -55,7 +63,7 @@ def tune(
     network, parser = parse(trt, builder, logger, onnx)
     watch.finish("parse ONNX")
     watch.check()
-    config = _configured(trt, builder, options)
+    config = _configured(trt, builder, options, workspace_mb)
     _name_targets(trt, config, capabilities)
     shapes = add_profiles(builder, config, network, options)
     monitor = progress_monitor(trt, watch)
@@ -101,14 +109,14 @@ def _builder(trt: Any, logger: Any) -> Any:
         raise JobError(f"TensorRT cannot start on this GPU: {explained(logger.errors)}") from error
 
 
-def _configured(trt: Any, builder: Any, options: BuildOptions) -> Any:
+def _configured(trt: Any, builder: Any, options: BuildOptions, workspace_mb: int | None) -> Any:
     config = builder.create_builder_config()
     # On by default, and FP32 only in name: what the accuracy gate proved in FP32 must run in FP32.
     config.clear_flag(trt.BuilderFlag.TF32)
     # Without it the inspector knows names only, and the audit nothing.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    if options.workspace_mb is not None:
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_mb << 20)
+    if workspace_mb is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace_mb << 20)
     if options.hardware_compatibility == "same_compute_capability":
         config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY
     return config

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.support.servers import FakeServer, start_fake_server
+from tests.support.servers import FakeServer, start_fake_server, wait_until
 from tests.support.wire import Wire
 
 pytestmark = pytest.mark.slow
@@ -33,6 +33,11 @@ def routes(server: FakeServer) -> list[tuple[str, str]]:
     return [(verb, re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], "x"), path)) for verb, path in paths]
 
 
+def lines_of(server: FakeServer, *words: str) -> list[str]:
+    """The log's lines with all of these in them."""
+    return [line for line in server.log.splitlines() if all(word in line for word in words)]
+
+
 def test_a_bug_in_any_route_is_json_with_the_requests_id_and_a_trace_in_the_log(server: FakeServer) -> None:
     known = routes(server) + UNDOCUMENTED
     assert len(known) > 40
@@ -50,11 +55,11 @@ def test_a_bug_in_any_route_is_json_with_the_requests_id_and_a_trace_in_the_log(
                     assert reply.error
                     continue
                 assert reply.error == f"internal error; the log has it under request {own}", (verb, path)
-                (told,) = [line for line in server.log.splitlines() if "this is a bug" in line and own in line]
+                (told,) = wait_until(lambda own=own: lines_of(server, "this is a bug", own), "it is in the log")
                 assert f"{verb} {path}" in told
     finally:
         server.switch_off("bug")
-    assert "the switch says that there is a bug" in server.log
+    wait_until(lambda: "the switch says that there is a bug" in server.log, "the trace is in the log")
     assert "Traceback" in server.log
     assert server.infer(1.0).status_code == 200
 
@@ -91,7 +96,8 @@ def test_a_bug_in_any_method_is_internal_with_the_calls_id(server: FakeServer) -
                 assert error.code() is grpc.StatusCode.INTERNAL, method
                 assert error.details() == f"internal error; the log has it under request {own}"
                 assert dict(error.trailing_metadata())["x-request-id"] == own
-                assert [line for line in server.log.splitlines() if f"{method} failed; this is a bug" in line]
+                told = f"{method} failed; this is a bug"
+                wait_until(lambda told=told: lines_of(server, told), "it is in the log")
     finally:
         server.switch_off("bug")
 

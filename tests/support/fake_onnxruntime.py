@@ -3,8 +3,9 @@
 Sessions take the CUDA provider's options, bindings take addresses of the fake device's memory, and a run only
 puts work on the stream that the options name.
 
-Graphs are as the real provider has them: a thread's own, captured in its third run of an id and for the whole
-process, replayed with the addresses of that run whatever binding comes later.
+Graphs are as the real provider has them: a thread's own, captured within its first run of an id and for the whole
+process, replayed with the addresses of that run whatever binding comes later. The library makes that run twice
+by itself: once plainly, for the memory, and once for the graph.
 
 So are convolutions, of which every node counts as one: a session keeps the plans of its last batch size and makes new
 ones for another, but not where a graph is replayed; and without TF32 no plan for tensor cores is taken, whatever the
@@ -44,8 +45,8 @@ NOT_RECORDED = (
     "[ONNXRuntimeError] : 1 : FAIL : 1Session configuration entry 'session.record_ep_graph_assignment_info' must be "
     'set to "1" to retrieve EP graph assignment information.'
 )
-# Plain runs of a graph id on a thread, before one is captured.
-PLAIN_RUNS = 2
+# Plain runs of a graph id on a thread, before it is captured in the same call.
+PLAIN_RUNS = 1
 
 
 class Fail(Exception):
@@ -177,10 +178,9 @@ class FakeSession:
             self._enqueue(binding)
             return
         if key not in self._graphs:
-            self._plain_runs[key] += 1
-            if self._plain_runs[key] <= PLAIN_RUNS:
+            while self._plain_runs[key] < PLAIN_RUNS:
+                self._plain_runs[key] += 1
                 self._enqueue(binding)
-                return
             self._graphs[key] = self._captured(binding)
             self._runtime.captures[key] += 1
         self._runtime.cuda.launch(self._graphs[key], self._stream)

@@ -121,6 +121,18 @@ def halved(path: Path) -> Path:
     return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("batch", 4))], [one])
 
 
+def in_halves(path: Path, dtype: str = "BF16", dims: Dims = ("batch", 4), *, mixes: bool = False) -> Path:
+    """The mean over all but the batch, in and out in half precision; `mixes`: less the mean over the batch."""
+    nodes = [helper.make_node("Cast", ["x"], ["wide"], to=TensorProto.FLOAT)]
+    if mixes:
+        nodes.append(helper.make_node("ReduceMean", ["wide"], ["middle"], axes=[0], keepdims=1))
+        nodes.append(helper.make_node("Sub", ["wide", "middle"], ["known"]))
+    axes = list(range(1, len(dims)))
+    nodes.append(helper.make_node("ReduceMean", ["known" if mixes else "wide"], ["sum"], axes=axes, keepdims=0))
+    nodes.append(helper.make_node("Cast", ["sum"], ["y"], to=ONNX_TYPES[dtype]))
+    return _save(path, nodes, [_tensor("x", dtype, dims)], [_tensor("y", dtype, (dims[0],))])
+
+
 def lookup(path: Path, operator: str = "Gather") -> Path:
     """Four rows of a table of three, by numbers that nobody has checked."""
     table = helper.make_tensor("table", TensorProto.FLOAT, [3, 2], range(6))

@@ -44,7 +44,8 @@ class Runs:
     says so by its return value alone. `spoils` may make an enqueue fail, with the inputs that it would see, when
     half of it is on the stream. `dtypes`, `shapes` and `profiles` are what a plan has instead of its model's,
     `run_shapes` what a context has whose inputs' shapes are set; `complaint` is what the log says when something is
-    refused, and `contexts` how many contexts there may be. `destroyed` tells what went, in order, and `steps` whose
+    refused, and `contexts` how many contexts there may be. `while_capturing` is called where RTX captures by itself.
+    `destroyed` tells what went, in order, and `steps` whose
     computing began and ended. `jit` is for RTX alone.
     """
 
@@ -60,6 +61,7 @@ class Runs:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     run_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     profiles: int | None = None
+    while_capturing: Callable[[], None] = lambda: None
     complaint: str = "the plan is damaged"
     contexts: int | None = None
     destroyed: list[str] = field(default_factory=list)
@@ -236,6 +238,8 @@ def _context_plays(runs: Runs) -> dict[tuple[str, str], Callable[..., Any]]:
             smallest, _, largest = context.state["profile"]
             is_static, size = smallest == largest, context.state["size"]
             runs.jit.enqueue(context, size, is_static=is_static, is_captured=cuda.capturing(stream))
+            if _lets_library_capture(context) and not cuda.capturing(stream) and not context.state.get("has_graph"):
+                return capture(context, stream)
         first, second = halves(runs, context)
         cuda.enqueue(stream, first)
         if runs.spoils is not None and not cuda.capturing(stream):
@@ -247,6 +251,25 @@ def _context_plays(runs: Runs) -> dict[tuple[str, str], Callable[..., Any]]:
         cuda.enqueue(stream, second, runs.takes_ns(context.state["size"]))
         return True
 
+    def capture(context: Any, stream: int) -> bool:
+        """What TensorRT for RTX does in the first enqueue where it captures itself, for the whole process."""
+        cuda = runs.cuda
+        cuda.finish(stream)
+        cuda.capture_for_all(stream)
+        runs.while_capturing()
+        for half in halves(runs, context):
+            cuda.enqueue(stream, half)
+        graph = cuda.captured(stream)
+        if graph is None:
+            context.state["engine"].state["logger"].log(
+                context.state["engine"].module.ILogger.ERROR, "operation failed due to a previous error during capture"
+            )
+            return False
+        context.state["has_graph"] = True
+        cuda.launch(graph, stream)
+        cuda.drop_graphs({None: graph})
+        return True
+
     return {
         ("IExecutionContext", "set_device_memory"): set_device_memory,
         ("IExecutionContext", "set_optimization_profile_async"): set_profile,
@@ -256,6 +279,10 @@ def _context_plays(runs: Runs) -> dict[tuple[str, str], Callable[..., Any]]:
         ("IExecutionContext", "set_tensor_address"): set_address,
         ("IExecutionContext", "execute_async_v3"): execute,
     }
+
+
+def _lets_library_capture(context: Any) -> bool:
+    return bool(context.state["config"].cuda_graph_strategy.name == "WHOLE_GRAPH_CAPTURE")
 
 
 def _choose_profile(context: Any, index: int) -> None:

@@ -51,10 +51,10 @@ def test_the_fastest_way_is_chosen(bench: TwoEngines, fastest: tuple[str, bool])
     assert {way(options) for options in bench.onnxruntime.opened} == set(WAYS)
 
 
-@pytest.mark.parametrize(("fused_ns", "pays"), [(0.5e6, True), (2e6, False)])
-def test_the_bias_is_fused_where_that_is_faster(bench: TwoEngines, fused_ns: float, pays: bool) -> None:
-    bench.onnxruntime.takes_ns = lambda samples, options: fused_ns if options["fuse_conv_bias"] == "1" else 1e6
-    assert tune(bench).fuse_conv_bias is pays
+def test_the_bias_is_not_fused_however_fast_that_would_be(bench: TwoEngines) -> None:
+    bench.onnxruntime.takes_ns = lambda samples, options: 0.5e6 if options["fuse_conv_bias"] == "1" else 1e6
+    assert not tune(bench).fuse_conv_bias
+    assert {options["fuse_conv_bias"] for options in bench.onnxruntime.opened} == {"0"}
 
 
 def test_the_smallest_batch_counts_as_much_as_the_largest(bench: TwoEngines) -> None:
@@ -129,7 +129,6 @@ def test_what_was_found_is_remembered(bench: TwoEngines, memory: Path) -> None:
         "HEURISTIC NCHW": {"1": 2.0, "8": 2.0},
         "EXHAUSTIVE NHWC": {"1": 2.0, "8": 2.0},
         "EXHAUSTIVE NCHW": {"1": 1.0, "8": 1.0},
-        "EXHAUSTIVE NCHW, bias fused": {"1": 1.0, "8": 1.0},
     }
     assert [path.name for path in memory.parent.iterdir()] == [memory.name]
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import struct
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from convoy.app.commands import doctor as doctor_command
 from convoy.app.engines.cuda.code import Code, codes_of, has_code, in_words
+from convoy.app.engines.machine import _find_onnxruntime
+from convoy.app.engines.onnxruntime_cuda import PROVIDER
 from convoy.app.engines.table import availabilities
 from convoy.app.loading.load import LoadOptions, load
 from convoy.models.store import DEMO_STORE, Store
@@ -86,6 +90,26 @@ def machine_with(tmp_path: Path, *gpus: FakeGpu) -> GpuBench:
     write_library(tmp_path / "capi" / "libonnxruntime_providers_cuda.so", ((MACHINE_CODE, 80), (MACHINE_CODE, 90)))
     bench.onnxruntime.__file__ = str(tmp_path / "__init__.py")  # type: ignore[attr-defined]
     return bench
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_without_cudnn_onnxruntime_serves_on_no_gpu_and_says_what_to_install(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = SimpleNamespace(get_available_providers=lambda: [PROVIDER], preload_dlls=lambda: print("found nothing"))
+    monkeypatch.setitem(sys.modules, "onnxruntime", module)
+    asked = []
+
+    def load(name: str) -> None:
+        asked.append(name)
+        if not is_there:
+            raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("convoy.app.engines.machine.ctypes.CDLL", load)
+    found = _find_onnxruntime()
+    assert asked == ["libcudnn.so.9"]
+    assert (found.module is module) == is_there
+    assert is_there or "cuDNN does not load (libcudnn.so.9: cannot open" in found.reason
 
 
 def test_doctor_says_that_a_gpu_is_newer_than_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

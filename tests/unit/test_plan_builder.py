@@ -75,7 +75,7 @@ class Bench:
 
     def order(self, gpu: int = 0) -> BuildOrder:
         options = BuildOptions("fp16", (1, 8), workspace_mb=512)
-        return BuildOrder(self.folder / "fp16.onnx", self.folder / "plans", options, gpu)
+        return BuildOrder(self.folder / "fp16.onnx", self.folder / "plans", options, gpu, beside_mb=700)
 
     async def build(self, *steps: list[object]) -> PlanBuild:
         return await self.builder(*steps).build(self.order(), self.heard.append)
@@ -178,7 +178,7 @@ def test_the_child_is_told_everything_and_yields_to_serving(bench: Bench, monkey
             *(str(bench.folder / "fp16.onnx"), "--plan-cache", str(bench.folder / "plans")),
             *("--library", "tensorrt", "--for", "portable"),
             *("--precision", "fp16", "--batch-sizes", "1,8", "--hardware-compatibility", "none"),
-            *("--time-limit-s", "100", "--json-progress", "--workspace-mb", "512"),
+            *("--time-limit-s", "100", "--json-progress", "--workspace-mb", "512", "--beside-mb", "700"),
         ]
         building.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -35,7 +35,7 @@ from convoy.models.errors import BundleError
 from convoy.models.onnx_digest import onnx_digest
 from convoy.models.plans import BuildOptions, Gpu, PlanTarget, plan_key, tensorrt_target
 from convoy.models.store import DEMO_STORE, Store
-from tests.support.fake_cuda import FakeGpu
+from tests.support.fake_cuda import STREAM_CAPTURE_UNSUPPORTED, FakeGpu
 from tests.support.gpu_machine import GpuBench
 from tests.support.rtx_run import Jit
 
@@ -522,6 +522,23 @@ def test_a_library_that_fails_where_it_captures_itself_loses_to_our_own_graphs(s
     close(model)
     del model
     assert not start.bench.cuda.live_device_blocks
+
+
+def test_what_the_library_captures_itself_is_alone_on_the_device_and_made_again_when_disturbed(start):
+    start.build_ahead()
+    cuda, disturbed = start.bench.machine.gpus[0].cuda, []
+
+    def look() -> None:
+        assert cuda._gate(0)._capturing is not None, "somebody may wait for the device meanwhile"
+        if len(disturbed) < 2:  # who does not ask at the gate, such as another library
+            disturbed.append(start.bench.cuda.cudaMalloc(1)[0])
+
+    start.bench.rtx.while_capturing = look
+    model = start.load(engine="rtx")
+    assert engines(model)[0][0] == RTX
+    assert disturbed == [STREAM_CAPTURE_UNSUPPORTED] * 2
+    assert start.bench.cuda.broken_captures == 2
+    close(model)
 
 
 def test_where_nothing_can_be_captured_batches_are_enqueued(start):

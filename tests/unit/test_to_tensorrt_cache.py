@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from convoy.export.tensorrt.files import sole_builder
 from convoy.export.tensorrt.watch import BuildWatch
 from convoy.models.errors import JobError, UsageError
 from convoy.models.plan_cache import find_plan
-from convoy.models.plans import Plan, PlanPaths, timing_cache_path
+from convoy.models.plans import BuildOptions, Plan, PlanPaths, timing_cache_path
 from tests.support.fake_tensorrt import VERSIONS
 from tests.support.tensorrt_bench import Bench
 
@@ -39,6 +40,21 @@ def test_a_changed_model_gets_a_plan_of_its_own(bench: Bench) -> None:
     first = bench.build()
     bench.onnx.write_bytes(b"another graph")
     assert bench.build().path != first.path
+
+
+def test_what_is_built_beside_a_server_is_bounded_and_its_kernel_times_are_kept_from_others(bench: Bench) -> None:
+    built = bench.build()
+    path = timing_cache_path(bench.cache, built.record.key)
+    for workspace_mb, beside_mb, used_mb in ((None, 700, 700), (64, 700, 64), (800, 700, 700), (None, 0, 1)):
+        bench.options = BuildOptions("fp16", (1, 4), workspace_mb)
+        shutil.rmtree(PlanPaths.of(bench.cache, built.record.key).folder)
+        bench.scenario.pools = {}
+        job = dataclasses.replace(bench.job(), beside_mb=beside_mb)
+        built = build_plan(job, bench.scenario.module(), bench.watch())
+        assert bench.scenario.pools == {"WORKSPACE": used_mb << 20}
+        assert bench.scenario.timing_in_use == b"+", "what others have timed is of use"
+        assert path.read_bytes() == b"+"
+        assert f"built beside a server, with {used_mb} MiB of workspace at most" in built.record.notes
 
 
 def test_kernel_times_are_kept_and_used_again(bench: Bench) -> None:

@@ -73,6 +73,8 @@ def test_a_plan_takes_over_under_load_and_nobody_notices(tmp_path, bench, monkey
             # what is used now is the new engine's, with its scratch.
             await server.until(lambda _: bench.cuda.gpus[0].used_bytes <= memory_before + 4096)
             assert server.builder.orders[0].options.batch_sizes == (1, 2, 4)
+            # A quarter of what is free, of 4 GiB here.
+            assert 900 < server.builder.orders[0].beside_mb < 1024
 
     run(job)
 

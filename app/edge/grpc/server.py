@@ -34,6 +34,8 @@ _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 _HEALTH_NAMES = ("", _SERVICE.full_name)
 _INFER = frozenset({"ModelInfer", "ModelStreamInfer"})
 _WATCH_EVERY_S = 0.25
+# Of a message: protobuf has no larger ones, and the library takes no larger number.
+_MOST_BYTES = (1 << 31) - 1
 _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 60_000, 20_000
 # Calls of one connection at once; a client keeps what is more. Those that were taken back count until they have been
 # looked at, so that who begins and resets without end is refused by the library, at little cost. Beyond some waiting
@@ -51,7 +53,7 @@ class GrpcServer:
         self._server = grpc.aio.server(
             options=[
                 # One limit for both wires; the library applies it after decompression, too.
-                ("grpc.max_receive_message_length", options.body.max_bytes),
+                ("grpc.max_receive_message_length", min(options.body.max_bytes, _MOST_BYTES)),
                 ("grpc.max_send_message_length", -1),
                 # Two servers on one port would share the calls at random; better to be told.
                 ("grpc.so_reuseport", 0),

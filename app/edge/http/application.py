@@ -24,6 +24,7 @@ from convoy.app.edge.http.control import control_routes
 from convoy.app.edge.http.cors import Cors
 from convoy.app.edge.http.docs_routes import docs_routes
 from convoy.app.edge.http.gate import Gate
+from convoy.app.edge.http.head import HeadAsGet
 from convoy.app.edge.http.hot_routes import HotRoutes, Shortcut
 from convoy.app.edge.http.not_offered import not_offered_routes
 from convoy.app.edge.http.openapi import document_routes
@@ -56,7 +57,7 @@ def create_app(core: ManagedCore, options: EdgeOptions, routes: HotRoutes | None
             stack = super().build_middleware_stack()
             # It would answer what nobody foresaw in plain text and without an id, before the gate hears of it.
             assert isinstance(stack, ServerErrorMiddleware)
-            return Cors(Gate(Shortcut(stack.app, hot), core, options), options)
+            return Cors(Gate(Shortcut(HeadAsGet(stack.app), hot), core, options), options)
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or self.middleware_stack is None:

@@ -10,6 +10,10 @@ def find_served(catalog: Finder[Found], model: str, version: str | None) -> Foun
     """The version asked for; without one, the highest. Raises NotFound or Unavailable."""
     if version is None:
         return catalog.find(model, None)
+    if not version:
+        told = "the version is empty; give its number, or leave the version out, with the slash before it"
+        raise NotFound(f"Request for unknown model: '{model}': {told}")
     if not (version.isascii() and version.isdigit() and len(version) < 10):
-        raise NotFound(f"Request for unknown model: '{model}' version {version[:40]} is not found")
+        shown = version[:40] if version.isprintable() and " " not in version else repr(version[:40])
+        raise NotFound(f"Request for unknown model: '{model}' version {shown} is not found")
     return catalog.find(model, int(version))
