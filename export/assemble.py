@@ -78,7 +78,7 @@ def verdicts(
     errors: Mapping[str, float],
     data: ExportData,
     gate: AccuracyGate,
-    original: str = "torch",
+    torch: TorchResult,
     samples: str = "images",
 ) -> tuple[Variant, ...]:
     """The variants with the verdict on each; the first is the fp32 reference, whose errors, by output, are torch's."""
@@ -89,7 +89,8 @@ def verdicts(
     inputs = f"{held_out}{kind}" if data.real else "random inputs, for want of --calibrate and --evaluate"
     error = max(errors.values())
     each = f" ({', '.join(f'{name} {own:.1g}' for name, own in errors.items())})" if len(errors) > 1 else ""
-    proof = f"equals {original} to {error:.1g}{each} on {count_of(data.samples)} {inputs}"
+    noise = ", and on noise of both signs" if torch.noise is not None else ""
+    proof = f"equals {torch.original} to {error:.1g}{each} on {count_of(data.samples)} {inputs}{noise}"
     variants = [_variant(reference, True, proof, errors)]
     for one in measured[1:]:
         passes, proof = _proved(one, gate, real=data.real, samples=samples)

@@ -13,6 +13,7 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -37,8 +38,9 @@ from convoy.export.proof.mistakes import find_mistakes
 from convoy.export.proof.outcomes import Outcomes
 from convoy.export.proof.proving import Prover
 from convoy.export.proof.purpose import Purpose, purpose_of, specs_of
+from convoy.export.proof.ranges import normalised_outputs
 from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference, judge_score
-from convoy.export.proof.verify import Score, check_against_torch, compared_batches, observe
+from convoy.export.proof.verify import ON_NOISE, Score, check_against_torch, compared_batches, observe
 from convoy.export.remeasure import remeasure
 from convoy.export.rows import count_of
 from convoy.export.signing import BundleSigner, signer_of
@@ -197,11 +199,14 @@ def _prove(
         recipes, torch = _without_openvino(recipes, torch, spec, is_named=plan.asked.precisions is not None)
     expected = _expected(plan, data)
     with opened(spec, [REFERENCE], folder) as (fp32,):
-        shares = {spec.outputs[0].name} if decision.activation == "none" and decision.are_shares else ()
         known = (Answered(data.samples, torch.reference), *torch.elsewhere)
-        count = len(compared_batches(fp32)) * sum(count_of(one.samples) for one in known)
+        normalised = normalised_outputs(fp32.path, spec, torch.reference)
+        count = len(compared_batches(fp32)) * sum(count_of(one.samples) for one in (*known, torch.noise) if one)
         with progress.step(f"compare with {torch.original}", count) as step:
-            found = [check_against_torch(fp32, one.samples, one.reference, step, shares=shares) for one in known]
+            check = partial(check_against_torch, fp32, step=step, normalised=normalised, original=torch.original)
+            found = [check(one.samples, one.reference) for one in known]
+            if torch.noise is not None:
+                found.append(check(torch.noise.samples, torch.noise.reference, on=ON_NOISE))
         errors = {name: max(one[name] for one in found) for name in torch.reference}
         _first_look(plan, torch, fp32, data, expected, judge, progress, cache)
     maker = None
@@ -221,7 +226,7 @@ def _prove(
     with opened(spec, recipes, folder) as candidates:
         tables = measure_latencies(candidates, progress)
         measured = [Measured(*row, table) for row, table in zip(rows, tables, strict=True)]
-        variants = remarked(verdicts(measured, errors, data, gate, torch.original, plan.samples), _remark(plan, torch))
+        variants = remarked(verdicts(measured, errors, data, gate, torch, plan.samples), _remark(plan, torch))
         variants = accepted(variants, folder, spec.max_batch_size, plan.plan_cache, progress)
         canary = make_canary(candidates[0], data.samples)
         with progress.step("measure this device"):

@@ -21,13 +21,11 @@ _ERRORS, _FATAL = 3, 4
 Level = ort.GraphOptimizationLevel
 
 
-def session_options(
-    runtime: Any = ort, *, threads: int | None = None, quiet: bool = False, level: Level | None = None
-) -> Any:
+def session_options(runtime: Any = ort, *, threads: int | None = None, quiet: bool = False, level: Any = None) -> Any:
     """Options for a session that computes `threads` threads wide and answers as the graph means it.
 
     `runtime` is the onnxruntime module. `threads` None leaves the number to the library. A `quiet` session does not log
-    what fails in it. `level` None takes all optimisations.
+    what fails in it. `level`, one of `Level`, None takes all optimisations.
     """
     options = runtime.SessionOptions()
     options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(WRONG_OPTIMIZERS))
