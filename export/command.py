@@ -27,7 +27,7 @@ from convoy.export.cache import NO_CACHE, StepCache, default_root
 from convoy.export.data import ExportData, ImageSet, load_data
 from convoy.export.options import ExportOptions
 from convoy.export.plan import ExportPlan, make_plan
-from convoy.export.profiling.profile import measure_latencies
+from convoy.export.profiling.profile import measured_everywhere
 from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.activation import Decision, activation_of, decide, look_of, overruled
@@ -54,7 +54,7 @@ from convoy.export.terminal import RichProgress, summary
 from convoy.export.variants.fp8 import why_no_fp8
 from convoy.export.variants.making import Maker
 from convoy.export.variants.precision import INT8_OPENVINO, REFERENCE, Recipe, select, without_needless_pairs
-from convoy.export.variants.variant import OpenVariant, opened
+from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
 from convoy.models.bundle import busy_words, read_manifest
 from convoy.models.datasets import source_labels
 from convoy.models.errors import BundleError, JobError
@@ -223,9 +223,19 @@ def _prove(
     mistakes = None
     if isinstance(outcomes, Outcomes) and isinstance(data.evaluation, ImageSet) and data.evaluation.labels:
         mistakes = find_mistakes(outcomes, data.evaluation)
-    with opened(spec, recipes, folder) as candidates:
-        tables = measure_latencies(candidates, progress)
-        measured = [Measured(*row, table) for row, table in zip(rows, tables, strict=True)]
+
+    def as_fp32(one: OpenVariant) -> None:
+        """Another engine of the reference is held against the original as the reference was."""
+        if one.recipe is REFERENCE:
+            for shown in known:
+                check_against_torch(one, shown.samples, shown.reference, normalised=normalised, original=torch.original)
+            if torch.noise is not None:
+                noise = torch.noise.samples, torch.noise.reference
+                check_against_torch(one, *noise, normalised=normalised, original=torch.original, on=ON_NOISE)
+
+    with opened(spec, recipes, folder) as candidates, opened_elsewhere(spec, recipes, folder, as_fp32) as others:
+        tables, elsewhere = measured_everywhere(candidates, others, progress)
+        measured = [Measured(*row, own, other) for row, own, other in zip(rows, tables, elsewhere, strict=True)]
         variants = remarked(verdicts(measured, errors, data, gate, torch, plan.samples), _remark(plan, torch))
         variants = accepted(variants, folder, spec.max_batch_size, plan.plan_cache, progress)
         canary = make_canary(candidates[0], data.samples)

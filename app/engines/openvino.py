@@ -63,7 +63,7 @@ class OpenVinoEngine(StagedEngine):
         self._request = self._open_request(model, precision, threads)
         self._bindings: dict[Shapes, _BoundTensors] = {}
         self._now: Shapes | None = None
-        return f"openvino {version_of(self._ov)}"
+        return library_of(self._ov)
 
     def close(self) -> None:
         super().close()
@@ -138,6 +138,11 @@ class OpenVinoEngine(StagedEngine):
         outputs = [self._ov.Tensor(one.array, shared_memory=True) for one in landed]
         bound = self._bindings[shapes] = _BoundTensors(inputs, outputs, landed)
         return bound
+
+
+def library_of(module: Any) -> str:
+    """The library and its version, as latencies are kept under."""
+    return f"openvino {version_of(module)}"
 
 
 def layers_in_8_bits(model: Path) -> frozenset[str]:

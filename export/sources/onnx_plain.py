@@ -30,7 +30,7 @@ from convoy.export.class_names import read_labels
 from convoy.export.noise import noise_of_both_signs
 from convoy.export.options import ExportOptions
 from convoy.export.plan import check_max_batch, parse_activation, priorities_of
-from convoy.export.profiling.profile import measure_latencies
+from convoy.export.profiling.profile import measured_everywhere
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.outcomes import WHOLE
 from convoy.export.proof.ranges import normalised_outputs
@@ -44,7 +44,7 @@ from convoy.export.sources.original import OptimisedOtherwiseError, open_referen
 from convoy.export.sources.preprocess import parse_input
 from convoy.export.sources.source import ModelSource, parse_source
 from convoy.export.variants.precision import REFERENCE
-from convoy.export.variants.variant import OpenVariant, opened
+from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
 from convoy.models.bundle import Canary, Provenance, Variant, sha256_file
 from convoy.models.checkpoint import convoy_version
 from convoy.models.errors import JobError, UsageError
@@ -163,17 +163,24 @@ def _prove(
             noise = _noisy(source.file, spec)
             normalised = normalised_outputs(folder / REFERENCE.file, spec, canary.outputs)
             error = max(_worst_error(served, one, normalised, batched=batching.batched) for one in (canary, *noise))
+
+            def as_file(one: OpenVariant) -> None:
+                for shown in (canary, *noise):
+                    _worst_error(one, shown, normalised, batched=batching.batched)
+
             for size in known.sizes[1:]:
                 elsewhere = _record(source.file, _at(spec, size), _OTHER_SAMPLES)
                 error = max(error, _worst_error(served, elsewhere, normalised, batched=batching.batched))
-        (latency,) = measure_latencies([served], progress)
+        with opened_elsewhere(spec, [REFERENCE], folder, as_file) as others:
+            (latency,), (other,) = measured_everywhere([served], others, progress)
     count = f"{canary.samples if batching.batched else 1} random inputs, for want of --preprocess"
     if noise:
         count = f"{count}, and on noise of both signs"
     if known.sizes:
         count = f"{count}, at heights and widths of {listed(known.sizes)}; its times are those of {known.size}"
     reason = f"equals {source.shown} in ONNX Runtime to {error:.1g} on {count}; {batching.reason}"
-    return Variant(REFERENCE.file, REFERENCE.precision, REFERENCE.target, True, reason, error, None, latency), canary
+    made = (REFERENCE.file, REFERENCE.precision, REFERENCE.target, True, reason, error, None, latency)
+    return Variant(*made, other_latencies=other.latencies, refused_by=dict(other.refused_by)), canary
 
 
 def _at(spec: ModelSpec, size: Size) -> ModelSpec:

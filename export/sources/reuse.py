@@ -65,8 +65,8 @@ def reused(
     # A graph with its weights beside it is too large to keep.
     if not any(folder.glob("*.data")):
         cache.write(f"{key}-onnx", result.onnx.read_bytes())
-        on_noise = result.noise.reference if result.noise else NOTHING
-        noisy = {f"{NOISE}{name}": array for name, array in on_noise.items()}
+        answered = result.noise.reference if result.noise else NOTHING
+        noisy = {f"{NOISE}{name}": array for name, array in answered.items()}
         cache.write_arrays(f"{key}-answers", {**result.reference, **noisy})
         kept = _Kept(tuple(result.reference), result.weights_entry, result.task, result.detection)
         cache.write(f"{key}-said", json.dumps(to_jsonable(kept)).encode())
