@@ -97,7 +97,9 @@ def opened_elsewhere(
                     check(candidate)
                 except (BundleError, EngineFailure, JobError) as error:
                     assert row.library is not None, "export measures every engine of a CPU; this is a bug"
-                    refused.setdefault(recipe.file, {})[row.library(find_cpu())] = str(error)
+                    # A manifest names no folder of this machine.
+                    why = str(error).replace(f"{folder}/", "")
+                    refused.setdefault(recipe.file, {})[row.library(find_cpu())] = why
                 else:
                     found.append(candidate)
         yield OtherEngines(tuple(found), refused)

@@ -24,6 +24,7 @@ from convoy.export.remeasure import remeasure
 from convoy.export.report.page import render
 from convoy.export.report.verdict import verdict_of
 from convoy.models.bundle import MANIFEST, Interval, Manifest, Variant, read_manifest, seal
+from convoy.models.errors import BundleError
 from convoy.models.store import Store
 
 pytest.importorskip("openvino")
@@ -135,6 +136,16 @@ def test_an_engine_that_answers_otherwise_is_told_of_and_does_not_serve(tmp_path
     model = served(folder, monkeypatch)
     assert [one.info.engine for one in model.engines] == ["onnxruntime-cpu"]
     assert any("differs from the original file" in one for one in model.skipped)
+
+
+def test_why_a_file_does_not_load_names_no_folder(tmp_path, exported, monkeypatch):
+    def broken(engine: OpenVinoEngine, model: Path, *given: object) -> str:
+        raise BundleError(f"{model}: OpenVINO cannot load it (no such operator)")
+
+    monkeypatch.setattr(OpenVinoEngine, "_open", broken)
+    options = ExportOptions(str(tmp_path / "net.onnx"), "net", store=tmp_path / "broken", max_batch=4)
+    (fp32,) = read_manifest(export_bundle(options)).variants
+    assert list(fp32.refused_by.values()) == ["fp32.onnx: OpenVINO cannot load it (no such operator)"]
 
 
 def test_measuring_again_measures_every_engine(exported, tmp_path):
