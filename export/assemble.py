@@ -19,6 +19,7 @@ from convoy.app.engines.cpu import has_int8_dot_product
 from convoy.app.engines.speedup import is_worthwhile
 from convoy.export.data import ExportData, ImageSet
 from convoy.export.plan import ExportPlan
+from convoy.export.profiling.profile import OtherLatencies
 from convoy.export.proof.gate import AccuracyGate
 from convoy.export.proof.sanity import NOTHING_FOUND, Sanity
 from convoy.export.proof.verify import Score
@@ -71,6 +72,7 @@ class Measured:
     made: Made
     score: Score
     latency: LatencyTable | None
+    elsewhere: OtherLatencies
 
 
 def verdicts(
@@ -78,7 +80,7 @@ def verdicts(
     errors: Mapping[str, float],
     data: ExportData,
     gate: AccuracyGate,
-    original: str = "torch",
+    torch: TorchResult,
     samples: str = "images",
 ) -> tuple[Variant, ...]:
     """The variants with the verdict on each; the first is the fp32 reference, whose errors, by output, are torch's."""
@@ -89,7 +91,8 @@ def verdicts(
     inputs = f"{held_out}{kind}" if data.real else "random inputs, for want of --calibrate and --evaluate"
     error = max(errors.values())
     each = f" ({', '.join(f'{name} {own:.1g}' for name, own in errors.items())})" if len(errors) > 1 else ""
-    proof = f"equals {original} to {error:.1g}{each} on {count_of(data.samples)} {inputs}"
+    noise = ", and on noise of both signs" if torch.noise is not None else ""
+    proof = f"equals {torch.original} to {error:.1g}{each} on {count_of(data.samples)} {inputs}{noise}"
     variants = [_variant(reference, True, proof, errors)]
     for one in measured[1:]:
         passes, proof = _proved(one, gate, real=data.real, samples=samples)
@@ -114,14 +117,19 @@ def judged_by_speed(variant: Variant) -> Variant:
     """What passes the gate serves only where it pays, or where that was not measured."""
     if not variant.passes_gate:
         return variant
-    if variant.latency is None or variant.latency.speedup is None:
+    table = max((one for one in variant.latencies if one.speedup), key=_least_gain, default=None)
+    if table is None or table.speedup is None:
         device = _DEVICES[variant.target]
         return replace(variant, reason=f"{variant.proof}; its speed was not measured, for want of {device}")
-    gain = variant.latency.speedup
+    gain = table.speedup
     pace = f"{gain.median:.2f} times the speed of fp32 on the export machine ({gain.low:.2f} to {gain.high:.2f})"
-    if not is_worthwhile(variant.latency):
+    if not is_worthwhile(table):
         return replace(variant, serve=False, reason=f"not faster beyond doubt: {pace}; {variant.proof}")
     return replace(variant, reason=f"{pace}; {variant.proof}")
+
+
+def _least_gain(table: LatencyTable) -> float:
+    return table.speedup.low if table.speedup else 0.0
 
 
 def _variant(
@@ -151,6 +159,8 @@ def _variant(
         search=one.made.search,
         output_errors=finite if len(finite) > 1 else {},
         agreement=None if one.score.accuracy else one.score.agreement,
+        other_latencies=one.elsewhere.latencies,
+        refused_by=dict(one.elsewhere.refused_by),
     )
 
 

@@ -13,6 +13,7 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -26,7 +27,7 @@ from convoy.export.cache import NO_CACHE, StepCache, default_root
 from convoy.export.data import ExportData, ImageSet, load_data
 from convoy.export.options import ExportOptions
 from convoy.export.plan import ExportPlan, make_plan
-from convoy.export.profiling.profile import measure_latencies
+from convoy.export.profiling.profile import measured_everywhere
 from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.activation import Decision, activation_of, decide, look_of, overruled
@@ -37,8 +38,9 @@ from convoy.export.proof.mistakes import find_mistakes
 from convoy.export.proof.outcomes import Outcomes
 from convoy.export.proof.proving import Prover
 from convoy.export.proof.purpose import Purpose, purpose_of, specs_of
+from convoy.export.proof.ranges import normalised_outputs
 from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference, judge_score
-from convoy.export.proof.verify import Score, check_against_torch, compared_batches, observe
+from convoy.export.proof.verify import ON_NOISE, Score, check_against_torch, compared_batches, observe
 from convoy.export.remeasure import remeasure
 from convoy.export.rows import count_of
 from convoy.export.signing import BundleSigner, signer_of
@@ -52,7 +54,7 @@ from convoy.export.terminal import RichProgress, summary
 from convoy.export.variants.fp8 import why_no_fp8
 from convoy.export.variants.making import Maker
 from convoy.export.variants.precision import INT8_OPENVINO, REFERENCE, Recipe, select, without_needless_pairs
-from convoy.export.variants.variant import OpenVariant, opened
+from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
 from convoy.models.bundle import busy_words, read_manifest
 from convoy.models.datasets import source_labels
 from convoy.models.errors import BundleError, JobError
@@ -197,11 +199,14 @@ def _prove(
         recipes, torch = _without_openvino(recipes, torch, spec, is_named=plan.asked.precisions is not None)
     expected = _expected(plan, data)
     with opened(spec, [REFERENCE], folder) as (fp32,):
-        shares = {spec.outputs[0].name} if decision.activation == "none" and decision.are_shares else ()
         known = (Answered(data.samples, torch.reference), *torch.elsewhere)
-        count = len(compared_batches(fp32)) * sum(count_of(one.samples) for one in known)
+        normalised = normalised_outputs(fp32.path, spec, torch.reference)
+        count = len(compared_batches(fp32)) * sum(count_of(one.samples) for one in (*known, torch.noise) if one)
         with progress.step(f"compare with {torch.original}", count) as step:
-            found = [check_against_torch(fp32, one.samples, one.reference, step, shares=shares) for one in known]
+            check = partial(check_against_torch, fp32, step=step, normalised=normalised, original=torch.original)
+            found = [check(one.samples, one.reference) for one in known]
+            if torch.noise is not None:
+                found.append(check(torch.noise.samples, torch.noise.reference, on=ON_NOISE))
         errors = {name: max(one[name] for one in found) for name in torch.reference}
         _first_look(plan, torch, fp32, data, expected, judge, progress, cache)
     maker = None
@@ -218,10 +223,20 @@ def _prove(
     mistakes = None
     if isinstance(outcomes, Outcomes) and isinstance(data.evaluation, ImageSet) and data.evaluation.labels:
         mistakes = find_mistakes(outcomes, data.evaluation)
-    with opened(spec, recipes, folder) as candidates:
-        tables = measure_latencies(candidates, progress)
-        measured = [Measured(*row, table) for row, table in zip(rows, tables, strict=True)]
-        variants = remarked(verdicts(measured, errors, data, gate, torch.original, plan.samples), _remark(plan, torch))
+
+    def as_fp32(one: OpenVariant) -> None:
+        """Another engine of the reference is held against the original as the reference was."""
+        if one.recipe is REFERENCE:
+            for shown in known:
+                check_against_torch(one, shown.samples, shown.reference, normalised=normalised, original=torch.original)
+            if torch.noise is not None:
+                noise = torch.noise.samples, torch.noise.reference
+                check_against_torch(one, *noise, normalised=normalised, original=torch.original, on=ON_NOISE)
+
+    with opened(spec, recipes, folder) as candidates, opened_elsewhere(spec, recipes, folder, as_fp32) as others:
+        tables, elsewhere = measured_everywhere(candidates, others, progress)
+        measured = [Measured(*row, own, other) for row, own, other in zip(rows, tables, elsewhere, strict=True)]
+        variants = remarked(verdicts(measured, errors, data, gate, torch, plan.samples), _remark(plan, torch))
         variants = accepted(variants, folder, spec.max_batch_size, plan.plan_cache, progress)
         canary = make_canary(candidates[0], data.samples)
         with progress.step("measure this device"):

@@ -14,15 +14,18 @@ from convoy.app.batch import EngineFailure
 from convoy.app.engines.cpu import cpu_budget
 from convoy.export.ahead import judged_by_builder
 from convoy.export.assemble import judged_by_speed, publish_again
-from convoy.export.profiling.profile import measure_latencies
+from convoy.export.profiling.profile import OtherLatencies, measured_everywhere
 from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.progress import Progress
 from convoy.export.signing import BundleSigner
 from convoy.export.variants.precision import RECIPES, Recipe
-from convoy.export.variants.variant import opened
+from convoy.export.variants.variant import opened, opened_elsewhere
 from convoy.models.bundle import Bundle, LatencyTable, Roofline, Variant, open_bundle
 from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.store import Store, is_version
+
+_Tables = tuple[LatencyTable | None, OtherLatencies]
+_UNMEASURED: _Tables = (None, OtherLatencies())
 
 
 def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigner | None = None) -> Path:
@@ -44,7 +47,7 @@ def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigne
             "enough whatever their speed; export the model again"
         )
     tables, roofline = _measured(bundle, progress)
-    reference, *others = (replace(variant, latency=tables.get(variant.file)) for variant in old.variants)
+    reference, *others = (_with_latencies(variant, *tables.get(variant.file, _UNMEASURED)) for variant in old.variants)
     content = replace(
         old,
         variants=(reference, *map(_judged, others)),
@@ -55,13 +58,17 @@ def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigne
         return publish_again(_store_of(folder, old.spec.name, store), bundle, content, signer)
 
 
-def _measured(bundle: Bundle, progress: Progress) -> tuple[dict[str, LatencyTable], Roofline | None]:
+def _with_latencies(variant: Variant, own: LatencyTable | None, elsewhere: OtherLatencies) -> Variant:
+    return replace(variant, latency=own, other_latencies=elsewhere.latencies)
+
+
+def _measured(bundle: Bundle, progress: Progress) -> tuple[dict[str, _Tables], Roofline | None]:
     """The tables by file, of what this machine runs; and what the machine attains, where the bundle tells that."""
     spec, folder = bundle.manifest.spec, bundle.folder
     recipes = [recipe for recipe in map(_recipe, bundle.manifest.variants) if recipe.row is not None]
     try:
-        with opened(spec, recipes, folder) as candidates:
-            measured = measure_latencies(candidates, progress)
+        with opened(spec, recipes, folder) as candidates, opened_elsewhere(spec, recipes, folder) as others:
+            measured, elsewhere = measured_everywhere(candidates, others, progress)
             roofline = None
             if bundle.manifest.roofline is not None:
                 with progress.step("measure this device"):
@@ -70,7 +77,8 @@ def _measured(bundle: Bundle, progress: Progress) -> tuple[dict[str, LatencyTabl
         raise JobError(f"the serving engine cannot run the network: {failure}") from failure
     except BundleError as error:
         raise JobError(str(error)) from error
-    return {recipe.file: table for recipe, table in zip(recipes, measured, strict=True) if table is not None}, roofline
+    found = zip(recipes, measured, elsewhere, strict=True)
+    return {recipe.file: (own, other) for recipe, own, other in found}, roofline
 
 
 def _recipe(variant: Variant) -> Recipe:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 Rows = Mapping[str, np.ndarray]
+NOTHING: Rows = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,11 @@ class LatencyTable:
     speedup: Interval | None = None
 
     @property
+    def library(self) -> str:
+        """The engine's library and its version."""
+        return self.device_fingerprint.rpartition(" / ")[2]
+
+    @property
     def is_of_busy_machine(self) -> bool:
         """Whether any point is, and with it what follows from all of them."""
         return any(point.is_of_busy_machine for point in self.points)
@@ -229,6 +234,10 @@ class Variant:
     are good enough, whatever its speed, and `proof` says why, for people; None in bundles of older versions.
     `output_errors` are the relative errors of each output by name, where there are several. `agreement` in 0..1 is with
     fp32's answers to samples without labels; None where nobody looked.
+
+    `latency` is in the engine that the file was made for, fp32's in ONNX Runtime. `other_latencies` are in the other
+    engines of the export machine's CPU; all their speed-ups are against fp32's `latency`. `refused_by` says by library
+    and version why an engine there may not run the file.
     """
 
     file: str
@@ -251,6 +260,13 @@ class Variant:
     proof: str = ""
     output_errors: dict[str, float] = field(default_factory=dict)
     agreement: float | None = None
+    other_latencies: tuple[LatencyTable, ...] = ()
+    refused_by: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def latencies(self) -> tuple[LatencyTable, ...]:
+        """In all engines that export measured it in, its own first."""
+        return (*([self.latency] if self.latency else []), *self.other_latencies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +364,7 @@ class Manifest:
     @property
     def busiest_share(self) -> float:
         """The largest share of the CPUs that others took while a figure was measured that is marked for it; 0: none."""
-        points = [point for variant in self.variants if variant.latency for point in variant.latency.points]
+        points = [point for variant in self.variants for table in variant.latencies for point in table.points]
         return max((point.others_share or 0.0 for point in points if point.is_of_busy_machine), default=0.0)
 
     @property

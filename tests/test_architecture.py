@@ -76,10 +76,10 @@ WALLS: dict[str, tuple[str, ...]] = {
     EXPORT: (MODELS, *app("batch", "engines")),
     # The bound that a server is held against is made of that server's own parts.
     f"{LOADTEST}.peers.bare": (MODELS, *app("batch", "engines")),
-    f"{LOADTEST}.bulk": (MODELS,),
+    f"{LOADTEST}.bulk": (MODELS, *app("engines.onnx_session")),
     LOADTEST: (
         *(f"{MODELS}.{name}" for name in ("errors", "option", "page", "tls")),
-        *(f"{LOADTEST}.peers.bare", *app("scheduling")),
+        *(f"{LOADTEST}.peers.bare", *app("scheduling", "engines.onnx_session")),
     ),
     "convoy": (MODELS, EXPORT, LOADTEST, APP),
 }
@@ -250,6 +250,37 @@ def test_what_is_installed_needs_no_development_program() -> None:
         assert f"{one}.__main__" in ALL, f"{one} is no program"
     installed = [name for name in ROOMS if not in_room(name, *development)]
     assert not [f"{name} -> {used}" for name in installed for used in uses(name) if in_room(used, *development)]
+
+
+def calls(path: Path) -> set[str]:
+    """The last part of the name of everything that a file calls."""
+    functions = [node.func for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+    return {one.attr if isinstance(one, ast.Attribute) else getattr(one, "id", "") for one in functions}
+
+
+def opens_sessions(path: Path) -> bool:
+    return bool(calls(path) & {"InferenceSession", "SessionOptions"})
+
+
+def test_sessions_of_onnx_runtime_are_opened_in_one_place() -> None:
+    """So that no session optimises a graph in a way that is known to be wrong."""
+    place, peers = f"{APP}.engines.onnx_session", f"{LOADTEST}.peers.beside"
+    found = {name for name, path in ROOMS.items() if opens_sessions(path)}
+    assert place in found
+    # A peer's own process has no Convoy to import.
+    assert not {name for name in found - {place} if not in_room(name, peers)}
+    helpers = {path.name for path in (ROOT / "tests" / "support").glob("*.py") if opens_sessions(path)}
+    assert helpers <= {"fake_onnxruntime.py", "fake_asked.py"}, "these play the library itself"
+
+
+def test_a_library_does_not_optimise_graphs_by_itself() -> None:
+    """Where ONNX Runtime's own tools open a session, nothing can be switched off in it."""
+    optimising = {"quant_pre_process": "skip_optimization", "optimize_model": ""}
+    for name, path in ROOMS.items():
+        for node in ast.walk(parsed(path)):
+            called = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+            if isinstance(node, ast.Call) and called in optimising:
+                assert optimising[called] in {keyword.arg for keyword in node.keywords}, f"{name}: {called}"
 
 
 def test_no_pickle_is_read() -> None:

@@ -16,6 +16,7 @@ import onnxruntime as ort
 from convoy.app.batch import EngineFailure
 from convoy.app.engines.delivery import Landed
 from convoy.app.engines.free_runs import FreeRuns
+from convoy.app.engines.onnx_session import Level, new_session, session_options
 from convoy.app.engines.onnx_tensors import bind_input, bind_output, has_strings, tensor_spec, unbound_array
 from convoy.app.engines.parts import Shapes
 from convoy.app.engines.signature import Signature, check_names
@@ -154,16 +155,20 @@ def open_session(model: Path, threads: int, *, quiet: bool = False, any_shape: b
 
     `any_shape`: it will see more shapes than it may remember.
     """
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4 if quiet else 3
+    options = session_options(threads=threads, quiet=quiet)
     # A plan of the memory for each combination of shapes, kept for ever.
     options.enable_mem_pattern = not any_shape
-    # Idle cores belong to the edge and to other models.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return _opened(model, options)
+
+
+def open_original(model: Path, threads: int, *, quiet: bool = False) -> Any:
+    """The same without any optimisation: what the graph means, to hold a served one against. Raises BundleError."""
+    return _opened(model, session_options(threads=threads, quiet=quiet, level=Level.ORT_DISABLE_ALL))
+
+
+def _opened(model: Path, options: Any) -> Any:
     try:
-        return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        return new_session(model, options)
     except Exception as error:  # onnxruntime's errors share no base class
         if version := _NEWER_IR.search(str(error)):
             own, known = version.groups()

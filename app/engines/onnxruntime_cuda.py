@@ -26,6 +26,7 @@ from convoy.app.engines.cuda.device import RESERVED_BYTES, Device
 from convoy.app.engines.cuda.driver import CaptureDisturbed, Handle, undisturbed
 from convoy.app.engines.cuda.engine import SLOTS, CudaEngine
 from convoy.app.engines.cuda.slots import DeviceSlot
+from convoy.app.engines.onnx_session import new_session, session_options
 from convoy.app.engines.onnx_tensors import element_type
 from convoy.app.engines.onnxruntime import first_line, read_signature
 from convoy.app.engines.signature import check_names
@@ -142,13 +143,11 @@ class OnnxRuntimeCudaEngine(CudaEngine):
         return session
 
     def _new_session(self, model: Path) -> Any:
-        options = self._runtime.SessionOptions()
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options = session_options(self._runtime)
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         providers = [(PROVIDER, self._provider_options())]
         # Python's own fallback would print the error that matters, and raise another one.
-        return self._runtime.InferenceSession(str(model), options, providers=providers, enable_fallback=0)
+        return new_session(model, options, runtime=self._runtime, providers=providers, enable_fallback=0)
 
     def _provider_options(self) -> dict[str, str]:
         # What is free now, less what must stay so: a model may fail for want of memory, its neighbours may not.

@@ -61,7 +61,7 @@ class OpenVinoEngine(StagedEngine):
         self._request = self._open_request(model, precision, threads)
         self._bindings: dict[Shapes, list[Any]] = {}  # its tensors over the staging buffers
         self._now: Shapes | None = None
-        return f"openvino {version_of(self._ov)}"
+        return library_of(self._ov)
 
     def close(self) -> None:
         super().close()
@@ -125,6 +125,11 @@ class OpenVinoEngine(StagedEngine):
 
 def _landed(array: np.ndarray) -> Landed:
     return Landed(array, array.reshape(-1).view(np.uint8).data if array.size else None)
+
+
+def library_of(module: Any) -> str:
+    """The library and its version, as latencies are kept under."""
+    return f"openvino {version_of(module)}"
 
 
 def layers_in_8_bits(model: Path) -> frozenset[str]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from convoy.app.engines.speedup import is_worthwhile
-from convoy.models.bundle import Precision, Variant
+from convoy.app.engines.speedup import is_beyond_doubt, is_worthwhile
+from convoy.models.bundle import Interval, LatencyTable, Precision, Variant
 from convoy.models.errors import BundleError
 
 PrecisionChoice = Literal["auto", Precision]
@@ -43,24 +43,32 @@ def choose_on_gpu(candidates: Sequence[Variant], precision: PrecisionChoice, eng
 
 
 def choose_on_cpu(candidates: Sequence[Variant], precision: PrecisionChoice, device_fingerprint: str) -> Choice:
-    """Of what the engine takes, the variants to serve from a CPU.
+    """Of what the engine takes, the variants to serve from a CPU, in an engine whose fingerprint this is.
 
     Where export measured on this very device, those that beat the exact one there, or else that one alone; elsewhere
     all that may serve. Where there are several the caller measures them. Raises BundleError when none fits.
     """
+    library = device_fingerprint.rpartition(" / ")[2]
+    refused = tuple(f"{v.file}: {v.refused_by[library]}" for v in candidates if library in v.refused_by)
+    candidates = [variant for variant in candidates if library not in variant.refused_by]
+    if not candidates and refused:
+        raise BundleError("; ".join(refused))
     if precision != "auto":
         return _by_name(candidates, precision)
     servable = [variant for variant in candidates if variant.serve]
-    skipped = tuple(f"{variant.file}: {variant.reason}" for variant in candidates if not variant.serve)
+    skipped = refused + tuple(f"{variant.file}: {variant.reason}" for variant in candidates if not variant.serve)
     if not servable:
         raise BundleError(f"no variant may be served on a CPU ({'; '.join(skipped)}); export it again")
-    if not all(measured_here(variant, device_fingerprint) for variant in servable):
-        return Choice(
-            tuple(servable),
-            "measured at start-up, because this device is not the one it was exported on",
-            skipped,
-        )
-    faster = [variant for variant in servable if variant.latency is not None and is_worthwhile(variant.latency)]
+    tables = {variant.file: measured_here(variant, device_fingerprint) for variant in servable}
+    unmeasured = next((variant for variant in servable if tables[variant.file] is None), None)
+    if unmeasured is not None:
+        why = _why_measured_again(unmeasured, device_fingerprint)
+        return Choice(tuple(servable), f"measured at start-up, because {why}", skipped)
+    faster = [
+        variant
+        for variant in servable
+        if variant.precision != "fp32" and (table := tables[variant.file]) is not None and is_worthwhile(table)
+    ]
     if len(faster) > 1:
         reason = "measured at start-up, like all that beat fp32 on this device when it was exported"
         return Choice(tuple(faster), reason, skipped)
@@ -79,9 +87,39 @@ def _by_name(variants: Sequence[Variant], precision: Precision) -> Choice:
     return Choice(tuple(proved), f"asked for by name{although}", ())
 
 
-def measured_here(variant: Variant, device_fingerprint: str) -> bool:
-    """Whether export measured the variant on this very device, and against fp32 if it is not fp32 itself."""
-    table = variant.latency
-    if table is None or table.device_fingerprint != device_fingerprint:
-        return False
-    return variant.precision == "fp32" or table.speedup is not None
+def measured_here(variant: Variant, device_fingerprint: str) -> LatencyTable | None:
+    """What export measured on this very device and in this engine, against fp32 if it is not fp32 in its own."""
+    table = next((one for one in variant.latencies if one.device_fingerprint == device_fingerprint), None)
+    if table is None or (table.speedup is None and not (variant.precision == "fp32" and table is variant.latency)):
+        return None
+    return table
+
+
+def _why_measured_again(variant: Variant, device_fingerprint: str) -> str:
+    """What is missing, for people."""
+    library = device_fingerprint.rpartition(" / ")[2]
+    engine = library.partition(" ")[0]
+    alike = [one for one in variant.latencies if one.library.partition(" ")[0] == engine]
+    if not alike:
+        return f"export did not measure {variant.file} in {engine or 'this engine'}"
+    if alike[0].device_fingerprint != device_fingerprint:
+        return f"export measured it on {alike[0].device_fingerprint}, and this is {device_fingerprint}"
+    return f"export did not measure {variant.file} against fp32"
+
+
+def fastest_measured(tables: Sequence[LatencyTable]) -> int:
+    """Which of these is faster beyond doubt than all before it, which are as exact or more; the first if none is.
+
+    All were measured in turns, each against the same fp32.
+    """
+    best = 0
+    for own, table in enumerate(tables):
+        least = _speedup(tables[best]).median
+        gain = _speedup(table)
+        if is_beyond_doubt(Interval(gain.median / least, gain.low / least, gain.high / least)):
+            best = own
+    return best
+
+
+def _speedup(table: LatencyTable) -> Interval:
+    return table.speedup or Interval(1.0, 1.0, 1.0)

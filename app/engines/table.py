@@ -17,7 +17,7 @@ from convoy.app.engines.jobs import Job, OpenEngine, Place, PlanWish, Untried
 from convoy.app.engines.machine import Machine
 from convoy.app.engines.onnxruntime import LIBRARY, OnnxRuntimeCpuEngine
 from convoy.app.engines.onnxruntime_tuned import left_to_tune, open_tuned, ways_as_it_comes
-from convoy.app.engines.openvino import OpenVinoEngine, version_of
+from convoy.app.engines.openvino import OpenVinoEngine, library_of, version_of
 from convoy.app.engines.plans import open_plan, wish_for_plan
 from convoy.app.engines.staged import StagedEngine
 from convoy.app.engines.tensorrt_library import RTX, TENSORRT, TensorRt
@@ -53,8 +53,8 @@ class Row:
 
     It takes fp32 and what was made for `targets`. Rows of one `rank` are measured against each other, and those of a
     lower one serve where they can. What it offers `sooner` is tried before `open`. `platform` is what it is in the
-    protocol's words. A row that `holds_to_canary` takes no model without one. `library` tells whether export measured
-    with it; empty where it does not.
+    protocol's words. A row that `holds_to_canary` takes no model without one. `library` is the library and its version
+    on a machine, as its engines have it in their fingerprint; None where export measures none of them.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Row:
     after_load: AfterLoad | None = None
     sooner: Sooner | None = None
     holds_to_canary: bool = False
-    library: str = ""
+    library: Callable[[Machine], str] | None = None
 
     @property
     def is_on_gpus(self) -> bool:
@@ -76,6 +76,10 @@ class Row:
     def takes(self, variant: Variant) -> bool:
         """Whether the variant was made for it, or is the one that everything runs."""
         return variant.precision == "fp32" or variant.target in self.targets
+
+    def fingerprint(self, machine: Machine, threads: int) -> str:
+        """The device that its engines' latencies hold on; empty where export measures none of them."""
+        return cpu.fingerprint(threads, self.library(machine)) if self.library is not None else ""
 
 
 def _on_cpu(engine: type[StagedEngine]) -> Open:
@@ -139,7 +143,7 @@ _PLANS, _GPU, _ON_CPU = range(3)
 # What answers as a model means it: whatever else runs one is held against this.
 REFERENCE = Row(
     *("onnxruntime-cpu", "cpu", _ON_CPU, ("cpu",), "onnxruntime_onnx", _probe_cpu, _on_cpu(OnnxRuntimeCpuEngine)),
-    library=LIBRARY,
+    library=lambda machine: LIBRARY,
 )
 # In this order they are tried and told.
 ROWS = (
@@ -150,7 +154,10 @@ ROWS = (
         *(_probe_cuda, open_tuned, left_to_tune, ways_as_it_comes),
     ),
     REFERENCE,
-    Row("openvino", "openvino", _ON_CPU, ("cpu", "openvino"), "openvino", _probe_openvino, _on_cpu(OpenVinoEngine)),
+    Row(
+        *("openvino", "openvino", _ON_CPU, ("cpu", "openvino"), "openvino", _probe_openvino, _on_cpu(OpenVinoEngine)),
+        library=lambda machine: library_of(machine.openvino.module),
+    ),
 )
 CHOICES = (AUTO, *(row.runner for row in ROWS))
 

@@ -32,15 +32,15 @@ class CanaryFailed(Exception):
 class CanaryCheck:
     """Inputs, their expected outputs, and the largest relative error ||a - b|| / ||b|| allowed per sample.
 
-    A class that leads by more than `sure_margin` times ||b|| must lead still; None: classes are not looked at. A ||b||
-    below `least_size` counts as that much.
+    A class that leads by more than `sure_margin` times ||b|| must lead still; None: classes are not looked at. Of the
+    outputs in `shares` a ||b|| below `LEAST_SHARE` counts as that much.
     """
 
     canary: Canary
     tolerance: float
     batched: bool
     sure_margin: float | None = None
-    least_size: float = 0.0
+    shares: frozenset[str] = frozenset()
 
     @staticmethod
     def of_variant(canary: Canary, variant: Variant, *, batched: bool = True) -> CanaryCheck:
@@ -49,8 +49,8 @@ class CanaryCheck:
         Where the model is not `batched`, the canary is one request, and its arrays have the whole shapes.
         """
         tolerance = max(FP32_TOLERANCE, QUANTISED_SLACK * variant.max_relative_error)
-        least_size = LEAST_SHARE if all(map(_are_shares, canary.outputs.values())) else 0.0
-        return CanaryCheck(canary, tolerance, batched, max(FP32_TOLERANCE, variant.max_relative_error), least_size)
+        shares = frozenset(name for name, values in canary.outputs.items() if _are_shares(values))
+        return CanaryCheck(canary, tolerance, batched, max(FP32_TOLERANCE, variant.max_relative_error), shares)
 
     @staticmethod
     def of_first_answer(engine: Engine) -> CanaryCheck:
@@ -87,11 +87,12 @@ class CanaryCheck:
             raise CanaryFailed(f"the canary did not run: {failure}") from failure
         for name, expected in self.canary.outputs.items():
             rows_expected = self._rows(expected, rows)
-            error = _worst_relative_error(outputs[name], rows_expected, self.least_size, per_row=self.batched)
+            least_size = LEAST_SHARE if name in self.shares else 0.0
+            error = _worst_relative_error(outputs[name], rows_expected, least_size, per_row=self.batched)
             if error > self.tolerance:
                 raise CanaryFailed(f"output {name!r} is off by {error:.3g}, allowed is {self.tolerance:.3g}")
             if self.sure_margin is not None and _leader_changed(
-                outputs[name], rows_expected, self.sure_margin, self.least_size
+                outputs[name], rows_expected, self.sure_margin, least_size
             ):
                 raise CanaryFailed(f"output {name!r} has another first class where fp32 is sure of its own")
 

@@ -43,8 +43,8 @@ def _winner(candidates: list[Candidate]) -> tuple[Candidate, tuple[LatencyPoint,
     """The best and its latencies: export's, where the only one was measured here, else new. Raises EngineFailure."""
     if len(candidates) == 1:
         (only,) = candidates
-        if only.variant.latency and measured_here(only.variant, only.engine.info.device_fingerprint):
-            return only, only.variant.latency.points
+        if table := measured_here(only.variant, only.engine.info.device_fingerprint):
+            return only, table.points
     measured = race([candidate.engine for candidate in candidates])
     best = fastest(measured)
     return candidates[best], tuple(summarise(rounds.batch_size, rounds.runs_ms[best]) for rounds in measured)

@@ -19,20 +19,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from convoy.app.batch import EngineFailure
-from convoy.app.engines import cpu
 from convoy.app.engines.base import Engine, nth_of_cpu
 from convoy.app.engines.cuda.device import Device, UnusableGpu
 from convoy.app.engines.jobs import Job, NotProved, Place, PlanWish, Untried, refusal
 from convoy.app.engines.machine import CPU_ONLY, Machine
 from convoy.app.engines.memory import available_bytes, check_batch, resident_bytes
-from convoy.app.engines.select import Choice, PrecisionChoice, choose_on_cpu, choose_on_gpu
+from convoy.app.engines.select import (
+    Choice,
+    PrecisionChoice,
+    choose_on_cpu,
+    choose_on_gpu,
+    fastest_measured,
+    measured_here,
+)
 from convoy.app.engines.table import AUTO, REFERENCE, Row, row_named, rows_for
 from convoy.app.loading.bare_model import read_bare_model
 from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.choice import NOTHING_SERVES, choose
 from convoy.app.loading.proving import Candidate, ProvedEngine, open_and_prove, prove, prove_by_itself
 from convoy.app.loading.signed import SignedCopy, SignedOnly
-from convoy.models.bundle import MANIFEST, Bundle, Variant, open_bundle
+from convoy.models.bundle import MANIFEST, Bundle, LatencyTable, Variant, open_bundle
 from convoy.models.errors import BundleError, JobError
 from convoy.models.files import check_only_files
 from convoy.models.onnx_digest import check_onnx_files
@@ -277,6 +283,8 @@ class _Walk:
         candidates: list[Candidate] = []
         with _closing_on_failure(candidates):
             self._add_as_before(place, rows, candidates)
+            if not candidates:
+                candidates += self._as_measured(place, rows)
             for row in () if candidates else rows:
                 self._add_candidates(place, row, candidates)
             # The most exact first, of whichever engine: what is faster has to be so beyond doubt.
@@ -311,6 +319,43 @@ class _Walk:
             self._leave_for_later(row, place, (variant,), is_same)
             if not is_same:
                 self.skipped.append(refusal(row.name, place.name, f"{variant.file}: {same[0][0].name} served before"))
+
+    def _as_measured(self, place: Place, rows: Sequence[Row]) -> list[Candidate]:
+        """The fastest alone, where export measured all that may serve on this very CPU, in each of its engines.
+
+        Empty where something was not measured here, or where none of it can serve.
+        """
+        if place.gpu is not None or self.job.precision != "auto" or self.job.canary is None:
+            return []
+        measured: list[tuple[Row, Variant, LatencyTable]] = []
+        skipped: list[str] = []
+        for row in rows:
+            try:
+                choice = self._choose(row)
+            except BundleError as error:
+                skipped.append(refusal(row.name, place.name, error))
+                continue
+            skipped += choice.skipped
+            for variant in choice.variants:
+                table = measured_here(variant, self._fingerprint(row))
+                if table is None:
+                    return []
+                measured.append((row, variant, table))
+        # The most exact first: what is faster has to be so beyond doubt.
+        measured.sort(key=lambda one: self.job.variants.index(one[1]))
+        while measured:
+            row, variant, _ = measured.pop(fastest_measured([table for _, _, table in measured]))
+            why = f"fastest on this device when it was exported, in {row.name}: {variant.reason}"
+            try:
+                found = self._candidate(place, row, variant, why)
+            except NotProved as failure:
+                skipped.append(refusal(row.name, place.name, failure))
+                continue
+            slower = f"was not faster than {row.name} in {variant.precision} on this device when it was exported"
+            skipped += [refusal(one.name, place.name, f"{other.file}: {slower}") for one, other, _ in measured]
+            self.skipped += skipped
+            return [found]
+        return []
 
     def _add_instance(self, first: ProvedEngine, number: int) -> bool:
         """One more engine like the first on the CPU, proved as it was; False where there is no room for it."""
@@ -396,7 +441,10 @@ class _Walk:
         variants = [variant for variant in self.job.variants if row.takes(variant)]
         if row.is_on_gpus:
             return choose_on_gpu(variants, self.job.precision, row.runner)
-        return choose_on_cpu(variants, self.job.precision, cpu.fingerprint(self.job.threads, row.library))
+        return choose_on_cpu(variants, self.job.precision, self._fingerprint(row))
+
+    def _fingerprint(self, row: Row) -> str:
+        return row.fingerprint(self.job.machine, self.job.threads)
 
     def _leave_for_later(self, row: Row, place: Place, variants: Sequence[Variant], is_open: bool | None) -> None:
         if row.after_load is None:

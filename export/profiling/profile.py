@@ -6,13 +6,14 @@ server's own (`convoy.app.engines.measure`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from convoy.app.engines.measure import Pace, batch_knots, latency_tables, run_in_turns
 from convoy.export.profiling.busy import CpuWatch
 from convoy.export.progress import Progress
-from convoy.export.variants.variant import OpenVariant
+from convoy.export.variants.variant import OpenVariant, OtherEngines
 from convoy.models.bundle import LatencyTable
 
 # A small network is measured in some seconds, and none for longer than a minute or two.
@@ -35,8 +36,32 @@ def measure_latencies(candidates: Sequence[OpenVariant], progress: Progress) -> 
             step.advance()
     shares = watch.busy_shares(len(measured) + 1)
     timed = [_told(table, shares) for table in latency_tables(engines, measured)]
-    tables = dict(zip((candidate.path for candidate in here), timed, strict=True))
-    return tuple(tables.get(candidate.path) for candidate in candidates)
+    tables = iter(timed)
+    return tuple(None if candidate.is_twin else next(tables) for candidate in candidates)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLatencies:
+    """One variant in the other engines of this machine: `refused_by` is as in `Variant`."""
+
+    latencies: tuple[LatencyTable, ...] = ()
+    refused_by: Mapping[str, str] = field(default_factory=dict)
+
+
+def measured_everywhere(
+    candidates: Sequence[OpenVariant], others: OtherEngines, progress: Progress
+) -> tuple[tuple[LatencyTable | None, ...], tuple[OtherLatencies, ...]]:
+    """The candidates' own tables, and for each what the other engines take, all in turns."""
+    measured = measure_latencies([*candidates, *others.candidates], progress)
+    own, rest = measured[: len(candidates)], measured[len(candidates) :]
+    found: dict[Path, list[LatencyTable]] = {}
+    for candidate, table in zip(others.candidates, rest, strict=True):
+        if table is not None:
+            found.setdefault(candidate.path, []).append(table)
+    elsewhere = (
+        OtherLatencies(tuple(found.get(one.path, ())), others.refused.get(one.recipe.file, {})) for one in candidates
+    )
+    return own, tuple(elsewhere)
 
 
 def _told(table: LatencyTable, shares: Sequence[float | None]) -> LatencyTable:

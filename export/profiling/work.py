@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
+from convoy.app.engines.onnx_session import Level, new_session, session_options
 from convoy.models.errors import JobError
 from convoy.models.spec import TensorSpec
 
@@ -93,7 +93,7 @@ def int8_share(path: Path, inputs: tuple[TensorSpec, ...]) -> float:
     arrays = {spec.name: np.zeros((1, *spec.drawn_shape), spec.numpy_dtype) for spec in inputs}
     work = {"float": 0.0, "int8": 0.0}
     # Beyond extended only layouts change, with channels filled up to whole blocks, which would count.
-    for operator in _run_once(path, arrays, ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED):
+    for operator in _run_once(path, arrays, Level.ORT_ENABLE_EXTENDED):
         for kind, kernels in (("float", _FLOAT_KERNELS), ("int8", _INT8_KERNELS)):
             if operator.kind in kernels:
                 work[kind] += _multiplications(operator, kernels[operator.kind])
@@ -119,7 +119,7 @@ def multiply_adds(path: Path, inputs: tuple[TensorSpec, ...]) -> dict[str, float
     `inputs` are per-sample specs. Raises JobError where the runtime does not run the graph on zeros.
     """
     arrays = {spec.name: np.zeros((1, *spec.drawn_shape), spec.numpy_dtype) for spec in inputs}
-    found = _run_once(path, arrays, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    found = _run_once(path, arrays, Level.ORT_DISABLE_ALL)
     return {operator.name: flop(operator) / 2 for operator in found if operator.kind in _PRODUCTS}
 
 
@@ -139,18 +139,16 @@ def _run_once(
     path: Path,
     arrays: dict[str, np.ndarray],
     # Folds what is constant, and batch normalisation into convolutions, but fuses nothing beyond the standard.
-    level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    level: Level = Level.ORT_ENABLE_BASIC,
 ) -> list[Operator]:
     with tempfile.TemporaryDirectory(prefix="convoy-work-") as folder:
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
+        options = session_options(level=level)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
-        options.graph_optimization_level = level
         # Weights that were packed for a kernel would not be in the profile.
         options.add_session_config_entry("session.disable_prepacking", "1")
         try:
-            session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            session = new_session(path, options)
             session.run(None, arrays)
             profile = Path(session.end_profiling()).read_text(encoding="utf-8")
         except Exception as error:  # onnxruntime's errors share no base class

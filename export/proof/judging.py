@@ -20,6 +20,7 @@ import numpy as np
 
 from convoy.export.proof.likeness import boxes_f1, class_maps, decisions, mean_iou
 from convoy.export.proof.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes, errors_by_output
+from convoy.export.proof.ranges import declared_shares
 from convoy.export.rows import Rows
 from convoy.models.bundle import TOP_1, Accuracy
 from convoy.models.errors import JobError
@@ -163,7 +164,7 @@ def with_metric(judge: Judge, metric: str, key: str, score: ScoreOf, spec: Model
 
 def _shares(spec: ModelSpec) -> tuple[str, ...]:
     """The outputs that are probabilities."""
-    return (spec.outputs[0].name,) if spec.gives_classes and spec.activation == "none" else ()
+    return tuple(declared_shares(spec))
 
 
 def _class_numbers(targets: np.ndarray, classes: int) -> np.ndarray:

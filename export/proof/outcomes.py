@@ -19,6 +19,8 @@ from convoy.models.spec import Activation
 
 # Of a probability, a millionth is no more than a rounding error: float32's own sigmoid is off by more than 1e-9.
 LEAST_SHARE = 0.01
+# How long a normalised answer counts as at least where two exact graphs are compared: their errors are absolute.
+WHOLE = 1.0
 _TOP = 5
 
 

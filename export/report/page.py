@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
@@ -277,7 +278,23 @@ def _speed(manifest: Manifest) -> list[Element | None]:
     ]
     figures = table(("", "median ms", "10th percentile", "90th percentile", "images / s", "CPU taken by others"), rows)
     details = element("details", element("summary", "All figures"), figures)
-    return [element("p", about, class_="note"), both, details]
+    return [element("p", about, class_="note"), both, *_other_engines(manifest), details]
+
+
+def _other_engines(manifest: Manifest) -> list[Element]:
+    """What the export machine's other engines take, and which of them do not run a file."""
+    rows: list[list[Content]] = [
+        [f"{variant.file} in {other.library}", *_speed_cells(replace(variant, latency=other))]
+        for variant in manifest.variants
+        for other in variant.other_latencies
+    ]
+    refused = [
+        element("p", f"{variant.file} is not served in {library} there: {why}.", class_="note")
+        for variant in manifest.variants
+        for library, why in variant.refused_by.items()
+    ]
+    shown = [element("h3", "In the other engines of this machine"), table(("", *_SPEED), rows)] if rows else []
+    return [*shown, *refused]
 
 
 def _busy(manifest: Manifest) -> Element | None:

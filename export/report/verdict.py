@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from convoy.app.engines.select import fastest_measured
 from convoy.export.proof.judging import what_scores
-from convoy.models.bundle import ON_CPU, TOP_1, Accuracy, Manifest, Variant
+from convoy.models.bundle import ON_CPU, TOP_1, Accuracy, LatencyTable, Manifest, Variant
 
 # "alarm": the model should not be served; "doubt": it may be, but that it is right was not proved.
 Tone = Literal["good", "doubt", "alarm"]
+# Libraries as people write them.
+TITLES = {"openvino": "OpenVINO", "onnxruntime": "ONNX Runtime"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +39,31 @@ def verdict_of(manifest: Manifest) -> ExportVerdict:
     if serving is None:
         reasons = "; ".join(f"{variant.file}: {variant.reason}" for variant in manifest.variants)
         return ExportVerdict(f"{elsewhere or f'No file of {name} is served'} ({reasons}).", "alarm")
-    told = f"CPUs serve {serving.file}{_gain(serving)}, {_accuracy(manifest, serving)}{_others(manifest.variants)}"
+    served, table = serving
+    gain = _gain(served, table)
+    told = f"CPUs serve {served.file}{gain}, {_accuracy(manifest, served)}{_others(manifest.variants)}"
     sentence = f"{told}; {elsewhere}." if elsewhere else f"{told}."
-    return ExportVerdict(sentence, "good" if serving.accuracy and serving.accuracy.is_proved else "doubt")
+    return ExportVerdict(sentence, "good" if served.accuracy and served.accuracy.is_proved else "doubt")
 
 
-def _on_cpus(variants: Sequence[Variant]) -> Variant | None:
-    """The fastest of those that may serve there, as far as that was measured; of equals the first, which is fp32."""
+def _on_cpus(variants: Sequence[Variant]) -> tuple[Variant, LatencyTable | None] | None:
+    """What serves there and as it was measured, by the server's own rule: what is fastest beyond doubt."""
     may_serve = [variant for variant in variants if variant.serve and variant.target in ON_CPU]
-    return max(may_serve, key=_times_fp32, default=None)
+    measured = [(variant, table) for variant in may_serve for table in variant.latencies]
+    if not measured:
+        return (may_serve[0], None) if may_serve else None
+    return measured[fastest_measured([table for _, table in measured])]
 
 
-def _times_fp32(variant: Variant) -> float:
-    gain = variant.latency.speedup if variant.latency else None
-    return gain.median if gain else 1.0
-
-
-def _gain(variant: Variant) -> str:
-    gain = variant.latency.speedup if variant.latency else None
-    if gain is None:
+def _gain(variant: Variant, table: LatencyTable | None) -> str:
+    if table is None or table.speedup is None:
         return ""
-    return f", {gain.median:.2f} times as fast as fp32 on the export machine ({gain.low:.2f} to {gain.high:.2f})"
+    gain, where = table.speedup, ""
+    if table is not variant.latency:
+        where = f" in {TITLES.get(table.library.partition(' ')[0], table.library)}"
+    other = " in ONNX Runtime" if variant.precision == "fp32" else ""
+    pace = f"{gain.median:.2f} times as fast as fp32{other} on the export machine ({gain.low:.2f} to {gain.high:.2f})"
+    return f"{where}, {pace}"
 
 
 def _accuracy(manifest: Manifest, serving: Variant) -> str:

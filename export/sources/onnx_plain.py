@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,19 +27,24 @@ from convoy.export.ahead import accepted
 from convoy.export.arrays import is_array_file
 from convoy.export.assemble import publish
 from convoy.export.class_names import read_labels
+from convoy.export.noise import noise_of_both_signs
 from convoy.export.options import ExportOptions
 from convoy.export.plan import check_max_batch, parse_activation, priorities_of
-from convoy.export.profiling.profile import measure_latencies
+from convoy.export.profiling.profile import measured_everywhere
 from convoy.export.progress import SILENT, Progress
+from convoy.export.proof.outcomes import WHOLE
+from convoy.export.proof.ranges import normalised_outputs
 from convoy.export.proof.verify import MAX_FP32_ERROR
+from convoy.export.rows import Rows, count_of, joined, picked
 from convoy.export.signing import signer_of
 from convoy.export.sources import onnx_file, to_onnx
 from convoy.export.sources.free_input import FreeInput, listed, settle
 from convoy.export.sources.onnx_batch import PROVED_BATCH, Batching, write_batched
+from convoy.export.sources.original import OptimisedOtherwiseError, open_reference
 from convoy.export.sources.preprocess import parse_input
 from convoy.export.sources.source import ModelSource, parse_source
 from convoy.export.variants.precision import REFERENCE
-from convoy.export.variants.variant import OpenVariant, opened
+from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
 from convoy.models.bundle import Canary, Provenance, Variant, sha256_file
 from convoy.models.checkpoint import convoy_version
 from convoy.models.errors import JobError, UsageError
@@ -156,16 +161,27 @@ def _prove(
     with opened(spec, [REFERENCE], folder) as (served,):
         with progress.step("compare with the file"):
             canary = _record(source.file, spec, _SAMPLES)
-            error = _worst_error(served, canary, batched=batching.batched)
+            noise = _noisy(source.file, spec)
+            normalised = normalised_outputs(folder / REFERENCE.file, spec, canary.outputs)
+            error = max(_worst_error(served, one, normalised, batched=batching.batched) for one in (canary, *noise))
+
+            def as_file(one: OpenVariant) -> None:
+                for shown in (canary, *noise):
+                    _worst_error(one, shown, normalised, batched=batching.batched)
+
             for size in known.sizes[1:]:
                 elsewhere = _record(source.file, _at(spec, size), _OTHER_SAMPLES)
-                error = max(error, _worst_error(served, elsewhere, batched=batching.batched))
-        (latency,) = measure_latencies([served], progress)
+                error = max(error, _worst_error(served, elsewhere, normalised, batched=batching.batched))
+        with opened_elsewhere(spec, [REFERENCE], folder, as_file) as others:
+            (latency,), (other,) = measured_everywhere([served], others, progress)
     count = f"{canary.samples if batching.batched else 1} random inputs, for want of --preprocess"
+    if noise:
+        count = f"{count}, and on noise of both signs"
     if known.sizes:
         count = f"{count}, at heights and widths of {listed(known.sizes)}; its times are those of {known.size}"
     reason = f"equals {source.shown} in ONNX Runtime to {error:.1g} on {count}; {batching.reason}"
-    return Variant(REFERENCE.file, REFERENCE.precision, REFERENCE.target, True, reason, error, None, latency), canary
+    made = (REFERENCE.file, REFERENCE.precision, REFERENCE.target, True, reason, error, None, latency)
+    return Variant(*made, other_latencies=other.latencies, refused_by=dict(other.refused_by)), canary
 
 
 def _at(spec: ModelSpec, size: Size) -> ModelSpec:
@@ -185,7 +201,7 @@ def _record(original: Path, spec: ModelSpec, samples: int) -> Canary:
 
 
 def _record_random(original: Path, spec: ModelSpec, samples: int, *, are_indices: bool) -> Canary:
-    session = open_session(original, cpu_budget(), quiet=not are_indices)
+    session = open_reference(original, cpu_budget(), quiet=not are_indices)
     names = [output.name for output in spec.outputs]
     inputs: dict[str, np.ndarray] = {}
     for index, tensor in enumerate(spec.inputs):
@@ -202,9 +218,35 @@ def _record_random(original: Path, spec: ModelSpec, samples: int, *, are_indices
     )
 
 
+def _noisy(original: Path, spec: ModelSpec) -> list[Canary]:
+    """Noise of both signs and the file's answers to it; none where it does not run on that."""
+    session, noise = open_reference(original, cpu_budget(), quiet=True), noise_of_both_signs(spec.inputs)
+    names, rows = [output.name for output in spec.outputs], count_of(noise)
+    alone = [picked(noise, slice(row, row + 1)) for row in range(rows)]
+    if not spec.max_batch_size:
+        alone = [{name: array[0] for name, array in one.items()} for one in alone]
+    try:
+        answered = [dict(zip(names, _run(session, names, one, original), strict=True)) for one in alone]
+    except OptimisedOtherwiseError:
+        raise
+    except JobError:
+        return []
+    if not spec.max_batch_size:
+        return [Canary(*both) for both in zip(alone, answered, strict=True) if _are_finite(both[1])]
+    # A batch that has one row without a number may have none in another.
+    finite = [both for both in zip(alone, answered, strict=True) if _are_finite(both[1])]
+    return [Canary(joined([one for one, _ in finite]), joined([one for _, one in finite]))] if finite else []
+
+
+def _are_finite(outputs: Rows) -> bool:
+    return all(np.isfinite(one).all() for one in outputs.values() if one.dtype.kind == "f")
+
+
 def _run(session: Any, names: Sequence[str], inputs: Mapping[str, np.ndarray], original: Path) -> list[np.ndarray]:
     try:
         answers: list[np.ndarray] = session.run(names, inputs)
+    except OptimisedOtherwiseError:
+        raise
     except Exception as error:  # onnxruntime's errors share no base class
         raise JobError(
             f"{original.name} does not run on random numbers from 0 to 100 ({first_line(error)}), and with others "
@@ -213,13 +255,17 @@ def _run(session: Any, names: Sequence[str], inputs: Mapping[str, np.ndarray], o
     return answers
 
 
-def _worst_error(served: OpenVariant, canary: Canary, *, batched: bool) -> float:
-    """The largest ||a - b|| / ||b|| of any output and row. Raises JobError when it is above `MAX_FP32_ERROR`."""
+def _worst_error(served: OpenVariant, canary: Canary, normalised: Collection[str], *, batched: bool) -> float:
+    """The largest ||a - b|| / ||b|| of any output, of what is `normalised` ||a - b||.
+
+    Raises JobError when it is above `MAX_FP32_ERROR`.
+    """
     largest = served.engine.info.batch_sizes[-1]
     worst = 0.0
     for batch in sorted({1, min(3, largest), min(canary.samples, largest)}) if batched else [1]:
         answers = _in_batches(served, canary, batch) if batched else run_arrays(served.engine, canary.inputs)
-        worst = max(worst, *(_error(answers[name], expected) for name, expected in canary.outputs.items()))
+        least = {name: WHOLE if name in normalised else 0.0 for name in canary.outputs}
+        worst = max(worst, *(_error(answers[name], one, least[name]) for name, one in canary.outputs.items()))
     if not worst <= MAX_FP32_ERROR:
         raise JobError(
             f"the serving engine differs from the original file by {worst:.2g}; this is a bug, or chance in it"
@@ -235,11 +281,12 @@ def _in_batches(served: OpenVariant, canary: Canary, batch: int) -> dict[str, np
     return {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
 
 
-def _error(answers: np.ndarray, expected: np.ndarray) -> float:
+def _error(answers: np.ndarray, expected: np.ndarray, least_size: float) -> float:
     if np.array_equal(answers, expected, equal_nan=answers.dtype.kind == "f"):
         return 0.0
     difference = np.linalg.norm((answers.astype(np.float64) - expected).ravel())
-    return float(difference / max(float(np.linalg.norm(expected.astype(np.float64).ravel())), 1e-30))
+    size = float(np.linalg.norm(expected.astype(np.float64).ravel()))
+    return float(difference / max(size, least_size, 1e-30))
 
 
 def _provenance(source: ModelSource, known: FreeInput) -> Provenance:

@@ -1,13 +1,13 @@
 """An ONNX file as the source of a model of images: its graph behind our own front.
 
-Knows what such a graph must look like. The original's answers, under plain ONNX Runtime and one image at a time,
-are what the result is held against. A file that is served as it is goes another way
+Knows what such a graph must look like. The original's answers, in ONNX Runtime without optimisation and one image at a
+time, are what the result is held against. A file that is served as it is goes another way
 (`convoy.export.sources.onnx_plain`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,10 @@ import numpy as np
 
 from convoy.app.engines.free_sizes import Size
 from convoy.app.engines.onnxruntime import first_line, open_session, read_signature
-from convoy.export.rows import Rows, count_of, joined, picked
+from convoy.export.rows import NOTHING, Rows, count_of, joined, picked
 from convoy.export.sources import onnx_file
 from convoy.export.sources.onnx_batch import write_batched
+from convoy.export.sources.original import OptimisedOtherwiseError, open_reference
 from convoy.export.sources.preprocess import InputSize
 from convoy.export.sources.source import ModelSource
 from convoy.export.sources.torch_job import ANY_BATCH, INPUT_NAME, ONNX, OTHER_SIZES, Answered, TorchResult
@@ -70,8 +71,10 @@ def wrap(
     threads: int,
     inline_bytes: int,
     others: Sequence[np.ndarray] = (),
+    noise: Rows = NOTHING,
 ) -> TorchResult:
     """Write the graph with our front to `folder`. `samples` are as the image's front says, `others` of other sizes.
+    `noise` is more of them, on which it need not run.
 
     With `others`, free heights and widths stay free where the graph runs at `OTHER_SIZES` of these.
 
@@ -100,8 +103,12 @@ def wrap(
     model = onnx.load(str(target), load_external_data=False)
     _add_front(model.graph, found, image, batched=batching.batched, is_free=bool(elsewhere))
     target.write_bytes(model.SerializeToString())
-    reference = _answers(original, found, _normalised(samples[INPUT_NAME], image), threads)
+    reference = _finite(original, _answers(original, found, _normalised(samples[INPUT_NAME], image), threads))
     _check_rows(original, reference, count_of(samples))
+    noisy = None
+    if noise:
+        normalised = _normalised(noise[INPUT_NAME], image)
+        noisy = _on_noise(noise, lambda: _answers(original, found, normalised, threads, quiet=True))
     return TorchResult(
         target,
         reference,
@@ -110,6 +117,7 @@ def wrap(
         remark="; ".join(filter(None, (batching.reason, _why_fixed(found, image, others, elsewhere)))),
         original=f"{source.shown} in ONNX Runtime",
         elsewhere=elsewhere,
+        noise=noisy,
     )
 
 
@@ -120,7 +128,7 @@ def _elsewhere(
     answered: list[Answered] = []
     for samples in others:
         with suppress(JobError):
-            reference = _answers(original, found, _normalised(samples, image), threads, quiet=True)
+            reference = _finite(original, _answers(original, found, _normalised(samples, image), threads, quiet=True))
             answered.append(Answered({INPUT_NAME: samples}, reference))
         if len(answered) == OTHER_SIZES:
             return tuple(answered)
@@ -183,8 +191,13 @@ def tensor_inputs(path: Path, given: Sequence[TensorSpec]) -> tuple[TensorSpec, 
     return tuple(TensorSpec(spec.name, spec.dtype, named[spec.name].shape) for spec in takes)
 
 
-def take(source: ModelSource, samples: Rows, folder: Path, threads: int, inline_bytes: int) -> TorchResult:
-    """The graph with its own inputs, which the samples are called by. Raises JobError where it cannot be batched."""
+def take(
+    source: ModelSource, samples: Rows, folder: Path, threads: int, inline_bytes: int, noise: Rows = NOTHING
+) -> TorchResult:
+    """The graph with its own inputs, which the samples are called by. It need not run on the `noise`.
+
+    Raises JobError where it cannot be batched.
+    """
     assert source.file is not None
     original, target = source.file, folder / ONNX
     _check_outputs(original, threads)
@@ -194,18 +207,42 @@ def take(source: ModelSource, samples: Rows, folder: Path, threads: int, inline_
             f"{original.name} is {batching.reason}, and variants are made of what can be batched alone; leave "
             "--calibrate and --evaluate out to serve it as it is, a sample at a time"
         )
-    session = open_session(original, threads)
+    session = open_reference(original, threads)
     try:
-        parts = [_run(session, picked(samples, slice(row, row + 1))) for row in range(count_of(samples))]
+        reference = _finite(original, _one_by_one(session, samples))
+    except JobError:
+        raise
     except Exception as error:  # onnxruntime's errors share no base class
         raise JobError(
             f"{original.name} does not run on the samples ({first_line(error)}); pass arrays such as it takes"
         ) from error
-    reference = _finite(original, joined(parts))
     _check_rows(original, reference, count_of(samples))
+    noisy = None
+    if noise:
+        noisy = _on_noise(noise, lambda: _one_by_one(open_reference(original, threads, quiet=True), noise))
     return TorchResult(
-        target, reference, torch_version="", remark=batching.reason, original=f"{source.shown} in ONNX Runtime"
+        target,
+        reference,
+        torch_version="",
+        remark=batching.reason,
+        original=f"{source.shown} in ONNX Runtime",
+        noise=noisy,
     )
+
+
+def _on_noise(noise: Rows, answer: Callable[[], Rows]) -> Answered | None:
+    """None where the original does not run on it, or not to a row for each sample."""
+    try:
+        answers = answer()
+    except OptimisedOtherwiseError:
+        raise
+    except Exception:  # onnxruntime's errors share no base class
+        return None
+    return Answered(noise, answers) if all(len(one) == count_of(noise) for one in answers.values()) else None
+
+
+def _one_by_one(session: Any, samples: Rows) -> dict[str, np.ndarray]:
+    return joined([_run(session, picked(samples, slice(row, row + 1))) for row in range(count_of(samples))])
 
 
 def _run(session: Any, inputs: Rows) -> dict[str, np.ndarray]:
@@ -292,15 +329,16 @@ def _normalised(samples: np.ndarray, image: ImageSpec) -> np.ndarray:
 def _answers(
     original: Path, found: _ImageInput, images: np.ndarray, threads: int, *, quiet: bool = False
 ) -> dict[str, np.ndarray]:
-    session = open_session(original, threads, quiet=quiet)
+    session = open_reference(original, threads, quiet=quiet)
     laid_out = images.transpose(0, 2, 3, 1) if found.last else images
     one_by_one = (np.ascontiguousarray(laid_out[i : i + 1]) for i in range(len(images)))
     try:
-        rows = [_run(session, {found.name: one}) for one in one_by_one]
+        return joined([_run(session, {found.name: one}) for one in one_by_one])
+    except OptimisedOtherwiseError:
+        raise
     except Exception as error:  # onnxruntime's errors share no base class
         size = _shown((images.shape[2], images.shape[3]))
         raise JobError(f"{original.name} does not run at {size} ({first_line(error)}); pass another --input") from error
-    return _finite(original, joined(rows))
 
 
 def _finite(original: Path, reference: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from convoy.export.cache import StepCache, step_key
+from convoy.export.noise import noise_of_both_signs
 from convoy.export.plan import ExportPlan
-from convoy.export.rows import Rows
-from convoy.export.sources.torch_job import TorchResult
+from convoy.export.rows import NOTHING, Rows
+from convoy.export.sources.torch_job import NOISE, Answered, TorchResult
 from convoy.models.bundle import sha256_file
 from convoy.models.records import from_jsonable, to_jsonable
 from convoy.models.tasks import DetectionOutputs, Task
@@ -55,14 +56,18 @@ def reused(
         path.write_bytes(graph)
         kept = from_jsonable(_Kept, json.loads(said), "said")
         reference = {name: answers[name] for name in kept.outputs}
+        on_noise = {name: answers[f"{NOISE}{name}"] for name in kept.outputs if f"{NOISE}{name}" in answers}
+        noise = Answered(noise_of_both_signs(plan.inputs, plan.image), on_noise) if on_noise else None
         torch = metadata.version("torch")
         entry, task, detection = kept.weights_entry, kept.task, kept.detection
-        return TorchResult(path, reference, torch, weights_entry=entry, task=task, detection=detection)
+        return TorchResult(path, reference, torch, weights_entry=entry, task=task, detection=detection, noise=noise)
     result = to_onnx(plan, samples, folder)
     # A graph with its weights beside it is too large to keep.
     if not any(folder.glob("*.data")):
         cache.write(f"{key}-onnx", result.onnx.read_bytes())
-        cache.write_arrays(f"{key}-answers", dict(result.reference))
+        answered = result.noise.reference if result.noise else NOTHING
+        noisy = {f"{NOISE}{name}": array for name, array in answered.items()}
+        cache.write_arrays(f"{key}-answers", {**result.reference, **noisy})
         kept = _Kept(tuple(result.reference), result.weights_entry, result.task, result.detection)
         cache.write(f"{key}-said", json.dumps(to_jsonable(kept)).encode())
     return result
@@ -70,6 +75,7 @@ def reused(
 
 def _key(plan: ExportPlan, samples: Rows) -> str:
     assert plan.weights is not None
+    noise = noise_of_both_signs(plan.inputs, plan.image)
     packages = ",".join(metadata.version(name) for name in _PACKAGES)
     return step_key(
         "torch",
@@ -80,5 +86,12 @@ def _key(plan: ExportPlan, samples: Rows) -> str:
         repr(plan.labels),
         str(plan.asked.max_batch),
         packages,
-        *(hashlib.sha256(np.ascontiguousarray(array).data).hexdigest() for array in samples.values()),
+        *(
+            hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+            for array in (*samples.values(), *noise.values())
+        ),
     )
+
+
+def _digest(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()

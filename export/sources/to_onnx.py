@@ -14,6 +14,7 @@ from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.free_sizes import Size, other_sizes
 from convoy.app.engines.onnxruntime import first_line, open_session
 from convoy.export.data import RandomRows
+from convoy.export.noise import noise_of_both_signs
 from convoy.export.plan import ExportPlan
 from convoy.export.proof.verify import MAX_FP32_ERROR, relative_error
 from convoy.export.rows import Rows, picked
@@ -33,17 +34,18 @@ def to_onnx(plan: ExportPlan, samples: Rows, folder: Path) -> TorchResult:
 
     Raises JobError with one line that says why it cannot be done.
     """
+    noise = noise_of_both_signs(plan.inputs, plan.image)
     others = _of_other_sizes(plan.image) if plan.is_free and plan.image else ()
     if plan.source.kind == "onnx" and plan.image is None:
-        return take(plan.source, samples, folder, cpu_budget(), INLINE_BYTES)
+        return take(plan.source, samples, folder, cpu_budget(), INLINE_BYTES, noise)
     if plan.source.kind == "onnx":
         assert plan.image is not None
-        return wrap(plan.source, plan.image, samples, folder, cpu_budget(), INLINE_BYTES, others)
-    result = run_job(_job(plan), samples, folder, others)
+        return wrap(plan.source, plan.image, samples, folder, cpu_budget(), INLINE_BYTES, others, noise)
+    result = run_job(_job(plan), samples, folder, others, noise)
     if not result.elsewhere or not (problem := _problem_elsewhere(result, samples)):
         return result
     # What the network does by its sizes was written down for those of the example alone.
-    fixed = run_job(replace(_job(plan), is_free=False), samples, folder)
+    fixed = run_job(replace(_job(plan), is_free=False), samples, folder, noise=noise)
     assert plan.image is not None
     return replace(fixed, remark=f"height and width are fixed at {plan.image.height}x{plan.image.width}: {problem}")
 

@@ -1,7 +1,7 @@
 """What the parent asks of the torch child and what it gets back: records and files in one folder.
 
     job.json, samples.safetensors  ->  model.onnx, reference.safetensors, outcome.json
-             in:NAME, other0 ...                    out:NAME, other0:NAME ...
+             in:NAME, noise:NAME, other0 ...        out:NAME, noise:NAME, other0:NAME ...
     inquiry.json                   ->  description.json
 
 Knows neither torch nor the child's ways; both sides import it.
@@ -28,6 +28,8 @@ DESCRIPTION = "description.json"
 EXTERNAL_DATA = "fp32.onnx.data"
 # Before the names of inputs and outputs in those files.
 IN, OUT = "in:", "out:"
+# And where the samples are noise, to which the network may answer anything, or nothing.
+NOISE = "noise:"
 # A network of free height and width has samples of its one input at other sizes, of which so many must run.
 OTHERS = ("other0", "other1", "other2", "other3")
 OTHER_SIZES = 2
@@ -108,6 +110,7 @@ class TorchResult:
     An input of images is called `INPUT_NAME`. `torch_version` is empty where torch had no part in it.
     The graph takes at most `max_batch` samples a run, and `remark` is what else should be said of it.
     `original` names what gave the answers; `weights_entry` is as in `TorchOutcome`.
+    `noise` is what it answers to noise of both signs; None where it does not run on that.
     `elsewhere` is what a graph of free height and width is to answer at other sizes; empty where they are fixed.
     `task` and `detection` are as in `TorchOutcome`.
     """
@@ -122,6 +125,7 @@ class TorchResult:
     elsewhere: tuple[Answered, ...] = ()
     task: Task | None = None
     detection: DetectionOutputs | None = None
+    noise: Answered | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,13 @@ import numpy as np
 import safetensors.numpy
 
 from convoy import IMPORT_ROOT
-from convoy.export.rows import Rows
+from convoy.export.rows import NOTHING, Rows
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.torch_job import (
     ANY_BATCH,
     IN,
     INPUT_NAME,
+    NOISE,
     OUT,
     Answered,
     Description,
@@ -42,15 +43,19 @@ _LOG = "child.log"
 _CHILD = ("-P", "-B", "-m", "convoy.export.sources.torch_child")
 
 
-def run_job(job: TorchJob, samples: Rows, folder: Path, others: Sequence[np.ndarray] = ()) -> TorchResult:
-    """Have a child do the job; `folder` is an empty one for the exchange. `others` are images of other sizes.
+def run_job(
+    job: TorchJob, samples: Rows, folder: Path, others: Sequence[np.ndarray] = (), noise: Rows = NOTHING
+) -> TorchResult:
+    """Have a child do the job; `folder` is an empty one for the exchange. `others` are images of other sizes, `noise`
+    samples that it need not run on.
 
     Raises JobError with the child's one line, or with what killed it.
     """
     (folder / files.JOB).write_text(json.dumps(to_jsonable(job)))
     named = dict(zip(files.OTHERS, others, strict=False))
     own = {f"{IN}{name}": np.ascontiguousarray(array) for name, array in samples.items()}
-    (folder / files.SAMPLES).write_bytes(safetensors.numpy.save({**own, **named}))
+    noisy = {f"{NOISE}{name}": np.ascontiguousarray(array) for name, array in noise.items()}
+    (folder / files.SAMPLES).write_bytes(safetensors.numpy.save({**own, **noisy, **named}))
     outcome = from_jsonable(TorchOutcome, json.loads(_run(folder, files.OUTCOME)), files.OUTCOME)
     if outcome.error is not None:
         raise JobError(outcome.error)
@@ -69,7 +74,14 @@ def run_job(job: TorchJob, samples: Rows, folder: Path, others: Sequence[np.ndar
         ),
         task=outcome.task,
         detection=outcome.detection,
+        noise=_answered(noise, answers, outcome.outputs),
     )
+
+
+def _answered(noise: Rows, answers: Rows, outputs: Sequence[str]) -> Answered | None:
+    if any(f"{NOISE}{name}" not in answers for name in outputs):
+        return None
+    return Answered(noise, {name: answers[f"{NOISE}{name}"] for name in outputs})
 
 
 def ask(inquiry: Inquiry) -> Description:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from convoy.app.engines.onnx_session import new_session, session_options
 from convoy.app.engines.openvino import layers_in_8_bits
 from convoy.export.variants.onnx_graph import producers
 from convoy.models.bundle import NodeAudit, Target
@@ -75,13 +76,10 @@ def _share(path: Path, target: Target, multiply_adds: Mapping[str, float]) -> fl
 
 def _optimised(path: Path, aside: Path) -> Any:
     import onnx
-    import onnxruntime as ort
 
-    options = ort.SessionOptions()
+    options = session_options()
     options.optimized_model_filepath = str(aside)
-    # It warns that the file fits this machine only, which is the point.
-    options.log_severity_level = 3
-    ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    new_session(path, options)
     return onnx.load(str(aside)).graph
 
 

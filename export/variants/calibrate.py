@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from convoy.app.engines.cpu import cpu_budget
+from convoy.app.engines.onnx_session import unoptimised_session
 from convoy.export.rows import Chunk, count_of, picked
 from convoy.export.variants.entropy import least_divergent
 from convoy.export.variants.histogram import ActivationHistogram
@@ -106,7 +107,6 @@ def observed(
 def _observing(graph: Path, tensors: Collection[str] | None) -> tuple[Any, list[str]]:
     """A session of the graph that gives out every float tensor, or those of `tensors`, and their names."""
     import onnx
-    import onnxruntime as ort
 
     model = onnx.load(str(graph))
     given = {output.name for output in model.graph.output}
@@ -116,12 +116,8 @@ def _observing(graph: Path, tensors: Collection[str] | None) -> tuple[Any, list[
             for name in node.output
             if name and name not in given and (tensors is None or name in tensors)
         )
-    options = ort.SessionOptions()
     # Fused, a tensor between two nodes is not there to be looked at.
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = cpu_budget()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = unoptimised_session(model.SerializeToString(), cpu_budget())
     floats = [node.name for node in session.get_outputs() if node.type == "tensor(float)"]
     return session, [name for name in floats if tensors is None or name in tensors]
 

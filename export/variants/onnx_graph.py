@@ -5,11 +5,14 @@ Knows onnx's protobufs. Knows nothing of precisions.
 
 from __future__ import annotations
 
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from convoy.app.engines.onnx_session import Level, new_session, session_options
 
 # The front is arithmetic on bytes that came in as bytes: rounding its results again would only lose.
 _FRONT_OPS = frozenset({"Transpose", "Cast", "Mul", "Add"})
@@ -44,7 +47,10 @@ def prepare(fp32: Path, target: Path) -> Path:
     import onnx
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    quant_pre_process(str(fp32), str(target), skip_symbolic_shape=True)
+    with tempfile.TemporaryDirectory(prefix="convoy-folded-") as folder:
+        # Its own optimisation is left out, which nothing could be switched off in.
+        folded = _folded(fp32, Path(folder) / target.name)
+        quant_pre_process(str(folded), str(target), skip_symbolic_shape=True, skip_optimization=True)
     model = onnx.load(str(target))
     _drop_copies_in_order(model)
     seen: set[str] = set()
@@ -53,6 +59,21 @@ def prepare(fp32: Path, target: Path) -> Path:
             node.name = f"{node.name or node.op_type}_{index}"
         seen.add(node.name)
     onnx.save(model, str(target))
+    return target
+
+
+def _folded(fp32: Path, target: Path) -> Path:
+    """`fp32` as ONNX Runtime folds and fuses it with standard operators, in `target`.
+
+    Returns `target`, or `fp32` where that cannot be written.
+    """
+    options = session_options(level=Level.ORT_ENABLE_BASIC)
+    options.optimized_model_filepath = str(target)
+    try:
+        new_session(fp32, options)
+    except Exception:  # onnxruntime's errors share no base class
+        # It runs all the same, and is only larger than a file that can be written.
+        return fp32
     return target
 
 
@@ -83,7 +104,6 @@ def _drop_copies_in_order(model: Any) -> None:
 def _computed(model: Any, names: list[str], batch: int = 3) -> dict[str, np.ndarray]:
     """What tensors are for so many images of zeros; none where the images' size is open."""
     import onnx
-    import onnxruntime as ort
 
     given = model.graph.input[0].type.tensor_type
     dims = [dim.dim_value for dim in given.shape.dim]
@@ -95,7 +115,7 @@ def _computed(model: Any, names: list[str], batch: int = 3) -> dict[str, np.ndar
     del copy.graph.output[:]
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
     images = np.zeros([batch, *dims[1:]], onnx.helper.tensor_dtype_to_np_dtype(given.elem_type))
-    session = ort.InferenceSession(copy.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = new_session(copy.SerializeToString())
     return dict(zip(wanted, session.run(wanted, {model.graph.input[0].name: images}), strict=True))
 
 

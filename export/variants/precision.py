@@ -44,6 +44,14 @@ class Recipe:
         return next((row for row in rows if row.probe(find_cpu())[0]), None)
 
     @property
+    def other_rows(self) -> tuple[Row, ...]:
+        """The further engines of this machine's CPU that may serve the variant where it serves."""
+        if self.row is None:
+            return ()
+        rows = [row for row in ROWS if not row.is_on_gpus and row is not self.row and row.probe(find_cpu())[0]]
+        return tuple(row for row in rows if self.precision == "fp32" or self.target in row.targets)
+
+    @property
     def is_default(self) -> bool:
         """Whether it is made where no precisions are named. What only OpenVINO runs is made where it can be."""
         return self.target != "openvino" or self.row is not None

@@ -5,7 +5,7 @@ Knows how to open the serving engine for a file, which every measurement goes th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from convoy.app.batch import EngineFailure
 from convoy.app.engines.base import Engine, run_arrays
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.jobs import Job, Place
@@ -22,6 +23,7 @@ from convoy.export.rows import Rows
 from convoy.export.variants.precision import Recipe
 from convoy.export.variants.simulate import write_rounding_twin
 from convoy.models.bundle import Variant
+from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import ModelSpec
 
 
@@ -64,6 +66,43 @@ def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator
             engine.warm_up()
             candidates.append(OpenVariant(recipe, path, engine, spec, is_twin=row is None))
         yield tuple(candidates)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEngines:
+    """What `opened_elsewhere` opened. `refused` says by variant's file and by library why one is not there."""
+
+    candidates: tuple[OpenVariant, ...]
+    refused: Mapping[str, Mapping[str, str]]
+
+
+@contextmanager
+def opened_elsewhere(
+    spec: ModelSpec, recipes: Sequence[Recipe], folder: Path, check: Callable[[OpenVariant], None] = lambda one: None
+) -> Iterator[OtherEngines]:
+    """The same files in the other engines of this machine's CPU, as far as they load there and pass the check.
+
+    `check` raises JobError for one that answers otherwise than it should.
+    """
+    with ExitStack() as stack:
+        found: list[OpenVariant] = []
+        refused: dict[str, dict[str, str]] = {}
+        for recipe in recipes:
+            for row in recipe.other_rows:
+                try:
+                    engine = open_engine(spec, recipe, row, folder / recipe.file)
+                    stack.callback(engine.close)
+                    engine.warm_up()
+                    candidate = OpenVariant(recipe, folder / recipe.file, engine, spec)
+                    check(candidate)
+                except (BundleError, EngineFailure, JobError) as error:
+                    assert row.library is not None, "export measures every engine of a CPU; this is a bug"
+                    # A manifest names no folder of this machine.
+                    why = str(error).replace(f"{folder}/", "")
+                    refused.setdefault(recipe.file, {})[row.library(find_cpu())] = why
+                else:
+                    found.append(candidate)
+        yield OtherEngines(tuple(found), refused)
 
 
 def open_engine(spec: ModelSpec, recipe: Recipe, row: Row, path: Path) -> Engine:

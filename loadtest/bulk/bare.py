@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 
+from convoy.app.engines.onnx_session import new_session, session_options
 from convoy.models.bundle import open_bundle
 from convoy.models.errors import ImageError
 from convoy.models.image_files import read_image_file
@@ -25,12 +25,7 @@ def bare_rate(bundle_folder: Path, images: list[Path], threads: int, batch_size:
     spec = bundle.manifest.spec
     image = spec.image
     assert image is not None, "only a model that takes images is labelled with"
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    # Threads that spin would take the cores from those that decode.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = ort.InferenceSession(str(bundle.path("fp32.onnx")), options, providers=["CPUExecutionProvider"])
+    session = new_session(bundle.path("fp32.onnx"), session_options(threads=threads))
     name, shape = spec.inputs[0].name, spec.inputs[0].shape
     memory = [np.zeros((batch_size, *shape), spec.inputs[0].numpy_dtype) for _ in range(2)]
     batches = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]

@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 import numpy as np
-import onnxruntime
 
+from convoy.app.engines.onnx_session import new_session
 from convoy.loadtest.bodies import Payload, image_payloads
 from convoy.loadtest.endpoint import find_endpoint
 from convoy.loadtest.grpc_channel import channel_options, open_channel
@@ -88,7 +88,7 @@ class Exam:
 def set_exam(network: ServedNetwork, body: BodyKind, seed: int) -> Exam:
     """Draws samples and asks the engine. Raises JobError for a network that this comparison cannot use."""
     try:
-        session = onnxruntime.InferenceSession(str(network.file), providers=["CPUExecutionProvider"])
+        session = new_session(network.file)
         (entry,) = session.get_inputs()
         shape = tuple(int(size) for size in entry.shape[1:])
     except Exception as error:  # onnxruntime's errors share no base class

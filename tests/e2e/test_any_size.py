@@ -9,7 +9,6 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import psutil
 import pytest
 import tritonclient.grpc as over_grpc
@@ -18,6 +17,7 @@ from PIL import Image
 from tritonclient.utils import np_to_triton_dtype
 
 from convoy.app.engines.measure import Pace
+from convoy.app.engines.onnx_session import new_session
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.models.bundle import Bundle, open_bundle
@@ -72,7 +72,7 @@ def pictures(size: tuple[int, int], rows: int = 2) -> np.ndarray:
 
 
 def expected(folder: Path, model: str, images: np.ndarray) -> np.ndarray:
-    return np.asarray(onnxruntime.InferenceSession(str(original(folder, model))).run(None, {"x": images})[0])
+    return np.asarray(new_session(original(folder, model)).run(None, {"x": images})[0])
 
 
 def asked(server: Server, model: str, images: np.ndarray, wire: str, name: str = "x", wanted: str = "y") -> np.ndarray:

@@ -19,7 +19,7 @@ from typing import get_args
 
 import pytest
 
-from convoy.app.engines import machine, onnxruntime_cuda
+from convoy.app.engines import machine, onnx_session, onnxruntime_cuda
 from convoy.app.engines.cuda import driver
 from convoy.app.engines.cuda.code import Code, codes_of, in_words
 from convoy.app.engines.onnxruntime_cuda import PROVIDER, ConvolutionSearch
@@ -32,7 +32,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
 # cuda-bindings asks cuda-pathfinder where libraries lie when it is imported.
 DISTRIBUTIONS = ("onnxruntime-gpu", "cuda-bindings", "cuda-pathfinder", "nvidia-ml-py")
-ENGINE, DRIVER, NVML, MACHINE = (Path(one.__file__ or "") for one in (onnxruntime_cuda, driver, nvml, machine))
+ENGINE, SESSIONS, DRIVER, NVML, MACHINE = (
+    Path(one.__file__ or "") for one in (onnxruntime_cuda, onnx_session, driver, nvml, machine)
+)
 
 # Says of every use why it is wrong. The library comes from the folder that is named first, or it is wrong as well.
 CHILD = r"""
@@ -161,6 +163,7 @@ def test_every_option_string_stands_in_the_provider(libraries: Path) -> None:
 def test_every_session_and_run_entry_stands_in_the_runtime(libraries: Path) -> None:
     entries = [
         *used_names.first_arguments(ENGINE, "add_session_config_entry"),
+        *used_names.first_arguments(SESSIONS, "add_session_config_entry"),
         *used_names.first_arguments(ENGINE, "add_run_config_entry"),
     ]
     assert len(set(entries)) >= 4, "the source is not read rightly"
@@ -176,7 +179,7 @@ def test_onnxruntime_has_every_name_that_is_used_of_it(libraries: Path) -> None:
         "binding": "IOBinding",
         "part": "OrtEpAssignedSubgraph",
     }
-    uses = used_names.attributes(ENGINE, stands_for)
+    uses = [*used_names.attributes(ENGINE, stands_for), *used_names.attributes(SESSIONS, {"runtime": ""})]
     options = [use for use in uses if use.path in ("SessionOptions", "RunOptions")]
     assert len(options) == 2
     entries = [

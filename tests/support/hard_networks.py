@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
+
+from convoy.app.engines.onnx_session import new_session, session_options
 
 SIZE_PX = 32
 _DECADES = 3.0
@@ -104,10 +105,8 @@ class _Builder:
         return self._model("logits", ["batch", 10])
 
     def run(self, name: str, images: np.ndarray) -> np.ndarray:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
         serialised = self._model(name, None).SerializeToString()
-        session = onnxruntime.InferenceSession(serialised, options, providers=["CPUExecutionProvider"])
+        session = new_session(serialised, session_options(threads=1))
         found: np.ndarray = session.run(None, {"images": images})[0]
         return found
 

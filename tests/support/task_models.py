@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from convoy.app.engines.onnx_session import new_session
 from convoy.models.bundle import (
     CANARY,
     MANIFEST,
@@ -125,7 +125,7 @@ def _bundle(store: Path, spec: ModelSpec, nodes: list[onnx.NodeProto], constants
     given = {
         one.name: np.random.default_rng(1).integers(0, 256, (*samples, *one.shape), np.uint8) for one in spec.inputs
     }
-    session = onnxruntime.InferenceSession(str(folder / "fp32.onnx"))
+    session = new_session(folder / "fp32.onnx")
     names = [one.name for one in spec.outputs]
     canary = Canary(given, dict(zip(names, session.run(names, given), strict=True)))
     (folder / CANARY).write_bytes(canary_bytes(canary))

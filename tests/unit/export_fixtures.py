@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from convoy.app.engines.measure import Pace
+from convoy.app.engines.onnx_session import new_session
 from convoy.export.options import ExportOptions
 from convoy.export.rows import Rows
 from convoy.export.sources.torch_job import TorchResult
@@ -81,7 +81,7 @@ def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answers(path: Path, images: np.ndarray) -> np.ndarray:
     """What plain ONNX Runtime says, without the serving engine."""
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = new_session(path)
     result: np.ndarray = session.run(None, {"images": images})[0]
     return result
 

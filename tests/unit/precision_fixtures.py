@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from convoy.app.engines.onnx_session import new_session, session_options
 from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import Calibration, collect
 from convoy.export.variants.onnx_graph import prepare
@@ -57,9 +57,7 @@ def calibrated(fp32: Path, images: np.ndarray, name: str = "x") -> Calibration:
 
 
 def run(path: Path, images: np.ndarray) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = new_session(path, session_options(threads=1))
     result: np.ndarray = session.run(None, {session.get_inputs()[0].name: images})[0]
     return result
 

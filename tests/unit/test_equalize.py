@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from convoy.app.engines.onnx_session import new_session, session_options
 from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import Calibration, Conversion, collect, observed
 from convoy.export.variants.equalize import channels_of, equalize, measure_levels, scales_for
@@ -80,9 +80,7 @@ def equalised(path: Path) -> Path:
 
 
 def run(path: Path) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = new_session(path, session_options(threads=1))
     result: np.ndarray = session.run(None, {"x": IMAGES})[0]
     return result
 

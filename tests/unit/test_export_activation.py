@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from convoy.app.engines.onnx_session import new_session
 from convoy.export.proof.activation import decide, look_of, overruled
 from convoy.export.sources.ending import Ending, read_ending
 from convoy.models.errors import JobError
@@ -78,7 +78,7 @@ def network(path: Path, steps: Sequence[Step], classes: int = CLASSES) -> Path:
 
 
 def answers(path: Path) -> np.ndarray:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = new_session(path)
     images = np.random.default_rng(2).standard_normal((20, 4)).astype(np.float32)
     result: np.ndarray = session.run(None, {"x": images})[0]
     return result

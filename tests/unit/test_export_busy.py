@@ -17,10 +17,9 @@ from test_export_report import Page
 
 from convoy.app.commands import inspect as inspect_command
 from convoy.export import command
-from convoy.export import remeasure as remeasuring
 from convoy.export.command import export_bundle, run
 from convoy.export.options import ExportOptions
-from convoy.export.profiling import busy
+from convoy.export.profiling import busy, profile
 from convoy.export.profiling.busy import CpuReading, CpuWatch, shares_of_others, taken_s
 from convoy.export.report.page import render
 from convoy.models.bundle import (
@@ -182,8 +181,8 @@ def measures(monkeypatch, speedup: Interval, share: float = 0.0) -> None:
             for table in tables
         )
 
-    real = remeasuring.measure_latencies
-    monkeypatch.setattr(remeasuring, "measure_latencies", measured)
+    real = profile.measure_latencies
+    monkeypatch.setattr(profile, "measure_latencies", measured)
 
 
 def again(folder, tmp_path) -> tuple[Manifest, str, object]:

@@ -19,6 +19,7 @@ from convoy.app.engines.table import ROWS
 from convoy.export import command
 from convoy.export.command import export_bundle, run
 from convoy.export.plan import make_plan
+from convoy.export.profiling import profile
 from convoy.export.progress import SILENT
 from convoy.export.proof import proving as proof
 from convoy.export.sources.origin import Stated
@@ -71,8 +72,8 @@ def measured_as(monkeypatch, speedup: Interval) -> None:
         reference, *others = real(candidates, progress)
         return reference, *(table and replace(table, speedup=speedup) for table in others)
 
-    real = command.measure_latencies
-    monkeypatch.setattr(command, "measure_latencies", measured)
+    real = profile.measure_latencies
+    monkeypatch.setattr(profile, "measure_latencies", measured)
 
 
 def left_behind(tmp_path) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from convoy.app.engines.onnx_session import new_session
 from convoy.export.matrix.cases import Case, all_cases
 from convoy.export.matrix.made import onnx_files
 from convoy.export.matrix.made.originals import TRUTH
@@ -87,24 +88,25 @@ def test_the_page_says_verdicts_and_what_is_missing(tmp_path):
 def test_a_case_comes_out_as_it_was_kept(name):
     tried, kept = try_case(CASES[name]), read_matrix(DOCS).find(name)
     assert kept is not None
-    assert (tried.command, tried.verdict, tried.error, tried.said) == (
+    # How two right answers round is the processor's.
+    assert (tried.error is None) == (kept.error is None)
+    assert (tried.error or 0.0) < 1e-4
+    assert (tried.command, tried.verdict, tried.said) == (
         kept.command,
         kept.verdict,
-        kept.error,
         kept.said,
     )
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.01])
 def test_a_bundle_that_answers_otherwise_than_the_original_is_broken(shift):
-    import onnxruntime
     from safetensors.numpy import save_file
 
     def prepare(folder: Path) -> tuple[str, ...]:
         onnx_files.write("free_batch", folder / "net.onnx")
         images = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
         seen = (images.astype(np.float32) / 255).transpose(0, 3, 1, 2)
-        (answers,) = onnxruntime.InferenceSession(folder / "net.onnx").run(None, {"images": seen})
+        (answers,) = new_session(folder / "net.onnx").run(None, {"images": seen})
         save_file({"images": images, "answers": answers + np.float32(shift)}, folder / TRUTH)
         return "net.onnx", "--preprocess", "unit"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from export_fixtures import make_quick
 from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.base import Engine, run_arrays
+from convoy.app.engines.onnx_session import new_session
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.app.loading.canary import CanaryCheck
 from convoy.export.command import export_bundle
@@ -112,7 +112,7 @@ def passes_its_canary(bundle: Bundle) -> bool:
 
 
 def original(path: Path, images: np.ndarray) -> np.ndarray:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = new_session(path)
     name = session.get_inputs()[0].name
     return np.concatenate([session.run(["y"], {name: images[i : i + 1]})[0] for i in range(len(images))])
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from export_fixtures import make_quick
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from convoy.app.engines.base import run_arrays
+from convoy.app.engines.onnx_session import new_session
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.export.variants.precision import REFERENCE, Recipe
@@ -134,7 +134,7 @@ def write_classifier(path: Path) -> Path:
 def signals_of_classes(tmp_path: Path, network: Path) -> dict[str, object]:
     """Options that evaluate it on signals whose classes are its own answers."""
     signals = np.random.default_rng(2).standard_normal((ROWS, LENGTH)).astype(np.float32)
-    session = onnxruntime.InferenceSession(str(network), providers=["CPUExecutionProvider"])
+    session = new_session(network)
     classes = session.run(None, {"signal": signals})[0].argmax(1)
     np.savez(tmp_path / "signals.npz", signal=signals, targets=classes)
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
@@ -192,7 +192,7 @@ def test_every_precision_is_made_of_a_file_of_arrays_and_each_output_is_proved(t
 def test_the_canary_and_the_engine_have_all_inputs_and_outputs(tmp_path, network, data):
     bundle = export(tmp_path, network, calibrate=data, precisions="fp32")
     canary = bundle.canary()
-    original = onnxruntime.InferenceSession(str(network), providers=["CPUExecutionProvider"])
+    original = new_session(network)
     expected = dict(zip(["scores", "size", "best"], original.run(None, dict(canary.inputs)), strict=True))
     for name, array in expected.items():
         np.testing.assert_allclose(canary.outputs[name], array, rtol=1e-5, atol=1e-6)
@@ -207,7 +207,7 @@ def test_a_metric_of_the_users_decides_what_serves(tmp_path, network, data, metr
     assert fp32 is not None
     assert fp16.accuracy is not None
     assert fp32.metric == fp16.accuracy.metric == bundle.manifest.metric == "metrics.py:close"
-    outputs = onnxruntime.InferenceSession(str(network), providers=["CPUExecutionProvider"])
+    outputs = new_session(network)
     held_out = fp32.images
     assert 0 < held_out < ROWS
     assert bundle.manifest.provenance.evaluation.images == held_out
@@ -274,7 +274,7 @@ def test_what_is_no_file_of_arrays_is_named(tmp_path, network):
 
 def test_a_file_that_cannot_be_batched_says_so(tmp_path):
     mixing = mean(tmp_path / "mean.onnx")
-    (given,) = onnxruntime.InferenceSession(str(mixing), providers=["CPUExecutionProvider"]).get_inputs()
+    (given,) = new_session(mixing).get_inputs()
     np.savez(tmp_path / "x.npz", **{given.name: np.random.default_rng(0).random((8, *given.shape[1:])).astype("f4")})
     with pytest.raises(JobError, match=r"not batched: .* leave --calibrate and --evaluate out to serve it as it is"):
         export(tmp_path, mixing, calibrate=str(tmp_path / "x.npz"))

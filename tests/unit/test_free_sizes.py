@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from export_fixtures import make_quick
 from hypothesis import given
@@ -17,6 +16,7 @@ from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.base import run_arrays
 from convoy.app.engines.free_runs import FreeRuns, input_bytes
 from convoy.app.engines.free_sizes import Size, sizes_that_run, with_examples
+from convoy.app.engines.onnx_session import new_session
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine, open_session, read_signature
 from convoy.app.engines.parts import Part
 from convoy.app.engines.signature import Signature
@@ -49,7 +49,7 @@ def pictures(height: int, width: int, rows: int = 3) -> np.ndarray:
 
 
 def answers_of(path: Path, rows: np.ndarray) -> np.ndarray:
-    return np.asarray(onnxruntime.InferenceSession(str(path)).run(None, {"x": rows})[0])
+    return np.asarray(new_session(path).run(None, {"x": rows})[0])
 
 
 def export(original: Path, **options: object) -> Bundle:

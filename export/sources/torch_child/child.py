@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.torch_child import graph, networks, outputs, random_weights, registries, untrained
-from convoy.export.sources.torch_job import IN, OUT, Description, Inquiry, TorchJob, TorchOutcome, one_line
+from convoy.export.sources.torch_job import IN, NOISE, OUT, Description, Inquiry, TorchJob, TorchOutcome, one_line
 from convoy.models.errors import ConvoyError, JobError, UsageError
 from convoy.models.records import from_jsonable, to_jsonable
 from convoy.models.weights.reading import fitted, read_weights
@@ -99,6 +99,7 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     task, detection = registries.purpose(job), None
     given = load((folder / files.SAMPLES).read_bytes())
     samples = tuple(given.pop(f"{IN}{name}") for name in job.inputs)
+    noise = tuple(given.pop(f"{NOISE}{name}") for name in job.inputs if f"{NOISE}{name}" in given)
     outputs.check_names(network, job.inputs, is_program=job.kind == "pt2")
     graph.settle(network, job, samples)
     entry = ""
@@ -129,6 +130,7 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
         drawn = graph.normalised([one[: 1 if job.is_alone else None] for one in samples], job)
         random_weights.draw(network, lambda: outputs.call(network, job.inputs, drawn))
     reference = graph.reference(network, job, samples)
+    noisy = graph.on_noise(network, job, noise) if noise else {}
     answers, why_fixed = graph.elsewhere(network, job, given) if job.is_free and not why_alone else ({}, "")
     if job.is_free and why_alone:
         why_fixed = "it is served one by one"
@@ -147,6 +149,7 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
             why_alone, job = str(error), replace(job, is_alone=True)
             graph.write_onnx(network, job, samples, tuple(reference), folder / files.ONNX)
     named = {f"{OUT}{name}": one for name, one in reference.items()}
+    named |= {f"{NOISE}{name}": one for name, one in noisy.items()}
     named |= {f"{other}:{name}": one for other, own in answers.items() for name, one in own.items()}
     (folder / files.REFERENCE).write_bytes(save({name: one.contiguous() for name, one in named.items()}))
     if why_fixed:

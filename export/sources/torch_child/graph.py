@@ -87,17 +87,7 @@ def reference(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.T
     prove it."""
     import torch
 
-    with torch.inference_mode(), _in_evaluation(network, job):
-        size = 1 if job.is_alone else _REFERENCE_BATCH
-        batches = zip(*(torch.split(one, size) for one in samples), strict=True)
-        parts = [answer(network, job, normalised(batch, job)) for batch in batches]
-    try:
-        answers = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    except (RuntimeError, KeyError) as error:  # shapes or names that differ
-        raise JobError(
-            f"the network's outputs differ in shape from batch to batch ({one_line(str(error), 120)}), so that it "
-            "cannot be batched; return tensors whose shapes do not depend on the values"
-        ) from error
+    answers = _answers(network, job, samples)
     broken = [name for name, one in answers.items() if one.is_floating_point() and not torch.isfinite(one).all()]
     if broken:
         what = f" in {broken[0]}" if len(answers) > 1 else ""
@@ -105,6 +95,30 @@ def reference(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.T
             f"the network answers NaN or infinity on the sample images{what}; check the weights and --preprocess"
         )
     return answers
+
+
+def on_noise(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same for noise, where NaN and infinity are answers as well; nothing where the network does not run on it."""
+    try:
+        return _answers(network, job, samples)
+    except (JobError, RuntimeError):
+        return {}
+
+
+def _answers(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    import torch
+
+    with torch.inference_mode(), _in_evaluation(network, job):
+        size = 1 if job.is_alone else _REFERENCE_BATCH
+        batches = zip(*(torch.split(one, size) for one in samples), strict=True)
+        parts = [answer(network, job, normalised(batch, job)) for batch in batches]
+    try:
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    except (RuntimeError, KeyError) as error:  # shapes or names that differ
+        raise JobError(
+            f"the network's outputs differ in shape from batch to batch ({one_line(str(error), 120)}), so that it "
+            "cannot be batched; return tensors whose shapes do not depend on the values"
+        ) from error
 
 
 def elsewhere(

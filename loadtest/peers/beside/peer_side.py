@@ -60,6 +60,8 @@ class Network:
         options.inter_op_num_threads = 1
         # Threads that spin while they wait would take the cores from the server around the engine.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # It moves a Pad's zeros into the pads of a MaxPool, where they mean minus infinity.
+        options.add_session_config_entry("optimization.disable_specified_optimizers", "Pad_Fusion")
         self._session = onnxruntime.InferenceSession(asked.model, options, providers=["CPUExecutionProvider"])
         self._input = self._session.get_inputs()[0]
         self.sample_shape = tuple(self._input.shape[1:])

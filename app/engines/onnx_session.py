@@ -1,0 +1,62 @@
+"""Opens every ONNX Runtime session of Convoy, so that all of them leave out what ONNX Runtime optimises wrongly.
+
+Knows what must be switched off, and how. What a session is for, its threads and its provider, the caller says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+# By the names under which ONNX Runtime registers them; it ignores a name that it does not know.
+# Pad_Fusion moves the zeros of a Pad into the pads of a MaxPool, where they mean minus infinity.
+WRONG_OPTIMIZERS = ("Pad_Fusion",)
+_CPU = ("CPUExecutionProvider",)
+# ONNX Runtime's severities: 3 logs errors, 4 only what ends the process.
+_ERRORS, _FATAL = 3, 4
+
+Level = ort.GraphOptimizationLevel
+
+
+def session_options(runtime: Any = ort, *, threads: int | None = None, quiet: bool = False, level: Any = None) -> Any:
+    """Options for a session that computes `threads` threads wide and answers as the graph means it.
+
+    `runtime` is the onnxruntime module. `threads` None leaves the number to the library. A `quiet` session does not log
+    what fails in it. `level`, one of `Level`, None takes all optimisations.
+    """
+    options = runtime.SessionOptions()
+    options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(WRONG_OPTIMIZERS))
+    # Idle cores belong to the server and to other models.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = _FATAL if quiet else _ERRORS
+    if threads is not None:
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+    if level is not None:
+        options.graph_optimization_level = level
+    return options
+
+
+def new_session(
+    model: Path | bytes,
+    options: Any | None = None,
+    *,
+    runtime: Any = ort,
+    providers: Sequence[Any] = _CPU,
+    **library_options: Any,
+) -> Any:
+    """A session for a file or a serialised graph. `options` come from `session_options`; None takes its defaults.
+
+    Raises what ONNX Runtime raises, whose errors share no base class.
+    """
+    given = model if isinstance(model, bytes) else str(model)
+    own = session_options(runtime) if options is None else options
+    return runtime.InferenceSession(given, own, providers=list(providers), **library_options)
+
+
+def unoptimised_session(model: Path | bytes, threads: int | None = None, *, quiet: bool = False) -> Any:
+    """A session on the CPU that runs the graph node by node as it is written: what optimised ones are held against."""
+    return new_session(model, session_options(threads=threads, quiet=quiet, level=Level.ORT_DISABLE_ALL))
