@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 
 from convoy.app.engines.plan_builder import PlanBuilder
+from convoy.app.host import logs
 from convoy.app.lifecycle.catalog import Catalog
 from convoy.app.lifecycle.control import ControlOptions, ModelControl
 from convoy.app.lifecycle.health import Health, HealthOptions
@@ -138,7 +139,7 @@ class Core(OpenCalls):
         self._health = Health(catalog, scheduler, on_fatal, options.health, gpus, metrics)
         self._watch_whole()
         engines, triton = EngineMetrics(catalog.served), TritonMetrics(catalog.served, scheduler.waiting_samples)
-        processes = ProcessMetrics(lambda: {"core": os.getpid(), **self.other_processes()})
+        processes = ProcessMetrics(lambda: {"core": os.getpid(), **self.other_processes()}, logs.dropped_lines)
         for collector in (engines, ShapeMetrics(catalog.served), triton, self.gpus, processes):
             metrics.registry.register(collector)
 
@@ -156,6 +157,7 @@ class Core(OpenCalls):
         self.leaving = self.draining = True
         await self._tasks.cancel()
         await self.lifecycle.close()
+        await self.lanes.unlock_pages()
         self.gpus.stop()
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close, CLOSING_S)

@@ -53,6 +53,13 @@ def serve(settings: Settings, unknown_variables: Sequence[str] = ()) -> int:
     `unknown_variables` are those of the environment that say nothing to anybody, although their names promise it.
     """
     logs.configure(settings.log_level, settings.log_format)
+    try:
+        return _serve(settings, unknown_variables)
+    finally:
+        logs.flush()
+
+
+def _serve(settings: Settings, unknown_variables: Sequence[str]) -> int:
     if unknown_variables:
         _log.warning("environment: no option is called %s; nothing was changed by it", ", ".join(unknown_variables))
     raise_file_limit()

@@ -192,6 +192,7 @@ def _listen(lines: BinaryIO, parts: queue.SimpleQueue[BatchPart | None]) -> None
             parts.put(None)
             return
         parts.put(decode(line, type=BatchPart))
+    logs.flush()
     os._exit(1)  # whoever started it is gone, and another may be at work in its place
 
 

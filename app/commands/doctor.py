@@ -44,8 +44,8 @@ class GpuFound:
 class Diagnosis:
     """Everything `doctor` knows. `libraries` maps a distribution to its version, None where it is missing.
 
-    `compiled`: the hot path is machine code. `gpus` are `gpu_devices` in words, or what the driver alone sees;
-    `gpu_note` says why none can be used.
+    `compiled`: the hot path is machine code. `gpus` are `gpu_devices` and those that do not work, in words, or what the
+    driver alone sees; `gpu_note` says why none can be used.
     """
 
     convoy: str
@@ -81,7 +81,9 @@ def run(as_json: bool, plan_cache: Path, console: Console) -> None:
 
 
 def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
+    machine = machine.tried()
     gpus, installed = tuple(_found(gpu) for gpu in machine.gpus), installed_versions(*_LIBRARIES)
+    unusable = tuple(f"{gpu.device} cannot be used: {gpu.reason}" for gpu in machine.unusable)
     return Diagnosis(
         convoy=VERSION,
         compiled=is_compiled(),
@@ -90,7 +92,7 @@ def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
         cpu=cpu.cpu_model(),
         cpu_cores=cpu.cpu_budget(),
         int8_dot_product=cpu.has_int8_dot_product(),
-        gpus=tuple(_in_words(gpu) for gpu in gpus) or _seen_by_driver(),
+        gpus=(*(_in_words(gpu) for gpu in gpus), *unusable) or _seen_by_driver(),
         gpu_note=machine.no_gpu,
         libraries={name: installed.get(name) for name in _LIBRARIES},
         engines=availabilities(machine),

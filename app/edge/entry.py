@@ -11,7 +11,7 @@ from itertools import count
 from typing import NamedTuple
 
 from convoy.app.edge.options import EdgeOptions
-from convoy.app.host.logs import printable, takes_fields
+from convoy.app.host.logs import field, printable, takes_fields
 from convoy.models.errors import Unauthorized
 
 _log = logging.getLogger("convoy.access")
@@ -116,7 +116,7 @@ class Entry:
             return
         shown = f" key {key_name}" if key_name else ""
         if trace:
-            shown += f" trace {trace.decode('latin-1')}"
+            shown += f" trace {field(trace.decode('latin-1'))}"
         fields: dict[str, object] | None = None
         if takes_fields():
             fields = {"client": client, "call": printable(call), "status": status, "took_ms": round(took_ms, 3)}
@@ -127,7 +127,13 @@ class Entry:
             if facts is not None:
                 told = facts()
                 fields.update({name: value for name, value in told._asdict().items() if value not in (None, "")})
-        _log.info("%s %s %s %.1f ms%s", client, call, status, took_ms, shown, extra=fields)
+        _log.info("%s %s %s %.1f ms%s", client, in_line(call), status, took_ms, shown, extra=fields)
+
+
+def in_line(call: str) -> str:
+    """A call's verb and path in a line of text: what the client says cannot be taken for other fields of it."""
+    verb, _, path = call.partition(" ")
+    return f"{field(verb)} {field(path)}"
 
 
 def _bearer(secret: str) -> bytes:

@@ -119,10 +119,16 @@ class Engine(ABC):
     def page_lock(self, memory: memoryview) -> bool:
         """Lock the block that parts will lie in, if a device could then read it by itself; whether it is locked.
 
-        Locked pages may not be given back to the system while the process lives. A CPU has no use for it. It takes as
+        Locked pages may not be given back to the system before `page_unlock`. A CPU has no use for it. It takes as
         long as the block is large, and may come from any thread, beside `run`.
         """
         return False
+
+    def page_unlock(self, memory: memoryview) -> None:
+        """Before the block goes: undo `page_lock`, if it locked it. May come after `close`, and no batch uses it."""
+
+    def enter_service(self) -> None:
+        """Clients' batches come from now on."""
 
     @abstractmethod
     def close(self) -> None:

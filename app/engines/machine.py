@@ -10,14 +10,15 @@ import importlib
 import io
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from convoy.app.engines import tensorrt
+from convoy.app.batch import EngineFailure
 from convoy.app.engines.cuda.code import codes_of, has_code, in_words
-from convoy.app.engines.cuda.device import Device, open_devices
+from convoy.app.engines.cuda.device import Device, UnusableGpu, open_devices
 from convoy.app.engines.cuda.driver import CudaUnavailable
 from convoy.app.engines.onnxruntime_cuda import PROVIDER
 from convoy.app.engines.openvino import load_openvino
@@ -42,7 +43,10 @@ _NO_LIBRARY = Library(None, "there is no GPU for it")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The GPUs of this process, or why there are none, and the libraries that could use them."""
+    """The GPUs of this process, or why there are none, and the libraries that could use them.
+
+    `unusable` are GPUs that CUDA counts and cannot use.
+    """
 
     gpus: tuple[Device, ...] = ()
     no_gpu: str = "the GPU was not asked for"
@@ -50,6 +54,19 @@ class Machine:
     onnxruntime: Library = field(default=_NO_LIBRARY)
     rtx: Library = field(default=_NO_LIBRARY)
     openvino: Library = field(default=Library(None, "OpenVINO was not asked for"))
+    unusable: tuple[UnusableGpu, ...] = ()
+
+    def tried(self) -> Machine:
+        """The machine with those of its GPUs that work now. Makes a context on each of them, which takes a second."""
+        working, unusable = [], [*self.unusable]
+        for gpu in self.gpus:
+            try:
+                gpu.ensure_works()
+                working.append(gpu)
+            except EngineFailure as failure:
+                unusable.append(UnusableGpu(gpu.name, str(failure)))
+        no_gpu = self.no_gpu or ("" if working else "no GPU works in this process")
+        return replace(self, gpus=tuple(working), no_gpu=no_gpu, unusable=tuple(unusable))
 
     def runs(self, library: TensorRt) -> Library:
         """What runs the plans of a library."""
@@ -82,11 +99,11 @@ def find_cpu() -> Machine:
 def find_machine() -> Machine:
     """Ask the driver and the libraries. Takes a second where there is a GPU, else as long as OpenVINO's import."""
     try:
-        gpus = open_devices()
+        gpus, unusable = open_devices()
     except CudaUnavailable as reason:
         return Machine(no_gpu=str(reason), openvino=_found(load_openvino))
     found = {library: _found(partial(load_tensorrt, library, tensorrt.NEEDED)) for library in (TENSORRT, RTX)}
-    return Machine(gpus, "", found[TENSORRT], _find_onnxruntime(), found[RTX], _found(load_openvino))
+    return Machine(gpus, "", found[TENSORRT], _find_onnxruntime(), found[RTX], _found(load_openvino), unusable)
 
 
 def _found(load: Callable[[], Any]) -> Library:

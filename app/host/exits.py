@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import NoReturn
 
+from convoy.app.host import logs
 from convoy.app.host.daemon_threads import at_work
 
 # Beside 0 (drained after a signal) and 2 (called wrongly).
@@ -45,6 +46,7 @@ class StopSignals:
         if self._stopping is not None:
             _log.warning("second signal: stopping at once")
             self._at_once()
+            logs.flush(_WELL_MEANT_S)
             os._exit(128 + number)
         self._stopping = self._loop.create_task(self._stop())
 

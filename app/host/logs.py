@@ -1,18 +1,28 @@
 """Log lines, as text or as JSON: time, level, message, and the request that they are about.
 
-A line of JSON has besides what its writer gave as `extra`.
+A line of JSON has besides what its writer gave as `extra`. Whatever a process that serves has to say goes this way,
+crashes included, because what is printed waits for who reads it.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import os
+import re
 import sys
+import tempfile
+import threading
 import time
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Literal
+from types import TracebackType
+from typing import Any, Literal
 
+from convoy.app.host.log_writer import LogWriter
 from convoy.models.errors import UsageError
+
+_log = logging.getLogger("convoy")
 
 # The id of the request that the current task answers; empty outside of one.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -26,15 +36,29 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+# What ends a field, or could be taken for another's beginning.
+_ENDS_FIELD = re.compile(r'[\s"=\[\]\\]')
+
+
+def field(text: str) -> str:
+    """A client's word as one field of a line: itself, or in quotes where it could be taken for more than that."""
+    if text and text.isprintable() and not _ENDS_FIELD.search(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{printable(escaped)}"'
+
+
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message = printable(record.getMessage())
         line = f"{_moment(int(record.created))}.{int(record.msecs):03d}Z {record.levelname:<7} {message}"
         own_id = request_id.get()
         if own_id:
-            line += f" [request {own_id}]"
+            line += f" [request {field(own_id)}]"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
+        if record.stack_info:
+            line += "\n" + record.stack_info
         return line
 
 
@@ -62,9 +86,17 @@ def takes_fields() -> bool:
     return not (len(handlers) == 1 and isinstance(handlers[0].formatter, _Formatter))
 
 
+def _to_stderr() -> logging.Handler:
+    try:
+        descriptor = os.dup(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # it is closed, or somebody's stand-in, which waits for nobody
+        return logging.StreamHandler(sys.stderr)
+    return LogWriter(descriptor, sys.stderr.encoding)
+
+
 def _handler(form: LogFormat) -> logging.Handler:
     """Raises UsageError."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _to_stderr()
     if form == "text":
         handler.setFormatter(_Formatter())
         return handler
@@ -94,6 +126,58 @@ def configure(level: str, form: LogFormat = "text") -> None:
         logger.handlers[:] = []
         logger.propagate = True
         logger.setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    sys.excepthook = _tell_of_crash
+    threading.excepthook = lambda crash: _tell_of_crash(
+        crash.exc_type, crash.exc_value, crash.exc_traceback, f"thread {crash.thread and crash.thread.name}"
+    )
+    sys.unraisablehook = lambda crash: _tell_of_crash(
+        crash.exc_type, crash.exc_value, crash.exc_traceback, crash.err_msg or f"{crash.object!r}"
+    )
+
+
+def _tell_of_crash(
+    kind: type[BaseException],
+    error: BaseException | None,
+    frames: TracebackType | None,
+    where: str = "the process",
+) -> None:
+    if issubclass(kind, SystemExit):
+        return
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error or kind(), frames)
+        return
+    crash: Any = (kind, error or kind(), frames)
+    _log.critical("%s: %s in what nobody caught", where, kind.__name__, exc_info=crash)
+
+
+def tell_stacks() -> None:
+    """Say where every thread is."""
+    try:
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            stacks = file.read().decode(errors="replace")
+    except OSError as error:
+        _log.error("where every thread is cannot be said: %s", error)
+        return
+    _log.handle(_log.makeRecord(_log.name, logging.ERROR, "", 0, "where every thread is:", (), None, sinfo=stacks))
+
+
+def dropped_lines() -> int:
+    """How many lines were not written, because nobody read the earlier ones."""
+    return sum(writer.dropped_lines for writer in _writers())
+
+
+def flush(within_s: float = 2.0) -> None:
+    """Before the process ends: write what waits, as far as somebody reads it within that time."""
+    for writer in _writers():
+        writer.flush(within_s)
+
+
+def _writers() -> list[LogWriter]:
+    handlers = (*logging.getLogger().handlers, *_log.handlers)
+    return [handler for handler in handlers if isinstance(handler, LogWriter)]
 
 
 def set_level(level: str) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from convoy.app.host import logs
+
 Result = TypeVar("Result")
 _M_MMAP_THRESHOLD = -3  # from malloc.h
 _LARGE_BYTES = 8 << 20
@@ -48,9 +50,12 @@ def collect_only_what_comes() -> None:
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """To its end, on the fastest event loop there is."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(work)
+    """To its end, on the fastest event loop there is, and to the end of what it has said."""
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(work)
+    finally:
+        logs.flush()
 
 
 def _loop_factory() -> Any:

@@ -15,15 +15,14 @@ again.
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from convoy.app.engines.cuda.device import Device
+from convoy.app.host.logs import tell_stacks
 from convoy.app.lifecycle.catalog import Catalog, Served, ServedLane
 from convoy.app.scheduling.request import SECOND_NS
 from convoy.app.scheduling.scheduler import Scheduler
@@ -100,7 +99,7 @@ class Health:
             ran_s = absence.ran_s(since_ns)
             # Such a batch was predicted to take a few milliseconds at most.
             if since_ns and ran_s > self._options.hang_after_s:
-                faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+                tell_stacks()
                 self._on_fatal(f"a batch has run for {ran_s:.1f} s on the event loop")
                 return
 
@@ -117,8 +116,8 @@ class Health:
                         self._start_canary(served, one)
 
     def _is_a_device_lost(self) -> bool:
-        """Whether only a new process can use some GPU again; whoever found out, the process is told to end."""
-        lost = next((gpu for gpu in self._gpus if gpu.lost), None)
+        """Whether only a new process can use some GPU again that has served; then the process is told to end."""
+        lost = next((gpu for gpu in self._gpus if gpu.lost and gpu.has_served), None)
         if lost is not None:
             self._on_fatal(f"{lost.name} is lost for this process ({lost.lost}); a new one may use it again")
         return lost is not None
@@ -129,7 +128,7 @@ class Health:
             limit_s = max(self._options.hang_after_s, self._options.hang_after_predictions * predicted_s)
             ran_s = self._absence.ran_s(running.started_ns)
             if ran_s > limit_s:
-                faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+                tell_stacks()
                 self._scheduler.give_up_lane(lane, f"a batch has run for {ran_s:.1f} s")
 
     def _needs_canary(self, one: ServedLane) -> bool:

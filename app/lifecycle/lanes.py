@@ -65,7 +65,7 @@ class Lanes:
         self._closing: dict[int, asyncio.Task[None]] = {}
         self._lost: dict[ModelKey, list[asyncio.Task[None]]] = {}
         self._replacing = asyncio.Lock()
-        self._has_pages_locked = False  # or is about to
+        self._page_locker: Engine | None = None  # has the slab's pages locked, or is about to
 
     def open(self, served: Served, proved: ProvedEngine) -> None:
         """Let an engine that has proved itself work for a version."""
@@ -75,8 +75,8 @@ class Lanes:
         lane = Lane(number, info.device, info.batch_sizes, latency, info.slots, queues_one=is_caller)
         slots = self._scheduler.state.device_slots
         slots[info.device] = max(info.slots, slots.get(info.device, 1))
-        if not info.is_on_cpu and not self._has_pages_locked:
-            self._has_pages_locked = True
+        if not info.is_on_cpu and self._page_locker is None:
+            self._page_locker = proved.engine
             self._tasks.spawn(self._lock_pages(proved.engine, self._slab.keep_pages()))
         served.lanes.append(ServedLane(lane, proved, last_success_ns=time.monotonic_ns()))
         # Where there are several on the CPU, they are to compute at the same time, which one thread cannot.
@@ -84,12 +84,21 @@ class Lanes:
         here_below_ns = _SHORT_BATCH_NS if is_caller and is_alone else 0
         on_thread = give_way if is_caller else None
         run = lane_runner(self._slab, proved.engine)
+        proved.engine.enter_service()
         self._scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns, on_thread=on_thread)
         self._catalog.changed()  # so that edges know for how many engines they decode ahead
 
     async def _lock_pages(self, engine: Engine, memory: memoryview) -> None:
         """In a thread: it takes as long as the memory is large. Until then the host gathers what it could read."""
-        self._has_pages_locked = await to_its_end(asyncio.to_thread(engine.page_lock, memory))
+        if not await to_its_end(asyncio.to_thread(engine.page_lock, memory)):
+            self._page_locker = None
+
+    async def unlock_pages(self) -> None:
+        """Before the requests' memory goes: another program's, at the same address later, is not locked."""
+        engine, self._page_locker = self._page_locker, None
+        if engine is not None:
+            unlocking = begin(partial(engine.page_unlock, self._slab.keep_pages()), "unlock pages")
+            await asyncio.wait([unlocking], timeout=_RETURN_WITHIN_S)
 
     async def swap(self, served: Served, proved: ProvedEngine) -> bool:
         """Let an engine take over from those that give way to it; return when these are closed, whether it did."""

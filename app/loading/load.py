@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from convoy.app.batch import EngineFailure
 from convoy.app.engines import cpu
 from convoy.app.engines.base import Engine, nth_of_cpu
-from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.cuda.device import Device, UnusableGpu
 from convoy.app.engines.jobs import Job, NotProved, Place, PlanWish, Untried, refusal
 from convoy.app.engines.machine import CPU_ONLY, Machine
 from convoy.app.engines.memory import available_bytes, check_batch, resident_bytes
@@ -112,6 +112,9 @@ def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
     except BundleError as error:
         copy.close()
         raise copy.told(error) from error
+    except BaseException:
+        copy.close()
+        raise
 
 
 def _load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
@@ -122,17 +125,21 @@ def _load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
         raise BundleError(f"{stored.folder}: cannot be read ({error}); mend it or remove it") from error
     walk = (_walk_for_bundle if stored.is_bundle else _walk_for_bare)(stored, options)
     walk.before = options.before
-    walk.everything(options)
-    return LoadedModel(
-        stored=stored,
-        spec=replace(walk.job.spec, max_batch_size=walk.job.max_batch_size),
-        engines=tuple(walk.engines),
-        skipped=tuple(dict.fromkeys(walk.skipped)),
-        load_s=time.monotonic() - started,
-        wishes=tuple(one for one in walk.later if isinstance(one, PlanWish)) if options.engine == AUTO else (),
-        untried=tuple(one for one in walk.later if isinstance(one, Untried)),
-        objections=walk.objections,
-    )
+    try:
+        walk.everything(options)
+        return LoadedModel(
+            stored=stored,
+            spec=replace(walk.job.spec, max_batch_size=walk.job.max_batch_size),
+            engines=tuple(walk.engines),
+            skipped=tuple(dict.fromkeys(walk.skipped)),
+            load_s=time.monotonic() - started,
+            wishes=tuple(one for one in walk.later if isinstance(one, PlanWish)) if options.engine == AUTO else (),
+            untried=tuple(one for one in walk.later if isinstance(one, Untried)),
+            objections=walk.objections,
+        )
+    except BaseException:
+        walk.close()
+        raise
 
 
 def _walk_for_bundle(stored: StoredVersion, options: LoadOptions) -> _Walk:
@@ -203,9 +210,18 @@ class _Walk:
     def everything(self, options: LoadOptions) -> None:
         """Every GPU, or the CPU where none serves. Raises BundleError where nothing does."""
         on_gpus = tuple(row for row in self.rows if row.is_on_gpus)
+        for gpu in self.job.machine.unusable if on_gpus else ():
+            self._leave_out(gpu, on_gpus)
         for device in self.job.machine.gpus if on_gpus else ():
-            _ensure_works(device)
-            self._serve_from(device, on_gpus)
+            try:
+                device.ensure_works()
+            except EngineFailure as failure:
+                if device.lost and device.has_served:
+                    told = f"{device.name} cannot be used by this process any more ({failure}); restart it"
+                    raise BundleError(told) from failure
+                self._leave_out(UnusableGpu(device.name, str(failure)), on_gpus)
+            else:
+                self._serve_from(device, on_gpus)
         if self.engines:
             return
         on_cpu = tuple(row for row in self.rows if not row.is_on_gpus)
@@ -222,6 +238,16 @@ class _Walk:
             if not self._add_instance(self.engines[0], number):
                 break
 
+    def close(self) -> None:
+        """Give back what is open; nothing of it serves."""
+        for proved in self.engines:
+            proved.engine.close()
+
+    def _leave_out(self, gpu: UnusableGpu, rows: Sequence[Row]) -> None:
+        """Other devices serve, and whoever looks is told why this one does not."""
+        _log.warning("%s is left out for %s: %s", gpu.device, self.model, gpu.reason)
+        self.skipped += [refusal(row.name, gpu.device, f"the GPU cannot be used: {gpu.reason}") for row in rows]
+
     def _serve_from(self, device: Device, rows: tuple[Row, ...]) -> None:
         """The rows of the lowest rank that can, and what is left for those above it."""
         place, serves = Place(device), False
@@ -236,20 +262,24 @@ class _Walk:
 
     def _serve_of_one_rank(self, place: Place, rows: Sequence[Row]) -> bool:
         """Prove what the rows open of what they may, and let the fastest serve."""
-        candidates = self._as_before(place, rows) or [one for row in rows for one in self._candidates(place, row)]
-        # The most exact first, of whichever engine: what is faster has to be so beyond doubt.
-        candidates.sort(key=lambda one: self.job.variants.index(one.variant))
-        if not candidates:
-            return False
-        try:
-            self.engines.append(choose(candidates, self.skipped))
-        except NotProved as failure:
-            self.skipped.append(refusal(candidates[0].engine.info.engine, place.name, failure))
-            return False
+        candidates: list[Candidate] = []
+        with _closing_on_failure(candidates):
+            self._add_as_before(place, rows, candidates)
+            for row in () if candidates else rows:
+                self._add_candidates(place, row, candidates)
+            # The most exact first, of whichever engine: what is faster has to be so beyond doubt.
+            candidates.sort(key=lambda one: self.job.variants.index(one.variant))
+            if not candidates:
+                return False
+            try:
+                self.engines.append(choose(candidates, self.skipped))
+            except NotProved as failure:
+                self.skipped.append(refusal(candidates[0].engine.info.engine, place.name, failure))
+                return False
         return True
 
-    def _as_before(self, place: Place, rows: Sequence[Row]) -> list[Candidate]:
-        """What served there, alone: nobody waits for all the others again. Empty where it cannot any more."""
+    def _add_as_before(self, place: Place, rows: Sequence[Row], found: list[Candidate]) -> None:
+        """What served there, alone: nobody waits for all the others again. Nothing where it cannot any more."""
         chosen: list[tuple[Row, Variant, str]] = []
         for row in rows if self.before else ():
             with suppress(BundleError):
@@ -258,18 +288,17 @@ class _Walk:
                 chosen += [(row, variant, choice.reason) for variant in choice.variants]
         same = [one for one in chosen if ServedBefore(place.name, one[0].name, one[1].file) in self.before]
         if not same:
-            return []
+            return
         try:
-            found = self._candidate(place, *same[0])
+            found.append(self._candidate(place, *same[0]))
         except NotProved as failure:
             _log.warning("%s on %s does not serve again: %s", same[0][0].name, place.name, failure)
-            return []
+            return
         for row, variant, _ in chosen:
             is_same = (row, variant) == same[0][:2]
             self._leave_for_later(row, place, (variant,), is_same)
             if not is_same:
                 self.skipped.append(refusal(row.name, place.name, f"{variant.file}: {same[0][0].name} served before"))
-        return [found]
 
     def _add_instance(self, first: ProvedEngine, number: int) -> bool:
         """One more engine like the first on the CPU, proved as it was; False where there is no room for it."""
@@ -288,13 +317,13 @@ class _Walk:
         self.engines.append(replace(first, engine=added.engine, canary=added.canary))
         return True
 
-    def _candidates(self, place: Place, row: Row) -> list[Candidate]:
-        found = []
+    def _add_candidates(self, place: Place, row: Row, found: list[Candidate]) -> None:
+        before_this_row = len(found)
         try:
             choice = self._choose(row)
         except BundleError as error:
             self.skipped.append(refusal(row.name, place.name, error))
-            return []
+            return
         self.skipped += choice.skipped
         for variant in choice.variants:
             before = resident_bytes()
@@ -308,9 +337,8 @@ class _Walk:
                 if place.gpu is None:
                     self._first_bytes = self._first_bytes or max(0, resident_bytes() - before)
                 self._leave_for_later(row, place, (variant,), True)
-        if not found:
+        if len(found) == before_this_row:
             self.skipped.append(refusal(row.name, place.name, NOTHING_SERVES))
-        return found
 
     def _check_room(self, place: Place, variant: Variant) -> None:
         """All are open until one is chosen. Raises NotProved where another like the first hardly fits beside it."""
@@ -324,7 +352,7 @@ class _Walk:
         prove_engine = partial(self._prove, row, variant, why)
         try:
             sooner = row.sooner(self.job, variant, place) if row.sooner is not None else ()
-        except (JobError, OSError) as failure:
+        except (JobError, OSError, EngineFailure) as failure:
             raise NotProved(f"{variant.file}: {failure}") from failure
         for open_engine in sooner:
             try:
@@ -359,16 +387,26 @@ class _Walk:
         return choose_on_cpu(variants, self.job.precision, cpu.fingerprint(self.job.threads, row.library))
 
     def _leave_for_later(self, row: Row, place: Place, variants: Sequence[Variant], is_open: bool | None) -> None:
-        if row.after_load is not None:
-            later = [row.after_load(self.job, variant, place, is_open) for variant in variants]
-            self.later += [one for one in later if one is not None]
+        if row.after_load is None:
+            return
+        for variant in variants:
+            try:
+                later = row.after_load(self.job, variant, place, is_open)
+            except EngineFailure as failure:  # the device does not even say what it is; what is open may serve
+                self.skipped.append(refusal(row.name, place.name, f"{variant.file}: {failure}"))
+            else:
+                self.later += [later] if later is not None else []
 
 
-def _ensure_works(device: Device) -> None:
+@contextmanager
+def _closing_on_failure(candidates: Sequence[Candidate]) -> Iterator[None]:
+    """Close all of them where something inside fails, whatever it is."""
     try:
-        device.ensure_works()
-    except EngineFailure as failure:
-        raise BundleError(f"{device.name} cannot be used by this process any more ({failure}); restart it") from failure
+        yield
+    except BaseException:
+        for one in candidates:
+            one.engine.close()
+        raise
 
 
 def _limit(spec: ModelSpec, options: LoadOptions) -> int:

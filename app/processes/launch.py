@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from convoy.app.edge.options import EdgeOptions
+from convoy.app.host import logs
 from convoy.app.host.listening import take_port
 from convoy.app.processes.balance import BOARD_BYTES
 from convoy.app.processes.edge_process import EdgeProfile
@@ -62,6 +63,7 @@ def become_supervisor(
     for kept in (orders.listener_fd, orders.memory_fd, *((orders.grpc_fd,) if grpc is not None else ())):
         os.set_inheritable(kept, True)
     line, _ = command(SUPERVISOR_MODULE, orders)
+    logs.flush()
     os.execve(line[0], line, environment())
 
 

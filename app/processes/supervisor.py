@@ -57,6 +57,7 @@ def main() -> int:
         return asyncio.run(Supervisor(orders, folder).run())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        logs.flush()
 
 
 class Supervisor:

@@ -15,13 +15,18 @@ from prometheus_client.registry import Collector
 
 
 class ProcessMetrics(Collector):
-    """`processes` gives their numbers (PIDs) by name; one that has just ended has no series."""
+    """`processes` gives their numbers (PIDs) by name; one that has just ended has no series.
 
-    def __init__(self, processes: Callable[[], Mapping[str, int]]) -> None:
-        self._processes = processes
+    `dropped_lines` are those of this process's log that nobody read in time.
+    """
+
+    def __init__(self, processes: Callable[[], Mapping[str, int]], dropped_lines: Callable[[], int]) -> None:
+        self._processes, self._dropped_lines = processes, dropped_lines
 
     def collect(self) -> Iterable[Metric]:
         yield from ProcessCollector(registry=None).collect()
+        told = "Lines of the log that were dropped, because nobody read the earlier ones"
+        yield CounterMetricFamily("convoy_log_lines_dropped", told, value=self._dropped_lines())
         found: dict[str, Metric] = {}
         for process, pid in self._processes().items():
             for own in ProcessCollector("convoy", partial(str, pid), registry=None).collect():

@@ -27,6 +27,7 @@ import numpy as np
 GIB = 1 << 30
 OUT_OF_MEMORY, ILLEGAL_ADDRESS, INVALID_VALUE, NO_DEVICE, INSUFFICIENT_DRIVER = 2, 700, 1, 100, 35
 STREAM_CAPTURE_UNSUPPORTED, STREAM_CAPTURE_INVALIDATED = 900, 901
+DEVICES_UNAVAILABLE, UNKNOWN_ERROR = 46, 999
 GLOBAL, THREAD_LOCAL = 0, 1  # cudaStreamCaptureMode
 CONTEXT_IS_DESTROYED = 709
 BLOCKING_SYNC = 1  # cudaEventBlockingSync
@@ -35,6 +36,7 @@ _DEVICE_WIDE = frozenset(["cudaMalloc", "cudaFree", "cudaDeviceSynchronize"])
 _PROCESS_WIDE = frozenset(["cudaHostAlloc", "cudaFreeHost", "cudaHostRegister", "cudaHostUnregister"])
 # What CUDA calls potentially unsafe while a capture is under way.
 _UNSAFE = _DEVICE_WIDE | _PROCESS_WIDE | {"cudaEventSynchronize", "cudaStreamSynchronize"}
+_NAMES_ITS_DEVICE = ("cudaSetDevice", "cudaGetDeviceProperties", "cudaDeviceGetPCIBusId")
 _TELLS_OF_NO_OTHER_CALL = ("cudaGetErrorString", "cudaGetDeviceCount")
 _TEXTS = {
     0: "no error",
@@ -51,7 +53,10 @@ _TEXTS = {
 
 @dataclass
 class FakeGpu:
-    """One device. A copy takes `copy_ns` and `copy_ns_per_byte`; what computes says itself how long it takes."""
+    """One device. A copy takes `copy_ns` and `copy_ns_per_byte`; what computes says itself how long it takes.
+
+    `broken` maps names of calls to the errors that they end with on this device alone.
+    """
 
     name: str = "Fake GPU"
     capability: tuple[int, int] = (9, 0)
@@ -60,6 +65,7 @@ class FakeGpu:
     copy_ns_per_byte: float = 0.0
     used_bytes: int = 0
     free_at_ns: Counter[str] = field(default_factory=Counter)  # by engine: "in", "compute", "out"
+    broken: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -175,18 +181,22 @@ class FakeCuda:
     def _called(self, name: str, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         with self._lock:
             self.calls[name] += 1
-            status = 0 if name in _TELLS_OF_NO_OTHER_CALL else self._status_of_call(name)
+            status = 0 if name in _TELLS_OF_NO_OTHER_CALL else self._status_of_call(name, args)
             if status and name == "cudaStreamEndCapture":
                 args[0].recording = None  # it ends all the same
             return (status, None) if status else method(*args)
 
-    def _status_of_call(self, name: str) -> int:
+    def _status_of_call(self, name: str, args: tuple[Any, ...]) -> int:
         if self.calls.total() - self.calls["cudaGetErrorString"] == self.fails_at:
             self.failed_call = name
             return self.fails_with
         planned = self._failures.get(name)
         if planned and (status := planned.popleft()):
             return status
+        index = args[-1] if name in _NAMES_ITS_DEVICE and args[-1] < len(self.gpus) else None
+        gpu = self._gpu if index is None else self.gpus[index]
+        if name in gpu.broken:
+            return gpu.broken[name]
         if self.sticky and name != "cudaSetDevice":  # which does not look
             return self.sticky
         return STREAM_CAPTURE_UNSUPPORTED if name in _UNSAFE and self._breaks_a_capture(name) else 0
@@ -335,9 +345,7 @@ class FakeCuda:
         return 0, self._gpu.total_bytes - self._gpu.used_bytes, self._gpu.total_bytes
 
     def cudaDeviceSynchronize(self) -> tuple[int]:
-        for stream in self._streams.values():
-            if stream.gpu is self._gpu:
-                self._run_all(stream)
+        self._finish_all()
         return (self.sticky,)
 
     def cudaThreadExchangeStreamCaptureMode(self, mode: int) -> tuple[int, int]:
@@ -360,6 +368,7 @@ class FakeCuda:
     def cudaFree(self, address: int) -> tuple[int]:
         if address not in self._blocks or self._blocks[address].gpu is None:
             return (INVALID_VALUE,)
+        self._finish_all()
         self._forget(address)
         return (0,)
 
@@ -369,6 +378,7 @@ class FakeCuda:
     def cudaFreeHost(self, address: int) -> tuple[int]:
         if address not in self._blocks or self._blocks[address].gpu is not None:
             return (INVALID_VALUE,)
+        self._finish_all()
         self._forget(address)
         return (0,)
 
@@ -508,6 +518,12 @@ class FakeCuda:
             stream.recording.works.append(work)
         else:
             stream.todo.append(work)
+
+    def _finish_all(self) -> None:
+        """What is freed is not used any more: CUDA waits for the device."""
+        for stream in self._streams.values():
+            if stream.gpu is self._gpu:
+                self._run_all(stream)
 
     def _run_all(self, stream: Stream) -> None:
         while stream.todo:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.cuda.device import find_devices
 from convoy.app.engines.cuda.driver import Cuda
 from convoy.app.engines.jobs import PlanWish
 from convoy.app.engines.machine import Library, Machine
@@ -36,8 +36,8 @@ class GpuBench:
         cuda = FakeCuda(*gpus)
         bindings = Cuda(cuda)
         runtime, runs, runs_rtx = FakeRuntime(cuda), Runs(cuda), Runs(cuda, RTX)
-        devices = tuple(Device(bindings, index) for index in range(len(cuda.gpus)))
-        machine = Machine(devices, "", Library(runs.module()), Library(runtime))
+        devices, unusable = find_devices(bindings)
+        machine = Machine(devices, "", Library(runs.module()), Library(runtime), unusable=unusable)
         if rtx:
             machine = replace(machine, rtx=Library(runs_rtx.module()))
         return GpuBench(cuda, runtime, runs, machine, runs_rtx)

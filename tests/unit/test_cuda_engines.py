@@ -542,6 +542,25 @@ def test_locking_pages_of_memory_that_cannot_be_locked_is_no_failure(bench: TwoE
     assert engine.page_lock(block.data)
 
 
+@pytest.mark.parametrize("after", ["open", "closed", "lost"])
+def test_pages_that_were_unlocked_are_not_believed_to_be_locked(bench: TwoEngines, kind: str, after: str) -> None:
+    engine, block = bench.ready(kind), np.zeros(4096, np.uint8)
+    address = block.ctypes.data
+    for _ in range(2):  # another block at the same address, which is locked and forgotten in the same way
+        assert engine.page_lock(block.data)
+        assert engine._cuda.is_pinned(address, 4096)
+        if after == "closed":
+            engine.close()
+        if after == "lost":
+            bench.cuda.sticky = ILLEGAL_ADDRESS
+        engine.page_unlock(block.data)
+        engine.page_unlock(block.data)
+        assert not engine._cuda.is_pinned(address, 1)
+        bench.cuda.sticky = 0
+    assert bench.cuda.calls["cudaHostRegister"] == 2
+    assert bench.cuda.calls["cudaHostUnregister"] == 2
+
+
 def test_nor_is_it_on_a_device_that_has_been_lost_meanwhile(bench: TwoEngines, kind: str) -> None:
     engine, block = bench.ready(kind), np.zeros(4096, np.uint8)
     bench.cuda.sticky = ILLEGAL_ADDRESS

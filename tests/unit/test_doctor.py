@@ -19,7 +19,7 @@ from convoy.models.bundle import open_bundle
 from convoy.models.onnx_digest import onnx_digest
 from convoy.models.plans import BuildOptions, Gpu, plan_key, tensorrt_target
 from convoy.models.store import DEMO_STORE
-from tests.support.fake_cuda import FakeGpu
+from tests.support.fake_cuda import DEVICES_UNAVAILABLE, OUT_OF_MEMORY, FakeGpu
 from tests.support.gpu_machine import GpuBench
 
 NO_GPU = Machine(no_gpu="cuda-python is not installed; run pip install 'convoy-serve[gpu]'")
@@ -114,3 +114,23 @@ def test_a_record_that_cannot_be_read_is_named(bench, tmp_path, monkeypatch):
 def test_a_cache_that_is_not_there_is_empty(bench, tmp_path):
     inventory = diagnose(bench.machine, tmp_path / "none").plan_cache
     assert (inventory.plans, inventory.unreadable) == ((), ())
+
+
+@pytest.mark.parametrize("call", ["cudaGetDeviceProperties", "cudaSetDevice", "cudaDeviceSynchronize"])
+def test_a_gpu_that_does_not_work_is_shown_with_the_reason_and_the_others_serve(call, tmp_path, monkeypatch):
+    bad = FakeGpu("Bad", broken={call: DEVICES_UNAVAILABLE})
+    machine = GpuBench.of(bad, FakeGpu("Fake H200")).machine
+    diagnosis = diagnose(machine, tmp_path)
+    assert [gpu.device for gpu in diagnosis.gpu_devices] == ["cuda:1"]
+    assert any(told.startswith("cuda:0 cannot be used: cuda") and "error 46" in told for told in diagnosis.gpus)
+    assert {one.engine: one.usable for one in diagnosis.engines}["onnxruntime-cuda"]
+    assert "cuda:0 cannot be used" in " ".join(shown(machine, tmp_path, monkeypatch).split())
+    json.loads(shown(machine, tmp_path, monkeypatch, as_json=True))
+
+
+def test_where_no_gpu_works_no_engine_for_gpus_is_said_to(tmp_path):
+    bad = FakeGpu("Bad", broken={"cudaSetDevice": OUT_OF_MEMORY})
+    diagnosis = diagnose(GpuBench.of(bad).machine, tmp_path)
+    assert diagnosis.gpu_devices == ()
+    assert any("cuda:0 cannot be used" in told and "error 2" in told for told in diagnosis.gpus)
+    assert not {one.engine: one.usable for one in diagnosis.engines}["onnxruntime-cuda"]

@@ -33,12 +33,15 @@ def listed(workshop: Workshop) -> list[tuple[str, str]]:
 
 
 def test_locking_the_pages_of_the_requests_memory_holds_up_nobody(tmp_path: Path) -> None:
-    may_end, asked = threading.Event(), []
+    may_end, asked, unlocked = threading.Event(), [], []
 
     class Locking(WatchedEngine):
         def page_lock(self, memory: memoryview) -> bool:
             asked.append((threading.current_thread(), len(memory)))
             return may_end.wait(10)
+
+        def page_unlock(self, memory: memoryview) -> None:
+            unlocked.append((self.offset, len(memory)))
 
     class Locked(Workshop):
         def make(self, device: str) -> WatchedEngine:
@@ -57,8 +60,10 @@ def test_locking_the_pages_of_the_requests_memory_holds_up_nobody(tmp_path: Path
         assert await workshop.ask() > 0
         assert asked == [(asked[0][0], slab.capacity_bytes)], "once"
         assert asked[0][0] is not threading.current_thread()
+        assert not unlocked
 
     in_workshop(workshop, scenario)
+    assert unlocked == [(100.0, asked[0][1])], "once, when nothing serves any more"
 
 
 # Swaps
@@ -283,7 +288,12 @@ def test_whoever_finds_a_gpu_lost_the_process_ends(tmp_path: Path) -> None:
     async def scenario() -> None:
         await asyncio.sleep(0.05)
         assert not workshop.fatal
+        for gpu in bench.machine.gpus:
+            gpu.ensure_works()
+        bench.machine.gpus[1].has_served = True
         bench.cuda.sticky = ILLEGAL_ADDRESS
+        with pytest.raises(EngineFailure):  # one that has not served is no reason to end
+            bench.machine.gpus[0].ensure_works()
         # As where a model is loaded, tuned or compared: no batch of a client was in it.
         with pytest.raises(EngineFailure):
             bench.machine.gpus[1].ensure_works()

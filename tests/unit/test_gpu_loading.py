@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from convoy.models.bundle import MANIFEST, open_bundle, read_manifest, seal
 from convoy.models.errors import BundleError, JobError
 from convoy.models.store import DEMO_STORE, Store
 from tests.support import onnx_models
-from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeGpu
+from tests.support.fake_cuda import DEVICES_UNAVAILABLE, ILLEGAL_ADDRESS, OUT_OF_MEMORY, UNKNOWN_ERROR, FakeGpu
 from tests.support.fake_onnxruntime import FakeSession
 from tests.support.gpu_machine import GpuBench
 
@@ -187,13 +188,105 @@ def test_int8_never_runs_in_onnxruntime_on_a_gpu(store, bench, tmp_path):
         loaded(store, options(bench, tmp_path, precision="int8", engine="cuda"))
 
 
-def test_on_a_lost_device_nothing_is_loaded_any_more(store, bench, tmp_path):
+def test_on_a_device_that_was_lost_after_it_served_nothing_is_loaded_any_more(store, bench, tmp_path):
+    serving = loaded(store, options(bench, tmp_path))
+    serving.engines[0].engine.enter_service()
+    opened = len(bench.onnxruntime.opened)
     bench.cuda.sticky = ILLEGAL_ADDRESS
     for _ in range(2):
         with pytest.raises(BundleError, match=r"cannot be used by this process any more .*restart it"):
             loaded(store, options(bench, tmp_path))
         bench.cuda.sticky = 0  # these bindings may have a new context, but the libraries do not know it
-    assert bench.onnxruntime.opened == []
+    assert len(bench.onnxruntime.opened) == opened
+
+
+# The first calls on a device, and those that opening an engine begins with.
+FIRST_CALLS = (
+    *("cudaGetDeviceProperties", "cudaDeviceGetPCIBusId", "cudaSetDevice", "cudaThreadExchangeStreamCaptureMode"),
+    *("cudaDeviceSynchronize", "cudaMemGetInfo", "cudaStreamCreateWithFlags", "cudaEventCreateWithFlags"),
+    *("cudaMalloc", "cudaHostAlloc", "cudaMemsetAsync", "cudaStreamSynchronize", "cudaMemcpyAsync", "cudaEventRecord"),
+    *("cudaEventSynchronize", "cudaEventElapsedTime", "cudaDriverGetVersion"),
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "status"),
+    [
+        *zip(FIRST_CALLS, cycle((DEVICES_UNAVAILABLE, OUT_OF_MEMORY, UNKNOWN_ERROR)), strict=False),
+        *(("cudaSetDevice", status) for status in (OUT_OF_MEMORY, DEVICES_UNAVAILABLE)),
+    ],
+)
+def test_a_gpu_that_never_worked_is_left_out_with_a_reason_and_the_next_device_serves(
+    store, tmp_path, call, status, caplog
+):
+    broken = {call: status}
+    bench = GpuBench.of(FakeGpu("Bad", broken=broken), FakeGpu("Fake H200"))
+    model = loaded(store, options(bench, tmp_path))
+    is_bad = call != "cudaDriverGetVersion"  # which no engine here needs
+    assert [device for _, _, device in engines(model)] == ["cuda:1"] if is_bad else ["cuda:0", "cuda:1"]
+    if is_bad:
+        assert [why for why in model.skipped if "cuda:0: " in why and f"(CUDA error {status})" in why], model.skipped
+    if call == "cudaSetDevice":
+        assert any("cuda:0 is left out" in record.getMessage() for record in caplog.records)
+
+    alone = GpuBench.of(FakeGpu("Fake H200"))
+    alone.cuda.gpus[0].broken.update(broken)
+    model = loaded(store, options(alone, tmp_path))
+    if call not in ("cudaDriverGetVersion", "cudaGetDeviceProperties", "cudaDeviceGetPCIBusId"):
+        assert engines(model)[0][2] == "cpu"
+        assert any("cuda:0" in why and f"(CUDA error {status})" in why for why in model.skipped), model.skipped
+
+
+def test_a_gpu_that_was_held_by_another_process_serves_the_next_model(store, bench, tmp_path):
+    bench.cuda.gpus[0].broken["cudaSetDevice"] = DEVICES_UNAVAILABLE
+    assert engines(loaded(store, options(bench, tmp_path)))[0][2] == "cpu"
+    bench.cuda.gpus[0].broken.clear()
+    assert engines(loaded(store, options(bench, tmp_path)))[0][2] == "cuda:0"
+
+
+def test_a_gpu_that_breaks_while_the_first_engine_is_opened_is_left_out_for_good(store, tmp_path):
+    bench = GpuBench.of(FakeGpu("Fake H200"), FakeGpu("Bad"))
+
+    def break_second(options: Mapping[str, str]) -> None:
+        if options["device_id"] == "1":
+            bench.cuda.gpus[1].broken |= dict.fromkeys(("cudaStreamSynchronize", "cudaDeviceSynchronize"), 700)
+
+    bench.onnxruntime.refuses = break_second
+    for _ in range(2):
+        model = loaded(store, options(bench, tmp_path))
+        assert [device for _, _, device in engines(model)] == ["cuda:0"]
+        assert any("cuda:1" in why and "illegal memory access" in why for why in model.skipped)
+        for proved in model.engines:
+            proved.engine.close()
+        bench.cuda.gpus[1].broken.clear()  # these bindings may have a new context, but the libraries do not know it
+    assert bench.machine.gpus[1].lost
+
+
+@pytest.mark.parametrize("bug_in", ["choose", "_Walk._leave_for_later", "_Walk._prove", "LoadedModel"])
+def test_whatever_ends_a_load_nothing_that_was_opened_stays_open(store, tmp_path, monkeypatch, bug_in):
+    bench = GpuBench.of(FakeGpu("Fake H200"), FakeGpu("Fake H200"))
+    serving = loaded(store, options(bench, tmp_path))
+    bench.machine.gpus[1].has_served = True
+    for proved in serving.engines:
+        proved.engine.close()
+    before = bench.cuda.live
+    bench.machine.gpus[1].lost = "it fell off the bus"
+    with pytest.raises(BundleError, match=r"cuda:1 cannot be used by this process any more \(it fell off"):
+        loaded(store, options(bench, tmp_path))
+    assert bench.cuda.live == before
+
+    bench.machine.gpus[1].lost = ""
+
+    class Confused(BaseException):
+        """Whatever ends a thread."""
+
+    def confused(*given: object, **named: object) -> None:
+        raise Confused
+
+    monkeypatch.setattr(f"convoy.app.loading.load.{bug_in}", confused)
+    with pytest.raises(Confused):
+        loaded(store, options(bench, tmp_path))
+    assert bench.cuda.live == before
 
 
 def test_where_a_plan_is_to_come_a_model_that_cannot_be_captured_serves_in_a_session_for_each_size(

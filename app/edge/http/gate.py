@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from convoy.app.edge.entry import ADMIN, KEY_IS_WRONG, SHUT_DOWN, Entry
+from convoy.app.edge.entry import ADMIN, KEY_IS_WRONG, SHUT_DOWN, Entry, in_line
 from convoy.app.edge.http.hot_routes import protocol_of
 from convoy.app.edge.http.replies import Headers, Reply, error_reply, internal_error, send_reply
 from convoy.app.edge.oip.call import CALL_IN_SCOPE, Call
@@ -99,7 +99,7 @@ class Visit:
 
     def failed(self, call: str, error: BaseException) -> Reply:
         """The answer to a request in which something was raised that nobody foresaw."""
-        _errors.error("%s failed; this is a bug", call, exc_info=error)
+        _errors.error("%s failed; this is a bug", in_line(call), exc_info=error)
         return internal_error(self.own_id)
 
     def wants_line(self) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 
 from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines import cpu
-from convoy.app.engines.cuda.driver import CaptureDisturbed, Cuda, GpuProperties, Handle, open_cuda
+from convoy.app.engines.cuda.driver import CaptureDisturbed, Cuda, CudaUnavailable, GpuProperties, Handle, open_cuda
 
 # Stays free when an engine is loaded: the driver, other processes and a library's late allocations live here.
 RESERVED_BYTES = 256 << 20
@@ -33,6 +34,9 @@ class Device:
         self.properties: GpuProperties = cuda.properties(index)
         self.sleeps = sleeps
         self.lost = ""  # the error after which nothing works any more on it in this process
+        # Whether an engine on it has served: then a new process is needed when it is lost, else it is left out.
+        self.has_served = False
+        self._has_worked = False
         self._turn = threading.Lock()
         self._last_computed: Handle | None = None
         self._engines: set[object] = set()
@@ -109,7 +113,8 @@ class Device:
         """Before an engine is loaded or closed: whether the device is well. Raises EngineFailure.
 
         One that is lost stays lost. A reset would make a new context for this process's own calls, but the libraries
-        hold what they had of the old one, and CUDA promises nothing to them.
+        hold what they had of the old one, and CUDA promises nothing to them. One that has never worked is asked again
+        each time: no library has anything of it, and another process may only hold it for a while.
         """
         if self.lost:
             raise EngineFailure(self.lost, FailureScope.DEVICE)
@@ -117,9 +122,10 @@ class Device:
             self.use()
             self.cuda.check_device()
         except EngineFailure as failure:
-            if failure.scope is FailureScope.DEVICE:
+            if failure.scope is FailureScope.DEVICE and self._has_worked:
                 self.lost = str(failure)
             raise
+        self._has_worked = True
 
     def hold(self, engine: object) -> None:
         """Keep an engine alive until `let_go`.
@@ -127,18 +133,40 @@ class Device:
         One whose device is lost is never let go: a library may end the process when it fails to give something back.
         """
         self._engines.add(engine)
+        self._has_worked = True
 
     def let_go(self, engine: object) -> None:
         """The engine has given everything back."""
         self._engines.discard(engine)
 
 
+@dataclass(frozen=True, slots=True)
+class UnusableGpu:
+    """A GPU that does not work in this process. `device` is as in `Device.name`."""
+
+    device: str
+    reason: str
+
+
 @cache
-def open_devices() -> tuple[Device, ...]:
-    """The GPUs of this process, in CUDA's order. Raises CudaUnavailable."""
-    cuda = open_cuda()
+def open_devices() -> tuple[tuple[Device, ...], tuple[UnusableGpu, ...]]:
+    """The GPUs of this process, in CUDA's order, and those that say nothing of themselves. Raises CudaUnavailable."""
+    return find_devices(open_cuda())
+
+
+def find_devices(cuda: Cuda) -> tuple[tuple[Device, ...], tuple[UnusableGpu, ...]]:
+    """The same of these bindings. Raises CudaUnavailable where there is none that could be used."""
+    found: list[Device] = []
+    unusable: list[UnusableGpu] = []
     count = cuda.device_count()
-    return tuple(Device(cuda, index, sleeps=are_cores_few(cpu.cpu_budget(), count)) for index in range(count))
+    for index in range(count):
+        try:
+            found.append(Device(cuda, index, sleeps=are_cores_few(cpu.cpu_budget(), count)))
+        except EngineFailure as failure:
+            unusable.append(UnusableGpu(f"cuda:{index}", str(failure)))
+    if not found:
+        raise CudaUnavailable("; ".join(f"{gpu.device} cannot be used: {gpu.reason}" for gpu in unusable))
+    return tuple(found), tuple(unusable)
 
 
 def are_cores_few(cores: int, gpus: int) -> bool:

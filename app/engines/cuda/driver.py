@@ -41,6 +41,7 @@ _DISTURBED = frozenset({900, 901})
 _PAUSES_S = (0.001, 0.004, 0.016, 0.064, 0.256)
 _CAPTURE_ATTEMPTS = 3
 _ALREADY_PINNED = 712  # cudaErrorHostMemoryAlreadyRegistered
+_NOT_PINNED = 713  # cudaErrorHostMemoryNotRegistered
 _PORTABLE = 1  # cudaHostRegisterPortable, cudaHostAllocPortable: page-locked for every device's context
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the legacy default stream
 _BLOCKING_SYNC = 1  # cudaEventBlockingSync: who waits for the event sleeps
@@ -165,12 +166,18 @@ class Cuda:
             self._again("cudaFreeHost", address)
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Page-lock memory that stays, for every device. Pinning the same block again does nothing."""
+        """Page-lock memory that stays until `unpin`, for every device. Pinning the same block again does nothing."""
         if self._pinned.contains(address, nbytes):
             return
         with self._beside_every_capture():
             self._again("cudaHostRegister", address, nbytes, _PORTABLE, harmless=_ALREADY_PINNED)
         self._pinned.add(address, nbytes)
+
+    def unpin(self, address: int) -> None:
+        """Forget a block that `pin` locked: its memory is about to go, and what lies there later is not locked."""
+        if self._pinned.remove(address):
+            with self._beside_every_capture():
+                self._again("cudaHostUnregister", address, harmless=_NOT_PINNED)
 
     def is_pinned(self, address: int, nbytes: int) -> bool:
         """Whether the copy engine can read this host memory while the host goes on."""
@@ -357,6 +364,13 @@ class _PinnedRanges:
     def add(self, address: int, nbytes: int) -> None:
         with self._lock:
             self._ends = self._ends | {address: address + nbytes}
+
+    def remove(self, address: int) -> bool:
+        """Whether a block began there."""
+        with self._lock:
+            was_known = address in self._ends
+            self._ends = {start: end for start, end in self._ends.items() if start != address}
+        return was_known
 
     def contains(self, address: int, nbytes: int) -> bool:
         return any(start <= address and address + nbytes <= end for start, end in self._ends.items())

@@ -142,13 +142,22 @@ class CudaEngine(Engine):
             raise
 
     def page_lock(self, memory: memoryview) -> bool:
-        block = np.frombuffer(memory, np.uint8)
         try:
             self._device.use()
-            self._cuda.pin(int(block.__array_interface__["data"][0]), block.nbytes)
+            self._cuda.pin(_address(memory), memory.nbytes)
         except EngineFailure:
             return False  # the host gathers, then; on a device that is lost, nobody does
         return True
+
+    def page_unlock(self, memory: memoryview) -> None:
+        # What has been forgotten is forgotten also where the device does not answer any more.
+        with suppress(EngineFailure):
+            self._device.use()
+        with suppress(EngineFailure):
+            self._cuda.unpin(_address(memory))
+
+    def enter_service(self) -> None:
+        self._device.has_served = True
 
     def close(self) -> None:
         if self._closed:
@@ -226,3 +235,7 @@ class CudaEngine(Engine):
         index = max(range(len(places)), key=lambda i: places[i].sample_bytes)
         slot, largest = self._slots[0], self.info.batch_sizes[-1]
         return measure_threshold(self._cuda, slot, index, places[index].sample_bytes, largest)
+
+
+def _address(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])

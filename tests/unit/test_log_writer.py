@@ -1,0 +1,151 @@
+"""Log lines by a thread: in order, never waited for, and what is dropped is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from convoy.app.host import logs
+from convoy.app.host.log_writer import LogWriter
+from tests.support.stores import ROOT
+
+# What a pipe holds at least.
+PIPE_BYTES = 4096
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reading, writing = os.pipe()
+    yield reading, writing
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+
+
+def record(text: str) -> logging.LogRecord:
+    return logging.LogRecord("convoy", logging.INFO, "", 0, text, None, None)
+
+
+def read_until(reading: int, wanted: bytes) -> bytes:
+    found = b""
+    while wanted not in found:
+        found += os.read(reading, 1 << 16)
+    return found
+
+
+def test_lines_come_in_their_order_and_flush_waits_for_them(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    writer = LogWriter(writing)
+    for number in range(500):
+        writer.handle(record(f"line {number}"))
+    writer.flush(60)
+    assert os.read(reading, 1 << 16).decode().splitlines() == [f"line {number}" for number in range(500)]
+    writer.close()
+
+
+def test_what_does_not_fit_is_counted_and_told_where_it_is_missing(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    writer = LogWriter(writing, room_bytes=100_000)
+    token = logs.request_id.set("not-mine")
+    for number in range(1000):
+        writer.handle(record(f"before {number:04} " + "x" * 1000))
+    logs.request_id.reset(token)
+    dropped = writer.dropped_lines
+    assert 700 < dropped < 1000
+    writer.flush(0)  # comes back
+    first = read_until(reading, b"dropped here")
+    writer.handle(record("after"))
+    log = (first + read_until(reading, b"after\n")).decode()
+    lines = [line for line in log.splitlines() if line.startswith("before")]
+    assert [int(line[7:11]) for line in lines] == list(range(1000 - dropped))
+    assert re.findall(r"(\d+) lines of the log were dropped here", log) == [str(dropped)]
+    assert "not-mine" not in log
+    assert log.index("before") < log.index("were dropped here") < log.index("after")
+    writer.close()
+
+
+def test_one_line_may_be_larger_than_all_the_room(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    writer = LogWriter(writing, room_bytes=10)
+    writer.handle(record("y" * 1000))
+    assert read_until(reading, b"\n") == b"y" * 1000 + b"\n"
+    writer.close()
+
+
+def test_a_line_that_cannot_be_made_is_told_in_the_log(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    writer = LogWriter(writing)
+    writer.handle(logging.LogRecord("convoy", logging.INFO, "", 0, "%d", ("no number",), None))
+    assert b"TypeError" in read_until(reading, b"TypeError")
+    writer.close()
+
+
+CRASH = """
+import sys, threading
+from convoy.app.host import logs
+logs.configure("info", {form!r})
+{before}
+raise KeyError("what broke")
+"""
+IN_THREAD = "one = threading.Thread(target=lambda: 1 / 0, name='worker'); one.start(); one.join()"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_traceback_of_a_crash_is_in_the_log_and_nothing_before_it_is_lost(form: str) -> None:
+    before = f"for number in range(100): logs._log.info('line %d', number)\n{IN_THREAD}"
+    done = subprocess.run(
+        [sys.executable, "-c", CRASH.format(form=form, before=before)], cwd=ROOT, capture_output=True, check=False
+    )
+    log = done.stderr.decode()
+    assert done.returncode == 1
+    assert all(f"line {number}" in log for number in range(100))
+    assert log.index("line 99") < log.index("ZeroDivisionError") < log.index("what broke")
+    assert "thread worker" in log
+    assert log.count("Traceback") == 2
+
+
+def test_a_crash_ends_the_process_although_nobody_reads() -> None:
+    before = "for number in range(100): logs._log.info('x' * 5000)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", CRASH.format(form="text", before=before)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.wait(60) == 1
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    process.stderr.close()
+
+
+def test_where_every_thread_is_can_be_said(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    writer = LogWriter(writing)
+    writer.setFormatter(logs._Formatter())
+    logs._log.addHandler(writer)
+    try:
+        logs.tell_stacks()
+        assert b"test_where_every_thread_is_can_be_said" in read_until(reading, b"test_where_every_thread")
+    finally:
+        logs._log.removeHandler(writer)
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        *(("/v2/models/digits/infer", "/v2/models/digits/infer"), ("a-1_b.c:d,e;f~%", "a-1_b.c:d,e;f~%")),
+        ("/x 200 0.1 ms key admin", '"/x 200 0.1 ms key admin"'),
+        *(("", '""'), ("a=b", '"a=b"'), ('say "x"', r'"say \"x\""'), ("x]", '"x]"'), ("a\\nb", r'"a\\nb"')),
+        *(("a\nb", r'"a\nb"'), ("\x1b[31m", r'"\x1b[31m"'), ("\x85\u2028\u00a0", r'"\x85\u2028\xa0"'), ("\x7f", r'"\x7f"')),
+        *(("größe", "größe"), ("\U0001f600", "\U0001f600")),
+    ],
+)
+def test_a_clients_word_is_one_field_of_a_line(text: str, shown: str) -> None:
+    assert logs.field(text) == shown
