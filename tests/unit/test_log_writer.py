@@ -143,7 +143,12 @@ def test_where_every_thread_is_can_be_said(pipe: tuple[int, int]) -> None:
         *(("/v2/models/digits/infer", "/v2/models/digits/infer"), ("a-1_b.c:d,e;f~%", "a-1_b.c:d,e;f~%")),
         ("/x 200 0.1 ms key admin", '"/x 200 0.1 ms key admin"'),
         *(("", '""'), ("a=b", '"a=b"'), ('say "x"', r'"say \"x\""'), ("x]", '"x]"'), ("a\\nb", r'"a\\nb"')),
-        *(("a\nb", r'"a\nb"'), ("\x1b[31m", r'"\x1b[31m"'), ("\x85\u2028\u00a0", r'"\x85\u2028\xa0"'), ("\x7f", r'"\x7f"')),
+        *(
+            ("a\nb", r'"a\nb"'),
+            ("\x1b[31m", r'"\x1b[31m"'),
+            ("\x85\u2028\u00a0", r'"\x85\u2028\xa0"'),
+            ("\x7f", r'"\x7f"'),
+        ),
         *(("größe", "größe"), ("\U0001f600", "\U0001f600")),
     ],
 )
