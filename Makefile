@@ -133,12 +133,10 @@ hard-networks: $(VENV)/.dev
 engine-table: $(VENV)/.dev
 	$(BIN)/python -m convoy.export.engine_table
 
-# On a machine with an NVIDIA GPU, from a plain checkout: it installs nothing and takes what that Python has. All parts in
-# their order, at most eight minutes each, as far as they were not answered before; docs/gpu-proof.md says more.
-# PART=2 one part, ONLY=NAME one experiment, FRESH=1 asks again, CARRY=DIR libraries to use, OUT=DIR instead of docs/.
+# On a machine with an NVIDIA GPU, from a plain checkout: nine minutes at most. CARRIED=DIR has what that machine lacks.
+gpu-proof: OUT = build/gpu-proof
 gpu-proof:
-	$(PYTHON) -m tests.gpu.proof --out $(OUT) $(if $(PART),--part $(PART)) $(if $(ONLY),--only $(ONLY)) \
-		$(if $(filter 1,$(FRESH)),--fresh) $(if $(CARRY),--carry $(CARRY))
+	$(PYTHON) -m tests.gpu.proof --out $(OUT) $(if $(CARRIED),--carried $(CARRIED))
 
 # For SOURCE timm:NAME, which nothing else needs.
 $(VENV)/.timm: $(VENV)/.dev

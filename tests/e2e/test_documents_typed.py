@@ -35,7 +35,7 @@ NOT_HERE = {
     r"pip (install|download|wheel) ": "would change the environment of the tests, or load hundreds of megabytes",
     r"^make (test|peers|ceiling|gpu-proof)\b": "these tests themselves, hours, or a GPU",
     r"^python -m (convoy\.loadtest\.peers|tests\.simulation\.against_server)\b": "hours on a quiet machine",
-    r"^(python -m tests\.gpu\.proof\.pack|mv wheels/)": "test_gpu_proof_carry.py packs smaller wheels",
+    r"^python -m tests\.gpu\.proof": "wants a GPU, or loads 200 MB; test_gpu_proof.py and test_gpu_pack.py",
     r" --ray$": "Ray is half a gigabyte; test_batch_command.py labels on it, among the long tests",
     r"^serve run ": "Ray is half a gigabyte; test_ray_serve.py deploys the same application, among the long tests",
     r" s3://": "no S3 is here; test_remote_serving.py serves from one that is played",

@@ -1,4 +1,4 @@
-"""The driver layer on a real device: what only a fake CUDA has shown elsewhere."""
+"""The driver layer: on a fake CUDA anywhere, and on the real device where there is one."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.device import Device, open_devices
-from convoy.app.engines.cuda.driver import CudaUnavailable, load_runtime
+from convoy.app.engines.cuda.driver import Cuda, CudaUnavailable, load_runtime
 from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
 from convoy.app.engines.cuda.slots import DeviceSlot, Layout
 from convoy.app.engines.parts import Part
 from convoy.app.scheduling.slab import Slab
 from convoy.models.spec import TensorSpec
-
-pytestmark = pytest.mark.gpu
+from tests.support.fake_cuda import FakeCuda, FakeGpu
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES, SAMPLE_BYTES = 16, 150_528
@@ -29,12 +29,23 @@ IMAGES = TensorSpec("images", "UINT8", (SAMPLE_BYTES,))
 ECHO = Layout.of([IMAGES], SAMPLES)
 
 
-@pytest.fixture
-def device() -> Device:
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
+def runtime(request: pytest.FixtureRequest) -> Any:
+    """The bindings: the module of CUDA, or a fake of it."""
+    if request.param == "fake":
+        fake = FakeCuda(FakeGpu(copy_ns=1000, copy_ns_per_byte=0.1))
+        fake.is_library = True
+        return fake
     try:
-        found = open_devices()[0]
+        open_devices()
     except CudaUnavailable as reason:
         pytest.skip(str(reason))
+    return load_runtime()
+
+
+@pytest.fixture
+def device(runtime: Any) -> Device:
+    found = Device(Cuda(runtime), 0) if isinstance(runtime, FakeCuda) else open_devices()[0][0]
     found.use()
     return found
 
@@ -157,9 +168,8 @@ def test_a_capture_that_is_abandoned_leaves_the_stream_usable(device, slot, slab
     assert on_device(device, slot, SAMPLE_BYTES) == bytes(parts[0].inputs[0])
 
 
-def test_a_batch_may_be_waited_for_while_a_library_captures_in_another_thread(device, slot, slab) -> None:
+def test_a_batch_may_be_waited_for_while_a_library_captures_in_another_thread(runtime, device, slot, slab) -> None:
     # ONNX Runtime captures so: for the whole process.
-    runtime = load_runtime()
     captured = device.cuda.make_stream()
     parts, arrived = parts_in(slab, (2,)), []
 
@@ -202,7 +212,7 @@ from cuda.bindings import driver, nvrtc
 from convoy.app.batch import FailureScope, EngineFailure
 from convoy.app.engines.cuda.device import open_devices
 
-device = open_devices()[0]
+device = open_devices()[0][0]
 device.use()
 cuda = device.cuda
 cuda.free(cuda.allocate(1 << 20))
@@ -239,7 +249,8 @@ except EngineFailure as failure:
 """
 
 
-def test_a_broken_context_is_known_and_stays_so(device) -> None:
+@pytest.mark.gpu
+def test_a_broken_context_is_known_and_stays_so() -> None:
     """In a process of its own: it is not this one's context that breaks."""
     try:
         from cuda.bindings import nvrtc

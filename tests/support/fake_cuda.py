@@ -146,7 +146,9 @@ class FakeCuda:
     """
 
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
-    cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=THREAD_LOCAL)
+    cudaStreamCaptureMode = SimpleNamespace(
+        cudaStreamCaptureModeGlobal=GLOBAL, cudaStreamCaptureModeThreadLocal=THREAD_LOCAL
+    )
     cudaMemcpySrcAccessOrder = SimpleNamespace(cudaMemcpySrcAccessOrderStream=1)
     cudaMemcpyAttributes = SimpleNamespace
 
@@ -158,6 +160,7 @@ class FakeCuda:
         self.driver_status = 0
         self.batch_status = 0 if batched_copies else 801
         self.interleaves = interleaves
+        self.is_library = False  # a library may capture for the whole process; Convoy does not
         self.without_deeds = False  # time passes, and bytes stay what they are
         self.fails_at: int | None = None
         self.fails_with = 1
@@ -474,7 +477,7 @@ class FakeCuda:
         return 0, (marks[1].happened_ns - marks[0].happened_ns) / 1e6  # type: ignore[union-attr, operator]
 
     def cudaStreamBeginCapture(self, stream: Stream, mode: int) -> tuple[int]:
-        assert mode == THREAD_LOCAL, "only the capturing thread's own work may be recorded"
+        assert self.is_library or mode == THREAD_LOCAL, "only the capturing thread's own work may be recorded"
         stream.recording = Recording(mode)
         return (0,)
 
