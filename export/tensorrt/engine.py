@@ -48,7 +48,7 @@ def tune(
     timing: bytes | None,
     watch: BuildWatch,
     *,
-    workspace_mb: int | None,
+    workspace_mb: int | None = None,
 ) -> Tuned:
     """Let TensorRT choose and time kernels; `timing` are the times of earlier builds, or empty; None measures nothing.
 

@@ -31,8 +31,8 @@ class Asked(FakeCuda):
         self.used[name] = args
         return super()._called(name, method, args)
 
-    def _status_of_call(self, name: str) -> int:
-        return 0 if name in ("cudaDeviceReset", "cudaGetLastError") else super()._status_of_call(name)
+    def _status_of_call(self, name: str, args: tuple[Any, ...]) -> int:
+        return 0 if name in ("cudaDeviceReset", "cudaGetLastError") else super()._status_of_call(name, args)
 
     def cudaGetLastError(self) -> tuple[int]:
         return (self.sticky,)
