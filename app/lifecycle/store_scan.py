@@ -15,15 +15,38 @@ from convoy.app.lifecycle.version_plan import Seen, Stamp
 from convoy.app.remote.remote_files import RemoteError
 from convoy.app.remote.remote_store import RemoteStore
 from convoy.models.bundle import MANIFEST
+from convoy.models.misplaced import misplaced_in, misplaced_of
 from convoy.models.store import Store, StoredVersion
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLook:
-    """The versions of one model as one look found them; or why its folder could not be looked into."""
+    """The versions of one model as one look found them; or why its folder could not be looked into.
+
+    `misplaced`: what is meant as a version and is none, in sentences.
+    """
 
     versions: dict[int, Seen] = field(default_factory=dict)
     trouble: str = ""
+    misplaced: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLook:
+    """Every model as one look found it, and what lies in the store and cannot be one, in sentences."""
+
+    models: dict[str, ModelLook] = field(default_factory=dict)
+    misplaced: tuple[str, ...] = ()
+
+    def all_misplaced(self) -> tuple[str, ...]:
+        """In the store and in its models."""
+        return (*self.misplaced, *(told for look in self.models.values() for told in look.misplaced))
+
+
+def names_in(store: Store | RemoteStore) -> tuple[list[str], tuple[str, ...]]:
+    """The models' names, and what is misplaced beside them. Raises OSError."""
+    names = store.names()
+    return names, tuple(store.misplaced() if isinstance(store, RemoteStore) else misplaced_in(store))
 
 
 def look_at_model(store: Store | RemoteStore, name: str) -> ModelLook:
@@ -31,8 +54,10 @@ def look_at_model(store: Store | RemoteStore, name: str) -> ModelLook:
     try:
         if isinstance(store, RemoteStore):
             # Objects are uploaded in any order, so none of them says that the others are there.
-            return ModelLook({number: Seen((one.digest,), is_sealed=False) for number, one in store.look(name).items()})
-        return ModelLook({stored.version: _look(stored) for stored in store.versions(name)})
+            seen = {number: Seen((one.digest,), is_sealed=False) for number, one in store.look(name).items()}
+            return ModelLook(seen, misplaced=tuple(store.misplaced(name)))
+        seen = {stored.version: _look(stored) for stored in store.versions(name)}
+        return ModelLook(seen, misplaced=tuple(misplaced_of(store, name)))
     except OSError as error:
         return ModelLook(trouble=_told(f"{store.root}/{name}", error))
 

@@ -157,7 +157,7 @@ def test_a_model_whose_folder_does_not_answer_is_left_out_of_the_look(
     async def scenario() -> None:
         watch = StoreWatch(Store(tmp_path), patience_s=0.05)
         for _ in range(2):
-            found = await watch.look()
+            found = (await watch.look()).models
             assert sorted(found) == list("abcd")
             assert [name for name in "abcd" if "does not answer within" in found[name].trouble] == sorted(away)
             assert all(list(found[name].versions) == [1] for name in "abcd" if name not in away)
@@ -165,7 +165,7 @@ def test_a_model_whose_folder_does_not_answer_is_left_out_of_the_look(
         for event in answers.values():
             event.set()
         await until(lambda: not watch._hanging)
-        assert not any(one.trouble for one in (await watch.look()).values())
+        assert not any(one.trouble for one in (await watch.look()).models.values())
 
     monkeypatch.setattr("convoy.app.lifecycle.store_watch.look_at_model", look)
     asyncio.run(scenario())
