@@ -124,6 +124,9 @@ class Engine(ABC):
         """
         return False
 
+    def rest(self) -> None:  # noqa: B027 - most leave nothing
+        """Give back what runs have left and the next run takes again. Not beside `run`."""
+
     @abstractmethod
     def close(self) -> None:
         """Give back the device's memory. Calling it twice is harmless."""
