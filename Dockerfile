@@ -14,7 +14,11 @@ ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS python
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN python3 -m venv /opt/libraries
+# The base's own pip installs nothing but this one: Debian 12's is too old to match a package that is asked for with an
+# extra, such as `pydantic[email]`, with its hash.
+COPY locks/pip.txt /src/locks/
+RUN python3 -m venv /opt/libraries \
+    && /opt/libraries/bin/pip install --require-hashes --requirement /src/locks/pip.txt
 
 FROM python AS requirements
 # `make lock` writes these, with the hash of every file that may be installed.

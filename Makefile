@@ -56,7 +56,8 @@ wheel: $(VENV)/.dev
 	CONVOY_USE_MYPYC=1 $(BIN)/python -m build --outdir dist
 	DIST=dist $(BIN)/python -m pytest tests/installed
 
-# What the image installs, with the hashes of all files that may be installed, for every platform and Python.
+# What the image installs, and the pip that installs it, with the hashes of all files that may be installed, for every
+# platform and Python.
 lock: $(VENV)/.dev
 	$(PIP_INSTALL) uv
 	for extra in cpu gpu rtx; do \
@@ -64,11 +65,14 @@ lock: $(VENV)/.dev
 			--constraint constraints.txt --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 			--output-file locks/$$extra.txt || exit; \
 	done
+	grep '^pip==' constraints.txt | $(BIN)/uv pip compile --quiet - --universal --python-version 3.11 --generate-hashes \
+		--no-annotate --no-header --output-file locks/pip.txt
 
-# As root, with buildah and debootstrap; minutes, and 8 GB of disk meanwhile. IMAGE_TARGET=cpu or rtx is one of the two that
-# it builds, IMAGE_TARGET=gpu the largest: 15 GB.
+# As root, with buildah and debootstrap; minutes, and 8 GB of disk meanwhile. IMAGE_TARGET=cpu, which CI runs, or rtx is one
+# of the two that it builds, IMAGE_TARGET=gpu the largest: 15 GB.
+image-test: IMAGE_TARGET ?= cpu rtx
 image-test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m image tests/image
+	IMAGE_TARGET="$(IMAGE_TARGET)" $(BIN)/python -m pytest -m image tests/image
 
 # Some minutes: the same requests to the build of a revision (BASE=REV, or a folder) and to this one, answered alike.
 oracle: $(VENV)/.dev

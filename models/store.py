@@ -208,12 +208,16 @@ def name_of_only(root: Path | str, model_name: str | None) -> str:
 def check_name(name: str) -> str:
     """The name itself. Raises UsageError if it cannot be a folder and a part of a URL."""
     if not is_name(name):
-        shown = name if len(name) <= _SHOWN_LETTERS else f"{name[:_SHOWN_LETTERS]}..."
         raise UsageError(
-            f"{shown!r} cannot be a model's name; use up to 128 letters, digits, '.', '_' and '-', "
+            f"{shown_name(name)} cannot be a model's name; use up to 128 letters, digits, '.', '_' and '-', "
             "starting with a letter or digit"
         )
     return name
+
+
+def shown_name(name: str) -> str:
+    """A name of anybody's in quotes, as it fits into a message."""
+    return repr(name if len(name) <= _SHOWN_LETTERS else f"{name[:_SHOWN_LETTERS]}...")
 
 
 def _folders(folder: Path) -> Iterator[str]:

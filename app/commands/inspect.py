@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich import box
@@ -32,6 +33,7 @@ from convoy.models.bundle import (
     open_bundle,
 )
 from convoy.models.errors import BundleError, JobError, NotFetched, UsageError
+from convoy.models.misplaced import misplaced_in, misplaced_of
 from convoy.models.store import DEMO_STORE, Store, StoredVersion, is_name, is_version
 
 _MOST_NAMES = 4
@@ -52,6 +54,9 @@ def run(place: str | None, name: str | None, console: Console) -> int:
     except RemoteError as trouble:
         raise JobError(str(trouble)) from trouble
     versions, unreadable = _found(store, names)
+    for told in _misplaced(store, names, is_whole=name is None):
+        console.print("[yellow]misplaced[/]  ", end="")
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
     if not versions and not unreadable:
         what = f"model {name!r}" if name is not None else "model"
         raise UsageError(f"there is no {what} in {store.root}; export one with `convoy export`")
@@ -100,6 +105,18 @@ def _found(store: Store | RemoteStore, names: list[str]) -> tuple[list[StoredVer
             known = f"{error.filename}: cannot be read ({error.strerror}); mend it or remove it"
             unreadable.append(f"{name}: {error if isinstance(error, RemoteError) else known}")
     return versions, unreadable
+
+
+def _misplaced(store: Store | RemoteStore, names: list[str], *, is_whole: bool) -> list[str]:
+    """What lies in the store, or at these models, and is not served. What cannot be read is told elsewhere."""
+    told: list[str] = []
+    with suppress(OSError):
+        if is_whole:
+            told += store.misplaced() if isinstance(store, RemoteStore) else misplaced_in(store)
+    for name in names:
+        with suppress(OSError):
+            told += store.misplaced(name) if isinstance(store, RemoteStore) else misplaced_of(store, name)
+    return told
 
 
 def _shown(version: StoredVersion, *, is_detailed: bool) -> Group:

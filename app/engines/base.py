@@ -132,6 +132,10 @@ class Engine(ABC):
         """Clients' batches come from now on."""
         return
 
+    def rest(self) -> None:
+        """Give back what runs have left and the next run takes again. Not beside `run`."""
+        return
+
     @abstractmethod
     def close(self) -> None:
         """Give back the device's memory. Calling it twice is harmless."""

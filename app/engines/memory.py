@@ -8,8 +8,10 @@ really costs, activations included.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -25,6 +27,7 @@ _TENSORS_SHARE = 0.5
 _RUN_SHARE = 0.75
 # Below this a difference of the process's size says nothing about a batch: other threads work, too.
 _PROBE_SAMPLES = 8
+_SHORT_BYTES = 1 << 30
 _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
@@ -43,6 +46,27 @@ def resident_bytes(process: int | str = "self", proc: Path = _PROC) -> int:
         return int((proc / str(process) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def peak_resident_bytes(proc: Path = _PROC) -> int:
+    """The most memory that this process has used; 0 where nobody tells."""
+    try:
+        lines = (proc / "self" / "status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def is_short() -> bool:
+    """Whether so little is left that nobody should keep what is not in use."""
+    free = available_bytes()
+    return free is not None and free < _SHORT_BYTES
+
+
+def give_back_freed() -> None:
+    """Let the system have what has been freed, which the C library keeps for the next one. Where it can: glibc."""
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
 
 
 def sample_bytes(tensors: Sequence[TensorSpec]) -> int:

@@ -2,12 +2,16 @@
 
 The staging buffers are bound once per batch size and run in place. After warm-up a batch allocates no tensor, except
 for outputs whose size only the run can tell, and for models with strings, which cannot be bound.
+
+What lies between inputs and outputs is in memory that all sessions share: one that does not run needs its weights only.
 """
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +31,7 @@ from convoy.models.errors import BundleError
 LIBRARY = f"onnxruntime {ort.__version__}"
 # What the library's words have in common for an output that does not fit its place.
 _SHAPE_WORDS = re.compile(r"shape|dimension", re.IGNORECASE)
+_ARENA_LOCK = Lock()
 _NEWER_IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
 
 
@@ -150,6 +155,13 @@ def _giving_back() -> Any:
     return options
 
 
+@cache
+def _register_arena() -> None:
+    """The arena of all sessions that share one: as large as the runs that there are at the same time."""
+    kind = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(kind, None)
+
+
 def open_session(model: Path, threads: int, *, quiet: bool = False, any_shape: bool = False) -> Any:
     """A CPU session for an ONNX file; a `quiet` one does not log what fails in it. Raises BundleError.
 
@@ -158,6 +170,13 @@ def open_session(model: Path, threads: int, *, quiet: bool = False, any_shape: b
     options = session_options(threads=threads, quiet=quiet)
     # A plan of the memory for each combination of shapes, kept for ever.
     options.enable_mem_pattern = not any_shape
+    # Weights go back to the system with their session; in an arena they would stay.
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    # What gives back the memory of its large runs has an arena of its own: others would have to take theirs again.
+    if not any_shape:
+        with _ARENA_LOCK:
+            _register_arena()
+        options.add_session_config_entry("session.use_env_allocators", "1")
     return _opened(model, options)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from convoy.app.batch import EngineFailure
 from convoy.app.engines import cpu
 from convoy.app.engines.delivery import Landed
+from convoy.app.engines.memory import is_short
 from convoy.app.engines.parts import Shapes
 from convoy.app.engines.signature import Signature, check_names
 from convoy.app.engines.staged import MOST_SHAPES, StagedEngine
@@ -58,16 +59,22 @@ class OpenVinoEngine(StagedEngine):
             self._ov = load_openvino()
         except JobError as error:
             raise BundleError(str(error)) from error
-        self._request = self._open_request(model, precision, threads)
+        self._compiled = self._open_model(model, precision, threads)
+        self._request = self._compiled.create_infer_request()
+        self._largest_samples = 0  # of the runs whose memory is held
         self._bindings: dict[Shapes, list[Any]] = {}  # its tensors over the staging buffers
         self._now: Shapes | None = None
         return library_of(self._ov)
 
     def close(self) -> None:
         super().close()
-        self._request = None
+        self._compiled = self._request = None
 
-    def _open_request(self, model: Path, precision: Precision, threads: int) -> Any:
+    def rest(self) -> None:
+        self._compiled.release_memory()
+        self._largest_samples = 0
+
+    def _open_model(self, model: Path, precision: Precision, threads: int) -> Any:
         core = _core()
         options = {
             "INFERENCE_NUM_THREADS": threads,
@@ -91,7 +98,7 @@ class OpenVinoEngine(StagedEngine):
         sides = zip((self.inputs, self.outputs), (compiled.inputs, compiled.outputs), strict=True)
         have = Signature(*(tuple(_spec(model, port, ours) for port, ours in _paired(*side)) for side in sides))
         check_names(model, have, self.inputs, self.outputs)
-        return compiled.create_infer_request()
+        return compiled
 
     def _forget(self) -> None:
         self._bindings.clear()
@@ -101,6 +108,7 @@ class OpenVinoEngine(StagedEngine):
         return len(self._bindings)
 
     def _execute(self, shapes: Shapes, samples: int) -> list[Landed]:
+        self._hold(samples)
         bound = self._bindings.get(shapes) or self._bind(shapes)
         try:
             if shapes != self._now:
@@ -112,6 +120,16 @@ class OpenVinoEngine(StagedEngine):
         except Exception as error:  # RuntimeError, and whatever the bindings let through
             self._now = None
             raise EngineFailure(_message(error)) from error
+
+    def _hold(self, samples: int) -> None:
+        """Give back the memory of a smaller run before a larger one, where memory is short.
+
+        Not after a run: its outputs lie there until they are copied.
+        """
+        if samples > self._largest_samples:
+            if is_short():
+                self.rest()
+            self._largest_samples = samples
 
     def _bind(self, shapes: Shapes) -> list[Any]:
         if len(self._bindings) >= MOST_SHAPES:

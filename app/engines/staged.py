@@ -59,9 +59,10 @@ class StagingBuffer:
 
     def clear(self, shape: tuple[int, ...]) -> None:
         """Zeros, or empty strings, for a run that nobody asked for."""
-        if not self.is_strings:
+        if self.is_strings:
+            self._strings = [""] * math.prod(shape)
+        else:
             self.memory[: math.prod(shape) * self.spec.numpy_dtype.itemsize] = 0
-        self._strings = [""] * math.prod(shape)
 
     def take_strings(self, parts: Sequence[Part], index: int) -> None:
         """The batch's strings. Raises EngineFailure where there are none in these bytes, or none of UTF-8."""

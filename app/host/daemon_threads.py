@@ -43,6 +43,21 @@ def begin(work: Callable[[], Result], name: str) -> asyncio.Future[Result]:
     return future
 
 
+def own_clock() -> int | None:
+    """The clock of what this thread computes, which `cpu_s_of` reads; None where there is none."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return None
+    return time.pthread_getcpuclockid(threading.get_ident())
+
+
+def cpu_s_of(clock: int) -> float | None:
+    """What a thread has computed; None where it has ended. Comes from any thread."""
+    try:
+        return time.clock_gettime(clock)
+    except OSError:
+        return None
+
+
 def at_work(within_s: float = 0.0) -> list[str]:
     """The names of those that have not ended, when they were given so long to end."""
     latest_s = time.monotonic() + within_s

@@ -22,7 +22,7 @@ from convoy.app.engines.table import AUTO, rows_for
 from convoy.app.lifecycle.catalog import Catalog
 from convoy.app.lifecycle.loads import Loads, LoadVersion
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
-from convoy.app.lifecycle.store_scan import ModelLook
+from convoy.app.lifecycle.store_scan import ModelLook, StoreLook
 from convoy.app.lifecycle.store_watch import StoreWatch
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.version_plan import Load, Unload, VersionOnDisk, VersionRecord, next_step, settle
@@ -99,6 +99,8 @@ class ModelControl:
         self._policies: dict[str, Policy] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._last_look: dict[str, ModelLook] = {}
+        self._misplaced: frozenset[str] = frozenset()  # as the last look saw it
+        self._told_misplaced: frozenset[str] = frozenset()
         self._said_of_all: tuple[str, ...] = ()  # why an engine serves no model
         self._following: dict[str, asyncio.Task[None]] = {}
         self._not_fetched: defaultdict[str, set[int]] = defaultdict(set)
@@ -125,7 +127,10 @@ class ModelControl:
         In mode poll the store is followed from here on, so that one model that takes long holds up no other.
         """
         self._say_what_cannot_serve()
-        self._last_look = await self._watch.look()
+        look = await self._watch.look()
+        self._last_look = look.models
+        self._misplaced = frozenset(look.all_misplaced())
+        self._tell_misplaced(look)
         self._warn_of_unknown(self._load_by_model)
         names = sorted(self._last_look)
         if self._options.mode == "explicit" and EVERYTHING not in self._options.at_start:
@@ -171,13 +176,23 @@ class ModelControl:
         while True:
             await asyncio.sleep(self._options.poll_interval_s)
             try:
-                now = await self._watch.look()
+                look = await self._watch.look()
             except OSError as error:  # a network file system that is away for a while is no order to unload
                 _log.warning("the store cannot be read (%s); what is loaded goes on serving", error)
                 continue
-            before, self._last_look = self._last_look, now
+            self._tell_misplaced(look)
+            before, now, self._last_look = self._last_look, look.models, look.models
             for name in sorted({*before, *now, *self._known}):
                 self._follow(name, before.get(name, _NOTHING), now.get(name, _NOTHING))
+
+    def _tell_misplaced(self, look: StoreLook) -> None:
+        """Once, of what two looks have seen: it may be on its way to its place."""
+        now = look.all_misplaced()
+        for told in now:
+            if told in self._misplaced and told not in self._told_misplaced:
+                _log.warning("%s", told)
+        self._told_misplaced = self._misplaced & frozenset(now)
+        self._misplaced = frozenset(now)
 
     def _follow(self, name: str, before: ModelLook | None, now: ModelLook) -> None:
         """Begin to do what one model's folder asks for, unless what it asked for before is still being done."""
@@ -211,9 +226,8 @@ class ModelControl:
             raise InvalidRequest(f"load failed for model '{name}': {look.trouble}")
         seen = look.versions
         if not seen:
-            raise NotFound(
-                f"failed to load '{name}', failed to poll from model repository; there is no version of it in the store"
-            )
+            why = "; ".join(look.misplaced) or "there is no version of it in the store"
+            raise NotFound(f"failed to load '{name}', failed to poll from model repository; {why}")
         found = settle(None, seen)
         policy = self._policy(name, look, override)
         # Before anything changes: what serves goes on.
@@ -277,7 +291,7 @@ class ModelControl:
                 found = await self._watch.look()
         except OSError as error:
             raise _unreadable(error) from error
-        return {name: sorted(look.versions) for name, look in sorted(found.items())}
+        return {name: sorted(look.versions) for name, look in sorted(found.models.items())}
 
     def check_explicit(self) -> None:
         """Raises Unavailable unless models are loaded on request; the words are Triton's."""

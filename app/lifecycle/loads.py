@@ -1,18 +1,23 @@
 """Versions being loaded: in turns, each within a time limit, and none in the way of another.
 
 One at a time is quickest, and what is measured meanwhile is measured in peace. One that takes long lets the next one
-begin beside it. One that takes too long is given up; its thread goes on until whatever it waits for lets it go, and
-what it brings then is closed.
+begin beside it, as long as there are cores and memory for both. One that computes nothing, as where its disk does not
+answer, takes neither and is counted apart. One that takes too long is given up; its thread goes on until whatever it
+waits for lets it go, and what it brings then is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
-from convoy.app.host.daemon_threads import begin
+from convoy.app.engines.cpu import cpu_budget
+from convoy.app.engines.memory import available_bytes, give_back_freed, peak_resident_bytes, resident_bytes
+from convoy.app.host.daemon_threads import begin, cpu_s_of, own_clock
 from convoy.app.host.priority import give_way
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.models.errors import BundleError
@@ -20,9 +25,15 @@ from convoy.models.store import StoredVersion
 
 _log = logging.getLogger("convoy")
 LoadVersion = Callable[[StoredVersion, LoadOptions], LoadedModel]
-# Most models take less. A load that takes more is at work for long, or hangs; what loads beside it is measured in less
-# peace, which is better than not at all.
+# Most models take less. What loads beside one that takes more is measured in less peace, which is better than not at
+# all.
 _PATIENCE_S = 6.0
+# Of that time; on a machine that is busy with other things, one that computes has a few hundredths.
+_IDLE_SHARE = 0.01
+# Threads that wait cost little, and yet no store of a thousand models is to have a thousand of them.
+_MOST_IDLE = 32
+# Of the memory that is available. The other half is for what is served meanwhile.
+_LOADS_SHARE = 0.5
 
 
 def load_giving_way(load_version: LoadVersion, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
@@ -33,15 +44,71 @@ def load_giving_way(load_version: LoadVersion, stored: StoredVersion, options: L
     """
     if not options.machine.gpus:
         give_way()
-    return load_version(stored, options)
+    try:
+        return load_version(stored, options)
+    finally:
+        give_back_freed()
+
+
+class LoadRoom:
+    """Whether there is memory for one more load, from what others have taken."""
+
+    def __init__(
+        self,
+        available: Callable[[], int | None] = available_bytes,
+        resident: Callable[[], int] = resident_bytes,
+        peak: Callable[[], int] = peak_resident_bytes,
+    ) -> None:
+        self._available, self._resident, self._peak = available, resident, peak
+        self._most_bytes = 0
+
+    def now(self) -> tuple[int, int]:
+        """What the process uses, and the most that it has used."""
+        return self._resident(), self._peak()
+
+    def learn(self, before: tuple[int, int]) -> None:
+        """By what a load has taken so far that had the process to itself since then."""
+        resident, peak = self.now()
+        # Where another time's peak is higher, how high this one was is not known.
+        highest = peak if peak > before[1] else resident
+        self._most_bytes = max(self._most_bytes, highest - before[0])
+
+    def has_room_for(self, loads: int) -> bool:
+        """Whether so many could take what the largest has taken; those that have begun may still want all of it."""
+        free = self._available()
+        return free is None or loads * self._most_bytes <= free * _LOADS_SHARE
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A load whose turn it is, or was. `cpu_s` by its thread's `clock`, when it was looked at last."""
+
+    before: tuple[int, int]
+    is_alone: bool
+    clock: int | None = None
+    cpu_s: float = 0.0
+    is_young: bool = True
+    is_idle: bool = False
 
 
 class Loads:
     """The loads of one core. `on_late` hears of a version whose given-up load has ended after all."""
 
-    def __init__(self, load_version: LoadVersion, limit_s: float, on_late: Callable[[StoredVersion], None]) -> None:
+    def __init__(
+        self,
+        load_version: LoadVersion,
+        limit_s: float,
+        on_late: Callable[[StoredVersion], None],
+        most: int | None = None,
+        room: LoadRoom | None = None,
+        cpu_s: Callable[[int], float | None] = cpu_s_of,
+    ) -> None:
+        """So many load at the `most`; None: one for each core. `cpu_s` reads the clock of a thread, or it has ended."""
         self._load_version, self._limit_s, self._on_late = load_version, limit_s, on_late
-        self._turn = asyncio.Semaphore(1)
+        self._most, self._room, self._cpu_s = most or cpu_budget(), room or LoadRoom(), cpu_s
+        self._patience_s = min(_PATIENCE_S, limit_s / 2)
+        self._waiting: deque[asyncio.Future[_Running]] = deque()
+        self._running: set[_Running] = set()
         self._hanging: set[tuple[str, int]] = set()
 
     async def load(self, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
@@ -49,13 +116,14 @@ class Loads:
         place = stored.name, stored.version
         if place in self._hanging:
             raise BundleError(f"{stored.folder}: a load that was given up still hangs; see whether its disk answers")
-        await self._turn.acquire()
-        turn = _Turn(self._turn, min(_PATIENCE_S, self._limit_s / 2))
-        work = begin(partial(self._load_version, stored, options), f"load-{stored.name}-{stored.version}")
+        own = await self._turn()
+        timer = asyncio.ensure_future(self._watch(own))
+        work = begin(partial(self._begun, own, stored, options), f"load-{stored.name}-{stored.version}")
         try:
             await asyncio.wait({work}, timeout=self._limit_s)
         finally:
-            turn.end()
+            timer.cancel()
+            self._end(own)
             if not work.done():
                 self._hanging.add(place)
                 work.add_done_callback(partial(self._came_late, stored))
@@ -66,27 +134,72 @@ class Loads:
             )
         return work.result()
 
+    def _begun(self, own: _Running, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
+        own.clock = own_clock()
+        return self._load_version(stored, options)
+
+    async def _turn(self) -> _Running:
+        turn: asyncio.Future[_Running] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._give_turns()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._end(turn.result())
+            raise
+
+    def _give_turns(self) -> None:
+        while self._waiting and self._may_begin():
+            turn = self._waiting.popleft()
+            if not turn.done():  # whoever waited has left
+                own = _Running(self._room.now(), is_alone=not self._at_work())
+                for other in self._running:
+                    other.is_alone = other.is_idle
+                self._running.add(own)
+                turn.set_result(own)
+
+    def _may_begin(self) -> bool:
+        at_work = self._at_work()
+        if not at_work:
+            return len(self._running) < _MOST_IDLE
+        if any(one.is_young for one in at_work) or len(at_work) >= self._most:
+            return False
+        return self._room.has_room_for(len(at_work) + 1)
+
+    def _at_work(self) -> list[_Running]:
+        return [one for one in self._running if not one.is_idle]
+
+    async def _watch(self, own: _Running) -> None:
+        """Look again and again at what a load does, until cancelled."""
+        while True:
+            await asyncio.sleep(self._patience_s)
+            own.is_young = False
+            own.is_idle = self._was_idle(own)
+            if own.is_alone and not own.is_idle:
+                self._room.learn(own.before)
+            self._give_turns()
+
+    def _was_idle(self, own: _Running) -> bool:
+        """Whether its thread has computed nothing since the last look. Where nobody tells, it counts as at work."""
+        cpu_s = None if own.clock is None else self._cpu_s(own.clock)
+        if cpu_s is None:
+            return False
+        before, own.cpu_s = own.cpu_s, cpu_s
+        return cpu_s - before < _IDLE_SHARE * self._patience_s
+
+    def _end(self, own: _Running) -> None:
+        self._running.discard(own)
+        if own.is_alone and not own.is_idle:
+            self._room.learn(own.before)
+        self._give_turns()
+
     def _came_late(self, stored: StoredVersion, work: asyncio.Future[LoadedModel]) -> None:
         self._hanging.discard((stored.name, stored.version))
         if not work.cancelled() and work.exception() is None:
             begin(partial(_close, work.result()), f"close-{stored.name}")
         _log.warning("the load of %s version %d that was given up has ended", stored.name, stored.version)
         self._on_late(stored)
-
-
-class _Turn:
-    """The turn to load, given on when the load ends or has taken long."""
-
-    def __init__(self, semaphore: asyncio.Semaphore, patience_s: float) -> None:
-        self._semaphore: asyncio.Semaphore | None = semaphore
-        self._timer = asyncio.get_running_loop().call_later(patience_s, self.end)
-
-    def end(self) -> None:
-        """A second time it does nothing."""
-        self._timer.cancel()
-        if self._semaphore is not None:
-            self._semaphore.release()
-            self._semaphore = None
 
 
 def _close(loaded: LoadedModel) -> None:

@@ -20,6 +20,7 @@ from convoy.app.remote.remote_store import RemoteStore
 from convoy.models.bundle import MANIFEST
 from convoy.models.errors import BundleError
 from convoy.models.files import read_small
+from convoy.models.misplaced import misplaced_in, misplaced_of
 from convoy.models.store import CONFIG, Store, StoredVersion
 from convoy.models.version_policy import Policy
 
@@ -30,12 +31,14 @@ class ModelLook:
 
     `policy`: which of them the model's configuration wants, None where it does not say; `unknown_policy` why nobody can
     tell what it says.
+    `misplaced`: what is meant as a version and is none, in sentences.
     """
 
     versions: dict[int, Seen] = field(default_factory=dict)
     trouble: str = ""
     policy: Policy | None = None
     unknown_policy: str = ""
+    misplaced: tuple[str, ...] = ()
 
     def behind(self, before: ModelLook | None) -> ModelLook:
         """With the policy of the look before where it is another one now: somebody may be writing it just now."""
@@ -44,15 +47,35 @@ class ModelLook:
         return replace(self, policy=before.policy, unknown_policy=before.unknown_policy)
 
 
+@dataclass(frozen=True, slots=True)
+class StoreLook:
+    """Every model as one look found it, and what lies in the store and cannot be one, in sentences."""
+
+    models: dict[str, ModelLook] = field(default_factory=dict)
+    misplaced: tuple[str, ...] = ()
+
+    def all_misplaced(self) -> tuple[str, ...]:
+        """In the store and in its models."""
+        return (*self.misplaced, *(told for look in self.models.values() for told in look.misplaced))
+
+
+def names_in(store: Store | RemoteStore) -> tuple[list[str], tuple[str, ...]]:
+    """The models' names, and what is misplaced beside them. Raises OSError."""
+    names = store.names()
+    return names, tuple(store.misplaced() if isinstance(store, RemoteStore) else misplaced_in(store))
+
+
 def look_at_model(store: Store | RemoteStore, name: str) -> ModelLook:
     """Every version of one model; none where there is none. Raises UsageError where the name is none."""
     try:
         if isinstance(store, RemoteStore):
             # Objects are uploaded in any order, so none of them says that the others are there.
             remote = {number: Seen((one.digest,), is_sealed=False) for number, one in store.look(name).items()}
-            return _with_policy(ModelLook(remote), partial(_remote_policy, store, name))
+            look = ModelLook(remote, misplaced=tuple(store.misplaced(name)))
+            return _with_policy(look, partial(_remote_policy, store, name))
         found = store.versions(name)
-        look = ModelLook({stored.version: _look(stored) for stored in found})
+        seen = {stored.version: _look(stored) for stored in found}
+        look = ModelLook(seen, misplaced=tuple(misplaced_of(store, name)))
         return _with_policy(look, partial(_policy_in, found[0].model_folder / CONFIG)) if found else look
     except OSError as error:
         return ModelLook(trouble=_told(f"{store.root}/{name}", error))

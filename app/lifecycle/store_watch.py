@@ -11,7 +11,7 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from convoy.app.host.daemon_threads import begin
-from convoy.app.lifecycle.store_scan import ModelLook, Sweep, look_at_model
+from convoy.app.lifecycle.store_scan import ModelLook, StoreLook, Sweep, look_at_model, names_in
 from convoy.app.remote.remote_store import RemoteStore
 from convoy.models.store import Store
 
@@ -35,14 +35,17 @@ class StoreWatch:
         default_s = _PATIENCE_WITH_NETWORKS_S if isinstance(store, RemoteStore) else _PATIENCE_S
         self._store, self._on_answer, self._patience_s = store, on_answer, patience_s or default_s
         self._hanging: dict[str, asyncio.Future[None]] = {}
-        self._naming: asyncio.Future[list[str]] | None = None
+        self._naming: asyncio.Future[tuple[list[str], tuple[str, ...]]] | None = None
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def names(self) -> list[str]:
         """The models' names. Raises OSError where the store cannot be read or does not answer."""
+        return (await self._names())[0]
+
+    async def _names(self) -> tuple[list[str], tuple[str, ...]]:
         # All who ask meanwhile share one thread: there may be many of them, and it may never end.
         if self._naming is None:
-            self._naming = begin(self._store.names, "look-at-store")
+            self._naming = begin(partial(names_in, self._store), "look-at-store")
             self._naming.add_done_callback(self._named)
         work = self._naming
         await asyncio.wait([work], timeout=self._patience_s)
@@ -50,15 +53,15 @@ class StoreWatch:
             raise OSError(f"{self._store.root} does not answer within {self._patience_s:g} s")
         return work.result()
 
-    def _named(self, work: asyncio.Future[list[str]]) -> None:
+    def _named(self, work: asyncio.Future[tuple[list[str], tuple[str, ...]]]) -> None:
         self._naming = None
         if not work.cancelled():
             work.exception()  # there may be nobody left to hear of it
 
-    async def look(self) -> dict[str, ModelLook]:
+    async def look(self) -> StoreLook:
         """Every model. Raises OSError where the store cannot be read or does not answer."""
-        names = await self.names()
-        return await self._look_at(names)
+        names, misplaced = await self._names()
+        return StoreLook(await self._look_at(names), misplaced)
 
     async def look_at(self, name: str) -> ModelLook:
         """One model. Raises UsageError where the name is none."""

@@ -35,6 +35,7 @@ def choose(candidates: list[Candidate], refused: list[str]) -> ProvedEngine:
         if one is not best:
             one.engine.close()
             refused.append(_told(one, f"it is not faster than {info.engine} in {info.precision}"))
+    best.engine.rest()
     platform = row_named(info.engine).platform
     return ProvedEngine(best.engine, best.canary, points, best.reason, platform, best.variant.file)
 

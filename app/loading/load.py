@@ -361,7 +361,8 @@ class _Walk:
         """One more engine like the first on the CPU, proved as it was; False where there is no room for it."""
         variant = next(one for one in self.job.variants if one.file == first.file)
         try:
-            self._check_room(Place(), variant)
+            # What those before it take while they run shows when they run together.
+            self._check_room(Place(), variant, engines=number)
             added = self._candidate(Place(), row_named(first.info.engine), variant, first.reason)
         except NotProved as failure:
             told = refusal(first.info.engine, nth_of_cpu(number), failure)
@@ -370,6 +371,7 @@ class _Walk:
             )
             self.skipped.append(told)
             return False
+        added.engine.rest()
         added.engine.info = replace(added.engine.info, device=nth_of_cpu(number))
         self.engines.append(replace(first, engine=added.engine, canary=added.canary))
         return True
@@ -397,10 +399,10 @@ class _Walk:
         if len(found) == before_this_row:
             self.skipped.append(refusal(row.name, place.name, NOTHING_SERVES))
 
-    def _check_room(self, place: Place, variant: Variant) -> None:
-        """All are open until one is chosen. Raises NotProved where another like the first hardly fits beside it."""
+    def _check_room(self, place: Place, variant: Variant, engines: int = 1) -> None:
+        """All are open until one is chosen. Raises NotProved where so many like the first hardly fit beside it."""
         free = available_bytes()
-        if place.gpu is None and free is not None and free < self._first_bytes:
+        if place.gpu is None and free is not None and free < engines * self._first_bytes:
             took, left = self._first_bytes >> 20, free >> 20
             raise NotProved(f"{variant.file}: the first engine took {took} MiB of memory, and {left} MiB are available")
 

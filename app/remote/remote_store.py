@@ -22,6 +22,7 @@ from convoy.app.remote.version_cache import VersionCache, digest_in
 from convoy.models.bundle import MANIFEST, SIGNATURE, Manifest, open_bundle, read_manifest
 from convoy.models.errors import BundleError, NotFetched
 from convoy.models.files import MOST_TEXT_BYTES, is_file_name, read_small, stays_inside, sync
+from convoy.models.misplaced import Entries, misplaced_models, misplaced_versions
 from convoy.models.store import (
     BARE_MODEL,
     CONFIG,
@@ -77,6 +78,7 @@ class RemoteStore:
         self._configs: dict[str, RemoteObject | None] = {}
         self._read_configs: dict[str, tuple[RemoteObject, bytes]] = {}
         self._pruned: set[str] = set()
+        self._misplaced: dict[str, list[str]] = {}  # by model, "" the store itself
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
@@ -87,13 +89,19 @@ class RemoteStore:
         try:
             layout = self._found_layout()
             if layout is StoreLayout.MODELS:
-                found = [name for name, is_folder in self._files.entries().items() if is_folder and is_name(name)]
+                entries = self._files.entries()
+                found = [name for name, is_folder in entries.items() if is_folder and is_name(name)]
+                self._misplaced[""] = misplaced_models(self.root, entries)
             else:
                 found = [name_of_only(self.root, self._model_name)]
         except RemoteError as error:
             return self._names_here(error)
         self._was_reached = True
         return sorted(found)
+
+    def misplaced(self, name: str = "") -> list[str]:
+        """A sentence for each thing that the last look saw in the store, or at a model, and that nothing serves."""
+        return self._misplaced.get(name, [])
 
     def versions(self, name: str) -> list[StoredVersion]:
         """All versions of a model, highest first; nothing of them has to be here. Raises as `look` does."""
@@ -249,8 +257,10 @@ class RemoteStore:
         self._configs[name] = next((one for one in objects if one.path == CONFIG), None)
         if layout is StoreLayout.ONE_VERSION:
             return {1: self._version(name, 1, objects, is_flat=True)} if _holds_model(objects, "") else {}
-        firsts = {one.path.partition("/")[0] for one in objects if "/" in one.path}
-        numbers = [int(first) for first in firsts if is_version(first)]
+        entries = _entries(objects, "")
+        folder = f"{self.root}/{self._prefix(name)}".rstrip("/")
+        self._misplaced[name] = misplaced_versions(folder, entries, lambda path: _entries(objects, f"{path}/"))
+        numbers = [int(one) for one, is_folder in entries.items() if is_folder and is_version(one)]
         beside = [one for one in objects if not is_version(one.path.partition("/")[0])]
         found = {}
         for number in numbers:
@@ -275,6 +285,16 @@ class RemoteStore:
 
 def _holds_model(objects: Iterable[RemoteObject], inside: str) -> bool:
     return any(one.path in (f"{inside}{MANIFEST}", f"{inside}{BARE_MODEL}") for one in objects)
+
+
+def _entries(objects: Iterable[RemoteObject], inside: str) -> Entries:
+    """What lies directly in a folder, by the objects below it."""
+    found: dict[str, bool] = {}
+    for one in objects:
+        if one.path.startswith(inside):
+            first, slash, _ = one.path.removeprefix(inside).partition("/")
+            found[first] = found.get(first, False) or bool(slash)
+    return found
 
 
 def _named_by(

@@ -652,6 +652,16 @@ def test_warm_up_covers_what_will_come_and_may_be_repeated(make: Make, model: Mo
                 np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+def test_an_engine_that_rested_answers_as_before(make: Make) -> None:
+    engine = make(ADD_SUB)
+    engine.warm_up()
+    for samples in (2, MAX_BATCH, 1):
+        arrays = random_rows(ADD_SUB, samples, samples)
+        engine.rest()
+        result = engine.run([spilled_part(ADD_SUB, arrays)])
+        np.testing.assert_array_equal(answers_of(ADD_SUB, result, 0, (0, 1))[0], arrays[0] + arrays[1])
+
+
 def test_closing_twice_is_harmless(make: Make) -> None:
     engine = make(ADD_SUB)
     engine.warm_up()

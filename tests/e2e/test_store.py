@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from convoy.models.bundle import MANIFEST
-from tests.support.servers import Server, run_convoy, start_server
+from tests.support.servers import Server, run_convoy, start_server, wait_until
 from tests.support.stores import DEMO, StoreFolder, digit, make_int8_right_everywhere
 
 
@@ -382,3 +383,49 @@ def test_options_come_from_the_environment_too_and_the_command_line_wins(store: 
     with start_server("--max-batch", "5", env=env) as server:
         assert server.get("/v2").json()["name"] == "from-environment"
         assert server.stats()["models"][0]["max_batch_size"] == 5
+
+
+def test_what_lies_in_the_store_and_is_no_model_is_told_once_however_often_it_is_looked_at(store: StoreFolder) -> None:
+    """As it was, and as it came while the store is watched; each with where it would be right."""
+    store.add_add_sub()
+    store.add_add_sub(name="my model")
+    store.add_add_sub(name="n" * 129)
+    for name in ("v1", "01"):
+        (store.root / name).mkdir()
+        store.add_shift(0.0, name="moved").replace(store.root / name / "model.onnx")
+    shutil.rmtree(store.root / "moved")
+    options = ("--model-control", "poll", "--poll-interval-s", "0.05")
+    with start_server(*options, store=store.root) as server:
+        store.add_add_sub(name="second").parent.rename(store.root / "second" / "v2")
+        wait_until(lambda: "second/v2 is not served" in server.log, "what came is told")
+        for name in ("third", "fourth"):  # each takes two looks or more
+            store.add_add_sub(name=name)
+            wait_until(lambda name=name: f"{name}/1" in served(server), "the store is looked at")  # type: ignore[misc]
+        assert served(server) == {"simple/1", "third/1", "fourth/1"}
+        told = [line for line in server.log.splitlines() if " is not served: " in line]
+    for place, right in (
+        ("my model", "such as my-model"),
+        ("n" * 100, "up to 128 letters"),
+        ("v1", "move it to .*/v1/1/model.onnx"),
+        ("01", "move it to .*/01/1/model.onnx"),
+        ("second/v2", "rename it to 2"),
+    ):
+        (line,) = [line for line in told if f"{store.root}/{place}" in line]
+        assert "WARNING" in line
+        assert re.search(right, line), line
+    assert len(told) == 5
+    inspected = run_convoy("inspect", "--store", str(store.root))
+    assert inspected.returncode == 0
+    assert sum("misplaced" in line for line in inspected.stdout.splitlines()) == 5
+
+
+def test_a_load_that_is_asked_for_says_why_there_is_no_version(store: StoreFolder) -> None:
+    store.add_add_sub()
+    (store.root / "net").mkdir()
+    store.add_add_sub(name="moved").replace(store.root / "net" / "model.onnx")
+    shutil.rmtree(store.root / "moved")
+    options = ("--model-control", "explicit", "--load-model", "simple", "--host", "127.0.0.1")
+    with start_server(*options, store=store.root) as server:
+        answer = server.post("/v2/repository/models/net/load", json={})
+        assert answer.status_code == 404
+        assert f"move it to {store.root}/net/1/model.onnx" in answer.json()["error"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.containers import TARGETS, Container, Images, why_not
+from tests.support.containers import TARGETS, Container, Images
 from tests.support.servers import Server
 from tests.support.stores import DATA, ROOT, StoreFolder
 
@@ -19,8 +19,7 @@ USER = 10001
 
 pytestmark = [
     pytest.mark.image,
-    pytest.mark.timeout(7200),
-    pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
+    pytest.mark.timeout(3600),
     pytest.mark.skipif("rtx" not in TARGETS, reason="IMAGE_TARGET names another target"),
 ]
 

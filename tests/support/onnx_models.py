@@ -217,6 +217,19 @@ def convolutions(path: Path, end: str = "scores", dims: Dims = ("batch", 3, "hei
     return _save(path, nodes, [_tensor("x", "FP32", dims)], [_tensor("y", "FP32", shape)], constants)
 
 
+def wide(path: Path, width: int = 1 << 20) -> Path:
+    """Each row by itself, [batch, 1] to [batch, 1], with as many floats as `width` in between."""
+    weights = numpy_helper.from_array(np.full((1, width), 1 / width, np.float32), "weights")
+    axes = numpy_helper.from_array(np.array([1]), "axes")
+    nodes = [
+        helper.make_node("MatMul", ["x", "weights"], ["between"]),
+        helper.make_node("Abs", ["between"], ["positive"]),
+        helper.make_node("ReduceSum", ["positive", "axes"], ["y"]),
+    ]
+    ends = [_tensor("x", "FP32", ("batch", 1))], [_tensor("y", "FP32", ("batch", 1))]
+    return _save(path, nodes, *ends, [weights, axes])
+
+
 def _tensor(name: str, dtype: str, dims: Dims) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, ONNX_TYPES[dtype], list(dims))
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from convoy.app.engines.machine import Machine
-from convoy.app.host.daemon_threads import at_work, begin
+from convoy.app.host.daemon_threads import at_work, begin, own_clock
 from convoy.app.lifecycle import loads
-from convoy.app.lifecycle.loads import Loads, load_giving_way
+from convoy.app.lifecycle.loads import LoadRoom, Loads, load_giving_way
 from convoy.app.lifecycle.store_scan import ModelLook, look_at_model
 from convoy.app.lifecycle.store_watch import StoreWatch
 from convoy.app.loading.load import LoadedModel, LoadOptions
@@ -37,11 +37,16 @@ class Disk:
     most_at_once: int = 0
     closed: list[str] = field(default_factory=list)
 
+    @property
+    def held(self) -> list[str]:
+        """Those that run, and will until their event is set."""
+        return [name for name in self.running if name in self.away]
+
     def load(self, stored: StoredVersion, _: LoadOptions) -> LoadedModel:
         self.running.append(stored.name)
         self.most_at_once = max(self.most_at_once, len(self.running))
-        if stored.name in self.away:
-            self.away[stored.name].wait()
+        if (event := self.away.get(stored.name)) is not None:
+            event.wait()
         self.running.remove(stored.name)
         if stored.name.startswith("bad"):
             raise BundleError("bad")
@@ -157,7 +162,7 @@ def test_a_model_whose_folder_does_not_answer_is_left_out_of_the_look(
     async def scenario() -> None:
         watch = StoreWatch(Store(tmp_path), patience_s=0.05)
         for _ in range(2):
-            found = await watch.look()
+            found = (await watch.look()).models
             assert sorted(found) == list("abcd")
             assert [name for name in "abcd" if "does not answer within" in found[name].trouble] == sorted(away)
             assert all(list(found[name].versions) == [1] for name in "abcd" if name not in away)
@@ -165,7 +170,7 @@ def test_a_model_whose_folder_does_not_answer_is_left_out_of_the_look(
         for event in answers.values():
             event.set()
         await until(lambda: not watch._hanging)
-        assert not any(one.trouble for one in (await watch.look()).values())
+        assert not any(one.trouble for one in (await watch.look()).models.values())
 
     monkeypatch.setattr("convoy.app.lifecycle.store_watch.look_at_model", look)
     asyncio.run(scenario())
@@ -217,3 +222,122 @@ def test_looks_at_one_model_at_the_same_time_share_what_hangs(tmp_path: Path, mo
 
     asyncio.run(scenario())
     assert not troubles
+
+
+class Threads:
+    """What the threads of loads have computed, by their clocks; more at each look, but for those in `idle`."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk, self._looks = disk, 0
+        self.idle: set[str] = set()
+        self._names: dict[int, str] = {}
+
+    def load(self, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
+        clock = own_clock()
+        assert clock is not None
+        self._names[clock] = stored.name
+        return self._disk.load(stored, options)
+
+    def cpu_s(self, clock: int) -> float:
+        self._looks += 1
+        return 0.0 if self._names.get(clock) in self.idle else float(self._looks)
+
+
+def held(names: list[str]) -> tuple[Disk, Threads]:
+    disk = Disk(away={name: threading.Event() for name in names})
+    return disk, Threads(disk)
+
+
+async def ended_one_after_the_other(disk: Disk, tasks: list[asyncio.Task[LoadedModel]], most: int) -> None:
+    """Let those that run end, until all have; never do more than `most` run."""
+    while disk.away:
+        await until(lambda: len(disk.held) == min(most, len(disk.away)))
+        disk.away.pop(disk.held[0]).set()
+    await asyncio.gather(*tasks)
+    assert disk.most_at_once == most
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread's clock is known")
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_so_many_load_at_once_as_there_are_cores_however_long_they_take(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    async def scenario() -> None:
+        names = [f"m{number}" for number in range(12)]
+        disk, threads = held(names)
+        own = Loads(threads.load, 60.0, lambda _: None, most, LoadRoom(lambda: None), threads.cpu_s)
+        tasks = [asyncio.create_task(own.load(version(name), OPTIONS)) for name in names]
+        await ended_one_after_the_other(disk, tasks, most)
+
+    monkeypatch.setattr(loads, "_PATIENCE_S", 0.001)
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread's clock is known")
+@pytest.mark.parametrize(("available", "most"), [(400, 1), (1000, 2), (10_000, 4)])
+def test_no_more_load_at_once_than_there_is_memory_for(
+    monkeypatch: pytest.MonkeyPatch, available: int, most: int
+) -> None:
+    """The first took 200 bytes at its peak, so half of what is available has to be enough for so many such."""
+
+    async def scenario() -> None:
+        names = [f"m{number}" for number in range(8)]
+        disk, threads = held(names)
+        room = LoadRoom(lambda: available, lambda: 50, lambda: 250 if disk.running else 50)
+        own = Loads(threads.load, 60.0, lambda _: None, 4, room, threads.cpu_s)
+        tasks = [asyncio.create_task(own.load(version(name), OPTIONS)) for name in names]
+        await ended_one_after_the_other(disk, tasks, most)
+
+    monkeypatch.setattr(loads, "_PATIENCE_S", 0.001)
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread's clock is known")
+def test_loads_that_hang_take_no_core_and_no_memory_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        hanging, sound = [f"h{number}" for number in range(5)], [f"m{number}" for number in range(6)]
+        disk, threads = held([*hanging, *sound])
+        threads.idle.update(hanging)
+        room = LoadRoom(lambda: 0, lambda: 50, lambda: 250)
+        own = Loads(threads.load, 60.0, lambda _: None, 1, room, threads.cpu_s)
+        tasks = [asyncio.create_task(own.load(version(name), OPTIONS)) for name in (*hanging, *sound)]
+        for number, name in enumerate(sound):
+            await until(lambda name=name: disk.held == [*hanging, name])  # type: ignore[misc]
+            disk.away.pop(name).set()
+            await asyncio.wait({tasks[len(hanging) + number]})
+        for name in hanging:
+            disk.away[name].set()
+        await asyncio.gather(*tasks)
+        assert disk.most_at_once == len(hanging) + 1
+
+    monkeypatch.setattr(loads, "_PATIENCE_S", 0.001)
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread's clock is known")
+def test_threads_that_hang_have_a_limit_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        names = [f"h{number}" for number in range(5)]
+        disk, threads = held(names)
+        threads.idle.update(names)
+        own = Loads(threads.load, 60.0, lambda _: None, 1, LoadRoom(lambda: None), threads.cpu_s)
+        tasks = [asyncio.create_task(own.load(version(name), OPTIONS)) for name in names]
+        await ended_one_after_the_other(disk, tasks, 3)
+
+    monkeypatch.setattr(loads, "_PATIENCE_S", 0.001)
+    monkeypatch.setattr(loads, "_MOST_IDLE", 3)
+    asyncio.run(scenario())
+
+
+def test_a_turn_that_nobody_waits_for_any_more_goes_to_the_next() -> None:
+    async def scenario() -> None:
+        disk, threads = held(["m0"])
+        own = Loads(threads.load, 60.0, lambda _: None, 1, LoadRoom(lambda: None), lambda _: None)
+        first, left, last = (asyncio.create_task(own.load(version(f"m{n}"), OPTIONS)) for n in range(3))
+        await until(lambda: disk.running == ["m0"])
+        left.cancel()
+        disk.away["m0"].set()
+        await asyncio.gather(first, last)
+        assert left.cancelled()
+
+    asyncio.run(scenario())

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.app.batch import EngineFailure
-from convoy.app.engines.memory import MOST_SAMPLES, Growth, available_bytes, check_batch, sample_bytes
+from convoy.app.engines.base import run_arrays
+from convoy.app.engines.memory import (
+    MOST_SAMPLES,
+    Growth,
+    available_bytes,
+    check_batch,
+    give_back_freed,
+    peak_resident_bytes,
+    resident_bytes,
+    sample_bytes,
+)
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.app.engines.staged import StagingBuffer
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 from tests.support import onnx_models
@@ -127,3 +140,42 @@ def test_an_engine_refuses_before_it_allocates(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="at most"):
         OnnxRuntimeCpuEngine(model, inputs=(tensors[0],), outputs=(tensors[1],), max_batch_size=(1 << 31) - 1,
                              precision="fp32", threads=1)  # fmt: skip
+
+
+def test_models_that_do_not_run_hold_their_weights_and_share_what_lies_between(tmp_path: Path) -> None:
+    """Each of them takes 64 MiB while it runs its largest batch."""
+    one = TensorSpec("x", "FP32", (1,)), TensorSpec("y", "FP32", (1,))
+    path = onnx_models.wide(tmp_path / "model.onnx")
+
+    def opened() -> OnnxRuntimeCpuEngine:
+        engine = OnnxRuntimeCpuEngine(
+            path, inputs=one[:1], outputs=one[1:], max_batch_size=16, precision="fp32", threads=1
+        )
+        engine.warm_up()
+        return engine
+
+    engines = [opened()]
+    before = resident_bytes()
+    engines += [opened() for _ in range(4)]
+    assert resident_bytes() - before < 128 * MIB
+    for engine in engines:
+        arrays = {"x": np.full((16, 1), 2.0, np.float32)}
+        np.testing.assert_allclose(run_arrays(engine, arrays)["y"], np.full((16, 1), 2.0), rtol=1e-3)
+        engine.close()
+
+
+def test_a_run_of_zeros_takes_no_memory_for_strings() -> None:
+    staging = StagingBuffer(IMAGE, 4 * MIB)
+    tracemalloc.start()
+    try:
+        staging.clear((4, *IMAGE.shape))
+        assert tracemalloc.get_traced_memory()[1] < MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_has_been_freed_goes_back_and_the_most_is_remembered() -> None:
+    give_back_freed()  # harmless at any time
+    peak = peak_resident_bytes()
+    assert peak >= resident_bytes() > 0
+    assert peak_resident_bytes(Path("nowhere")) == 0
