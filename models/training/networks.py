@@ -23,6 +23,7 @@ from convoy.models.spec import ImageSpec
 from convoy.models.torchvision_preset import preset_image
 from convoy.models.train_options import IMAGENET, TORCHVISION, TrainOptions
 from convoy.models.weights.reading import FittedWeights, FoundWeights, fitted, read_weights
+from convoy.models.weights.versions import versions_of, with_versions
 
 # These two want to be told whether they draw their weights in a way of their own.
 _EXTRA: dict[str, dict[str, Any]] = {"googlenet": {"init_weights": False}, "inception_v3": {"init_weights": False}}
@@ -126,7 +127,8 @@ def fill(network: nn.Module, start: Start, head_names: frozenset[str]) -> Fitted
         head=head_names,
         may_have_head=not start.is_other_task,
     )
-    network.load_state_dict(network.state_dict() | weights.tensors)
+    whole = network.state_dict() | weights.tensors
+    network.load_state_dict(with_versions(whole, versions_of(weights.tensors)))
     return weights
 
 
