@@ -130,7 +130,7 @@ def export_bundle(
         data = load_data(plan, step)
     with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
         folder = Path(temporary)
-        with progress.step("export from torch"):
+        with progress.step("read the file" if plan.source.kind == "onnx" else "export from torch"):
             torch = reused(plan, data.samples, folder, cache, to_onnx)
         torch.onnx.rename(folder / REFERENCE.file)
         recipes = without_needless_pairs(recipes, folder / REFERENCE.file)
@@ -225,7 +225,10 @@ def _prove(
         known = (Answered(data.samples, torch.reference), *torch.elsewhere)
         count = len(compared_batches(fp32)) * sum(count_of(one.samples) for one in known)
         with progress.step(f"compare with {torch.original}", count) as step:
-            found = [check_against_torch(fp32, one.samples, one.reference, step, shares=shares) for one in known]
+            found = [
+                check_against_torch(fp32, one.samples, one.reference, step, shares=shares, original=torch.original)
+                for one in known
+            ]
         errors = {name: max(one[name] for one in found) for name in torch.reference}
         _first_look(plan, torch, fp32, data, expected, judge, progress, cache)
     maker = None

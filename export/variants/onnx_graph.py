@@ -87,9 +87,7 @@ def _answer_alike(fp32: Path, raised: Path, samples: int = 2) -> bool:
 
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    sessions = [
-        ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]) for path in (fp32, raised)
-    ]
+    sessions = [ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]) for path in (fp32, raised)]
     generator, inputs = np.random.default_rng(0), {}
     for given in sessions[0].get_inputs():
         shape = [samples if index == 0 and not isinstance(dim, int) else dim for index, dim in enumerate(given.shape)]

@@ -82,7 +82,7 @@ def build(arch: str, classes: int, image: ImageSpec) -> nn.Module:
         with torch.inference_mode():
             network(torch.zeros(1, image.channels, image.height, image.width))
     except (RuntimeError, ValueError, AssertionError) as error:  # each network has its own words for it
-        why = " ".join(str(error).split())[:120]
+        why = " ".join(str(error).split())
         raise JobError(
             f"{arch} does not take images of {image.height}x{image.width} ({why}); change --image-size"
         ) from error
@@ -189,6 +189,6 @@ def _published_start(arch: str) -> Start:
     try:
         weights = published.get_state_dict(progress=False, check_hash=True, weights_only=True)
     except Exception as error:  # network, disk and hash errors share no base class
-        why = " ".join(str(error).split())[:120] or type(error).__name__
+        why = " ".join(str(error).split()) or type(error).__name__
         raise JobError(f"the weights of {arch} cannot be downloaded ({why}); pass --weights FILE") from error
     return Start(FoundWeights(f"{published}", weights, []), f"{published}", is_other_task=True)

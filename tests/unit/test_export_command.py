@@ -24,7 +24,7 @@ from convoy.export.progress import SILENT
 from convoy.export.proof import proving as proof
 from convoy.export.sources.origin import Stated
 from convoy.export.sources.torch_job import TorchResult
-from convoy.export.variants import variant
+from convoy.export.variants import variant as variants_file
 from convoy.export.variants.precision import RECIPES
 from convoy.models.bundle import Interval, Manifest, open_bundle
 from convoy.models.errors import BundleError, JobError, UsageError
@@ -481,7 +481,7 @@ def test_bf16_that_nobody_asked_for_and_no_engine_takes_is_left_out_with_a_remar
     manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).manifest
     assert "bf16.onnx" not in verdicts(manifest)
     assert "no bf16.onnx: fp32.onnx: OpenVINO cannot load it" in manifest.variants[0].reason
-    with pytest.raises(JobError, match="asked for: no bf16.onnx: .*OpenVINO cannot load it"):
+    with pytest.raises(JobError, match=r"asked for: no bf16\.onnx: .*OpenVINO cannot load it"):
         run(options(tmp_path, calibrate=data, evaluate=data, precisions="bf16"), Console(file=io.StringIO()))
 
 
@@ -528,16 +528,16 @@ def failing(monkeypatch, files, error, step):
         monkeypatch.setattr(command, "measure_latencies", timed)
         return
     if step == "open":
-        really = variant.open_engine
+        really = variants_file.open_engine
 
         def opening(spec, recipe, row, path):
             return fail() if recipe.file in files else really(spec, recipe, row, path)
 
-        monkeypatch.setattr(variant, "open_engine", opening)
+        monkeypatch.setattr(variants_file, "open_engine", opening)
         return
-    answered = variant.OpenVariant.answers
+    answered = variants_file.OpenVariant.answers
     monkeypatch.setattr(
-        variant.OpenVariant,
+        variants_file.OpenVariant,
         "answers",
         lambda self, inputs: fail() if self.recipe.file in files else answered(self, inputs),
     )
@@ -573,7 +573,7 @@ def test_where_nothing_else_can_be_made_fp32_is_published_and_what_was_named_is_
     call = options(tmp_path, calibrate=data, evaluate=data, precisions="int8,fp16")
     console = Console(file=io.StringIO(), width=400)
     run(replace(call, precisions=None), Console(file=io.StringIO()))
-    with pytest.raises(JobError, match="published without what --precisions asked for: no fp16.onnx and no int8-cpu"):
+    with pytest.raises(JobError, match=r"published without what --precisions asked for: no fp16\.onnx and no int8-cpu"):
         run(call, console)
     assert [one.file for one in open_bundle(tmp_path / "store/colours/2").manifest.variants] == ["fp32.onnx"]
     assert "none of them" in console.file.getvalue()

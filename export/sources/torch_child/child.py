@@ -55,7 +55,7 @@ def _describe(inquiry: Inquiry) -> Description:
             return Description(channels=networks.channels_taken(inquiry))
         return registries.describe(inquiry)
     except ConvoyError as error:
-        return Description(error=one_line(str(error), 1000), is_wrong_call=isinstance(error, UsageError))
+        return Description(error=" ".join(str(error).split()), is_wrong_call=isinstance(error, UsageError))
 
 
 def _complaint(error: BaseException, folder: Path) -> str:
@@ -65,7 +65,7 @@ def _complaint(error: BaseException, folder: Path) -> str:
     if graph.is_want_of_memory(error):
         return _NO_MEMORY
     if isinstance(error, ConvoyError):
-        return one_line(str(error), 1000)
+        return " ".join(str(error).split())
     raise error
 
 
