@@ -44,7 +44,7 @@ def write(path: Path, opset: int, middle: str) -> Path:
         own = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"} if opset > 10 else {}
         nodes.append(node(kind, ["added", *more], ["m"], mode="nearest", **own))
         constants.append(factors)
-        if opset == 11:
+        if opset in (11, 12):
             more[0] = "roi"
             nodes[-1].input[1] = "roi"
             constants.append(numpy_helper.from_array(np.zeros(0, np.float32), "roi"))
