@@ -20,6 +20,7 @@ from convoy.app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuilder
 from convoy.app.engines.table import row_named
 from convoy.app.engines.tensorrt_library import RTX, TensorRt
 from convoy.export.progress import Progress
+from convoy.export.sources.torch_job import one_line
 from convoy.models.bundle import BuilderVerdict, Precision, Variant
 from convoy.models.errors import JobError
 from convoy.models.gpus import FP8_SINCE, as_number
@@ -95,7 +96,7 @@ def accepted(
     with progress.step("build with TensorRT", len(wanted)) as step:
         for variant in wanted:
             job = AheadJob(plan_cache, RTX, (), max_batch_size)
-            verdict = build_ahead(job, folder / variant.file, variant.precision, _WITHIN_EXPORT)
+            verdict = _asked(job, folder / variant.file, variant.precision)
             if not verdict.asked and len(judged) + 1 < len(wanted):
                 verdict = replace(verdict, reason=f"{verdict.reason} (the files after it were not tried)")
             judged[variant.file] = judged_by_builder(variant, verdict)
@@ -103,6 +104,15 @@ def accepted(
             if not verdict.asked:
                 break
     return tuple(judged.get(variant.file, variant) for variant in variants)
+
+
+def _asked(job: AheadJob, onnx: Path, precision: Precision) -> BuilderVerdict:
+    """As `build_ahead`; that it cannot be asked, for whatever reason, is a verdict that refuses nothing."""
+    try:
+        return build_ahead(job, onnx, precision, _WITHIN_EXPORT)
+    except Exception as error:  # a plan that is not to be read, a full disk, or the library's own
+        why = one_line(str(error)) or type(error).__name__
+        return BuilderVerdict(job.library.title, False, job.targets, reason=why, asked=False)
 
 
 def judged_by_builder(variant: Variant, verdict: BuilderVerdict) -> Variant:

@@ -27,7 +27,7 @@ from convoy.export.cache import NO_CACHE, StepCache, default_root
 from convoy.export.data import ExportData, ImageSet, load_data
 from convoy.export.options import ExportOptions
 from convoy.export.plan import ExportPlan, make_plan
-from convoy.export.profiling.profile import measured_everywhere
+from convoy.export.profiling.profile import OtherLatencies, measured_everywhere
 from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.activation import Decision, activation_of, decide, look_of, overruled
@@ -52,10 +52,11 @@ from convoy.export.sources.to_onnx import to_onnx
 from convoy.export.sources.torch_job import INPUT_NAME, Answered, TorchResult
 from convoy.export.terminal import RichProgress, summary
 from convoy.export.variants.fp8 import why_no_fp8
+from convoy.export.variants.left_out import LeftOut, in_words
 from convoy.export.variants.making import Maker
-from convoy.export.variants.precision import INT8_OPENVINO, REFERENCE, Recipe, select, without_needless_pairs
+from convoy.export.variants.precision import INT8_OPENVINO, RECIPES, REFERENCE, Recipe, select, without_needless_pairs
 from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
-from convoy.models.bundle import busy_words, read_manifest
+from convoy.models.bundle import LatencyTable, Manifest, busy_words, read_manifest
 from convoy.models.datasets import source_labels
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import ModelSpec, TensorSpec
@@ -71,14 +72,15 @@ def run(options: ExportOptions, console: Console, again: str = "the same command
 
     `again` is what to run after an interrupt. Raises UsageError for a wrong call and JobError for a job that
     cannot be done or was interrupted; the store is then as before. Raises JobError, too, when the bundle is
-    published but the gate refuses a precision that was asked for by name.
+    published without a precision that was asked for by name: the gate refuses it, or it cannot be made.
     """
+    left_out = LeftOut()
     try:
         with RichProgress(console) as progress:
             if options.remeasure is not None:
                 folder = remeasure(options.remeasure, options.store, progress, signer_of(options.sign))
             else:
-                folder = export_bundle(options, progress, StepCache(default_root()))
+                folder = export_bundle(options, progress, StepCache(default_root()), left_out)
     except KeyboardInterrupt:
         raise JobError(f"interrupted; nothing was published; finished steps are kept, to go on run: {again}") from None
     manifest = read_manifest(folder)
@@ -88,18 +90,38 @@ def run(options: ExportOptions, console: Console, again: str = "the same command
     console.print(f"published {folder}; its report.html shows it all", soft_wrap=True, highlight=False)
     if options.remeasure is not None:
         return folder
-    gate = AccuracyGate(options.accuracy_budget_points, options.strict_gate)
-    refused = refused_by_name(manifest.variants, options.precisions, gate)
-    if refused:
-        what = "; ".join(f"{variant.file} {variant.reason}" for variant in refused)
-        # Where the images of calibration are to blame, the reason says so, and no budget would help.
-        advice = "" if any(variant.drift for variant in refused) else "; raise --accuracy-budget or retrain"
-        raise JobError(f"published without what --precisions asked for: {what}{advice}")
+    _refuse_missing(options, manifest, left_out)
     return folder
 
 
-def export_bundle(options: ExportOptions, progress: Progress = SILENT, cache: StepCache = NO_CACHE) -> Path:
-    """The pipeline; returns the published folder. Raises UsageError and JobError; an interrupt leaves nothing."""
+def _refuse_missing(options: ExportOptions, manifest: Manifest, left_out: LeftOut) -> None:
+    """Raises JobError where precisions that were asked for by name cannot be made, or the gate refuses them."""
+    gate = AccuracyGate(options.accuracy_budget_points, options.strict_gate)
+    refused = refused_by_name(manifest.variants, options.precisions, gate)
+    asked = {part.strip() for part in (options.precisions or "").split(",")}
+    known = {recipe.file: recipe.precision for recipe in RECIPES}
+    missing = {file: reason for file, reason in left_out.reasons.items() if known[file] in asked}
+    if not refused and not missing:
+        return
+    what = "; ".join([*(f"{variant.file} {variant.reason}" for variant in refused), *filter(None, [in_words(missing)])])
+    if missing:
+        advice = "; what it asks for beside that is there; leave out of --precisions what cannot be made"
+    else:
+        # Where the images of calibration are to blame, the reason says so, and no budget would help.
+        advice = "" if any(variant.drift for variant in refused) else "; raise --accuracy-budget or retrain"
+    raise JobError(f"published without what --precisions asked for: {what}{advice}")
+
+
+def export_bundle(
+    options: ExportOptions,
+    progress: Progress = SILENT,
+    cache: StepCache = NO_CACHE,
+    left_out: LeftOut | None = None,
+) -> Path:
+    """The pipeline; returns the published folder. Raises UsageError and JobError; an interrupt leaves nothing.
+
+    What cannot be made is noted in `left_out`, and the fp32 reference's reason says so.
+    """
     if is_plain(options):
         return export_plain(options, progress)
     plan, signer = make_plan(options), signer_of(options.sign)
@@ -110,14 +132,14 @@ def export_bundle(options: ExportOptions, progress: Progress = SILENT, cache: St
         data = load_data(plan, step)
     with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
         folder = Path(temporary)
-        with progress.step("export from torch"):
+        with progress.step("read the file" if plan.source.kind == "onnx" else "export from torch"):
             torch = reused(plan, data.samples, folder, cache, to_onnx)
         torch.onnx.rename(folder / REFERENCE.file)
         recipes = without_needless_pairs(recipes, folder / REFERENCE.file)
         if plan.asked.precisions is None:
             recipes, torch = _without_fp8(recipes, torch, folder / REFERENCE.file)
         try:
-            return _prove_and_publish(plan, recipes, data, torch, progress, cache, signer)
+            return _prove_and_publish(plan, recipes, data, torch, progress, cache, signer, left_out or LeftOut())
         except EngineFailure as failure:
             raise JobError(f"the serving engine cannot run the network: {failure}") from failure
 
@@ -140,7 +162,7 @@ def _without_openvino(
     try:
         with opened(spec, [replace(recipe, file=REFERENCE.file) for recipe in found], torch.onnx.parent):
             return recipes, torch
-    except (BundleError, EngineFailure) as error:
+    except Exception as error:  # whatever it is, the others are made
         files = " and no ".join(recipe.file for recipe in found)
         remark = "; ".join(filter(None, (torch.remark, f"no {files}: {error}")))
     return [recipe for recipe in recipes if recipe not in found], replace(torch, remark=remark)
@@ -162,6 +184,7 @@ def _prove_and_publish(
     progress: Progress,
     cache: StepCache,
     signer: BundleSigner | None,
+    left_out: LeftOut,
 ) -> Path:
     folder, gate = torch.onnx.parent, AccuracyGate(plan.asked.accuracy_budget_points, plan.asked.strict_gate)
     outputs = specs_of(torch.reference, [one.reference for one in torch.elsewhere])
@@ -176,7 +199,7 @@ def _prove_and_publish(
         if data.evaluation and data.evaluation.has_targets and not judge.scores_targets:
             unused = f"the targets of {data.evaluation.source} say nothing where the task is {spec.task}; pass --metric"
         torch = replace(torch, remark="; ".join(filter(None, (torch.remark, purpose.remark, unused))))
-        return _prove(plan, recipes, data, torch, spec, decision, gate, judge, progress, cache, signer)
+        return _prove(plan, recipes, data, torch, spec, decision, gate, judge, progress, cache, signer, left_out)
 
 
 def _prove(
@@ -191,6 +214,7 @@ def _prove(
     progress: Progress,
     cache: StepCache,
     signer: BundleSigner | None,
+    left_out: LeftOut,
 ) -> Path:
     folder = torch.onnx.parent
     if torch.elsewhere:
@@ -217,7 +241,7 @@ def _prove(
         maker = Maker(
             spec, folder, data.calibration, plan.calibration_method, budget_points, progress, cache, search_s, judge
         )
-    rows = Prover(spec, folder, data, gate, progress, cache, judge).make_and_score(recipes, maker)
+    rows = Prover(spec, folder, data, gate, progress, cache, judge).make_and_score(recipes, maker, left_out)
     outcomes = rows[0][1].outcomes
     sanity = _sanity(plan, torch, rows[0][1], expected)
     mistakes = None
@@ -233,14 +257,22 @@ def _prove(
                 noise = torch.noise.samples, torch.noise.reference
                 check_against_torch(one, *noise, normalised=normalised, original=torch.original, on=ON_NOISE)
 
-    with opened(spec, recipes, folder) as candidates, opened_elsewhere(spec, recipes, folder, as_fp32) as others:
-        tables, elsewhere = measured_everywhere(candidates, others, progress)
-        measured = [Measured(*row, own, other) for row, own, other in zip(rows, tables, elsewhere, strict=True)]
-        variants = remarked(verdicts(measured, errors, data, gate, torch, plan.samples), _remark(plan, torch))
-        variants = accepted(variants, folder, spec.max_batch_size, plan.plan_cache, progress)
-        canary = make_canary(candidates[0], data.samples)
+    def timed(chosen: Sequence[Recipe]) -> tuple[tuple[LatencyTable | None, ...], tuple[OtherLatencies, ...]]:
+        with opened(spec, chosen, folder) as candidates, opened_elsewhere(spec, chosen, folder, as_fp32) as others:
+            return measured_everywhere(candidates, others, progress)
+
+    left, (tables, elsewhere) = left_out.without_failing([made.recipe for made, _ in rows], timed)
+    proved = {made.recipe.file: (made, score) for made, score in rows}
+    measured = [
+        Measured(*proved[recipe.file], own, other) for recipe, own, other in zip(left, tables, elsewhere, strict=True)
+    ]
+    torch = replace(torch, remark="; ".join(filter(None, (torch.remark, in_words(left_out.reasons)))))
+    variants = remarked(verdicts(measured, errors, data, gate, torch, plan.samples), _remark(plan, torch))
+    variants = accepted(variants, folder, spec.max_batch_size, plan.plan_cache, progress)
+    with opened(spec, [REFERENCE], folder) as (fp32,):
+        canary = make_canary(fp32, data.samples)
         with progress.step("measure this device"):
-            roofline = measure_roofline(candidates[0], cpu_budget())
+            roofline = measure_roofline(fp32, cpu_budget())
     with progress.step("publish"):
         origin = provenance(plan, data, torch)
         scores = f"{decision.activation}: {decision.reason}"

@@ -163,4 +163,4 @@ def _umask() -> int:
 
 
 def _brief(error: Exception) -> str:
-    return " ".join(str(error).split())[:160] or type(error).__name__
+    return " ".join(str(error).split()) or type(error).__name__

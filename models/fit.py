@@ -34,6 +34,7 @@ from convoy.models.training.epochs import EpochRecord
 from convoy.models.training.feed import Feed
 from convoy.models.training.meters import EnergyMeter, peak_memory_bytes, start_peak
 from convoy.models.training.schedule import Schedule, factor
+from convoy.models.weights.versions import versions_of, with_versions
 
 # A step of a network below this many parameters is over before a second thread has woken up. Where other
 # programs want the cores too, threads that wait for each other made such a step over ten times slower.
@@ -352,7 +353,8 @@ class Trainer:
 
 def _on_host(state: dict[str, Any]) -> dict[str, Tensor]:
     """A copy that later steps do not change."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+    copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+    return with_versions(copies, versions_of(state))
 
 
 def _average(network: nn.Module, decay: float) -> AveragedModel:

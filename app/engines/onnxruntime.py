@@ -207,5 +207,11 @@ def read_signature(session: Any, model: Path) -> Signature:
 
 
 def first_line(error: Exception) -> str:
-    """What an error of the library says, without its stack."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """What an error of the library says, in one line, without its stack.
+
+    Its sentences go on from line to line, as where sizes are listed.
+    """
+    lines = str(error).strip().splitlines()
+    stack = (index for index, line in enumerate(lines) if index and re.match(r"\s*(#\d|0x|Stacktrace|\*+$)", line))
+    words = " ".join(" ".join(lines[: next(stack, len(lines))]).split())
+    return words or type(error).__name__

@@ -18,6 +18,7 @@ from convoy.export.progress import Progress
 from convoy.export.proof.gate import AccuracyGate
 from convoy.export.proof.judging import Judge
 from convoy.export.proof.verify import Score, compare, measure_accuracy
+from convoy.export.variants.left_out import LeftOut
 from convoy.export.variants.making import Made, Maker
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import opened
@@ -25,6 +26,8 @@ from convoy.models.spec import ModelSpec
 from convoy.models.store import disk_errors
 
 _MOST_LOOKS = 3
+
+Proved = tuple[Made, Score]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +42,26 @@ class Prover:
     cache: StepCache
     judge: Judge | None = None
 
-    def make_and_score(self, recipes: Sequence[Recipe], maker: Maker | None) -> list[tuple[Made, Score]]:
+    def make_and_score(self, recipes: Sequence[Recipe], maker: Maker | None, left_out: LeftOut) -> list[Proved]:
         """The files of all recipes with their scores; `maker` is None where only fp32 is wanted.
 
-        Raises JobError when a variant cannot be made or the images cannot be read.
+        What cannot be made or scored is `left_out`. Raises JobError when the images cannot be read.
         """
-        made = [maker.make(recipe) if maker else Made(recipe) for recipe in recipes]
-        rows = list(zip(made, self._scores(recipes), strict=True))
+        made: dict[str, Made] = {}
+        for recipe in recipes:
+            with left_out.where_it_fails(recipe):
+                made[recipe.file] = maker.make(recipe) if maker else Made(recipe)
+        left, scores = left_out.without_failing(left_out.of(recipes), self._scores)
+        rows = [(made[recipe.file], score) for recipe, score in zip(left, scores, strict=True)]
         if maker is None or self.data.evaluation is None:
             return rows
-        return [self._improved(made, score, maker) for made, score in rows]
+        improved: list[Proved] = []
+        for one, score in rows:
+            with left_out.where_it_fails(one.recipe):
+                improved.append(self._improved(one, score, maker))
+        return improved
 
-    def _improved(self, made: Made, score: Score, maker: Maker) -> tuple[Made, Score]:
+    def _improved(self, made: Made, score: Score, maker: Maker) -> Proved:
         """Tried again where it lost too much; what is given back, and lies in the folder, is the best of it."""
         best, tried = (made, score), made
         for looks in range(2, _MOST_LOOKS + 1):

@@ -8,7 +8,7 @@ nothing and knows no files.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.special import gammaln
 
 from convoy.export.proof.bound import at_least, at_most
+from convoy.export.proof.label_order import described, shift_of
 from convoy.export.proof.outcomes import Outcomes
 from convoy.models.bundle import Accuracy
 
@@ -30,6 +31,8 @@ _USEFUL_SHARE, _USEFUL_SHARE_IN_SAMPLE = 0.5, 0.1
 # the network, or of the images, and not of the labels.
 _LEAST_GAIN = 0.05
 _FEWEST_OF_CLASS = 5
+# The share of classes of a few images each whose answers may lie elsewhere than a shift says.
+_MOST_ELSEWHERE = 0.1
 _MOST_CLASSES = 2000
 _SHOWN_CLASSES = 4
 _CHECK = "; check --preprocess and --input first, then the weights and the order of --labels"
@@ -192,26 +195,28 @@ def _mixed_up(outcomes: Outcomes, labels: Sequence[str], *, is_sample: bool) -> 
     classes = len(labels)
     if not 2 <= classes <= _MOST_CLASSES:
         return None
-    shift = _shift(outcomes, classes)
-    if shift:
-        examples = _listed([(index, (index + shift) % classes) for index in range(classes)], labels)
-        share = 100 * float(((outcomes.labels + shift) % classes == outcomes.top1).mean())
-        by = f"{shift}" if shift <= classes // 2 else f"{shift - classes}"
-        return _MixUp(
-            f"the labels are shifted by {by}: images of {examples}; shifted back, {share:.2f} % would be right; "
-            f"{_LABELS_FIRST}",
-            is_sure=True,
-        )
     confusion = np.zeros((classes, classes), np.int64)
     np.add.at(confusion, (outcomes.labels, outcomes.top1), 1)
     rows, columns = linear_sum_assignment(-confusion)
-    moved = [
-        (int(row), int(column))
-        for row, column in zip(rows, columns, strict=True)
-        if row != column
-        and confusion[row].sum() >= _FEWEST_OF_CLASS
-        and 2 * confusion[row, column] > confusion[row].sum()
-    ]
+    order = dict(zip(rows.tolist(), columns.tolist(), strict=True))
+    # Of these most images are answered as the class that the assignment gives them.
+    known = {
+        row: column
+        for row, column in order.items()
+        if confusion[row].sum() >= _FEWEST_OF_CLASS and 2 * confusion[row, column] > confusion[row].sum()
+    }
+    shift = _shift(outcomes, confusion, known)
+    if shift:
+        shifted = {row: (row + shift) % classes for row in range(classes)}
+        most = [(row, to) for row, to in shifted.items() if 2 * confusion[row, to] > confusion[row].sum()]
+        share = 100 * float(((outcomes.labels + shift) % classes == outcomes.top1).mean())
+        by = f"{shift}" if shift <= classes // 2 else f"{shift - classes}"
+        return _MixUp(
+            f"the labels are shifted by {by}: images of {_listed(most, labels)}; shifted back, {share:.2f} % would be "
+            f"right; {_LABELS_FIRST}",
+            is_sure=True,
+        )
+    moved = [(row, column) for row, column in known.items() if row != column]
     gained, lost = (sum(int(confusion[pair]) for pair in pairs) for pairs in (moved, [(row, row) for row, _ in moved]))
     if len(moved) < 2 or gained < 2 * lost:
         return None
@@ -219,9 +224,10 @@ def _mixed_up(outcomes: Outcomes, labels: Sequence[str], *, is_sample: bool) -> 
     if not _is_substantial(gained, lost, int(confusion.sum()), is_sample=is_sample):
         return _MixUp(f"most images of {examples}; {_LABELS_FIRST}", is_sure=False)
     share = 100 * confusion[rows, columns].sum() / confusion.sum()
+    sort = described(known, labels)
     return _MixUp(
-        f"the labels are in another order than the outputs: images of {examples}; in the right order "
-        f"{share:.2f} % would be right; {_LABELS_FIRST}",
+        f"the labels are in another order than the outputs: images of {examples}; {f'{sort}; ' if sort else ''}in the "
+        f"right order {share:.2f} % would be right; {_LABELS_FIRST}",
         is_sure=True,
     )
 
@@ -238,16 +244,26 @@ def _is_substantial(gained: int, lost: int, count: int, *, is_sample: bool) -> b
     return at_least(gained, gained + lost, 0.5) <= LEVEL
 
 
-def _shift(outcomes: Outcomes, classes: int) -> int:
-    """By how many places the answers lie beside the labels, around the end; 0 where they do not beyond doubt."""
+def _shift(outcomes: Outcomes, confusion: np.ndarray, known: Mapping[int, int]) -> int:
+    """By how many places all answers lie beside the labels, around the end; 0 where they do not beyond doubt.
+
+    `known` is what the images of a class are answered as, where that is sure: all of it must be shifted alike. Where
+    there are too few images of each class for that, nearly all classes that show anything must be.
+    """
+    classes, count = len(confusion), len(outcomes.labels)
     distances = np.bincount((outcomes.top1 - outcomes.labels) % classes, minlength=classes)
-    best, count = int(distances.argmax()), len(outcomes.labels)
+    best = int(distances.argmax())
     # Every distance might have been the largest by chance: the level is divided among them (Bonferroni).
-    if best == 0 or distances[best] < 2 * distances[0] or 3 * distances[best] < count:
+    if best == 0 or classes < 3 or distances[best] < 2 * distances[0] or 3 * distances[best] < count:
+        return 0
+    if known and shift_of(known, classes) != best:
+        return 0
+    seen = np.flatnonzero(confusion.max(axis=1) >= 2)
+    elsewhere = confusion[seen].argmax(axis=1) != (seen + best) % classes
+    if not known and elsewhere.sum() > _MOST_ELSEWHERE * len(seen):
         return 0
     shifted = replace(outcomes, labels=(outcomes.labels + best) % classes)
-    chance = chance_of(shifted)
-    return best if at_least(int(distances[best]), count, chance) < LEVEL / classes else 0
+    return best if at_least(int(distances[best]), count, chance_of(shifted)) < LEVEL / classes else 0
 
 
 def _listed(moved: Sequence[tuple[int, int]], labels: Sequence[str]) -> str:

@@ -58,7 +58,7 @@ def write_batched(
             if not objection:
                 return Batching(True, "its batch of 1 was made dynamic: each row equals the original's answer")
     onnx_file.write(model, target, inline_bytes)
-    return Batching(False, f"not batched: {one_line(objection, 160)}")
+    return Batching(False, f"not batched: {one_line(objection)}")
 
 
 def _objection(original: Path, target: Path, signature: Signature, threads: int, largest: int) -> str:

@@ -14,6 +14,7 @@ from string import ascii_lowercase
 from typing import Any
 
 from convoy.app.engines.free_sizes import Size
+from convoy.export.sources.ceil_pools import write_out_ceil
 from convoy.export.sources.torch_job import EXTERNAL_DATA, one_line
 from convoy.models.errors import JobError
 
@@ -30,7 +31,7 @@ def read(path: Path) -> Any:
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf's errors share no base class with onnx's
-        raise JobError(f"{path.name} cannot be read as ONNX ({one_line(str(error), 120)}); export it again") from error
+        raise JobError(f"{path.name} cannot be read as ONNX ({one_line(str(error))}); export it again") from error
     if not model.graph.node:
         raise JobError(f"{path.name} has no nodes; it is not an ONNX model, or an empty one")
     for location in sorted({_location(tensor) for tensor in tensors(model.graph) if tensor.external_data}):
@@ -38,7 +39,7 @@ def read(path: Path) -> Any:
     try:
         onnx.load_external_data_for_model(model, str(path.parent))
     except Exception as error:
-        raise JobError(f"the weights beside {path.name} cannot be read ({one_line(str(error), 160)})") from error
+        raise JobError(f"the weights beside {path.name} cannot be read ({one_line(str(error))})") from error
     return model
 
 
@@ -77,7 +78,7 @@ def _check_location(path: Path, location: str) -> None:
     named = (folder / location).resolve()
     if Path(location).is_absolute() or not named.is_relative_to(folder):
         raise JobError(
-            f"{path.name} takes weights from outside its folder ({one_line(location, 80)!r}); do not use it, "
+            f"{path.name} takes weights from outside its folder ({one_line(location)!r}); do not use it, "
             "or save it again with its weights beside it"
         )
     if not named.is_file():
@@ -104,6 +105,7 @@ def portable(model: Any) -> Any:
 
     Exporters note source lines with their paths on every node: nobody else's business, and bulk.
     """
+    write_out_ceil(model)
     graph = model.graph
     for item in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         item.ClearField("metadata_props")

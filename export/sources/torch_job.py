@@ -9,6 +9,7 @@ Knows neither torch nor the child's ways; both sides import it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -161,7 +162,20 @@ class Description:
     channels: tuple[int, ...] = ()
 
 
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
+
+
 def one_line(text: str, limit: int = 300) -> str:
-    """The text with its line breaks and runs of blanks taken out, cut at `limit` characters."""
-    flat = " ".join(text.split())
-    return flat if len(flat) <= limit else flat[: limit - 3] + "..."
+    """The text without its line breaks and runs of blanks.
+
+    What is longer than `limit` characters ends behind the last whole sentence or line within them, or behind the first
+    where that is longer: nothing is cut in its middle.
+    """
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    flat = " ".join(lines)
+    if len(flat) <= limit:
+        return flat
+    ends = {match.end() for match in _SENTENCE_END.finditer(flat)}
+    ends |= {len(" ".join(lines[: count + 1])) for count in range(len(lines))}
+    within = [end for end in ends if end <= limit]
+    return flat[: max(within) if within else min(ends)]

@@ -151,7 +151,7 @@ def _at_opset(model: Any) -> Any:
     except Exception as error:  # the converter's errors share no base class
         raise JobError(
             f"fp8 cannot be made of this network of opset {opset.version} ({one_line(str(error))}); export it with "
-            f"opset {_OPSET} or newer, or pass --precisions fp32,fp16,int8"
+            f"opset {_OPSET} or newer"
         ) from error
 
 

@@ -20,6 +20,7 @@ from convoy.export.plan import MethodChoice
 from convoy.export.profiling.work import multiply_adds
 from convoy.export.progress import Progress
 from convoy.export.proof.judging import Judge
+from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.audit import audit
 from convoy.export.variants.calibrate import METHODS, Calibration, Conversion, Method, Ranges, collect
 from convoy.export.variants.drift import drift_of
@@ -77,6 +78,7 @@ class Maker:
     search_budget_s: float = math.inf
     judge: Judge | None = None
     _plain: Calibration | None = None
+    _unprepared: Exception | None = None
     _balanced: Calibration | None = None
     _levelled: Calibration | None = None
     _bench: Bench | None = None
@@ -190,10 +192,7 @@ class Maker:
 
     def _calibrated(self, recipe: Recipe) -> Calibration:
         """What the variant is made of: the prepared fp32 graph, for 8 bits with its channels balanced."""
-        if self._plain is None:
-            with disk_errors(self.folder):
-                graph = _prepared(self.folder)
-            self._plain = Calibration(graph, self._ranges(graph))
+        self._plain = self._plain or self._prepared_once()
         if not recipe.has_eight_bits:
             return self._plain
         if recipe.target == "openvino":
@@ -203,6 +202,18 @@ class Maker:
         if self._balanced is None:
             self._balanced = self._with_balanced_channels(self._plain)
         return self._balanced
+
+    def _prepared_once(self) -> Calibration:
+        """The prepared graph and its ranges. What fails for one variant fails for all, and is not tried again."""
+        if self._unprepared is not None:
+            raise self._unprepared
+        try:
+            with disk_errors(self.folder):
+                graph = _prepared(self.folder)
+            return Calibration(graph, self._ranges(graph))
+        except Exception as error:
+            self._unprepared = error
+            raise
 
     def _with_balanced_channels(self, plain: Calibration) -> Calibration:
         channels = channels_of(streams(_graph(plain.graph)))
@@ -259,8 +270,7 @@ def _prepared(folder: Path) -> Path:
     except OSError:
         raise
     except Exception as error:  # onnxruntime's and onnx's errors share no base class
-        why = " ".join(str(error).split())[:200]
-        raise JobError(f"fp16, int8 and fp8 cannot be made of this network ({why}); pass --precisions fp32") from error
+        raise JobError(f"nothing but fp32 can be made of this network ({one_line(str(error))})") from error
 
 
 def _parsed(kept: bytes) -> Mapping[Method, Ranges]:

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from convoy.app.engines.onnx_session import Level, new_session, session_options
+from convoy.app.engines.onnx_session import Level, new_session, session_options, unoptimised_session
 
+# The first whose quantise-dequantise pairs take a scale per channel.
+QDQ_OPSET = 13
 # The front is arithmetic on bytes that came in as bytes: rounding its results again would only lose.
 _FRONT_OPS = frozenset({"Transpose", "Cast", "Mul", "Add"})
 
@@ -48,8 +50,9 @@ def prepare(fp32: Path, target: Path) -> Path:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     with tempfile.TemporaryDirectory(prefix="convoy-folded-") as folder:
+        raised = _raised(fp32, Path(folder) / f"raised-{target.name}")
         # Its own optimisation is left out, which nothing could be switched off in.
-        folded = _folded(fp32, Path(folder) / target.name)
+        folded = _folded(raised, Path(folder) / target.name)
         quant_pre_process(str(folded), str(target), skip_symbolic_shape=True, skip_optimization=True)
     model = onnx.load(str(target))
     _drop_copies_in_order(model)
@@ -75,6 +78,49 @@ def _folded(fp32: Path, target: Path) -> Path:
         # It runs all the same, and is only larger than a file that can be written.
         return fp32
     return target
+
+
+def opset_of(model: Any) -> int:
+    """The version of ONNX's own operators."""
+    return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+
+def _raised(fp32: Path, target: Path) -> Path:
+    """The graph in an opset that has scales per channel, written to `target`; `fp32` where it has, or cannot get one.
+
+    onnx's converter knows not every operator, and is believed where both graphs answer noise alike.
+    """
+    import onnx
+
+    if opset_of(onnx.load(str(fp32), load_external_data=False)) >= QDQ_OPSET:
+        return fp32
+    try:
+        model = onnx.version_converter.convert_version(onnx.load(str(fp32)), QDQ_OPSET)
+        onnx.save(model, str(target))
+        return target if _answer_alike(fp32, target) else fp32
+    except Exception:  # the converter's errors share no base class; what needs the opset says that it has not got it
+        return fp32
+
+
+def _answer_alike(fp32: Path, raised: Path, samples: int = 2) -> bool:
+    """Whether two graphs of the same inputs answer noise alike, or whether that is not to be asked for open sizes."""
+    sessions = [unoptimised_session(path) for path in (fp32, raised)]
+    generator, inputs = np.random.default_rng(0), {}
+    for given in sessions[0].get_inputs():
+        shape = [samples if index == 0 and not isinstance(dim, int) else dim for index, dim in enumerate(given.shape)]
+        if not all(isinstance(dim, int) for dim in shape):
+            return True
+        if given.type == "tensor(uint8)":
+            inputs[given.name] = generator.integers(0, 256, shape, np.uint8)
+        elif given.type == "tensor(float)":
+            inputs[given.name] = generator.standard_normal(shape, np.float32)
+        else:
+            return True
+    before, after = (session.run(None, inputs) for session in sessions)
+    return all(
+        one.shape == other.shape and np.allclose(one, other, rtol=1e-3, atol=1e-4 * (1e-6 + np.abs(one).max(initial=0)))
+        for one, other in zip(before, after, strict=True)
+    )
 
 
 def _drop_copies_in_order(model: Any) -> None:

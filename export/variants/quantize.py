@@ -19,7 +19,15 @@ import numpy as np
 from convoy.app.engines.cpu import has_int8_dot_product
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.calibrate import Calibration, Conversion, Ranges
-from convoy.export.variants.onnx_graph import array, consumers, front_nodes, initializers
+from convoy.export.variants.onnx_graph import (
+    QDQ_OPSET,
+    array,
+    attribute,
+    consumers,
+    front_nodes,
+    initializers,
+    opset_of,
+)
 from convoy.export.variants.streams import GATES
 from convoy.models.errors import JobError
 
@@ -105,8 +113,15 @@ def quantize_with_ranges(
 
     Raises JobError when the quantiser refuses the graph, OSError when the disk is full.
     """
+    import onnx
     from onnxruntime import quantization
 
+    model = onnx.load(str(graph), load_external_data=False)
+    if (opset := opset_of(model)) < QDQ_OPSET:
+        raise JobError(
+            f"int8 cannot be made of this network of opset {opset}, which is not to be raised to {QDQ_OPSET}; export "
+            f"it with opset {QDQ_OPSET} or newer"
+        )
     with _quiet(), tempfile.TemporaryDirectory(prefix="convoy-ranges-") as folder:
         try:
             quantization.quantize_static(
@@ -119,15 +134,28 @@ def quantize_with_ranges(
                 per_channel=True,
                 calibrate_method=quantization.CalibrationMethod.MinMax,
                 calibration_cache_path=_as_cache(ranges, Path(folder) / "ranges.json"),
-                extra_options=dict(extra_options),
+                extra_options={**extra_options, "TensorQuantOverrides": _of_grouped_transposes(model.graph)},
                 **options,
             )
         except (OSError, JobError):
             raise
         except Exception as error:  # onnxruntime's and onnx's errors share no base class
-            raise JobError(
-                f"int8 cannot be made of this network ({one_line(str(error))}); pass --precisions fp32,fp16"
-            ) from error
+            raise JobError(f"int8 cannot be made of this network ({one_line(str(error))})") from error
+
+
+def _of_grouped_transposes(graph: Any) -> dict[str, list[dict[str, Any]]]:
+    """One scale for all weights of a transposed convolution in groups.
+
+    These are [inputs, outputs of a group, ...]: a scale per second index is shared by an output of every group, so that
+    the quantiser, which takes it for one of an output, has none for the bias.
+    """
+    from onnxruntime.quantization import QuantType
+
+    return {
+        node.input[1]: [{"quant_type": QuantType.QInt8, "symmetric": True}]
+        for node in graph.node
+        if node.op_type == "ConvTranspose" and attribute(node, "group", 1) > 1
+    }
 
 
 def _as_cache(ranges: Ranges, path: Path) -> Path:

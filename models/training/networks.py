@@ -23,6 +23,7 @@ from convoy.models.spec import ImageSpec
 from convoy.models.torchvision_preset import preset_image
 from convoy.models.train_options import IMAGENET, TORCHVISION, TrainOptions
 from convoy.models.weights.reading import FittedWeights, FoundWeights, fitted, read_weights
+from convoy.models.weights.versions import versions_of, with_versions
 
 # These two want to be told whether they draw their weights in a way of their own.
 _EXTRA: dict[str, dict[str, Any]] = {"googlenet": {"init_weights": False}, "inception_v3": {"init_weights": False}}
@@ -81,7 +82,7 @@ def build(arch: str, classes: int, image: ImageSpec) -> nn.Module:
         with torch.inference_mode():
             network(torch.zeros(1, image.channels, image.height, image.width))
     except (RuntimeError, ValueError, AssertionError) as error:  # each network has its own words for it
-        why = " ".join(str(error).split())[:120]
+        why = " ".join(str(error).split())
         raise JobError(
             f"{arch} does not take images of {image.height}x{image.width} ({why}); change --image-size"
         ) from error
@@ -126,7 +127,8 @@ def fill(network: nn.Module, start: Start, head_names: frozenset[str]) -> Fitted
         head=head_names,
         may_have_head=not start.is_other_task,
     )
-    network.load_state_dict(network.state_dict() | weights.tensors)
+    whole = network.state_dict() | weights.tensors
+    network.load_state_dict(with_versions(whole, versions_of(weights.tensors)))
     return weights
 
 
@@ -187,6 +189,6 @@ def _published_start(arch: str) -> Start:
     try:
         weights = published.get_state_dict(progress=False, check_hash=True, weights_only=True)
     except Exception as error:  # network, disk and hash errors share no base class
-        why = " ".join(str(error).split())[:120] or type(error).__name__
+        why = " ".join(str(error).split()) or type(error).__name__
         raise JobError(f"the weights of {arch} cannot be downloaded ({why}); pass --weights FILE") from error
     return Start(FoundWeights(f"{published}", weights, []), f"{published}", is_other_task=True)

@@ -88,7 +88,7 @@ class UnfinishedFile:
                 raise ValueError(f"schema {found['schema']}, this version reads {_SCHEMA_VERSION}")
             run = from_jsonable(UnfinishedRun, json.loads(found["run"]), "it")
         except Exception as error:  # a zip, pickle or storage error, by what is broken
-            why = " ".join(str(error).split())[:120] or type(error).__name__
+            why = " ".join(str(error).split()) or type(error).__name__
             raise JobError(f"{self.path} is no unfinished run that can be read ({why}); leave --resume out") from error
         self._refuse_other(run.asked)
         return _Found(run, found["state"])

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from convoy.models.errors import JobError
 from convoy.models.samples import some
+from convoy.models.weights.versions import Versions, renamed
 
 if TYPE_CHECKING:
     import torch
@@ -26,24 +27,34 @@ _COUNTER = "num_batches_tracked"
 _AVERAGED = "n_averaged"
 
 
-def fitted(found: Tensors, expected: Tensors) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The tensors under the network's own names as far as they are sure, and a line for each thing that was done.
+class Renamed(NamedTuple):
+    """Tensors, and the versions of parts, under the network's own names; `said` has a line for each thing done."""
+
+    tensors: dict[str, torch.Tensor]
+    versions: Versions
+    said: list[str]
+
+
+def fitted(found: Tensors, expected: Tensors, versions: Versions | None = None) -> Renamed:
+    """The tensors under the network's own names as far as they are sure. `versions` are those of the file's parts.
 
     Raises JobError where several prefixes fit.
     """
     said: list[str] = []
-    weights = _uncompiled(found, expected, said)
+    weights, own = _uncompiled(found, expected, versions or {}, said)
     weights = _unpruned(weights, expected, said)
-    weights = _unwrapped(weights, expected, said)
-    return _counted(weights, expected, said), said
+    weights, own = _unwrapped(weights, expected, own, said)
+    return Renamed(_counted(weights, expected, said), own, said)
 
 
-def _uncompiled(found: Tensors, expected: Tensors, said: list[str]) -> dict[str, torch.Tensor]:
+def _uncompiled(
+    found: Tensors, expected: Tensors, versions: Versions, said: list[str]
+) -> tuple[dict[str, torch.Tensor], Versions]:
     plain = {name.replace(_COMPILED, ""): tensor for name, tensor in found.items()}
     if plain.keys() == found.keys() or any(_COMPILED in name for name in expected) or len(plain) < len(found):
-        return dict(found)
+        return dict(found), versions
     said.append(f"{_COMPILED!r} of torch.compile was taken off the names")
-    return plain
+    return plain, renamed(versions, lambda name: name.replace(_COMPILED, ""))
 
 
 def _unpruned(found: Tensors, expected: Tensors, said: list[str]) -> dict[str, torch.Tensor]:
@@ -62,10 +73,12 @@ def _unpruned(found: Tensors, expected: Tensors, said: list[str]) -> dict[str, t
     return weights
 
 
-def _unwrapped(found: Tensors, expected: Tensors, said: list[str]) -> dict[str, torch.Tensor]:
+def _unwrapped(
+    found: Tensors, expected: Tensors, versions: Versions, said: list[str]
+) -> tuple[dict[str, torch.Tensor], Versions]:
     wanted = [name for name in expected if not name.endswith(_COUNTER)]
     if not wanted or all(name in found for name in wanted):
-        return dict(found)
+        return dict(found), versions
     prefixes = _whole_prefixes(found, expected, wanted)
     if len(prefixes) > 1:
         raise JobError(
@@ -73,13 +86,15 @@ def _unwrapped(found: Tensors, expected: Tensors, said: list[str]) -> dict[str, 
         )
     prefix = prefixes[0] if prefixes else _common_prefix(found, expected)
     if not prefix:
-        return dict(found)
+        return dict(found), versions
     weights = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
     said.append(f"the prefix {prefix!r} was taken off the names")
     others = [name for name in found if not name.startswith(prefix)]
     if others:
         said.append(f"{some(others)} without it left out")
-    return weights
+    if not any(f"{name}.".startswith(prefix) for name in versions):
+        return weights, versions  # names of tensors were changed by hand, and those of parts were not
+    return weights, renamed(versions, lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None)
 
 
 def _whole_prefixes(found: Tensors, expected: Tensors, wanted: list[str]) -> list[str]:

@@ -14,6 +14,7 @@ from convoy.models.errors import JobError
 from convoy.models.samples import some
 from convoy.models.weights import foreign, names
 from convoy.models.weights.misfit import misfit
+from convoy.models.weights.versions import versions_of, with_versions
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,8 @@ _USUAL = (
 
 
 class FoundWeights(NamedTuple):
-    """The tensors of `file`, and what was chosen or left out to have them."""
+    """The tensors of `file`, and what was chosen or left out to have them; as torch's state_dict they may carry the
+    versions of the network's parts."""
 
     file: str
     tensors: Mapping[str, torch.Tensor]
@@ -42,8 +44,8 @@ class FoundWeights(NamedTuple):
 
 
 class FittedWeights(NamedTuple):
-    """Tensors under the network's own names. `said` is what was chosen, changed and left out of the file for that,
-    empty where it is taken as it is; `has_head`: they have the head, too."""
+    """Tensors under the network's own names, a state_dict with the versions of its parts. `said` is what was chosen,
+    changed and left out of the file for that, empty where it is taken as it is; `has_head`: they have the head, too."""
 
     tensors: dict[str, torch.Tensor]
     said: str
@@ -64,7 +66,7 @@ def fitted(
     then they are of other classes, and left out.
     """
     body = {name: tensor for name, tensor in expected.items() if name not in head}
-    weights, changes = names.fitted(found.tensors, body)
+    weights, versions, changes = names.fitted(found.tensors, body, versions_of(found.tensors))
     has_head = may_have_head and all(name in weights and weights[name].shape == expected[name].shape for name in head)
     if not has_head:
         weights = {name: tensor for name, tensor in weights.items() if name not in head}
@@ -75,7 +77,8 @@ def fitted(
     if problem is not None:
         raise JobError(f"the weights in {found.file} do not fit the network: {problem}{advice}")
     whole = [] if found.said or not changes else [found.file]
-    return FittedWeights(weights, "; ".join([*whole, *found.said, *changes]), has_head)
+    state = with_versions(weights, versions_of(expected), versions)
+    return FittedWeights(state, "; ".join([*whole, *found.said, *changes]), has_head)
 
 
 def read_weights(path: Path, key: str | None = None) -> FoundWeights:

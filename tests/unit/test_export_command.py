@@ -13,6 +13,7 @@ from export_fixtures import answers, fake_torch, make_quick, options, write_imag
 from PIL import Image
 from rich.console import Console
 
+from convoy.app.batch import EngineFailure
 from convoy.app.commands import inspect as inspect_command
 from convoy.app.engines.table import REFERENCE as REFERENCE_ROW
 from convoy.app.engines.table import ROWS
@@ -24,6 +25,8 @@ from convoy.export.progress import SILENT
 from convoy.export.proof import proving as proof
 from convoy.export.sources.origin import Stated
 from convoy.export.sources.torch_job import TorchResult
+from convoy.export.variants import variant as variants_file
+from convoy.export.variants.precision import RECIPES
 from convoy.models.bundle import Interval, Manifest, open_bundle
 from convoy.models.errors import BundleError, JobError, UsageError
 
@@ -479,5 +482,113 @@ def test_bf16_that_nobody_asked_for_and_no_engine_takes_is_left_out_with_a_remar
     manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).manifest
     assert "bf16.onnx" not in verdicts(manifest)
     assert "no bf16.onnx: fp32.onnx: OpenVINO cannot load it" in manifest.variants[0].reason
-    with pytest.raises(JobError, match="OpenVINO cannot load it"):
-        export_bundle(options(tmp_path, calibrate=data, evaluate=data, precisions="bf16"))
+    with pytest.raises(JobError, match=r"asked for: no bf16\.onnx: .*OpenVINO cannot load it"):
+        run(options(tmp_path, calibrate=data, evaluate=data, precisions="bf16"), Console(file=io.StringIO()))
+
+
+ERRORS = (
+    ValueError("The truth value of an array\nis ambiguous"),
+    MemoryError(),
+    JobError("it cannot be made"),
+    EngineFailure("the kernel died"),
+    AssertionError(),
+    OSError("a library is missing"),
+    RecursionError("too deep"),
+    BundleError("it does not load"),
+)
+SHOWN = (
+    "ValueError: The truth value of an array is ambiguous",
+    "there was not enough memory for it",
+    "it cannot be made",
+    "EngineFailure: the kernel died",
+    "AssertionError",
+    "OSError: a library is missing",
+    "RecursionError: too deep",
+    "it does not load",
+)
+# What only OpenVINO runs is made of other networks than this one.
+OTHERS = [recipe for recipe in RECIPES if recipe.make is not None and recipe.target != "openvino"]
+
+
+def failing(monkeypatch, files, error, step):
+    """Recipes of these files raise while they are made, opened, run or timed."""
+
+    def fail(*_, **__):
+        raise error
+
+    if step == "make":
+        made = tuple(replace(one, make=fail) if one.file in files else one for one in RECIPES)
+        monkeypatch.setattr(command, "select", lambda *_, **__: tuple(one for one in made if one.precision != "bf16"))
+        return
+    if step == "time":
+        real = command.measure_latencies
+
+        def timed(candidates, progress):
+            return fail() if any(one.recipe.file in files for one in candidates) else real(candidates, progress)
+
+        monkeypatch.setattr(command, "measure_latencies", timed)
+        return
+    if step == "open":
+        really = variants_file.open_engine
+
+        def opening(spec, recipe, row, path):
+            return fail() if recipe.file in files else really(spec, recipe, row, path)
+
+        monkeypatch.setattr(variants_file, "open_engine", opening)
+        return
+    answered = variants_file.OpenVariant.answers
+    monkeypatch.setattr(
+        variants_file.OpenVariant,
+        "answers",
+        lambda self, inputs: fail() if self.recipe.file in files else answered(self, inputs),
+    )
+
+
+@pytest.mark.parametrize(("error", "shown"), list(zip(ERRORS, SHOWN, strict=True)), ids=lambda one: type(one).__name__)
+def test_a_precision_that_cannot_be_made_does_not_take_the_others_with_it(tmp_path, data, monkeypatch, error, shown):
+    failing(monkeypatch, {"int8-cpu.onnx"}, error, "make")
+    console = Console(file=io.StringIO(), width=400)
+    folder = run(options(tmp_path, calibrate=data, evaluate=data), console)
+    manifest = open_bundle(folder).manifest
+    assert [one.file for one in manifest.variants] == ["fp32.onnx", "fp16.onnx", "int8-trt.onnx", "fp8.onnx"]
+    assert f"no int8-cpu.onnx: {shown}" in manifest.variants[0].reason
+    assert f"no int8-cpu.onnx: {shown}" in console.file.getvalue()
+    assert f"no int8-cpu.onnx: {shown}" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("step", ["make", "open", "answer", "time"])
+@pytest.mark.parametrize("recipe", OTHERS, ids=lambda one: one.file)
+def test_no_file_takes_the_others_with_it_wherever_it_fails(tmp_path, data, monkeypatch, recipe, step):
+    failing(monkeypatch, {recipe.file}, RuntimeError("not this one"), step)
+    manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).manifest
+    left = {one.file for one in OTHERS} - {recipe.file}
+    assert {one.file for one in manifest.variants} == {"fp32.onnx"} | left
+    assert f"no {recipe.file}: RuntimeError: not this one" in manifest.variants[0].reason
+
+
+@pytest.mark.parametrize("step", ["make", "open", "answer", "time"])
+def test_where_nothing_else_can_be_made_fp32_is_published_and_what_was_named_is_missed(
+    tmp_path, data, monkeypatch, step
+):
+    failing(monkeypatch, {one.file for one in OTHERS}, RuntimeError("none of them"), step)
+    call = options(tmp_path, calibrate=data, evaluate=data, precisions="int8,fp16")
+    console = Console(file=io.StringIO(), width=400)
+    run(replace(call, precisions=None), Console(file=io.StringIO()))
+    with pytest.raises(JobError, match=r"published without what --precisions asked for: no fp16\.onnx and no int8-cpu"):
+        run(call, console)
+    assert [one.file for one in open_bundle(tmp_path / "store/colours/2").manifest.variants] == ["fp32.onnx"]
+    assert "none of them" in console.file.getvalue()
+
+
+def test_what_fails_for_the_reference_is_nobody_elses_fault(tmp_path, data, monkeypatch):
+    failing(monkeypatch, {"fp32.onnx"}, EngineFailure("the kernel died"), "answer")
+    with pytest.raises(JobError, match="the kernel died"):
+        export_bundle(options(tmp_path, calibrate=data, evaluate=data))
+    assert left_behind(tmp_path) == []
+
+
+def test_an_interrupt_is_no_reason_to_go_on_without_a_file(tmp_path, data, monkeypatch):
+    failing(monkeypatch, {"int8-cpu.onnx"}, KeyboardInterrupt(), "make")
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(options(tmp_path, calibrate=data, evaluate=data))
+    assert left_behind(tmp_path) == []

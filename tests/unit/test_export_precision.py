@@ -92,7 +92,7 @@ def test_the_audit_reads_what_the_runtime_made_of_it(tmp_path, network):
 
 def test_what_cannot_be_quantised_is_one_line(tmp_path, network):
     lacking = Calibration(network.graph, {"minmax": {}, "entropy": {}, "percentile": {}})
-    with pytest.raises(JobError, match=r"int8 cannot be made .* pass --precisions fp32"):
+    with pytest.raises(JobError, match=r"int8 cannot be made of this network \("):
         quantize_for_cpu(Conversion(lacking), tmp_path / "int8.onnx")
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convoy.export.proof.bound import at_least, at_most
@@ -218,6 +221,100 @@ def test_labels_in_another_order_are_refused_and_named(classes, count, moved, is
     (objection,) = judge_reference(one, names, Expectations(), is_sample=is_sample).objections
     assert "the labels are " in objection
     assert f"images of '0' are answered as '{moved - 1}', '1' are answered as '{order[1]}'" in objection
+
+
+def answered_in(order: np.ndarray, accuracy: float, seed: int) -> str:
+    """What is said of a network of such accuracy whose labels are in this order; empty where nothing is."""
+    labels, top1 = good_network(accuracy, classes=len(order), count=60 * len(order), seed=seed)
+    found = judged(labels, order[top1], names_of(len(order)))
+    return "; ".join(one for one in (*found.objections, *found.findings) if "answered as" in one)
+
+
+def names_of(classes: int) -> tuple[str, ...]:
+    return tuple(f"class {index}" for index in range(classes))
+
+
+def moved_in(words: str) -> list[tuple[int, int]]:
+    return [(int(a), int(b)) for a, b in re.findall(r"'class (\d+)' are answered as 'class (\d+)'", words)]
+
+
+@given(st.permutations(list(range(7))), st.sampled_from([0.75, 0.9, 1.0]), st.integers(0, 99))
+@settings(max_examples=150, deadline=None)
+def test_what_is_said_of_an_order_holds_for_it(order, accuracy, seed):
+    classes = len(order)
+    words = answered_in(np.array(order), accuracy, seed)
+    moved = [index for index in range(classes) if order[index] != index]
+    assert bool(words) == bool(moved)
+    assert all(order[a] == b and a != b for a, b in moved_in(words))
+    assert len(moved_in(words)) == min(len(moved), 4)
+    distances = {(to - one) % classes for one, to in enumerate(order)}
+    is_shift = len(distances) == 1 and distances != {0}
+    assert ("shifted by" in words) == is_shift
+    if is_shift:
+        by = int(re.search(r"shifted by (-?\d+)", words)[1])
+        assert {by % classes} == distances
+    if "reverse order" in words:
+        assert order == list(range(classes))[::-1]
+    if "each other's place" in words:
+        assert all(order[order[one]] == one for one in range(classes))
+    circle = re.search(r"(\d) of them are in a circle: (.*?);", words)
+    if circle:
+        names = [int(one) for one in re.findall(r"'class (\d+)'", circle[2])]
+        assert len(names) - 1 == int(circle[1]) == len(moved)
+        assert all(order[a] == b for a, b in itertools.pairwise(names))
+    if moved:
+        right = re.search(r"([\d.]+) % would be right", words)
+        assert right is None or float(right[1]) > 100 * accuracy - 10
+
+
+@pytest.mark.parametrize("each", [4, 5, 40])
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ([3, 0, 1, 2, 4], "4 of them are in a circle: 'class 0' as 'class 3' as 'class 2' as 'class 1' as 'class 0'"),
+        ([1, 2, 0, 3, 4, 5], "3 of them are in a circle: 'class 0' as 'class 1' as 'class 2' as 'class 0'"),
+        ([1, 2, 3, 4, 5, 7, 6, 0], ""),
+        ([4, 3, 2, 1, 0], "they are in reverse order"),
+        ([1, 0, 3, 2, 4], "in each other's place are 'class 0' and 'class 1', 'class 2' and 'class 3'"),
+    ],
+)
+def test_a_circle_or_a_swap_is_no_shift_however_few_the_images_are(order, said, each):
+    labels = np.repeat(np.arange(len(order)), each)
+    found = judged(labels, np.array(order)[labels], names_of(len(order)))
+    words = "; ".join((*found.objections, *found.findings))
+    assert "shifted" not in words
+    assert all(order[a] == b for a, b in moved_in(words))
+    if each >= 5:
+        assert said in words
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_names_sorted_as_text_where_they_were_numbers_are_told_and_the_other_way_round(is_text):
+    by_number = [str(index) for index in range(12)]
+    by_text = sorted(by_number)
+    labels, outputs = (by_number, by_text) if is_text else (by_text, by_number)
+    order = np.array([outputs.index(name) for name in labels])
+    classes, top1 = good_network(0.9, classes=12, count=600)
+    (words,) = judged(classes, order[top1], tuple(labels)).objections
+    by = "of the alphabet" if is_text else "of the numbers in their names"
+    assert f"the outputs are in the order {by}, and the labels are not" in words
+
+
+def test_a_shift_is_seen_where_the_class_beyond_the_end_has_no_images():
+    # Of a network with a background class in front.
+    labels = np.repeat(np.arange(9), 30)
+    (words,) = judged(labels, labels + 1).objections
+    assert "the labels are shifted by 1: images of 'a' are answered as 'b', 'b' are answered as 'c'" in words
+    assert "100.00 % would be right" in words
+
+
+def test_a_shift_with_two_classes_exchanged_is_no_shift():
+    order = (np.arange(10) + 1) % 10
+    order[[2, 5]] = order[[5, 2]]
+    labels, top1 = good_network(0.95)
+    (words,) = judged(labels, order[top1]).objections
+    assert "shifted" not in words
+    assert "another order than the outputs: images of 'a' are answered as 'b', 'b' are answered as 'c', 'c'" in words
 
 
 def test_two_of_many_classes_in_each_others_place_are_told_and_not_refused():

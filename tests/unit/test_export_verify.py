@@ -8,6 +8,7 @@ from export_fixtures import IMAGE, answers, write_images, write_red_or_blue
 from convoy.export.data import ImageSet
 from convoy.export.progress import SILENT
 from convoy.export.proof.verify import check_against_torch, measure_accuracy, relative_error
+from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import opened
 from convoy.models.datasets import load
@@ -55,6 +56,39 @@ def test_one_sample_that_differs_fails_the_export(fp32):
     reference[5] *= 1.001
     with pytest.raises(JobError, match=r"differs from torch by 0.001 at batch size 1"):
         check_against_torch(fp32, {"images": SAMPLES}, {"logits": reference})
+
+
+def test_only_where_batches_differ_samples_are_said_to_mix(fp32, monkeypatch):
+    reference = {"logits": answers(fp32.path, SAMPLES)}
+    given = type(fp32).answers
+    named = "net.onnx in ONNX Runtime"
+    for is_mixed in (True, False):
+
+        def wrong(self, inputs, is_mixed=is_mixed):
+            found = given(self, inputs)
+            factor = 1.01 if len(inputs["images"]) > 1 or not is_mixed else 1
+            return {name: one * np.float32(factor) for name, one in found.items()}
+
+        monkeypatch.setattr(type(fp32), "answers", wrong)
+        with pytest.raises(JobError, match=f"differs from {named} by 0.01") as caught:
+            check_against_torch(fp32, {"images": SAMPLES}, reference, original=named)
+        assert ("mix samples" in str(caught.value)) == is_mixed
+        assert "torch" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "kept"),
+    [
+        ("one\n  two", 300, "one two"),
+        ("A first. A second. A third.", 20, "A first. A second."),
+        ("a line\nanother line\na third", 20, "a line another line"),
+        ("one sentence that is longer than that. Another.", 10, "one sentence that is longer than that."),
+        ("no end at all that anybody could find", 10, "no end at all that anybody could find"),
+        ("version 1.2.3 of it. More", 18, "version 1.2.3 of it."),
+    ],
+)
+def test_a_librarys_words_end_where_a_sentence_or_a_line_does(text, limit, kept):
+    assert one_line(text, limit) == kept
 
 
 def test_accuracy_counts_right_and_agreeing_answers(fp32, images):

@@ -146,7 +146,7 @@ def test_a_network_that_prunes_itself_keeps_its_masks(path):
 
     pruned = trained()
     prune.l1_unstructured(pruned[0], "weight", amount=0.5)
-    weights, said = names.fitted(pruned.state_dict(), pruned.state_dict())
+    weights, _, said = names.fitted(pruned.state_dict(), pruned.state_dict())
     assert (weights.keys(), said) == (pruned.state_dict().keys(), [])
 
 
@@ -156,7 +156,7 @@ def test_counters_of_batches_may_be_missing_or_too_many(path):
     fresh, said = loaded(path)
     check_alike(fresh, trained())
     assert said == "wild.pth; 1 missing num_batches_tracked were set to 0, on which no answer depends"
-    kept, said = names.fitted(trained().state_dict(), weights)
+    kept, _, said = names.fitted(trained().state_dict(), weights)
     assert kept.keys() == weights.keys()
     assert said == ["1 num_batches_tracked that the network does not have were left out"]
 
@@ -229,3 +229,106 @@ def test_what_is_no_file_of_torch_is_one_line(path, content):
     path.write_bytes(content)
     with pytest.raises(JobError, match=r"wild\.pth is not plain tensors"):
         loaded(path)
+
+
+# --- parts that have versions
+
+
+class Versioned(torch.nn.Module):
+    """Reads its first form, of half the scale, and its second; refuses what says nothing of it, as MNASNet does."""
+
+    _version = 2
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3))
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *others):
+        version = local_metadata.get("version")
+        if version not in (1, 2):
+            raise ValueError(f"version should be 1 or 2 instead of {version}")
+        if version == 1:
+            state_dict[f"{prefix}weight"] = 2 * state_dict[f"{prefix}weight"]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
+
+
+class WithVersions(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(Versioned(), torch.nn.BatchNorm1d(3))
+
+
+def of_version(number: int):
+    made = WithVersions()
+    torch.nn.init.normal_(made.body[0].weight)
+    state = made.state_dict()
+    state._metadata["body.0"]["version"] = number
+    return state
+
+
+def wrapped(state, prefix: str):
+    """As a wrapper's own state_dict has it: the parts' names have the prefix, too, and the wrapper has a version."""
+    made = prefixed(prefix, state)
+    made._metadata = {"": {"version": 1}}
+    made._metadata |= {f"{prefix}{name}".removesuffix("."): said for name, said in state._metadata.items()}
+    return made
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "_orig_mod.", "module._orig_mod.", "a.b."])
+@pytest.mark.parametrize("entry", ["", "state_dict", "model", "model_ema"])
+def test_versions_of_parts_are_kept_under_every_name(path, version, prefix, entry):
+    state = of_version(version)
+    saved = wrapped(state, prefix) if prefix else state
+    torch.save({entry: saved, "epoch": 3} if entry else saved, path)
+    fresh = WithVersions()
+    fresh.load_state_dict(fitted(read_weights(path), fresh.state_dict()).tensors)
+    assert torch.equal(fresh.body[0].weight, state["body.0.weight"] * (2 if version == 1 else 1))
+
+
+@pytest.mark.parametrize("form", ["safetensors", "dict", "whole"])
+def test_a_file_without_versions_is_of_the_networks_own(tmp_path, form):
+    from safetensors.torch import save_file
+
+    made, fresh = WithVersions(), WithVersions()
+    torch.nn.init.normal_(made.body[0].weight)
+    path = tmp_path / f"w.{'safetensors' if form == 'safetensors' else 'pth'}"
+    if form == "safetensors":
+        save_file(made.state_dict(), path)
+    else:
+        torch.save(made if form == "whole" else dict(made.state_dict()), path)
+    fresh.load_state_dict(fitted(read_weights(path), fresh.state_dict()).tensors)
+    assert torch.equal(fresh.body[0].weight, made.body[0].weight)
+
+
+def test_names_that_were_changed_by_hand_leave_the_parts_theirs(path):
+    state = of_version(1)
+    saved = prefixed("module.", state)
+    saved._metadata = state._metadata
+    torch.save(saved, path)
+    fresh = WithVersions()
+    fresh.load_state_dict(fitted(read_weights(path), fresh.state_dict()).tensors)
+    assert torch.equal(fresh.body[0].weight, 2 * state["body.0.weight"])
+
+
+@pytest.mark.parametrize("noise", [7, {"body.0": 7, 3: {}, "": None}, [("body.0", {"version": 1})]])
+def test_versions_that_are_none_are_not_believed(path, noise):
+    state = of_version(2)
+    state._metadata = noise
+    torch.save(state, path)
+    fresh = WithVersions()
+    fresh.load_state_dict(fitted(read_weights(path), fresh.state_dict()).tensors)
+    assert torch.equal(fresh.body[0].weight, state["body.0.weight"])
+
+
+def test_training_puts_weights_of_torchvision_into_a_network_that_has_versions(path):
+    pytest.importorskip("torchvision")
+    from convoy.models.training import networks
+    from convoy.models.weights.reading import FoundWeights
+
+    arch = "torchvision:mnasnet0_5"
+    made, fresh = networks._drawn(arch, 3), networks._drawn(arch, 3)
+    torch.save(made.state_dict(), path)
+    for found in (read_weights(path), FoundWeights("w", dict(made.state_dict()), [])):
+        networks.fill(fresh, networks.Start(found, "w", None, False), networks.head(arch, 3))
+        check_alike(fresh, made)

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +55,7 @@ def _describe(inquiry: Inquiry) -> Description:
             return Description(channels=networks.channels_taken(inquiry))
         return registries.describe(inquiry)
     except ConvoyError as error:
-        return Description(error=one_line(str(error), 1000), is_wrong_call=isinstance(error, UsageError))
+        return Description(error=" ".join(str(error).split()), is_wrong_call=isinstance(error, UsageError))
 
 
 def _complaint(error: BaseException, folder: Path) -> str:
@@ -65,7 +65,7 @@ def _complaint(error: BaseException, folder: Path) -> str:
     if graph.is_want_of_memory(error):
         return _NO_MEMORY
     if isinstance(error, ConvoyError):
-        return one_line(str(error), 1000)
+        return " ".join(str(error).split())
     raise error
 
 
@@ -81,9 +81,26 @@ def _fill(network: torch.nn.Module, job: TorchJob) -> str:
     assert job.weights is not None
     by_name = job.kind in ("zoo", "torchvision", "timm")  # these have as many outputs as there are labels
     advice = "; if only the classes are others, pass their --labels" if by_name else ""
-    weights = fitted(read_weights(Path(job.weights), job.weights_key), network.state_dict(), advice=advice)
-    network.load_state_dict(weights.tensors)
+    found = read_weights(Path(job.weights), job.weights_key)
+    try:
+        weights = fitted(found, network.state_dict(), advice=advice)
+    except JobError:
+        # A network may have rules of its own for names and shapes that it had before.
+        if _why_not_loaded(network, found.tensors):
+            raise
+        return "; ".join([*(found.said or [found.file]), "an older form, which the network converted as it was loaded"])
+    if why := _why_not_loaded(network, weights.tensors):
+        raise JobError(f"the network refuses the weights in {found.file} ({why}); check its code that loads them")
     return weights.said
+
+
+def _why_not_loaded(network: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> str:
+    """What the network, which has the tensors from now on, says against them; nothing where it takes them."""
+    try:
+        network.load_state_dict(state)
+    except Exception as error:  # a part may have code of the user's for it
+        return one_line(str(error)) or type(error).__name__
+    return ""
 
 
 def _export(job: TorchJob, folder: Path) -> TorchOutcome:

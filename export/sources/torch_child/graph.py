@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.onnx_file import portable
-from convoy.export.sources.torch_child import outputs
+from convoy.export.sources.torch_child import outputs, pools
 from convoy.export.sources.torch_job import TorchJob, one_line
 from convoy.models.errors import JobError
 from convoy.models.samples import some
@@ -116,7 +116,7 @@ def _answers(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Te
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     except (RuntimeError, KeyError) as error:  # shapes or names that differ
         raise JobError(
-            f"the network's outputs differ in shape from batch to batch ({one_line(str(error), 120)}), so that it "
+            f"the network's outputs differ in shape from batch to batch ({one_line(str(error))}), so that it "
             "cannot be batched; return tensors whose shapes do not depend on the values"
         ) from error
 
@@ -173,7 +173,7 @@ def answer(network: torch.nn.Module, job: TorchJob, batch: Sequence[torch.Tensor
     except MemoryError:
         raise
     except Exception as error:  # it is the user's code
-        why = one_line(str(error), 200) or type(error).__name__
+        why = one_line(str(error)) or type(error).__name__
         if job.kind == "pt2":
             raise JobError(
                 f"{job.name} does not take {shown} ({why}); check --input, and export it with "
@@ -239,7 +239,7 @@ def write_free_onnx(
     try:
         write_onnx(network, job, samples, names, path, is_free=True)
     except JobError as error:
-        return one_line(f"torch does not export them free ({error})", 240)
+        return one_line(f"torch does not export them free ({error})")
     return ""
 
 
@@ -265,7 +265,8 @@ def write_onnx(
         # A batch of 1 would be taken for a constant.
         example = tuple(one[:2] if len(one) > 1 else one.repeat(2, *[1] * (one.ndim - 1)) for one in samples)
     try:
-        program = _convert(model, example, names, job, is_free=is_free)
+        with pools.exportable():
+            program = _convert(model, example, names, job, is_free=is_free)
     except MemoryError:
         raise
     except Exception as error:  # the exporter's errors share no base class
@@ -318,7 +319,7 @@ def _why_not(error: BaseException) -> str:
     if operator:
         return f"the operator {operator[1]} has no ONNX form; replace it in the network's forward()"
     return (
-        f"torch cannot export this network to ONNX: {one_line(cause, 120)}; "
+        f"torch cannot export this network to ONNX: {one_line(cause)}; "
         "avoid operators without an ONNX form, and control flow that depends on the data"
     )
 

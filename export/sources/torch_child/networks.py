@@ -106,7 +106,7 @@ def in_form_for_inference(network: torch.nn.Module) -> str:
             fold()
         except Exception as error:  # it is the user's code
             raise JobError(
-                f"reparameterize() of {kind} fails ({one_line(str(error), 160) or type(error).__name__}); mend it, or "
+                f"reparameterize() of {kind} fails ({one_line(str(error)) or type(error).__name__}); mend it, or "
                 "call it another name"
             ) from error
         folded.append(kind)
@@ -171,7 +171,7 @@ def _from_archive(job: TorchJob) -> Any:
     try:
         return torch.export.load(file).module()
     except Exception as error:  # from zip, pickle, JSON and torch alike
-        why = one_line(str(error), 160) or type(error).__name__
+        why = one_line(str(error)) or type(error).__name__
         raise JobError(
             f"{file.name} is not a program of torch.export that this torch can read ({why}); save it again with "
             "torch.export.save"
@@ -202,5 +202,5 @@ def _fill(network: torch.nn.Module, fetch: Any, job: TorchJob) -> None:
 
 
 def _not_downloaded(job: TorchJob, error: Exception) -> JobError:
-    why = one_line(str(error), 160) or type(error).__name__
+    why = one_line(str(error)) or type(error).__name__
     return JobError(f"the weights of {job.kind}:{job.name} cannot be downloaded ({why}); pass --weights FILE")

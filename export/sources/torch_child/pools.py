@@ -1,0 +1,114 @@
+"""Pools that the exporter has no form for, or a wrong one, written by others while it looks at the network.
+
+An adaptive pool whose windows are of several sizes is taken axis by axis, a window at a time; a divisor of the user's
+is a factor. Only where heights and widths are known numbers. The network's own answers are not computed by these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextmanager
+def exportable() -> Iterator[None]:
+    """Such pools of `torch.nn.functional`, which torch's layers call, are others until the end."""
+    from torch.nn import functional
+
+    others: dict[str, Callable[..., Any]] = {}
+    for rank in (1, 2, 3):
+        others[f"adaptive_max_pool{rank}d"] = _adaptive(f"adaptive_max_pool{rank}d", rank, _largest)
+        others[f"adaptive_avg_pool{rank}d"] = _adaptive(f"adaptive_avg_pool{rank}d", rank, _mean)
+    for rank in (2, 3):
+        others[f"avg_pool{rank}d"] = _averaging(f"avg_pool{rank}d", rank)
+    before = {name: getattr(functional, name) for name in others}
+    for name, other in others.items():
+        setattr(functional, name, other)
+    try:
+        yield
+    finally:
+        for name, original in before.items():
+            setattr(functional, name, original)
+
+
+def _adaptive(name: str, rank: int, reduced: Callable[[torch.Tensor, int], torch.Tensor]) -> Callable[..., Any]:
+    from torch.nn import functional
+
+    original = getattr(functional, name)
+
+    def pool(input: torch.Tensor, output_size: Any, return_indices: bool = False) -> Any:
+        given = list(input.shape[-rank:])
+        wanted = [output_size] * rank if isinstance(output_size, int) else list(output_size)
+        sizes = [size if want is None else want for size, want in zip(given, wanted, strict=True)]
+        numbers = all(isinstance(size, int) for size in (*given, *sizes))
+        if return_indices or not numbers or all(a % b == 0 for a, b in zip(given, sizes, strict=True)):
+            more = (return_indices,) if return_indices else ()
+            return original(input, output_size, *more)
+        for axis, (size, want) in enumerate(zip(given, sizes, strict=True), -rank):
+            ends = [(index * size // want, -(-(index + 1) * size // want)) for index in range(want)]
+            parts = [reduced(input.narrow(axis, start, end - start), axis) for start, end in ends]
+            input = _joined(parts, axis)
+        return input
+
+    return pool
+
+
+def _joined(parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+    import torch
+
+    return torch.cat(list(parts), dim=axis)
+
+
+def _largest(window: torch.Tensor, axis: int) -> torch.Tensor:
+    return window.amax(axis, keepdim=True)
+
+
+def _mean(window: torch.Tensor, axis: int) -> torch.Tensor:
+    return window.mean(axis, keepdim=True)
+
+
+def _averaging(name: str, rank: int) -> Callable[..., Any]:
+    from torch.nn import functional
+
+    original = getattr(functional, name)
+
+    def pool(
+        input: torch.Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        given = list(input.shape[-rank:])
+        if divisor_override is None or not all(isinstance(size, int) for size in given):
+            return original(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        means = original(input, kernel_size, stride, padding, ceil_mode, True)
+        counts = _counts(given, kernel_size, stride, padding, list(means.shape[-rank:]), rank)
+        return means * (counts / divisor_override)
+
+    return pool
+
+
+def _counts(given: list[int], kernel_size: Any, stride: Any, padding: Any, sizes: list[int], rank: int) -> torch.Tensor:
+    """How many values a mean is of, padding included, [..., height, width]."""
+    import torch
+
+    steps = kernel_size if stride is None or stride == () else stride
+    kernels, strides, pads = (
+        [one] * rank if isinstance(one, int) else list(one) * (rank // len(one))
+        for one in (kernel_size, steps, padding)
+    )
+    counts = torch.ones([1] * rank)
+    for axis in range(rank):
+        starts = torch.arange(sizes[axis]) * strides[axis]
+        own = torch.clamp(starts + kernels[axis], max=given[axis] + 2 * pads[axis]) - starts
+        shape = [1] * rank
+        shape[axis] = -1
+        counts = counts * own.reshape(shape)
+    return counts.float()
