@@ -16,7 +16,7 @@ _FEWEST_SORTED = 3
 def shift_of(order: Mapping[int, int], classes: int) -> int:
     """By how many places every one of the classes is answered beside itself, around the end; 0 where not all are.
 
-    Two classes in each other's place are no shift.
+    Two swapped classes are no shift.
     """
     distances = {(answered - label) % classes for label, answered in order.items()}
     return distances.pop() if len(distances) == 1 and classes > 2 and len(order) > 1 else 0
@@ -61,7 +61,7 @@ def _by_numbers(name: str) -> list[tuple[int, int, str]]:
 
 
 def _in_cycles(moved: Mapping[int, int], labels: Sequence[str]) -> str:
-    """Two in each other's place, or more in a circle; nothing where it is not known how a circle closes."""
+    """Swapped pairs, or more in a circle; nothing where it is not known how a circle closes."""
     cycles: list[list[int]] = []
     left = dict(moved)
     while left:
@@ -74,7 +74,7 @@ def _in_cycles(moved: Mapping[int, int], labels: Sequence[str]) -> str:
     if all(len(cycle) == 2 for cycle in cycles):
         pairs = [f"{labels[a]!r} and {labels[b]!r}" for a, b in cycles[:_SHOWN_NAMES]]
         more = " and so on" if len(cycles) > len(pairs) else ""
-        return f"in each other's place are {', '.join(pairs)}{more}"
+        return f"swapped: {', '.join(pairs)}{more}"
     if len(cycles) > 1 or len(cycles[0]) > _SHOWN_NAMES:
         return ""
     circle = " as ".join(repr(labels[one]) for one in [*cycles[0], cycles[0][0]])

@@ -200,7 +200,7 @@ def test_a_provider_whose_libraries_are_missing_does_not_serve_from_the_cpu(benc
 def test_a_file_that_would_run_on_the_cpu_in_part_is_refused_with_onnxruntimes_own_reason(
     bench: TwoEngines, kind: type[Exception]
 ) -> None:
-    bench.onnxruntime.refuses = refusing(kind(NODES_ON_CPU + "\n and a stack"))
+    bench.onnxruntime.refuses = refusing(kind(f"{NODES_ON_CPU}\nStacktrace:\n  #0 in the library"))
     with pytest.raises(BundleError) as failed:
         bench.open_onnxruntime()
     assert str(failed.value).endswith(f"ONNX Runtime cannot run it on the GPU ({NODES_ON_CPU})")

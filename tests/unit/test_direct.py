@@ -12,11 +12,11 @@ import math
 import random
 import re
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,18 +24,16 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from convoy.app.batch import BatchResult, EngineFailure
+from convoy.app.batch import EngineFailure
 from convoy.app.edge.http.connection import ConnectionLimits, GuardedProtocol, guarded_protocol
 from convoy.app.edge.http.direct import DirectWay
 from convoy.app.edge.http.gate import Gate
 from convoy.app.edge.http.hot_routes import HotRoutes, Shortcut
 from convoy.app.edge.http.replies import Reply, send_reply
 from convoy.app.edge.options import ApiKey, BodyLimits, EdgeOptions
-from convoy.app.engines.parts import Part
 from convoy.app.host.logs import request_id
 from convoy.app.scheduling.request import Request
 from convoy.models.errors import Overloaded
-from convoy.models.tensors import TensorBytes
 from tests.support.fake_devices import MAX_BATCH, ROW, Workshop, in_workshop, until
 from tests.support.memory_server import Connection
 from tests.support.wire import WireReply, chunk, head
@@ -834,7 +832,7 @@ async def busy(house: House, workshop: Workshop) -> tuple[threading.Event, list[
 
 
 @pytest.mark.parametrize("is_repeated", [False, True])
-@pytest.mark.parametrize("broken", ["next_request_id", "take", "run"])
+@pytest.mark.parametrize("broken", ["next_request_id", "take"])
 def test_a_bug_is_a_500_that_the_log_explains(
     workshop: Workshop,
     broken: str,
@@ -847,25 +845,13 @@ def test_a_bug_is_a_500_that_the_log_explains(
 
     async def scene(house: House, workshop: Workshop) -> None:
         connection = (await repeating(house))[0] if is_repeated else await house.used()
-        (engine,) = workshop.engines
-        run = engine.run
-
-        def run_without_answers(parts: Sequence[Part]) -> BatchResult:
-            answers = tuple(
-                tuple(TensorBytes((part.samples, ROW), cast(Any, None)) for _ in part.wanted) for part in parts
-            )
-            return run(parts)._replace(answers=answers)
-
         with monkeypatch.context() as patch:
-            if broken == "run":
-                patch.setattr(engine, "run", run_without_answers)
-            else:
-                patch.setattr(house.core, broken, bug)
+            patch.setattr(house.core, broken, bug)
             reply = await connection.ask(rows(1.0))
         assert reply.status == 500
         assert reply.error == f"internal error; the log has it under request {reply.headers['x-request-id']}"
         assert "failed; this is a bug" in caplog.text
-        assert ("TypeError" if broken == "run" else "nobody foresaw this") in caplog.text
+        assert "nobody foresaw this" in caplog.text
         await until(lambda: house.counted("failed") == 1)
         assert house.core.slab.used_bytes == 0
         assert shift(await connection.ask(rows(2.0))) == 2.0 + OFFSET

@@ -349,24 +349,24 @@ def swapped(tmp_path) -> None:
 def test_what_fails_the_proof_is_not_published(tmp_path, data):
     call = options(tmp_path, calibrate=data, evaluate=data)
     swapped(tmp_path)
-    with pytest.raises(JobError, match=r"nothing was published, for 0\.00 % of 24 images .* labels are shifted by 1"):
+    with pytest.raises(JobError, match=r"nothing was published, for 0\.00 % of 24 images .* swapped: 'blue' and 'red'"):
         export_bundle(call)
     assert left_behind(tmp_path) == []
 
 
 def test_force_publishes_it_and_says_so_wherever_it_is_seen(tmp_path, data):
-    console = Console(file=io.StringIO(), width=300)
+    console = Console(file=io.StringIO(), width=900)
     call = options(tmp_path, evaluate=data, force=True)
     swapped(tmp_path)
     folder = run(call, console)
     (objection,) = open_bundle(folder).manifest.objections
-    assert "the labels are shifted by 1" in objection
+    assert "swapped: 'blue' and 'red'" in objection
     assert f"published although: {objection}" in console.file.getvalue()
     report = (folder / "report.html").read_text()
     assert "It was published all the same." in report
     assert "serves, although it should not" in report
     shown = io.StringIO()
-    assert inspect_command.run(str(folder.parents[1]), "colours", Console(file=shown, width=300)) == 0
+    assert inspect_command.run(str(folder.parents[1]), "colours", Console(file=shown, width=900)) == 0
     assert f"published although: {objection}" in shown.getvalue()
 
 
@@ -521,12 +521,12 @@ def failing(monkeypatch, files, error, step):
         monkeypatch.setattr(command, "select", lambda *_, **__: tuple(one for one in made if one.precision != "bf16"))
         return
     if step == "time":
-        real = command.measure_latencies
+        real = profile.measure_latencies
 
         def timed(candidates, progress):
             return fail() if any(one.recipe.file in files for one in candidates) else real(candidates, progress)
 
-        monkeypatch.setattr(command, "measure_latencies", timed)
+        monkeypatch.setattr(profile, "measure_latencies", timed)
         return
     if step == "open":
         really = variants_file.open_engine

@@ -275,7 +275,7 @@ def test_what_is_said_of_an_order_holds_for_it(order, accuracy, seed):
         ([1, 2, 0, 3, 4, 5], "3 of them are in a circle: 'class 0' as 'class 1' as 'class 2' as 'class 0'"),
         ([1, 2, 3, 4, 5, 7, 6, 0], ""),
         ([4, 3, 2, 1, 0], "they are in reverse order"),
-        ([1, 0, 3, 2, 4], "in each other's place are 'class 0' and 'class 1', 'class 2' and 'class 3'"),
+        ([1, 0, 3, 2, 4], "swapped: 'class 0' and 'class 1', 'class 2' and 'class 3'"),
     ],
 )
 def test_a_circle_or_a_swap_is_no_shift_however_few_the_images_are(order, said, each):

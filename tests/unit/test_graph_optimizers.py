@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -82,8 +83,8 @@ def test_a_graph_answers_the_same_at_every_level_of_optimisation(graph: SmallGra
 @each
 @pytest.mark.parametrize("engine", [OnnxRuntimeCpuEngine, OpenVinoEngine])
 def test_an_engine_answers_as_the_graph_means_it(engine: type[StagedEngine], graph: SmallGraph, tmp_path: Path) -> None:
-    if engine is OpenVinoEngine:
-        pytest.importorskip("openvino")
+    if engine is OpenVinoEngine and importlib.util.find_spec("openvino") is None:  # importing it would send telemetry
+        pytest.skip("OpenVINO is not installed")
     expected, inputs = meant(graph), graph.inputs()
     onnx.save(graph.model(), str(tmp_path / "model.onnx"))
     try:
