@@ -14,11 +14,19 @@ from tests.support.stores import StoreFolder
 # How long an example takes says more about the machine's other work than about the code.
 hypothesis.settings.register_profile("ours", deadline=None)
 hypothesis.settings.load_profile("ours")
+# For a test that is long by nature and sets no limit of its own.
+LONG_S = 900
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for plugin in (no_forks, watchdog):
         config.pluginmanager.register(plugin)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("long") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LONG_S))
 
 
 @pytest.fixture
