@@ -132,3 +132,10 @@ def test_a_library_that_forks_the_tests_process_fails_the_test(tmp_path: Path) -
     assert done.returncode == 1, done.stdout
     assert "1 failed" in done.stdout
     assert "a process with threads was forked" in done.stdout
+
+
+def test_no_test_imports_openvino_by_itself() -> None:
+    """Its telemetry forks the process; `load_openvino` leaves it out."""
+    names = re.compile(r"^\s*(import openvino\b|from openvino\b|.*importorskip\(.openvino)", re.MULTILINE)
+    paths = [path for path in (ROOT / "tests").rglob("*.py") if path.name != "test_processes.py"]
+    assert [str(path) for path in paths if names.search(path.read_text())] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from convoy.models.bundle import MANIFEST, Interval, Manifest, Variant, read_man
 from convoy.models.errors import BundleError
 from convoy.models.store import Store
 
-pytest.importorskip("openvino")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="OpenVINO is not installed")
 GAINS = {
     "much faster": Interval(2, 1.9, 2.1),
     "perhaps faster": Interval(1.1, 0.9, 1.3),
