@@ -5,7 +5,7 @@ in a finaliser, which may not raise, and at the end of the process. So another p
 the limit it writes the test's name and has every thread's stack written, and once a fifth more is gone it ends the
 process and all that it has started. Under `pytest-xdist` each worker has its own.
 
-A test with a longer limit of its own is named at the limit of all others, too, unless it is `long`.
+A test with a longer limit of its own is named at the limit of all others, too, unless it is `long` or of an `image`.
 
 A plugin of pytest's, and the program of the other process.
 """
@@ -59,7 +59,8 @@ class _Watched:
         os.write(self._tell, json.dumps([what, limit_s, named_s]).encode() + b"\n")
 
     def _item_begins(self, what: str, item: pytest.Item) -> None:
-        marker, is_long = item.get_closest_marker("timeout"), item.get_closest_marker("long") is not None
+        marker = item.get_closest_marker("timeout")
+        is_long = any(item.get_closest_marker(name) for name in ("long", "image"))
         limit_s = self._limit_s if marker is None else float(marker.kwargs.get("timeout", (*marker.args, 0.0)[0]))
         self._begins(what, limit_s, may_be_long=is_long)
 
