@@ -28,6 +28,8 @@ _GRPC_LISTENING = re.compile(r"listening on grpc://[^:]+:(\d+)")
 AnyProcess = subprocess.Popen[bytes] | ForkedProcess
 START_S = 100.0
 STOP_S = 60.0
+# How long a log that is written stays the same, and how often that is looked at: a busy server never rests.
+_LOG_RESTS_S, _MOST_LOOKS = 0.3, 10
 
 
 def free_port() -> int:
@@ -53,8 +55,19 @@ class Server:
         self.port, self.scheme = 0, "http"
 
     @property
-    def log(self) -> str:
+    def log_so_far(self) -> str:
         return self._log_path.read_text(errors="replace")
+
+    @property
+    def log(self) -> str:
+        """The log once nothing is added for a moment: a thread of the server writes it."""
+        before, log = "", self.log_so_far
+        for _ in range(_MOST_LOOKS):
+            if before == log:
+                break
+            time.sleep(_LOG_RESTS_S)
+            before, log = log, self.log_so_far
+        return log
 
     @property
     def log_in_brief(self) -> str:
@@ -66,7 +79,7 @@ class Server:
     @property
     def grpc_address(self) -> str:
         """Where gRPC listens; a server that is ready listens there, and its line may come a moment later."""
-        found = wait_until(lambda: _GRPC_LISTENING.search(self.log), "it listens for gRPC")
+        found = wait_until(lambda: _GRPC_LISTENING.search(self.log_so_far), "it listens for gRPC")
         return f"127.0.0.1:{found[1]}"
 
     @property
@@ -126,7 +139,7 @@ class Server:
 
         def place() -> re.Match[str] | None:
             assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
-            return _LISTENING.search(self.log)
+            return _LISTENING.search(self.log_so_far)
 
         found = wait_until(place, "the server listens", START_S)
         self.scheme, self.port = found[1], int(found[2])
