@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from convoy.export.rows import Rows
-from convoy.export.variants.onnx_graph import array, attribute, initializers, producers
+from convoy.export.variants.onnx_graph import array, constants, producers
 from convoy.models.spec import ModelSpec
 
 _TOLERANCE = 1e-3
@@ -66,10 +66,7 @@ def _is_within(values: np.ndarray) -> bool:
 class _RangeReader:
     def __init__(self, graph: Any) -> None:
         self._made: Mapping[str, Any] = producers(graph)
-        self._constants = initializers(graph)
-        for node in graph.node:
-            if node.op_type == "Constant":
-                self._constants[node.output[0]] = attribute(node, "value", None)
+        self._constants = constants(graph)
         self._known: dict[str, bool] = {}
 
     def is_bounded(self, tensor: str, steps: int = _MOST_STEPS) -> bool:

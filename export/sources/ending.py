@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from convoy.export.variants.onnx_graph import array, attribute, initializers, producers
+from convoy.export.variants.onnx_graph import array, constants, producers
 
 # "unbounded": nothing limits the values, as behind a linear layer. "clipped": cut off at a bound, which may or may not
 # be meant as a probability's. "derived": calculated from probabilities or their logarithms, as percent are, so that no
@@ -62,10 +62,7 @@ def ending_of(graph: Any) -> Ending:
 class _EndingReader:
     def __init__(self, graph: Any) -> None:
         self._made: Mapping[str, Any] = producers(graph)
-        self._constants = initializers(graph)
-        for node in graph.node:
-            if node.op_type == "Constant":
-                self._constants[node.output[0]] = attribute(node, "value", None)
+        self._constants = constants(graph)
 
     def read(self, tensor: str, steps: int) -> Ending:
         node = self._node(tensor)

@@ -184,6 +184,12 @@ def initializers(graph: Any) -> dict[str, Any]:
     return {tensor.name: tensor for tensor in graph.initializer}
 
 
+def constants(graph: Any) -> dict[str, Any]:
+    """The constant tensors by name, those of Constant nodes as well."""
+    nodes = (node for node in graph.node if node.op_type == "Constant")
+    return initializers(graph) | {node.output[0]: attribute(node, "value", None) for node in nodes}
+
+
 def array(tensor: Any) -> np.ndarray:
     """A constant tensor's values."""
     from onnx import numpy_helper
