@@ -43,7 +43,7 @@ class File:
         before = server.log.count(told)
         self.write(document)
         server.signal(signal.SIGHUP)
-        wait_until(lambda: server.log.count(told) > before, f"the log has {told!r} once more")
+        wait_until(lambda: server.log_so_far.count(told) > before, f"the log has {told!r} once more")
 
     def key(self, name: str, secret: str) -> str:
         path = self.path.with_name(name)
@@ -209,7 +209,7 @@ def test_what_needs_a_restart_or_another_load_is_said(file: File, edges: int) ->
         assert "read again: log_level, models.rows.max_queue; API keys: none" in server.log
         assert "models.rows.threads: holds when the model is loaded the next time" in server.log
         file.change(server, {**after, "models": {"rwos": {"max_queue": 9}}})
-        wait_until(lambda: "did you mean 'rows'?" in server.log, "the name is questioned")
+        wait_until(lambda: "did you mean 'rows'?" in server.log_so_far, "the name is questioned")
 
 
 def test_a_core_that_comes_later_knows_what_holds(file: File) -> None:
@@ -220,7 +220,7 @@ def test_a_core_that_comes_later_knows_what_holds(file: File) -> None:
         children = psutil.Process(server.process.pid).children()
         (core,) = [child for child in children if any("core" in word for word in child.cmdline())]
         core.kill()
-        wait_until(lambda: server.log.count("API keys: team-b") > told, "the next core has read it again")
+        wait_until(lambda: server.log_so_far.count("API keys: team-b") > told, "the next core has read it again")
         eventually(lambda: (status(client, "open sesame"), status(client, "abracadabra")), (401, 200))
         edge = next(child for child in children if child.pid != core.pid)
         edge.kill()

@@ -377,9 +377,10 @@ def test_each_request_has_one_line_in_the_access_log(server: Server, wire: Wire)
     wire.send(b"".join(simple(number).whole(X_Request_Id=f"{name}-{number}") for number in range(10, 20)))
     for number in range(10, 20):
         check(wire.reply(), number)
-    wait_until(lambda: server.log.count(name) >= 20, "all are in the log")
+    wait_until(lambda: server.log_so_far.count(name) >= 20, "all are in the log")
+    lines = server.log.splitlines()
     for number in range(20):
-        (line,) = [line for line in server.log.splitlines() if line.endswith(f"[request {name}-{number}]")]
+        (line,) = [line for line in lines if line.endswith(f"[request {name}-{number}]")]
         assert f"127.0.0.1 POST {SIMPLE} 200 " in line
 
 

@@ -437,7 +437,7 @@ def test_a_second_signal_ends_everything_at_once() -> None:
         asking = pool.submit(server.infer, 1.0)
         wait_until(lambda: server.stats()["unfinished_requests"] == 1, "it runs")
         server.signal()
-        wait_until(lambda: "stopping: not ready" in server.log, "the first signal was heard")
+        wait_until(lambda: "stopping: not ready" in server.log_so_far, "the first signal was heard")
         server.signal()
         server.wait()
         assert isinstance(asking.exception(), httpx.TransportError)
@@ -481,7 +481,7 @@ def test_a_hung_engine_that_cannot_be_replaced_costs_the_core_and_not_the_server
         old = core(server).pid
         server.switch_on("hang_load")
         assert server.infer(-1.0).status_code == 503
-        wait_until(lambda: "could not be replaced" in server.log, "the core gives up")
+        wait_until(lambda: "could not be replaced" in server.log_so_far, "the core gives up")
         server.switch_off("hang_load")
         wait_until(lambda: _is_ready(server), "another core serves")
         assert core(server).pid != old

@@ -438,7 +438,7 @@ def test_ids_and_traces_come_back_and_calls_are_logged(stub: Any, server: Server
     assert trailer(call) == {"x-request-id": "grpc-id-1", "traceparent": trace}
     _, call = stub.ServerLive.with_call(service_pb2.ServerLiveRequest())
     assert trailer(call)["x-request-id"]
-    wait_until(lambda: "gRPC ModelInfer OK" in server.log, "the call is in the log")
+    wait_until(lambda: "gRPC ModelInfer OK" in server.log_so_far, "the call is in the log")
     (line,) = (line for line in server.log.splitlines() if "grpc-id-1" in line)
     assert "127.0.0.1 gRPC ModelInfer OK" in line
     assert trace in line
@@ -849,7 +849,7 @@ def test_a_stream_does_not_hold_up_the_end_and_what_it_has_sent_is_answered() ->
             replies = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(requests())
             wait_until(lambda: server.stats()["open_calls"] == 2, "both have come")
             server.signal()
-            wait_until(lambda: "stopping" in server.log, "the server is told")
+            wait_until(lambda: "stopping" in server.log_so_far, "the server is told")
             server.switch_off("hold")
             assert [next(replies).error_message for _ in range(2)] == ["", ""]
             assert server.wait() == 0

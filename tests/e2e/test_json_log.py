@@ -133,5 +133,5 @@ def test_the_text_has_the_name_of_the_key(tmp_path: Path) -> None:
     with start_server("--access-log", "all", "--api-key-file", str(tmp_path / "key")) as server:
         own = {"Authorization": "Bearer open sesame"}
         assert server.post("/predictions/digits", content=digit("one"), headers=own).status_code == 200
-        wait_until(lambda: "ms key default [request" in server.log, "the line has it")
+        wait_until(lambda: "ms key default [request" in server.log_so_far, "the line has it")
         assert "sesame" not in server.log

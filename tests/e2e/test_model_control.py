@@ -428,7 +428,9 @@ def test_reloading_under_load_loses_no_request(explicit: Server, store: StoreFol
             assert answered_by(explicit) == ("1", float(number))
     assert_nobody_noticed(crowd)
     # The last of them once the last request to it has been answered.
-    wait_until(lambda: explicit.log.count("unloaded shift version 1") == 9 + 1, "all that were replaced are gone")
+    wait_until(
+        lambda: explicit.log_so_far.count("unloaded shift version 1") == 9 + 1, "all that were replaced are gone"
+    )
 
 
 def test_only_the_admin_token_loads_models_where_others_can_ask(store: StoreFolder, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_while_polling_one_version_alone_is_loaded_again_when_its_files_change(t
         outside.add_shift(2.0, name="x").replace(tmp_path / "models" / "model.onnx")
         wait_until(lambda: shifted_by(server) == ("1", 2.0), "the new file serves")
         (tmp_path / "models").rename(tmp_path / "away")
-        wait_until(lambda: "the store cannot be read" in server.log, "it is missed")
+        wait_until(lambda: "the store cannot be read" in server.log_so_far, "it is missed")
         assert shifted_by(server) == ("1", 2.0)
 
 

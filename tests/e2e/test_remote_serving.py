@@ -101,11 +101,11 @@ def test_a_models_configuration_decides_what_is_fetched(remote: ObjectStore, tmp
         remote.put("digits/config.pbtxt", b"version_policy { specific { versions: [ 2 ] } }")
         wait_until(lambda: seven(server) == ("2", "7"), "the other version serves")
         remote.put("digits/config.pbtxt", b"version_policy { specific { versions: [ 9 ] } }")
-        wait_until(lambda: "wants version 9" in server.log, "it is told")
+        wait_until(lambda: "wants version 9" in server.log_so_far, "it is told")
         assert seven(server) == ("2", "7")
     remote.stop()
     with serve(remote, tmp_path / "cache", wait_ready=False) as server:
-        wait_until(lambda: "loaded shift" in server.log, "what is here serves", 120)
+        wait_until(lambda: "loaded shift" in server.log_so_far, "what is here serves", 120)
         assert server.post("/v2/models/shift/infer", json=ROW).json()["model_version"] == "1"
 
 
@@ -140,7 +140,7 @@ def test_a_store_that_is_away_is_no_order_to_unload_and_a_restart_serves_what_ca
     with serve(remote, tmp_path, *POLL) as server:
         assert seven(server) == ("1", "7")
         remote.stop()
-        wait_until(lambda: "cannot be read" in server.log, "it is missed", 120)
+        wait_until(lambda: "cannot be read" in server.log_so_far, "it is missed", 120)
         assert seven(server) == ("1", "7")
         assert "cannot be reached" in server.log
     with serve(remote, tmp_path, wait_ready=False) as server:

@@ -179,7 +179,7 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(server: Server) -> No
     body, headers = big_request()
     with Wire(server.port, receive_buffer=4096) as wire:
         wire.send(head("/v2/models/identity_fp32/infer", {**headers, "Content-Length": str(len(body))}) + body)
-        wait_until(lambda: "did not read its answer" in server.log, "the server gives up")
+        wait_until(lambda: "did not read its answer" in server.log_so_far, "the server gives up")
         wait_until(server.is_at_rest, "the answer's memory is given back")
 
 

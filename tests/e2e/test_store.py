@@ -397,7 +397,7 @@ def test_what_lies_in_the_store_and_is_no_model_is_told_once_however_often_it_is
     options = ("--model-control", "poll", "--poll-interval-s", "0.05")
     with start_server(*options, store=store.root) as server:
         store.add_add_sub(name="second").parent.rename(store.root / "second" / "v2")
-        wait_until(lambda: "second/v2 is not served" in server.log, "what came is told")
+        wait_until(lambda: "second/v2 is not served" in server.log_so_far, "what came is told")
         for name in ("third", "fourth"):  # each takes two looks or more
             store.add_add_sub(name=name)
             wait_until(lambda name=name: f"{name}/1" in served(server), "the store is looked at")  # type: ignore[misc]

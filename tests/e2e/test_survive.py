@@ -114,9 +114,11 @@ def test_a_gpu_that_is_lost_ends_the_process_with_70_or_costs_the_core(edges: in
         assert server.infer(1.0).json()["outputs"][0]["data"] == [1.0] * 4
         with suppress(httpx.TransportError):
             assert server.infer(LOSE_GPU).status_code == 503
-        wait_until(lambda: "an illegal memory access" in server.log, "the loss is seen")
+        wait_until(lambda: "an illegal memory access" in server.log_so_far, "the loss is seen")
         if edges:
-            wait_until(lambda: server.log.count("exit code 70") == 1 and server.is_ready(), "another core is there")
+            wait_until(
+                lambda: server.log_so_far.count("exit code 70") == 1 and server.is_ready(), "another core is there"
+            )
             assert server.infer(1.0).json()["outputs"][0]["data"] == [1.0] * 4
         else:
             assert server.wait() == 70
@@ -129,7 +131,7 @@ def test_a_batch_that_hangs_on_the_event_loop_itself_ends_the_process_with_70_or
         assert server.infer(1.0).status_code == 200
         with ThreadPoolExecutor(1) as pool:
             hanging = pool.submit(server.infer, HANG)
-            wait_until(lambda: "on the event loop" in server.log, "the hang is seen")
+            wait_until(lambda: "on the event loop" in server.log_so_far, "the hang is seen")
             assert hanging.exception() is not None or hanging.result().status_code == 503
         assert "Thread 0x" in server.log
         if edges:
@@ -181,7 +183,7 @@ def test_an_engine_that_fails_every_batch_under_load_is_found_and_replaced() -> 
     ):
         wait_until(lambda: crowd.answered > 20, "there is load")
         server.switch_on("break")
-        wait_until(lambda: "the canary failed" in server.log, "the canary has found it among the load")
+        wait_until(lambda: "the canary failed" in server.log_so_far, "the canary has found it among the load")
         wait_until(lambda: server.infer(1.0).status_code == 200, "the engine was replaced")
         assert server.is_ready()
 
@@ -213,7 +215,7 @@ def test_whoever_is_still_sending_when_the_server_stops_is_answered() -> None:
         wire.send(head("/predictions/digits", {"Content-Length": str(len(image))}) + image[:100])
         wait_until(lambda: server.stats()["inflight_bytes"] > 0, "the body is being read")
         server.signal()
-        wait_until(lambda: "stopping" in server.log, "the server is told")
+        wait_until(lambda: "stopping" in server.log_so_far, "the server is told")
         wire.send(image[100:])
         reply = wire.reply()
         assert reply.status == 200
@@ -255,7 +257,7 @@ def test_new_requests_are_turned_away_while_old_ones_finish() -> None:
         running = pool.submit(server.infer, 1.0)
         wait_until(lambda: server.stats()["unfinished_requests"] == 1, "it runs")
         server.signal()
-        wait_until(lambda: "stopping" in server.log, "the server is told")
+        wait_until(lambda: "stopping" in server.log_so_far, "the server is told")
         refusal = wait_until(lambda: _refusal(server), "new requests are refused")
         assert "shutting down" in refusal
         server.switch_off("hold")
@@ -274,7 +276,7 @@ def _refusal(server: FakeServer) -> str:
 def test_a_second_signal_ends_it_at_once(number: signal.Signals) -> None:
     with start_server("--drain-delay-s", "60", exit_code=128 + number) as server:
         server.signal(number)
-        wait_until(lambda: "stopping" in server.log, "the first signal has been heard")
+        wait_until(lambda: "stopping" in server.log_so_far, "the first signal has been heard")
         server.signal(number)
         server.wait(60)
 

@@ -138,7 +138,7 @@ def test_who_speaks_plain_text_or_trusts_somebody_else_has_no_answer(
     with secured(papers, papers.options, edges=edges) as (server, client):
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://127.0.0.1:{server.port}/v2", trust_env=False)
-        until(lambda: "a client could not agree on TLS" in server.log, "the log tells of it")
+        until(lambda: "a client could not agree on TLS" in server.log_so_far, "the log tells of it")
         with trusting(server, Papers(stranger).context()) as other, pytest.raises(httpx.ConnectError):
             other.get("/v2")
         with pytest.raises(grpc.FutureTimeoutError):
@@ -173,7 +173,7 @@ def test_a_renewed_certificate_is_shown_from_the_next_connection_on(papers: Pape
         def hang_up(told: str) -> None:
             before = server.log.count(told)
             server.signal(signal.SIGHUP)
-            until(lambda: server.log.count(told) > before, f"the log has {told!r}")
+            until(lambda: server.log_so_far.count(told) > before, f"the log has {told!r}")
 
         papers.server.key.write_bytes(renewed.key.read_bytes())  # half of a renewal
         hang_up("is not that of the first certificate")
@@ -232,7 +232,7 @@ def test_an_earlier_session_opens_nothing_to_who_is_trusted_no_more(papers: Pape
         assert resumed(session)[0], "else this shows nothing"
         ca.write_bytes(Authority(elsewhere, "other").file.read_bytes())
         server.signal(signal.SIGHUP)
-        until(lambda: "is shown the certificate that was read" in server.log, "it has been read")
+        until(lambda: "is shown the certificate that was read" in server.log_so_far, "it has been read")
         with pytest.raises(OSError, match=r"(?i)alert|reset|eof"):
             resumed(session)
 

@@ -383,7 +383,9 @@ def test_the_log_names_the_trace_that_was_begun(receiver: SpanReceiver) -> None:
     with start_server("--tracing", "--access-log", "all", env=receiver.environment) as server:
         reply = server.post("/predictions/digits", content=digit("one"))
         traceparent = reply.headers["traceparent"]
-        wait_until(lambda: re.search(f"POST /predictions/digits 200 .* trace {traceparent}", server.log), "its line")
+        wait_until(
+            lambda: re.search(f"POST /predictions/digits 200 .* trace {traceparent}", server.log_so_far), "its line"
+        )
 
 
 def test_a_protocol_that_is_none_is_a_wrong_call(monkeypatch: pytest.MonkeyPatch) -> None:

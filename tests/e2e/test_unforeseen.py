@@ -59,7 +59,7 @@ def test_a_bug_in_any_route_is_json_with_the_requests_id_and_a_trace_in_the_log(
                 assert f"{verb} {path}" in told
     finally:
         server.switch_off("bug")
-    wait_until(lambda: "the switch says that there is a bug" in server.log, "the trace is in the log")
+    wait_until(lambda: "the switch says that there is a bug" in server.log_so_far, "the trace is in the log")
     assert "Traceback" in server.log
     assert server.infer(1.0).status_code == 200
 

@@ -9,9 +9,10 @@ what its engine does: POISON fails its batch, HANG never returns, DIE is fatal f
 With `"gpu": true` only `rows` is there, an ONNX file that is really loaded, onto a fake GPU by ONNX Runtime's engine;
 LOSE_GPU breaks the GPU for the process. The GPU tells its figures, by an NVML that is not there, either.
 
-`FAKE_OPTIONS` is JSON: `latency_ms`, `per_sample_ms`, `max_batch`, `reload_ms` (how long it takes to replace
-an engine), `health` (arguments of HealthOptions), `hang_from_start` (what to put into the
-switch `hang_load`), `tells_runs` (whether the file `runs` among the switches grows by a byte for each run that begins).
+`FAKE_OPTIONS` is JSON: `latency_ms`, `per_sample_ms`, `max_batch`, `reload_ms` (how long it takes to replace an
+engine), `patience_s` (after how long a waiting request is overdue), `health` (arguments of HealthOptions),
+`hang_from_start` (what to put into the switch `hang_load`), `tells_runs` (whether the file `runs` among the switches
+grows by a byte for each run that begins).
 `FAKE_SWITCHES` is a folder; a file in it changes at once every engine that is there, and none that is loaded later:
     wrong       answers are wrong, so the canary fails
     hang        every run hangs, the canary's too
@@ -52,6 +53,7 @@ from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.main import Host
 from convoy.app.processes.launch import become_supervisor
+from convoy.app.scheduling import patience
 from convoy.app.settings import read_settings
 from convoy.models.bundle import LatencyPoint
 from convoy.models.errors import BundleError
@@ -150,12 +152,14 @@ class Fakes:
 
     def _holds(self, born_ns: int) -> bool:
         if not self._is_on("hold", born_ns):
+            self._released = 0
             return False
         try:
             released = int((self._switches / "hold").read_text() or 0)
         except FileNotFoundError:
+            self._released = 0
             return False
-        if self._released == released:
+        if self._released >= released:
             return True
         self._released += 1
         return False
@@ -188,6 +192,8 @@ def make_core(core_options: CoreOptions, **own: Any) -> Core:
     options = json.loads(os.environ.get("FAKE_OPTIONS", "{}"))
     switches = Path(os.environ["FAKE_SWITCHES"])
     fakes = Fakes(options, switches)
+    if "patience_s" in options:
+        patience.PATIENCE_NS = int(options["patience_s"] * 1e9)
     # A run that is held hangs only where a test says so, and no canary is held before it, however slow the machine is.
     calm = {"hang_after_s": 600.0, "canary_after_s": 3600.0}
     health = HealthOptions(**{**calm, **options.get("health", {})})

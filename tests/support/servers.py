@@ -60,11 +60,11 @@ class Server:
 
     @property
     def log(self) -> str:
-        """The log once nothing is added for a moment: a thread of the server writes it."""
+        """The log once nothing is added for a moment, because a thread of the server writes it. Poll `log_so_far`."""
         before, log = "", self.log_so_far
         for _ in range(_MOST_LOOKS):
-            if before == log:
-                break
+            if before == log or self.process.poll() is not None:
+                return self.log_so_far
             time.sleep(_LOG_RESTS_S)
             before, log = log, self.log_so_far
         return log
@@ -72,7 +72,7 @@ class Server:
     @property
     def log_in_brief(self) -> str:
         """What a failed test shows: the first stack trace, if there is one, and the end."""
-        log = self.log
+        log = self.log_so_far
         trace = log.find("Traceback")
         return (log[max(0, trace - 300) : trace + 3000] + "\n[...]\n" if trace >= 0 else "") + log[-3000:]
 
