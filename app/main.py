@@ -24,7 +24,6 @@ from convoy.app.core import Core
 from convoy.app.edge.grpc.opening import grpc_host
 from convoy.app.edge.http.application import create_app
 from convoy.app.edge.http.connection import guarded_protocol
-from convoy.app.edge.http.direct import DirectWay
 from convoy.app.edge.http.hot_routes import HotRoutes
 from convoy.app.host import logs
 from convoy.app.host.acceptor import Acceptor
@@ -37,6 +36,7 @@ from convoy.app.host.runtime import (
     raise_file_limit,
     run,
 )
+from convoy.app.outcomes import Refusal
 from convoy.app.processes.launch import become_supervisor
 from convoy.app.reload import Reloading
 from convoy.app.settings import Settings, read_settings
@@ -94,7 +94,7 @@ class Host:
         self._reloading = Reloading(settings, self.core, [options])
         hot = HotRoutes(self.core, options)
         limits = settings.connection_limits()
-        protocol = guarded_protocol(limits, DirectWay(hot, self.core, options))
+        protocol = guarded_protocol(limits, lambda: self.core.turned_away(Refusal.CONNECTIONS))
         self._handshakes = limits.handshakes(lambda: options.tls)
         self._acceptor: Acceptor | None = None
         self._http = HttpServer(

@@ -52,18 +52,6 @@ def best_classes(
     return _predictions(order.tolist(), scores[order].tolist(), spec.labels)
 
 
-def best_classes_of_each(outputs: np.ndarray, spec: ModelSpec, top_k: int | None) -> list[list[Prediction] | None]:
-    """What `best_classes` gives for each row of [samples, values], all at once; None where it would raise."""
-    if 0 < outputs.shape[1] <= _FEW:
-        rows, is_pair = outputs.astype(np.float32, copy=False).tolist(), _is_pair(spec)
-        few = [ranked_few(row, spec.activation, top_k, is_pair=is_pair) for row in rows]
-        return [None if ranked is None else _predictions(*ranked, spec.labels) for ranked in few]
-    all_classes = outputs.shape[1] + 1  # one value may be the scores of two
-    ranked = best_classes_of_batch(outputs, spec, all_classes if top_k is None else top_k)
-    rows = zip(ranked.class_ids.tolist(), ranked.scores.tolist(), ranked.is_nan.tolist(), strict=True)
-    return [None if is_nan else _predictions(classes, scores, spec.labels) for classes, scores, is_nan in rows]
-
-
 def _predictions(classes: list[int], scores: list[float], labels: Sequence[str]) -> list[Prediction]:
     known = len(labels)
     return [

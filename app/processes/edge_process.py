@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from convoy.app.edge.http.connection import ConnectionLimits, guarded_protocol
 from convoy.app.edge.http.cors import Cors
-from convoy.app.edge.http.direct import DirectWay
 from convoy.app.edge.http.gate import Gate
 from convoy.app.edge.http.hot_routes import HotRoutes, Shortcut
 from convoy.app.edge.http.infer import InferRoute
@@ -23,6 +22,7 @@ from convoy.app.host import logs
 from convoy.app.host.acceptor import Acceptor
 from convoy.app.host.http_server import HttpServer
 from convoy.app.host.runtime import collect_only_what_comes, give_large_allocations_back, run
+from convoy.app.outcomes import Refusal
 from convoy.app.processes.balance import Balance
 from convoy.app.processes.control import SERVING, ControlLine, belong_to
 from convoy.app.processes.messages import OptionsTold
@@ -77,7 +77,7 @@ class _EdgeProcess:
         rest = Proxy(self._core, http_socket(orders.folder))
         self._server = HttpServer(
             Cors(Gate(Shortcut(rest, self._hot), self._core, profile.options), profile.options),
-            guarded_protocol(profile.limits, DirectWay(self._hot, self._core, profile.options)),
+            guarded_protocol(profile.limits, lambda: self._core.turned_away(Refusal.CONNECTIONS)),
             lifespan="off",
             on_started=self._accept,
             on_stopping=self._accept_no_more,

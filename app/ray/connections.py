@@ -1,23 +1,24 @@
-"""The direct way inside a replica: Ray's HTTP server, with connections that know Convoy's hot routes.
+"""Connections of a replica: hot paths go to Convoy's application at once, all others through Ray's.
 
 Behind Ray's HAProxy a replica has an HTTP server of its own, uvicorn with the protocol that it takes for "auto". That
-is where our connections are put. They need the core on their own event loop, which `RAY_SERVE_THROUGHPUT_OPTIMIZED=1`
-brings; otherwise Ray runs the core on another loop than the connections, and these stay what they are without us.
+is where our protocol is put. It needs the core on its own event loop, which `RAY_SERVE_THROUGHPUT_OPTIMIZED=1` brings;
+otherwise Ray runs the core on another loop, and connections stay as Ray makes them.
 
-What takes the direct way is seen by Convoy's metrics and not by Ray's, and obeys Convoy's time-outs and limits.
+Requests on hot paths are seen by Convoy's metrics and not by Ray's, and obey Convoy's time-outs and limits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import uvicorn.config
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from convoy.app.edge.http.connection import ConnectionLimits, GuardedProtocol
-from convoy.app.edge.http.direct import DirectWay, Memory
+from convoy.app.edge.http.connection import GuardedProtocol
+from convoy.app.edge.http.hot_routes import HotRoutes
 from convoy.app.ray.ways import Ways
 
 _log = logging.getLogger("convoy")
@@ -26,48 +27,52 @@ _RAYS_TIMEOUT = b"x-request-timeout-seconds"
 
 
 class RouteHere:
-    """Under which prefix Ray serves the application, learnt from each request that comes by ASGI; None: not known yet.
+    """The prefix under which Ray serves the application, learnt from each request that comes by ASGI.
 
-    Ray tells it nobody else, and may change it while a replica lives.
+    None until the first one. Ray may change it while a replica lives.
     """
 
-    prefix: bytes | None = None
+    prefix: str | None = None
 
 
-class ReplicaProtocol(GuardedProtocol):
+class HotPaths(NamedTuple):
+    """Convoy's application, and which requests go to it without Ray's."""
+
+    app: ASGIApp
+    routes: HotRoutes
+    ways: Ways
+    here: RouteHere
+
+    def scope_inside(self, scope: Scope) -> Scope | None:
+        """The request's scope without Ray's prefix; None if it is for Ray's application."""
+        prefix, path = self.here.prefix, scope["path"]
+        if prefix is None or scope["root_path"] or scope["method"] != "POST" or not path.startswith(f"{prefix}/"):
+            return None
+        if self.routes.find(path[len(prefix) :]) is None or any(name == _RAYS_TIMEOUT for name, _ in scope["headers"]):
+            return None
+        return {**scope, "path": path[len(prefix) :]}
+
+
+class ReplicaConnection(GuardedProtocol):
     """One connection of a replica."""
 
-    ways: ClassVar[Ways]
-    here: ClassVar[RouteHere]
+    hot: ClassVar[HotPaths]
 
     def shutdown(self) -> None:
         # Ray ends its server while requests run, and waits for them; a host of ours has waited before.
         HttpToolsProtocol.shutdown(self)
 
-    def _goes_direct(self) -> bool:
-        prefix = self.here.prefix
-        if prefix is None or self.config.root_path or any(name == _RAYS_TIMEOUT for name, _ in self.headers):
-            return False
-        whole = self.url
-        if not whole.startswith(prefix + b"/"):
-            return False
-        self.url = whole[len(prefix) :]
-        if super()._goes_direct():
-            self.ways.direct += 1
-            return True
-        self.url = whole
-        return False
-
-    def _repeats(self, memory: Memory, data: bytes) -> bool:
-        is_repeated = super()._repeats(memory, data)
-        self.ways.direct += is_repeated
-        return is_repeated
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        inside = self.hot.scope_inside(cycle.scope)
+        if inside is not None:
+            self.hot.ways.direct += 1
+            cycle.scope, app = inside, self.hot.app
+        super()._start_asgi_task(cycle, app)
 
 
-def take_connections(way: DirectWay, limits: ConnectionLimits, ways: Ways, here: RouteHere) -> None:
-    """From now on connections of this process are ours, where they are on the event loop that calls this."""
-    more = {"limits": limits, "way": way, "ways": ways, "here": here}
-    kind: Any = type("ReplicaProtocol", (ReplicaProtocol,), more)
+def take_connections(protocol: type[GuardedProtocol], hot: HotPaths) -> None:
+    """From now on connections of this process are ours, if they are on the event loop that calls this."""
+    kind: Any = type("ReplicaProtocol", (ReplicaConnection, protocol), {"hot": hot})
     usual: Any = uvicorn.importer.import_from_string(uvicorn.config.HTTP_PROTOCOLS["auto"])
     home, has_told = asyncio.get_running_loop(), False
 
@@ -84,8 +89,8 @@ def take_connections(way: DirectWay, limits: ConnectionLimits, ways: Ways, here:
     uvicorn.config.HTTP_PROTOCOLS["auto"] = connect  # type: ignore[assignment]
 
 
-_TAKEN = "requests that infer take the direct way past Ray's ASGI"
+_TAKEN = "requests that infer go to Convoy's application without Ray's"
 _ON_ANOTHER_LOOP = (
-    "requests go by ASGI, some three times slower: Ray runs the models on another event loop than the connections; "
-    "set RAY_SERVE_THROUGHPUT_OPTIMIZED=1 on every node"
+    "all requests go through Ray's application, some three times slower: Ray runs the models on another event loop "
+    "than the connections; set RAY_SERVE_THROUGHPUT_OPTIMIZED=1 on every node"
 )

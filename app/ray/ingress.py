@@ -22,7 +22,7 @@ class Ingress:
             return
         if scope["type"] == "http":
             self._ways.by_asgi += 1
-            self._here.prefix = scope.get("root_path", "").rstrip("/").encode()
+            self._here.prefix = scope.get("root_path", "").rstrip("/")
             send = _without_second_id(scope, send)
         await self._app(_inside(scope), receive, send)
 

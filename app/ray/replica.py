@@ -9,21 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from functools import partial
 
 from ray import serve
 from starlette.types import ASGIApp
 
 from convoy.app.core import Core
 from convoy.app.edge.http.application import create_app
-from convoy.app.edge.http.direct import DirectWay
+from convoy.app.edge.http.connection import guarded_protocol
 from convoy.app.edge.http.hot_routes import HotRoutes
 from convoy.app.host import logs
 from convoy.app.host.runtime import collect_only_what_comes, give_large_allocations_back, raise_file_limit
 from convoy.app.lifecycle.load_watch import batch_speed
+from convoy.app.outcomes import Refusal
 from convoy.app.python.inside import Asking
 from convoy.app.ray.arguments import replica_settings
 from convoy.app.ray.autoscaling import REQUESTS_PER_S, UTILISATION, WAITING_S
-from convoy.app.ray.connections import RouteHere, take_connections
+from convoy.app.ray.connections import HotPaths, RouteHere, take_connections
 from convoy.app.ray.handle import HandleCalls
 from convoy.app.ray.ingress import Ingress
 from convoy.app.ray.ways import Ways
@@ -68,9 +70,11 @@ class Replica(HandleCalls):
             await asyncio.sleep(_LOOK_EVERY_S)
         if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
             _log.warning("%s", _THROUGH_PYTHON)
-        here, way = RouteHere(), DirectWay(self._hot, self._core, self._options)
-        take_connections(way, self._settings.connection_limits(), self._ways, here)
-        return Ingress(create_app(self._core, self._options, self._hot), self._ways, here, self._end)
+        here, app = RouteHere(), create_app(self._core, self._options, self._hot)
+        on_too_many = partial(self._core.turned_away, Refusal.CONNECTIONS)
+        protocol = guarded_protocol(self._settings.connection_limits(), on_too_many)
+        take_connections(protocol, HotPaths(app, self._hot, self._ways, here))
+        return Ingress(app, self._ways, here, self._end)
 
     async def check_health(self) -> None:
         """Raises ReplicaUnwell with the reason."""

@@ -104,27 +104,6 @@ class Request:
         self.trace = trace
         self.comes_alone = comes_alone
 
-    def with_places(
-        self, slots: tuple[SlotRef, ...], inputs: tuple[TensorPlace, ...], outputs: tuple[TensorPlace | None, ...]
-    ) -> Request:
-        """The same with its tensors elsewhere."""
-        return Request(
-            self.id,
-            self.key,
-            self.samples,
-            self.shapes,
-            slots,
-            inputs,
-            self.wanted,
-            outputs,
-            self.arrival_ns,
-            self.priority,
-            self.deadline_ns,
-            self.latest_start_ns,
-            self.trace,
-            self.comes_alone,
-        )
-
     @property
     def expiry_ns(self) -> int | None:
         """When waiting any longer is pointless, whatever the engines do."""

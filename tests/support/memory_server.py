@@ -15,7 +15,6 @@ from uvicorn.server import ServerState
 from convoy.app.core import Core
 from convoy.app.edge.http.application import create_app
 from convoy.app.edge.http.connection import GuardedProtocol, guarded_protocol
-from convoy.app.edge.http.direct import DirectWay
 from convoy.app.edge.http.hot_routes import HotRoutes
 from convoy.app.settings import read_settings
 from tests.support.fake_devices import until
@@ -109,7 +108,7 @@ class MemoryServer:
         self.core = Core(given.core_options())
         self._hot = HotRoutes(self.core, options)
         self._app = create_app(self.core, options, self._hot)
-        self._kind = guarded_protocol(given.connection_limits(), DirectWay(self._hot, self.core, options))
+        self._kind = guarded_protocol(given.connection_limits())
         self._config = uvicorn.Config(self._app, http=self._kind, ws="none", log_config=None, access_log=False)
         self._config.load()
         self._state = ServerState()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.fake_devices import Workshop
 from tests.support.wire import head
-from tests.unit.test_direct import ROWS, Connection, House, held, play, rows
+from tests.unit.test_connection import ROWS, Connection, House, held, play, rows
 
 CALLS = 20
 

@@ -29,7 +29,7 @@ from convoy.app.edge.options import BodyLimits
 from convoy.app.scheduling.slab import Slab
 from convoy.models.errors import RequestError, RequestTimeout
 from tests.support.fake_devices import ROW, Workshop, in_workshop, until
-from tests.unit.test_direct import OPTIONS, workshop  # noqa: F401
+from tests.unit.test_connection import OPTIONS, workshop  # noqa: F401
 
 KIB = 1 << 10
 

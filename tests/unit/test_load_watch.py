@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from test_direct import House, rows, shift
+from test_connection import House, rows, shift
 
 from convoy.app.edge.orca import report_header, report_message
 from convoy.app.lifecycle.load_watch import LoadWatch
@@ -131,19 +131,18 @@ def test_a_version_that_is_loaded_again_has_not_done_all_its_work_anew(workshop:
 def test_who_asks_is_told_and_nobody_else(workshop: Workshop) -> None:
     async def scenario() -> None:
         house = House(workshop)
-        for through_asgi in (False, True):
-            connection = house.connect(through_asgi=through_asgi)
-            told = await connection.ask(rows(1.0, headers={ASKS: "TEXT"}))
-            assert told.headers["endpoint-load-metrics"].startswith("TEXT application_utilization=")
-            assert "endpoint-load-metrics" not in (await connection.ask(rows(1.0))).headers
-            unknown = await connection.ask(rows(1.0, headers={ASKS: "XML"}))
-            assert unknown.status == 200
-            assert "endpoint-load-metrics" not in unknown.headers
+        connection = house.connect()
+        told = await connection.ask(rows(1.0, headers={ASKS: "TEXT"}))
+        assert told.headers["endpoint-load-metrics"].startswith("TEXT application_utilization=")
+        assert "endpoint-load-metrics" not in (await connection.ask(rows(1.0))).headers
+        unknown = await connection.ask(rows(1.0, headers={ASKS: "XML"}))
+        assert unknown.status == 200
+        assert "endpoint-load-metrics" not in unknown.headers
 
     in_workshop(workshop, scenario)
 
 
-def test_a_repeated_request_is_told_the_load_of_now(workshop: Workshop) -> None:
+def test_each_request_is_told_the_load_of_now(workshop: Workshop) -> None:
     async def scenario() -> None:
         house = House(workshop)
         connection = house.connect()
@@ -153,7 +152,6 @@ def test_a_repeated_request_is_told_the_load_of_now(workshop: Workshop) -> None:
             reply = await connection.ask(rows(float(number), headers={ASKS: "TEXT"}))
             assert shift(reply) == number + 100
             found.append(reply.headers["endpoint-load-metrics"])
-        assert house.usual == 0
         assert found == [
             f"TEXT application_utilization={number / 10:.4f}, rps_fractional={number:.2f}" for number in range(6)
         ]

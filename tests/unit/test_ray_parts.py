@@ -10,17 +10,17 @@ import pytest
 import uvicorn.config
 from pydantic import ValidationError
 from starlette.types import Message, Receive, Scope, Send
-from test_direct import ROWS, House, rows, shift
-from test_direct import workshop as workshop  # a fixture
+from test_connection import ROWS, House, rows, shift
+from test_connection import workshop as workshop  # a fixture
 
-from convoy.app.edge.http.connection import ConnectionLimits
+from convoy.app.edge.http.connection import ConnectionLimits, guarded_protocol
 from convoy.app.ray.arguments import SERVER_OPTIONS, AppArguments, replica_settings
-from convoy.app.ray.connections import RouteHere, take_connections
+from convoy.app.ray.connections import HotPaths, RouteHere, take_connections
 from convoy.app.ray.ingress import Ingress
 from convoy.app.ray.ways import Ways
 from convoy.app.settings import Settings
 from convoy.models.errors import UsageError
-from tests.support.fake_devices import Workshop, in_workshop
+from tests.support.fake_devices import Workshop, in_workshop, until
 
 
 def refusal(**given: Any) -> str:
@@ -101,7 +101,7 @@ class Behind(House):
     def __init__(self, workshop: Workshop, prefix: str = "", root_path: str = "") -> None:
         super().__init__(workshop)
         self.ways, self.here = Ways(), RouteHere()
-        take_connections(self.way, ConnectionLimits(), self.ways, self.here)
+        take_connections(guarded_protocol(ConnectionLimits()), HotPaths(self._app, self.hot, self.ways, self.here))
         self.ingress = Ingress(self._app, self.ways, self.here, _nothing)
         self._prefix = prefix
 
@@ -174,11 +174,11 @@ def test_a_body_that_ray_has_read_is_answered_as_well_as_one_that_nobody_has(wor
 def test_who_asks_for_another_prefix_or_for_rays_timeout_goes_by_ray(workshop: Workshop) -> None:
     async def scenario() -> None:
         house = Behind(workshop, "/cnn")
-        house.here.prefix = b"/cnn"
+        house.here.prefix = "/cnn"
         connection = house.connect()
         await connection.ask(rows(1.0))  # without the prefix
         assert house.ways.direct == 0
-        house.here.prefix = b"/cnn"
+        house.here.prefix = "/cnn"
         request = rows(1.0, path="/cnn" + ROWS, headers={"x-request-timeout-seconds": "5"})
         assert shift(await connection.ask(request)) == 101
         assert house.ways.direct == 0
@@ -189,7 +189,7 @@ def test_who_asks_for_another_prefix_or_for_rays_timeout_goes_by_ray(workshop: W
 def test_under_a_root_of_the_whole_server_everything_goes_by_ray(workshop: Workshop) -> None:
     async def scenario() -> None:
         house = Behind(workshop, root_path="/all")
-        house.here.prefix = b""
+        house.here.prefix = ""
         await house.connect().ask(rows(1.0))
         assert house.ways.direct == 0
 
@@ -214,10 +214,11 @@ def test_a_connection_on_another_loop_than_the_core_is_rays_own(workshop: Worksh
 def test_a_server_that_ends_lets_a_direct_call_finish(workshop: Workshop) -> None:
     async def scenario() -> None:
         house = Behind(workshop)
-        house.here.prefix = b""
+        house.here.prefix = ""
         connection = house.connect()
         request = rows(3.0)
         connection.send(request[:-4])
+        await until(lambda: house.core.open_calls == 1)
         connection.protocol.shutdown()
         reply = await connection.ask(request[-4:])
         assert shift(reply) == 103

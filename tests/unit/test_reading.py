@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
+from convoy.app.edge.oip.reading import PictureQuestion, Readings
 
 from convoy.app.batch import Answer
 from convoy.app.edge.oip.answering import Answering, Wanted
 from convoy.app.edge.oip.call import Call
-from convoy.app.edge.oip.reading import PictureQuestion, Readings
 from convoy.app.scheduling.request import Done, Outcome, Request
 from convoy.models.geometry import Extent
 from convoy.models.spec import ModelSpec, TensorSpec

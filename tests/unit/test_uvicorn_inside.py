@@ -1,6 +1,6 @@
 """What Convoy relies on of uvicorn's inside, by name: nothing that uvicorn promises, so its releases are bounded.
 
-Before the upper bound in pyproject.toml is raised, these must hold with that release, and the tests of the direct way,
+Before the upper bound in pyproject.toml is raised, these must hold with that release, and the tests of connections,
 of slow clients and of the forms on the wire, too.
 """
 
@@ -27,7 +27,7 @@ from convoy.app.edge.http.replies import Reply, send_reply
 from convoy.app.host.http_server import HttpServer
 from tests.support.stores import ROOT
 from tests.support.wire import head
-from tests.unit.test_direct import Connection
+from tests.unit.test_connection import Connection
 
 # What a connection of ours changes of uvicorn's, and what it calls there itself.
 REPLACED = {
@@ -39,7 +39,6 @@ KEPT_BY_A_CONNECTION = {
     *("config", "loop", "parser", "timeout_keep_alive", "server_state", "connections", "transport", "flow", "client"),
     *("pipeline", "scope", "headers", "expect_100_continue", "cycle"),
 }
-# `DirectCall` stands where uvicorn has its cycle, and must have what uvicorn asks of one.
 KEPT_BY_A_CYCLE = {
     *("scope", "flow", "message_event", "on_response", "disconnected", "keep_alive", "waiting_for_100_continue"),
     *("body", "more_body", "response_started", "response_complete", "transport"),
@@ -125,7 +124,7 @@ def test_a_request_that_waits_is_in_the_pipeline_with_its_application_newest_fir
 
 @pytest.mark.parametrize("kind", [HttpToolsProtocol, GuardedProtocol])
 def test_a_cycle_knows_whether_the_client_wants_the_connection_closed(kind: type[HttpToolsProtocol]) -> None:
-    """The direct line closes by it. Before uvicorn 0.53 it knew so of HTTP/1.0 alone."""
+    """The guard closes by it. Before uvicorn 0.53 it knew so of HTTP/1.0 alone."""
 
     async def scene() -> None:
         met = Meeting(kind)

@@ -14,7 +14,6 @@ from tritonclient.grpc import service_pb2
 
 from convoy.app.edge.entry import KEY_IS_WRONG
 from convoy.app.edge.grpc.gate import GrpcCall, Read, ReadOn, parse
-from convoy.app.edge.grpc.known_messages import KnownMessage, KnownMessages, Outline, Understood
 from convoy.app.edge.grpc.tensors import (
     asked_of,
     infer_response,
@@ -35,7 +34,7 @@ from convoy.app.scheduling.request import Request
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.app.submission.refusals import EXPIRED_RUNNING
 from convoy.app.tracing.spans import RequestSpan
-from convoy.models.errors import DeadlineExceeded, Overloaded, RequestError, Unauthorized
+from convoy.models.errors import DeadlineExceeded, RequestError, Unauthorized
 
 _PROTOCOL = "grpc"
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -60,18 +59,10 @@ class _Asked:
 
 
 class _Tensors(NamedTuple):
-    """What a message means, for whom, and what the scheduler is to be asked; `understood` is for others like it."""
+    """What a message means, for whom, and what the scheduler is to be asked."""
 
     meaning: InferRequest
     served: ServedLike
-    request: Request
-    understood: Understood | None
-
-
-class _Repeated(NamedTuple):
-    """The same for a message that is like an earlier one."""
-
-    known: KnownMessage
     request: Request
 
 
@@ -87,7 +78,7 @@ class GrpcInference:
 
     def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
         self._core, self._options, self._decoder = core, options, decoder
-        self._predictor, self._known = Predictor(decoder, options.max_pixels), KnownMessages()
+        self._predictor = Predictor(decoder, options.max_pixels)
 
     async def infer(self, read: Read, call: GrpcCall) -> bytes:
         """The ModelInferResponse to a ModelInferRequest, both encoded. Raises RequestError."""
@@ -203,17 +194,13 @@ class GrpcInference:
         _is_held(own, reply)
         return stream_response(reply)
 
-    async def _reply(self, meant: _Tensors | _Repeated | _Picture, asked: _Asked) -> bytes:
+    async def _reply(self, meant: _Tensors | _Picture, asked: _Asked) -> bytes:
         if isinstance(meant, _Picture):
             return await self._look(meant, asked)
-        done = await asked.own.run(meant.request)
-        if isinstance(meant, _Repeated):
-            return meant.known.answer(asked.id, done)
-        meaning, served, _, understood = meant
+        meaning, served, request = meant
+        done = await asked.own.run(request)
         if is_heavy_answer(meaning, done):
             return await self._decoder.run_owed(infer_response, meaning, served, done, is_final=asked.wants_final)
-        if understood is not None:
-            self._known.learn(understood, served, done)
         return infer_response(meaning, served, done, is_final=asked.wants_final)
 
     async def _look(self, meant: _Picture, asked: _Asked) -> bytes:
@@ -223,14 +210,10 @@ class GrpcInference:
         predicted = await self._predictor.predict(asked.own, served, picture, terms, wanted, is_alone=is_alone)
         return response_of(own_id, served, [picture_output(served, wanted, predicted)], is_final=asked.wants_final)
 
-    async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> _Tensors | _Repeated | _Picture:
+    async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> _Tensors | _Picture:
         """The request with what it brings in the slab; its meaning has tensors no longer."""
         own, nbytes = asked.own, len(data)
         started_ns = time.monotonic_ns()
-        known = self._known.find(data)
-        if known is not None and (repeated := self._repeat(known, data, asked, call)) is not None:
-            own.decoded(time.monotonic_ns() - started_ns)
-            return repeated
         small, raw = split(data) if nbytes > INLINE_BYTES else (data, None)
         message = parse(service_pb2.ModelInferRequest, small)
         if not raw:
@@ -238,7 +221,7 @@ class GrpcInference:
         asked.id, asked.model, asked.version = message.id, message.model_name, message.model_version
         has_flag = parameters_of(message.parameters).get(_WANTS_FINAL_FLAG) is True
         asked.wants_final = asked.in_stream and has_flag
-        served = own.served or own.find(asked.model, asked.version or None)
+        served = own.find(asked.model, asked.version or None)
         timeout_ms = self._timeout_ms(call, own, served)
         memory = self._core.shared_memory
         if brings_picture([tensor.datatype for tensor in message.inputs], served):
@@ -252,25 +235,7 @@ class GrpcInference:
             )
         request = request_for(meaning, served, own, within(meaning.terms, timeout_ms))
         own.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
-        meaning = meaning._replace(tensors=())
-        understood = None
-        if not has_flag and (outline := Outline.of(data, len(message.inputs))) is not None:
-            names, model = [tensor.name for tensor in message.inputs], (asked.model, asked.version)
-            understood = Understood(outline, names, model, served.spec, meaning, request)
-        return _Tensors(meaning, served, request, understood)
-
-    def _repeat(self, known: KnownMessage, data: bytes, asked: _Asked, call: GrpcCall) -> _Repeated | None:
-        """None, with the version held, where it must be read: the version is another than it was, or room is short."""
-        own = asked.own
-        asked.id, (asked.model, asked.version) = known.outline.id_in(data), known.asked
-        served = own.find(asked.model, asked.version or None)
-        if not known.is_for(served):
-            return None
-        terms = within(known.meaning.terms, self._timeout_ms(call, own, served))
-        try:
-            return _Repeated(known, known.pattern.request_of(own, data, terms))
-        except Overloaded:  # in several pieces there may be room
-            return None
+        return _Tensors(meaning._replace(tensors=()), served, request)
 
     def _timeout_ms(self, call: GrpcCall, own: Call, served: ServedLike) -> float | None:
         return call.timeout_ms(own.arrival_ns) or self._options.timeout_ms(served.key.model)

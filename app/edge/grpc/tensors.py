@@ -38,16 +38,14 @@ _FIELDS = {
 }
 
 # Fields of bytes: a number, and how it is encoded.
-MODEL_NAME = 1 << 3 | 2  # ModelInferRequest.model_name
-ID = 3 << 3 | 2  # ModelInferRequest.id, and ModelInferResponse.id
-RAW_INPUT = 7 << 3 | 2  # ModelInferRequest.raw_input_contents
+_RAW_INPUT = 7 << 3 | 2  # ModelInferRequest.raw_input_contents
 _RAW_OUTPUT = bytes((6 << 3 | 2,))  # ModelInferResponse.raw_output_contents, its last field
 # Of a message with as many as fit, each would take a thousand times its bytes.
 _MOST_FIELDS = 500
 _STREAM_ANSWER = bytes((2 << 3 | 2,))  # ModelStreamInferResponse.infer_response
 
 
-class Field(NamedTuple):
+class _Field(NamedTuple):
     """A field of an encoded message: `tag` is its number and kind, it begins `at`, its content is `start` to `end`."""
 
     tag: int
@@ -55,15 +53,10 @@ class Field(NamedTuple):
     start: int
     end: int
 
-    @property
-    def nbytes(self) -> int:
-        """Of its content."""
-        return self.end - self.start
 
-
-def fields_of(data: bytes) -> list[Field] | None:
+def _fields_of(data: bytes) -> list[_Field] | None:
     """Those of a ModelInferRequest, in the order in which they stand; None for what is no message, or has too many."""
-    fields, position = list[Field](), 0
+    fields, position = list[_Field](), 0
     try:
         while position < len(data):
             if len(fields) == _MOST_FIELDS:
@@ -83,7 +76,7 @@ def fields_of(data: bytes) -> list[Field] | None:
                     return None
             if end > len(data):
                 return None
-            fields.append(Field(tag, position, start, end))
+            fields.append(_Field(tag, position, start, end))
             position = end
     except IndexError:
         return None
@@ -95,11 +88,11 @@ def split(data: bytes) -> tuple[bytes, list[memoryview]]:
 
     The library would copy them twice. What is no message is left to it, and what has so many fields that it is faster.
     """
-    view, fields = memoryview(data), fields_of(data)
+    view, fields = memoryview(data), _fields_of(data)
     if fields is None:
         return data, []
-    rest = [view[one.at : one.end] for one in fields if one.tag != RAW_INPUT]
-    return b"".join(rest), [view[one.start : one.end] for one in fields if one.tag == RAW_INPUT]
+    rest = [view[one.at : one.end] for one in fields if one.tag != _RAW_INPUT]
+    return b"".join(rest), [view[one.start : one.end] for one in fields if one.tag == _RAW_INPUT]
 
 
 def asked_of(message: Any, raw: Sequence[bytes | memoryview], memory: SharedMemory) -> RawRequest:
@@ -130,15 +123,6 @@ def infer_response(request: InferRequest, served: ServedLike, done: Done, *, is_
 
 def response_of(own_id: str | None, served: ServedLike, answers: Sequence[TensorOut], *, is_final: bool) -> bytes:
     """The same around outputs that are there."""
-    heads = response_heads(own_id, served, answers, is_final=is_final)
-    # The tensors are copied once, and never by the library.
-    return b"".join([part for head, answer in zip(heads, answers, strict=True) for part in (head, answer.data)])
-
-
-def response_heads(
-    own_id: str | None, served: ServedLike, answers: Sequence[TensorOut], *, is_final: bool
-) -> list[bytes]:
-    """What stands before each output's bytes, the first with all that is said of them."""
     message = service_pb2.ModelInferResponse(
         model_name=served.key.model, model_version=str(served.key.version), id=own_id or ""
     )
@@ -146,15 +130,10 @@ def response_heads(
         message.parameters["triton_final_response"].bool_param = True
     for answer in answers:
         message.outputs.add(name=answer.spec.name, datatype=answer.spec.dtype, shape=answer.shape)
-    heads = [_RAW_OUTPUT + _as_varint(answer.data.nbytes) for answer in answers]
-    heads[0] = message.SerializeToString() + heads[0]
-    return heads
-
-
-def id_field(own_id: str) -> bytes:
-    """An answer's id, encoded; it may stand before or behind the rest. Empty for none."""
-    encoded = own_id.encode()
-    return b"".join((bytes((ID,)), _as_varint(len(encoded)), encoded)) if encoded else b""
+    parts: list[bytes | memoryview] = [message.SerializeToString()]
+    for answer in answers:  # which are copied once, and never by the library
+        parts += (_RAW_OUTPUT, _as_varint(answer.data.nbytes), answer.data)
+    return b"".join(parts)
 
 
 def stream_response(infer_response: bytes) -> bytes:

@@ -27,11 +27,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from convoy.app.edge.http.body import LOOK_AGAIN_S
-from convoy.app.edge.http.direct import DirectCall, DirectWay, Memory
-from convoy.app.edge.http.hot_route import HttpHead
 from convoy.app.edge.http.replies import error_body
 from convoy.app.host.acceptor import Handshakes
-from convoy.app.outcomes import Refusal
 from convoy.models.tls import ServerTls
 
 _log = logging.getLogger("convoy")
@@ -80,7 +77,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection."""
 
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
-    way: ClassVar[DirectWay | None] = None
+    on_too_many: ClassVar[Callable[[], None]]
     # uvicorn's base class keeps these; named here for the type checker.
     connections: Any
     transport: Any
@@ -98,11 +95,6 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._answering: Any = None
-        self._direct: DirectCall | None = None  # the latest that came past ASGI
-        # Between two messages: what the one before looked like, if the next may look the same; and what has come since.
-        self._is_between = True
-        self._memory: Memory | None = None
-        self._data: bytes | None = None
         self._idle_since_s: float | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._in_headers = False
@@ -125,8 +117,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.flow = _Flow(transport)
         self._line = _Line(self)
         if len(self.connections) > self.limits.max_connections:
-            if self.way is not None:
-                self.way.core.turned_away(Refusal.CONNECTIONS)
+            type(self).on_too_many()
             self._refuse(503, f"{self.limits.max_connections} connections are open; try again", retry_after=True)
             return
         self._await_headers()
@@ -138,8 +129,6 @@ class GuardedProtocol(HttpToolsProtocol):
         for timer in timers:
             if timer is not None:
                 timer.cancel()
-        if self._direct is not None and not self._direct.response_complete:
-            self._direct.client_left()
         if self._answering is not None and not self._answering.response_complete:
             # uvicorn tells only the latest request; with pipelining an earlier one is being answered.
             self._answering.disconnected = True
@@ -148,47 +137,25 @@ class GuardedProtocol(HttpToolsProtocol):
         self._line.close = self.transport.close  # else the two would keep each other
 
     def shutdown(self) -> None:
-        # The time to drain is over. uvicorn cancels the tasks that are left. A direct call is none, nor is what waits.
+        # The time to drain is over. uvicorn cancels the tasks that are left; what waits behind them has none.
         if self.pipeline:
             self.pipeline.clear()
-            self.cycle = self._at_work  # whose end is that of the connection
-        if self._direct is not None and not self._direct.response_complete:
-            self._direct.give_up()
+            self.cycle = self._answering  # whose end is that of the connection
         super().shutdown()
         if self._has_hung_up:
             self._close()
 
     def data_received(self, data: bytes) -> None:
-        memory, self._memory = self._memory, None
-        if memory is None or not self._repeats(memory, data):
-            self._parse(data)
-
-    def _repeats(self, memory: Memory, data: bytes) -> bool:
-        """Go on with what need not be parsed; False, and nothing has happened, where it must be."""
-        if self.way is None or self.flow.write_paused or self.transport.is_closing():
-            return False
-        return self.way.repeat(self, memory, data)
-
-    def goes_on_with(self, call: DirectCall) -> None:
-        """The bytes that came are this call's."""
-        self._idle_since_s = None
-        self.cycle = self._direct = call
-
-    def _parse(self, data: bytes) -> None:
         if self._is_deaf:
             return
         if self.pipeline or self.flow.ahead:
             self._keep(data)
             return
-        self._data = data if self._is_between and not self._unparsed_bytes else None
         awaited_before = self._headers_begun if self._in_headers else 0
         begun_before, self._has_moved = self._headers_begun, False
         self._feed(data)
-        self._data = None
         if self._has_hung_up or self._is_deaf or self.transport.is_closing():
             return
-        if self._direct is not None:
-            self._direct.wait()
         if not self._in_headers:
             # Bytes that are neither headers nor body nor an end: a trailer that never ends, empty lines.
             is_stuck = not self._has_moved and self._headers_begun == begun_before
@@ -215,7 +182,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         ahead, self.flow.ahead = self.flow.ahead, b""
-        self._parse(ahead)
+        self.data_received(ahead)
         self.flow.resume_reading()
 
     def _feed(self, data: bytes) -> None:
@@ -228,11 +195,8 @@ class GuardedProtocol(HttpToolsProtocol):
             if self.pipeline:
                 self._keep(view[start:])
                 return
-            # No request can follow before the end of a body.
-            awaited = self._direct.awaited_bytes if self._direct is not None else 0
-            end = start + max(awaited, _PIECE_BYTES)
-            self._feed_piece(view[start:end])
-            start = end
+            self._feed_piece(view[start : start + _PIECE_BYTES])
+            start += _PIECE_BYTES
 
     def _feed_piece(self, data: bytes | memoryview) -> None:
         """Let the parser read, whatever other protocol a request offers to speak."""
@@ -259,18 +223,14 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._idle_since_s = None  # with any bytes it would be too early: empty lines are no request
-        self._is_between = False
-        # What uvicorn builds here for ASGI waits until it is known that ASGI is needed.
-        self.url = b""
-        self.headers = []
-        self.expect_100_continue = False
+        super().on_message_begin()
         self._header_bytes = 0
         if not self._in_headers:
             self._await_headers()
 
     def on_url(self, url: bytes) -> None:
         self._count_header(len(url))
-        self.url += url
+        super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Also called for the trailers of a chunked body, which nothing else bounds.
@@ -289,29 +249,20 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
-        if not self._has_hung_up and not self._goes_direct():
-            self._begin_for_asgi()
+        if not self._has_hung_up:
+            super().on_headers_complete()
+            self.cycle.transport = self._line
 
     def on_body(self, body: bytes) -> None:
         self._has_moved = True
-        if self._has_hung_up:  # nobody takes it, and it is to be read to its end
-            return
-        if self.cycle is self._direct and self._direct is not None:
-            self._direct.feed(body)
-        else:
+        if not self._has_hung_up:  # else nobody takes it, and it is to be read to its end
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        self._has_moved = self._is_between = True
-        if self.cycle is self._direct and self._direct is not None:
-            memory = None
-            if self._data is not None and self.way is not None and self._direct.keep_alive:
-                memory = self.way.remember(self._direct, self._data)
-            self._direct.complete(memory)
-        else:
-            super().on_message_complete()
+        self._has_moved = True
+        super().on_message_complete()
         if self._has_hung_up:
             self._close()
         elif self._linger_timer is not None:
@@ -343,9 +294,6 @@ class GuardedProtocol(HttpToolsProtocol):
             self._say_last_words()
         elif not waits_for_rest and not self._in_headers:  # those have time limits of their own
             self._arm_keep_alive()
-            direct = self._direct
-            if direct is not None and self.cycle is direct and self._is_between and not self._unparsed_bytes:
-                self._memory = direct.memory
         if waits_for_rest:
             # Answered before the body was read. The rest is thrown away for a while, because a client that
             # still sends does not read yet; uvicorn would do so for ever.
@@ -382,37 +330,6 @@ class GuardedProtocol(HttpToolsProtocol):
     def has_unread_bytes(self) -> bool:
         """Whether the client has sent what has not been read yet."""
         return _bytes_in_kernel(self.transport, termios.FIONREAD) > 0
-
-    def _goes_direct(self) -> bool:
-        """Whether ASGI need not be troubled: a call to a hot route with nothing before it."""
-        way, parser = self.way, self.parser
-        if (
-            way is None
-            or (self.cycle is not None and not self.cycle.response_complete)
-            or parser.get_method() != b"POST"
-            or parser.get_http_version() != "1.1"
-            or self.flow.write_paused
-        ):
-            return False
-        found = way.find(self.url)
-        if found is None or way.leaves_to_asgi(self.headers):
-            return False
-        head = HttpHead(dict(self.headers), found.query)
-        self.cycle = self._direct = DirectCall(way, self, found, head, self.headers)
-        self._direct.keep_alive = parser.should_keep_alive()
-        self._direct.begin()
-        return True
-
-    def _begin_for_asgi(self) -> None:
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
-        super().on_message_begin()
-        self.url, self.headers, self.expect_100_continue = url, headers, expects
-        self.scope["headers"] = headers
-        super().on_headers_complete()
-        self.cycle.transport = self._line
-        if len(self.pipeline) == 1 and self._direct is not None and not self._direct.response_complete:
-            # Behind a direct call too only a connection that is read tells that its client has left.
-            self.loop.call_soon(self.flow.resume_reading)
 
     def _await_headers(self) -> None:
         # The timer follows when these headers are not complete by the end of what has arrived.
@@ -473,8 +390,6 @@ class GuardedProtocol(HttpToolsProtocol):
         Its client is told what is wrong where it still waits for an answer to it, which the rest of a body that has
         been answered early does not get, nor one whose answer has begun.
         """
-        if self.way is not None:
-            self.way.send_due()  # the answer to a request before may be among it, and be the last
         if self._is_deaf or self._has_hung_up or self.transport.is_closing():
             return
         self._is_deaf, self._last_words = True, (status, message)
@@ -488,19 +403,13 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         elif self.pipeline:  # it is the last one there that cannot be read
             self.pipeline.popleft()
-            self.cycle = self.pipeline[0][0] if self.pipeline else self._at_work
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._answering
         elif getattr(self.cycle, "response_started", False):
             self._last_words, self.cycle.keep_alive = None, False
             if self._linger_timer is None:  # it may wait for the rest
                 self._linger_timer = self.loop.call_later(self.limits.linger_s, self._close)
         else:
             self._say_last_words()
-
-    @property
-    def _at_work(self) -> Any:
-        """The request that is being answered."""
-        is_direct = self._direct is not None and not self._direct.response_complete
-        return self._direct if is_direct else self._answering
 
     def _say_last_words(self) -> None:
         assert self._last_words is not None, "there is something to say; this is a bug"
@@ -509,11 +418,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._has_hung_up = True
         if not self._is_answered():  # nothing else is to be said of it
-            if self.cycle is self._direct:
-                self._direct.client_left()
-            else:
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self._hear_out()
 
     def _tell(self, status: int, message: str, extra: bytes = b"") -> bool:
@@ -583,6 +489,9 @@ def _bytes_in_kernel(transport: Any, question: int) -> int:
     return answer[0]
 
 
-def guarded_protocol(limits: ConnectionLimits, way: DirectWay | None = None) -> type[GuardedProtocol]:
-    """The protocol class for these limits; uvicorn takes a class, not an object."""
-    return type("GuardedProtocol", (GuardedProtocol,), {"limits": limits, "way": way})
+def guarded_protocol(limits: ConnectionLimits, on_too_many: Callable[[], None] = lambda: None) -> type[GuardedProtocol]:
+    """The protocol class for these limits; uvicorn takes a class, not an object.
+
+    `on_too_many` is called for each connection above the limit.
+    """
+    return type("GuardedProtocol", (GuardedProtocol,), {"limits": limits, "on_too_many": staticmethod(on_too_many)})

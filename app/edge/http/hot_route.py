@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 from urllib.parse import parse_qsl
 
@@ -26,8 +26,6 @@ from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import RequestError
 
 _log = logging.getLogger("convoy")
-OnReply = Callable[[Reply], None]
-OnError = Callable[[BaseException], None]
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
@@ -57,13 +55,6 @@ class HotRoute(ABC):
     @abstractmethod
     async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
         """The reply to a body that has been read. Raises RequestError or ClientGone."""
-
-    def answer_soon(self, call: Call, head: HttpHead, body: Body, on_reply: OnReply, on_error: OnError) -> bool:
-        """`answer` without a coroutine, of what is short; else False, and nothing has happened. Raises RequestError.
-
-        One of the two is called, now or later, unless the call ends before.
-        """
-        return False
 
     def admit(self, served: ServedLike) -> None:  # noqa: B027 - most routes take every model
         """Refuse a model that this route cannot serve, before the body is read. Raises RequestError."""

@@ -5,21 +5,19 @@ from __future__ import annotations
 import time
 
 from convoy.app.edge.http.body import Body
-from convoy.app.edge.http.hot_route import HotRoute, HttpHead, OnError, OnReply
+from convoy.app.edge.http.hot_route import HotRoute, HttpHead
 from convoy.app.edge.http.infer_request import parse_infer
-from convoy.app.edge.http.infer_response import InferResponse, render_infer, repeat_response, repeatable_json
+from convoy.app.edge.http.infer_response import InferResponse, render_infer
 from convoy.app.edge.http.json_documents import INLINE_JSON_BYTES
 from convoy.app.edge.http.json_weight import WEIGHED_INLINE_BYTES, Weight, check_weight, needed_bytes, weigh
-from convoy.app.edge.http.known_requests import Known, KnownRequests
 from convoy.app.edge.http.replies import Reply
 from convoy.app.edge.oip.answers import is_heavy_answer
-from convoy.app.edge.oip.call import Call, Terms
-from convoy.app.edge.oip.decoder import Decoded, Decoder, DecodeWork
+from convoy.app.edge.oip.call import Call
+from convoy.app.edge.oip.decoder import Decoded, DecodeWork
 from convoy.app.edge.oip.inference import InferRequest, is_heavy, request_for, within
-from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.timing import StagesNs, server_timing
 from convoy.app.scheduling.request import Done
-from convoy.app.submission.inference import InferenceCore, ServedLike
+from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import BodyTooLarge, InvalidRequest
 
 HEADER_LENGTH = b"inference-header-content-length"
@@ -30,65 +28,18 @@ class InferRoute(HotRoute):
 
     protocol = "v2"
 
-    def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
-        super().__init__(core, options, decoder)
-        self.known = KnownRequests()
-
     async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
         started_ns = time.monotonic_ns()
-        timeout_ms, wait_ns = self.timeout_ms(head, served), 0
-        header_length = _header_length(head)
-        header = bytes(body.view[:header_length]) if header_length else b""
-        known = self.known.find(served.key, header, body.nbytes) if header_length else None
-        if known is not None:
-            meaning, terms = known.meaning, within(known.meaning.terms, timeout_ms)
-            slots = (body.slot.ref, call.reserve(known.room_bytes).ref) if known.room_bytes else (body.slot.ref,)
-            request = call.repeat_request(known.request, slots, terms)
-        else:
-            meaning, wait_ns = await self._parse(call, body, header_length, served, timeout_ms)
-            request = request_for(meaning, served, call, within(meaning.terms, timeout_ms))
+        timeout_ms, header_length = self.timeout_ms(head, served), _header_length(head)
+        meaning, wait_ns = await self._parse(call, body, header_length, served, timeout_ms)
+        request = request_for(meaning, served, call, within(meaning.terms, timeout_ms))
         call.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
         done = await call.run(request)
-        if known is not None and known.answer is not None:
-            return _reply(call, done, repeat_response(known.answer, meaning, done))
         if is_heavy_answer(meaning, done):
             response = await self.decoder.run_owed(render_infer, meaning, served, done)
         else:
             response = render_infer(meaning, served, done)
-        if header_length and known is None:
-            learned = Known.of(meaning, request, body.nbytes, repeatable_json(meaning, served, done))
-            self.known.learn(header, body.nbytes, served.spec, learned)
         return _reply(call, done, response)
-
-    def terms_of(self, known: Known, served: ServedLike) -> Terms:
-        """Of a request without a query, by this edition of the options."""
-        return within(known.meaning.terms, self.options.timeout_ms(served.key.model))
-
-    def repeat(
-        self,
-        call: Call,
-        known: Known,
-        terms: Terms,
-        body: memoryview,
-        on_reply: OnReply,
-        on_error: OnError,
-    ) -> None:
-        """Answer a body of which all is known but its tensors and its answers' values. Raises RequestError."""
-        json_part = known.answer
-        assert json_part is not None, "only such are repeated; this is a bug"
-        request = known.pattern.request_of(call, body, terms)
-        call.decoded(time.monotonic_ns() - call.arrival_ns)
-
-        def on_end(end: Done | Exception | None) -> None:
-            if isinstance(end, Done):
-                try:
-                    on_reply(_reply(call, end, repeat_response(json_part, known.meaning, end)))
-                except Exception as error:  # a bug, which its client would wait for
-                    on_error(error)
-            elif end is not None:
-                on_error(end)
-
-        call.take(request, on_end)
 
     async def _parse(
         self, call: Call, body: Body, header_length: int | None, served: ServedLike, timeout_ms: float | None

@@ -59,22 +59,6 @@ def render_infer(request: InferRequest, served: ServedLike, done: Done) -> Infer
     return InferResponse((header, *binary), len(header) if binary else None)
 
 
-def repeatable_json(request: InferRequest, served: ServedLike, done: Done) -> bytes | None:
-    """The JSON of every answer to such a request, without an id; None where it may be another each time."""
-    for wanted in request.outputs:
-        if not wanted.binary or wanted.classes or wanted.place or not served.spec.outputs[wanted.index].sample_bytes:
-            return None
-    json_part = render_infer(request._replace(id=None), served, done).pieces[0]
-    return bytes(json_part)
-
-
-def repeat_response(json_part: bytes, request: InferRequest, done: Done) -> InferResponse:
-    """What `render_infer` makes of it, where `repeatable_json` has told its JSON."""
-    if request.id is not None:
-        json_part = b'{"id":%b,%b' % (orjson.dumps(request.id), json_part[1:])
-    return InferResponse((json_part, *[answer.data for answer in done.answers]), len(json_part))
-
-
 def _texts(name: str, data: memoryview) -> list[str]:
     try:
         return [element.decode() for element in unpack(data)]

@@ -11,13 +11,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import NamedTuple
 
 import orjson
 
 from convoy.app.edge.http.body import Body
 from convoy.app.edge.http.class_maps import as_png, in_form
-from convoy.app.edge.http.hot_route import HotRoute, HttpHead, OnError, OnReply
+from convoy.app.edge.http.hot_route import HotRoute, HttpHead
 from convoy.app.edge.http.json_images import JsonImages, is_json, needed_bytes, split_images
 from convoy.app.edge.http.multipart import boundary_of, split_files
 from convoy.app.edge.http.replies import Reply, error_reply
@@ -27,15 +26,12 @@ from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.inference import INLINE_BYTES
 from convoy.app.edge.oip.picture_answers import Document, answer_document, check_takes_pictures, envelope, wanted_of
 from convoy.app.edge.oip.pictures import EncodedPicture
-from convoy.app.edge.oip.predicting import Listener, Predicted, Predictor
-from convoy.app.edge.oip.recent import Recent
+from convoy.app.edge.oip.predicting import Predicted, Predictor
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.timing import server_timing
-from convoy.app.scheduling.request import ModelKey
 from convoy.app.scheduling.slab import Slot
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import BodyTooLarge, InvalidRequest, RequestError
-from convoy.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +42,6 @@ class _FailedFile:
     reply: Reply
 
 
-class _Usual(NamedTuple):
-    """What a request asks that has no query, of one version and by one edition of the options."""
-
-    spec: ModelSpec
-    options_edition: int
-    wanted: Wanted
-    terms: Terms
-
-
-class _Replying(Listener):
-    """Makes a reply of what was found in one picture."""
-
-    def __init__(self, served: ServedLike, wanted: Wanted, on_reply: OnReply, on_error: OnError) -> None:
-        self._served, self._wanted, self._on_reply, self._on_error = served, wanted, on_reply, on_error
-
-    def predicted(self, seen: Predicted) -> None:
-        try:
-            self._on_reply(_single(self._served, self._wanted, seen))
-        except Exception as error:  # a bug, which its client would wait for
-            self._on_error(error)
-
-    def failed(self, error: BaseException) -> None:
-        self._on_error(error)
-
-
 class PredictionsRoute(HotRoute):
     """Images in, what is in them out."""
 
@@ -79,13 +50,12 @@ class PredictionsRoute(HotRoute):
     def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
         super().__init__(core, options, decoder)
         self._predictor = Predictor(decoder, options.max_pixels)
-        self._usual = Recent[ModelKey, _Usual]()
 
     def admit(self, served: ServedLike) -> None:
         check_takes_pictures(served)
 
     async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
-        wanted, terms = self._asked(head, served)
+        wanted, terms = _wanted(head, served), Terms(self.timeout_ms(head, served))
         picture = EncodedPicture(body.view, (body.slot,))
         if not picture.kind:
             content_type = head.headers.get(b"content-type", b"")
@@ -112,25 +82,6 @@ class PredictionsRoute(HotRoute):
                 return _several(call, envelope(served), outcomes)
         seen = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=True)
         return _single(served, wanted, seen)
-
-    def answer_soon(self, call: Call, head: HttpHead, body: Body, on_reply: OnReply, on_error: OnError) -> bool:
-        served, picture = call.served, EncodedPicture(body.view, (body.slot,))
-        assert served is not None, "it has begun; this is a bug"
-        if not picture.kind:
-            return False
-        wanted, terms = self._asked(head, served)
-        replying = _Replying(served, wanted, on_reply, on_error)
-        return self._predictor.predict_here(call, served, picture, terms, wanted, replying)
-
-    def _asked(self, head: HttpHead, served: ServedLike) -> tuple[Wanted, Terms]:
-        """What a request asks of its pictures, and of the schedule. Raises InvalidRequest."""
-        usual = None if head.query else self._usual.find(served.key)
-        if usual is not None and usual.spec is served.spec and usual.options_edition == self.options.edition:
-            return usual.wanted, usual.terms
-        wanted, terms = _wanted(head, served), Terms(self.timeout_ms(head, served))
-        if not head.query and wanted.answering is not CLASS_MAP:  # whose form the headers choose
-            self._usual.keep(served.key, _Usual(served.spec, self.options.edition, wanted, terms))
-        return wanted, terms
 
     async def _split_json(self, call: Call, body: Body, terms: Terms) -> JsonImages:
         """Raises RequestError or ClientGone."""

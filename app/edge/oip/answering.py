@@ -15,15 +15,10 @@ import numpy as np
 from convoy.app.batch import Answer
 from convoy.app.edge.boxes import Detection, detections
 from convoy.app.edge.class_map import SegmentedPicture, rendering_bytes, segmented
-from convoy.app.edge.scores import Prediction, best_classes, best_classes_of_each
-from convoy.models.activation import NAN
-from convoy.models.errors import ModelFailed
+from convoy.app.edge.scores import Prediction, best_classes
 from convoy.models.geometry import Extent, ImagePlacement
 from convoy.models.spec import ModelSpec
 from convoy.models.tasks import Task
-
-# Two cost as much together as one by one: numpy needs twice as many calls for rows.
-_WORTH_TOGETHER = 3
 
 
 class Wanted(NamedTuple):
@@ -53,19 +48,6 @@ class Answering(ABC):
     def read(self, answers: Sequence[Answer], spec: ModelSpec, size: Extent, wanted: Wanted) -> Any:
         """What they say of a picture of this upright size. Raises ModelFailed, and what `wanted.finish` raises."""
 
-    def read_each(
-        self, several: Sequence[Sequence[Answer]], spec: ModelSpec, sizes: Sequence[Extent], wanted: Wanted
-    ) -> list[Any]:
-        """What `read` gives for each picture; where it would raise ModelFailed, the error."""
-        return [self._read_or_error(*one, spec, wanted) for one in zip(several, sizes, strict=True)]
-
-    def _read_or_error(self, answers: Sequence[Answer], size: Extent, spec: ModelSpec, wanted: Wanted) -> Any:
-        try:
-            return self.read(answers, spec, size, wanted)
-        except ModelFailed as error:
-            # Without where it comes from: that frame holds it, and all that asked for it.
-            return error.with_traceback(None)
-
     def working_bytes(self, spec: ModelSpec, size: Extent) -> int:
         """About how much memory `read` takes beside the outputs; only asked of one that is long."""
         return 0
@@ -80,17 +62,6 @@ class _Classes(Answering):
     def read(self, answers: Sequence[Answer], spec: ModelSpec, size: Extent, wanted: Wanted) -> list[Prediction]:
         scores = np.frombuffer(answers[0].data, spec.outputs[0].numpy_dtype)
         return best_classes(scores, spec, wanted.top_k, wanted.threshold)
-
-    def read_each(
-        self, several: Sequence[Sequence[Answer]], spec: ModelSpec, sizes: Sequence[Extent], wanted: Wanted
-    ) -> list[Any]:
-        output = spec.outputs[0]
-        # Of a free size each may be as long as it likes.
-        if len(several) < _WORTH_TOGETHER or wanted.threshold is not None or output.sample_bytes is None:
-            return super().read_each(several, spec, sizes, wanted)
-        together = np.frombuffer(b"".join([answers[0].data for answers in several]), output.numpy_dtype)
-        rows = best_classes_of_each(together.reshape(len(several), -1), spec, wanted.top_k)
-        return [ModelFailed(NAN) if row is None else row for row in rows]
 
 
 class _ClassMap(Answering):

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -24,7 +25,6 @@ from convoy.app.scheduling.request import (
     MILLISECOND_NS,
     SECOND_NS,
     Done,
-    ModelKey,
     Outcome,
     Request,
     Shape,
@@ -64,27 +64,19 @@ class Terms:
     priority: int = 0
 
 
-OnEnd = Callable[[Done | RequestError | ClientGone | None], None]
-
-
 class _Waiting:
-    """A request that is the core's: who hears of its end, and the slots that are the edge's again with an answer."""
+    """A request that the scheduler has: who awaits it, and the slots that come back with its answer."""
 
-    __slots__ = ("call", "on_end", "request", "slots", "timer")
+    __slots__ = ("future", "request", "slots", "timer")
 
     def __init__(
         self,
-        call: Call,
         request: Request,
-        on_end: OnEnd,
+        future: asyncio.Future[Done],
         slots: dict[SlotRef, Slot],
         timer: asyncio.TimerHandle | None,
     ) -> None:
-        self.call, self.request, self.on_end, self.slots, self.timer = call, request, on_end, slots, timer
-
-    def ended(self, end: Done | RequestError) -> None:
-        """The core has the request no longer."""
-        self.call.request_ended(self.request, end)
+        self.request, self.future, self.slots, self.timer = request, future, slots, timer
 
 
 class Call:
@@ -308,34 +300,15 @@ class Call:
 
         places_in = tuple([place(ref) for ref in inputs.tensors])
         places_out = tuple([None if ref is None else place(ref) for ref in outputs])
-        return self._request(
-            served.key, inputs.samples, inputs.shapes, tuple(slots), places_in, wanted, places_out, terms
-        )
-
-    def repeat_request(self, like: Request, slots: tuple[SlotRef, ...], terms: Terms) -> Request:
-        """The same for one that differs from an earlier one in its slots, its bytes and its time."""
-        return self._request(like.key, like.samples, like.shapes, slots, like.inputs, like.wanted, like.outputs, terms)
-
-    def _request(
-        self,
-        key: ModelKey,
-        samples: int,
-        shapes: tuple[Shape, ...],
-        slots: tuple[SlotRef, ...],
-        inputs: tuple[TensorPlace, ...],
-        wanted: tuple[int, ...],
-        outputs: tuple[TensorPlace | None, ...],
-        terms: Terms,
-    ) -> Request:
         return Request(
             self.core.next_request_id(),
-            key,
-            samples,
-            shapes,
-            slots,
-            inputs,
+            served.key,
+            inputs.samples,
+            inputs.shapes,
+            tuple(slots),
+            places_in,
             wanted,
-            outputs,
+            places_out,
             self.arrival_ns,
             terms.priority,
             self.deadline_ns(terms.timeout_ms),
@@ -345,79 +318,69 @@ class Call:
         )
 
     def run(self, request: Request) -> asyncio.Future[Done]:
-        """`take` for who awaits: the future holds the answer, or the error in its place."""
-        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        """Queue the request. The future holds its answer or the error that the client is told.
 
-        def on_end(end: Done | RequestError | ClientGone | None) -> None:
-            if end is None or future.done():  # whoever awaited was cancelled
-                return
-            if isinstance(end, Done):
-                future.set_result(end)
-            else:
-                future.set_exception(end)
-
-        self.take(request, on_end)
-        return future
-
-    def take(self, request: Request, on_end: OnEnd) -> None:
-        """Queue the request; `on_end` is called once: with its answer, or with why there is none.
-
-        With None where it ends with its call, and nobody is to hear of it. Raises RequestError when it is not taken,
-        and ClientGone. The slots are the scheduler's from here on; with an answer they are the edge's again.
+        Raises RequestError when it is not taken, and ClientGone. The slots are the scheduler's from here on; with an
+        answer they are the call's again.
         """
         if self._client_left:
             raise ClientGone
-        timer = None
+        loop, timer = asyncio.get_running_loop(), None
         if request.deadline_ns is not None:
             late = DeadlineExceeded(EXPIRED_RUNNING)
             remaining_s = (request.deadline_ns - time.monotonic_ns()) / SECOND_NS
-            loop = asyncio.get_running_loop()
             timer = loop.call_later(remaining_s, self._wait_no_more, request, "REJECTED", late)
-        if len(request.slots) == len(self._slots):
-            slots, self._slots = self._slots, {}
-        else:
-            slots = {ref: self._slots.pop(ref) for ref in request.slots}
-        waiting = self._waiting[request.id] = _Waiting(self, request, on_end, slots, timer)
+        slots = {ref: self._slots.pop(ref) for ref in request.slots}
+        waiting = self._waiting[request.id] = _Waiting(request, loop.create_future(), slots, timer)
         try:
-            self.core.take(request, waiting.ended)
+            self.core.take(request, partial(self._request_ended, request))
         except BaseException:
             del self._waiting[request.id]
             self._slots.update(slots)
             if timer is not None:
                 timer.cancel()
             raise
+        return waiting.future
 
-    def request_ended(self, request: Request, end: Done | RequestError) -> None:
-        """The core says so, of one that was given to it."""
+    def _request_ended(self, request: Request, end: Done | RequestError) -> None:
+        """The scheduler has the request no longer."""
         waiting = self._waiting.pop(request.id, None)
+        error = failure_of(end) if isinstance(end, Done) else end
         if waiting is None:
-            if isinstance(end, Done) and end.outcome is Outcome.ANSWERED:
-                self.core.slab.free(*request.slots)  # whoever waited stopped waiting a moment ago
+            if error is None:
+                self.core.slab.free(*request.slots)  # the call has given up on it, so nobody else does
             return
         if waiting.timer is not None:
             waiting.timer.cancel()
-        if not isinstance(end, Done) or end.outcome is not Outcome.ANSWERED:
-            error = failure_of(end) if isinstance(end, Done) else end
-            if self.span is not None and isinstance(end, Done) and end.batch is not None:
-                self.span.batches.append(end.batch)
-            waiting.on_end(error)
+        if isinstance(end, Done):
+            self._note(end, waiting.slots)
+        if waiting.future.done():  # its task was cancelled
             return
-        self._slots.update(waiting.slots)
-        self.answered_ns = time.monotonic_ns()
-        self.queue_ns, self.times = end.queue_ns, end.times
-        if self.span is not None:
-            self.span.answered(end)
-        waiting.on_end(end)
+        if error is not None:
+            waiting.future.set_exception(error)
+        elif isinstance(end, Done):
+            waiting.future.set_result(end)
+
+    def _note(self, done: Done, slots: dict[SlotRef, Slot]) -> None:
+        if done.outcome is Outcome.ANSWERED:
+            self._slots.update(slots)
+            self.answered_ns = time.monotonic_ns()
+            self.queue_ns, self.times = done.queue_ns, done.times
+            if self.span is not None:
+                self.span.answered(done)
+        elif self.span is not None and done.batch is not None:
+            self.span.batches.append(done.batch)
 
     def _wait_no_more(self, request: Request, reason: str, error: RequestError | ClientGone | None) -> None:
-        """`reason` is one of the statistics' failures."""
+        """`reason` is one of the statistics' failures. Without an error nobody hears of it: the call ends."""
         waiting = self._waiting.pop(request.id, None)
         if waiting is None:
             return
         if waiting.timer is not None:
             waiting.timer.cancel()
         self.core.cancel(request, reason)
-        waiting.on_end(error)
+        if error is not None and not waiting.future.done():
+            waiting.future.set_exception(error)
 
     def _reserve_outputs(
         self, served: ServedLike, samples: int, wanted: tuple[int, ...]

@@ -27,7 +27,7 @@ from convoy.app.scheduling.request import Request, Shape
 from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.shared_memory import Region
 from convoy.models.errors import InvalidRequest
-from convoy.models.spec import NUMPY_DTYPES, ModelSpec, TensorSpec
+from convoy.models.spec import NUMPY_DTYPES, TensorSpec
 
 _MAX_BYTES = 1 << 40
 # Above this much to look at piece by piece, a thread does it beside the event loop.
@@ -73,11 +73,6 @@ def is_heavy(nbytes: int, served: ServedLike) -> bool:
     """Whether checking so many bytes of inputs takes longer than the event loop may be held up."""
     # Numbers are checked by their size; strings one by one.
     return nbytes > INLINE_BYTES and any(spec.is_strings for spec in served.spec.inputs)
-
-
-def has_numbers_alone(meaning: InferRequest, spec: ModelSpec) -> bool:
-    """Whether its inputs are numbers that came with it: strings are checked one by one, and regions come and go."""
-    return not meaning.regions and not any(tensor.is_strings for tensor in spec.inputs)
 
 
 def request_for(meaning: InferRequest, served: ServedLike, call: Call, terms: Terms) -> Request:

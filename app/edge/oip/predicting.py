@@ -5,28 +5,23 @@ Knows calls and slots, and of a task only where its outputs are to be read. Know
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
-from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any, NamedTuple, SupportsFloat
 
-from convoy.app.edge.oip.answering import CLASSES, Answering, Wanted
-from convoy.app.edge.oip.call import Call, ClientGone, Terms
+from convoy.app.edge.oip.answering import CLASSES, Wanted
+from convoy.app.edge.oip.call import Call, ClientGone, Inputs, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
-from convoy.app.edge.oip.packing import Pattern
 from convoy.app.edge.oip.pictures import Picture
-from convoy.app.edge.oip.reading import PictureQuestion, Readings
-from convoy.app.edge.oip.recent import Recent
+from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.edge.timing import StagesNs
-from convoy.app.scheduling.request import Done, ModelKey, Request, TensorPlace
 from convoy.app.scheduling.slab import Slot
 from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import DeadlineExceeded, ImageTooLarge, InvalidRequest, Overloaded, RequestError
 from convoy.models.geometry import Extent
 from convoy.models.images import decoding_bytes, refuse_oversized
-from convoy.models.spec import ImageSpec, ModelSpec
+from convoy.models.spec import ImageSpec
 
 _DEFAULT_TOP_K = 5
 # More than any model has; who asks for more means all.
@@ -42,216 +37,81 @@ class Predicted:
         self.found, self.stages_ns = found, stages_ns
 
 
-class _Form(NamedTuple):
-    """What all requests with an image for one version have in common: one slot, the outputs behind the input."""
+class _Sample(NamedTuple):
+    """A decoded picture in its slot: its upright size, how long it waited for a decoder, and what decoding took."""
 
-    key: ModelKey
-    spec: ModelSpec
-    image: ImageSpec
-    answering: Answering
-    pattern: Pattern
-    input_bytes: int
-
-    @classmethod
-    def of(cls, served: ServedLike, answering: Answering) -> _Form:
-        key, spec, image = served.key, served.spec, _image_of(served)
-        input_bytes = math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize
-        wanted = answering.outputs(spec)
-        inputs = (TensorPlace(0, 0, input_bytes),)
-        like = Request(0, key, 1, (image.tensor_shape,), (), inputs, wanted, (), 0)
-        pattern = Pattern.of(like, inputs, input_bytes, [spec.outputs[index].sample_bytes for index in wanted])
-        return cls(key, spec, image, answering, pattern, input_bytes)
-
-
-class Listener(ABC):
-    """Who is told, once, what was found in a picture, or why nothing was."""
-
-    @abstractmethod
-    def predicted(self, seen: Predicted) -> None: ...
-
-    @abstractmethod
-    def failed(self, error: BaseException) -> None: ...
-
-
-class _Awaited(Listener):
-    """Tells a future, unless whoever awaited it was cancelled."""
-
-    def __init__(self, future: asyncio.Future[Predicted]) -> None:
-        self._future = future
-
-    def predicted(self, seen: Predicted) -> None:
-        if not self._future.done():
-            self._future.set_result(seen)
-
-    def failed(self, error: BaseException) -> None:
-        if not self._future.done():
-            self._future.set_exception(error)
-
-
-class _Sample:
-    """A decoded picture in its slot: its upright size, how long it waited for a decoder, and what that took."""
-
-    __slots__ = ("decode_ns", "form", "size", "slot", "wait_ns")
-
-    def __init__(self, form: _Form, slot: Slot, size: Extent, wait_ns: int, decode_ns: int) -> None:
-        self.form, self.slot, self.size, self.wait_ns, self.decode_ns = form, slot, size, wait_ns, decode_ns
-
-    def request(self, call: Call, terms: Terms) -> Request:
-        """What the core is to be asked, once: the call is told what decoding took."""
-        call.decoded(self.decode_ns, self.wait_ns)
-        return self.form.pattern.request(call, self.slot, terms)
-
-    def stages_ns(self, call: Call, done: Done) -> StagesNs:
-        """Where the time of its call went until now."""
-        return StagesNs(done, self.wait_ns, self.decode_ns, time.monotonic_ns() - call.arrival_ns)
-
-
-class _Asked:
-    """A picture that the core has, and who is told what comes of it."""
-
-    def __init__(self, predictor: Predictor, call: Call, sample: _Sample, wanted: Wanted, listener: Listener) -> None:
-        self.predictor, self.call, self.sample, self.wanted, self.listener = predictor, call, sample, wanted, listener
-        self.done: Done | None = None
-
-    def ended(self, end: Done | RequestError | ClientGone | None) -> None:
-        """By the core, or by its call."""
-        predictor, form = self.predictor, self.sample.form
-        if isinstance(end, Done):
-            predictor.decoder.answered(form.key, end)
-            self.done = end
-            question = PictureQuestion(form.spec, self.sample.size, self.wanted)
-            predictor.readings.read(self.call, question, end, self.found)
-        else:
-            predictor.decoder.answered(form.key)
-            if end is not None:
-                self.listener.failed(end)
-
-    def found(self, found: Any) -> None:
-        """What its outputs say, or the error in its place."""
-        if isinstance(found, Exception):
-            self.listener.failed(found)
-            return
-        assert self.done is not None, "it was read; this is a bug"
-        self.listener.predicted(Predicted(found, self.sample.stages_ns(self.call, self.done)))
+    slot: Slot
+    size: Extent
+    wait_ns: int
+    decode_ns: int
 
 
 class Predictor:
-    """Whoever has pictures asks it for what is in them. Belongs to one event loop, as its decoder does.
-
-    What is asked of a version, which must take images, is of its task.
-    """
+    """Finds out what is in pictures. Belongs to one event loop, as its decoder does."""
 
     def __init__(self, decoder: Decoder, max_pixels: int) -> None:
-        self.decoder, self._max_pixels, self.readings = decoder, max_pixels, Readings()
-        self._forms = Recent[ModelKey, _Form]()
-
-    def predict_here(
-        self,
-        call: Call,
-        served: ServedLike,
-        picture: Picture,
-        terms: Terms,
-        wanted: Wanted,
-        listener: Listener,
-    ) -> bool:
-        """Decode at once what is surely short, if it may be; else False, and nothing has happened. Raises RequestError.
-
-        The listener is told how it ends, unless the call does before. For pictures that come alone, without others of
-        somebody else's with them.
-        """
-        if wanted.answering.is_long:
-            return False
-        form = self._form(served, wanted)
-        if not self._begin_here(served, picture):
-            return False
-        self._ask(call, self._decode_here(call, form, picture), terms, wanted, listener)
-        return True
+        self.decoder, self._max_pixels = decoder, max_pixels
 
     async def predict(
         self, call: Call, served: ServedLike, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
     ) -> Predicted:
-        """Raises RequestError or ClientGone. `is_alone`: nobody else's image comes with it."""
-        if wanted.answering.is_long:
-            return await self._predict_long(call, served, picture, terms, wanted, is_alone=is_alone)
-        future: asyncio.Future[Predicted] = asyncio.get_running_loop().create_future()
-        heard = _Awaited(future)
-        try:
-            if not (is_alone and self.predict_here(call, served, picture, terms, wanted, heard)):
-                sample = await self._decode(call, served, self._form(served, wanted), picture, terms)
-                self._ask(call, sample, terms, wanted, heard)
-            return await future
-        finally:
-            del future, heard  # an error's traceback holds this frame, and they the error
+        """Decode, queue, compute and read one picture. The version must take pictures, and `wanted` be of its task.
 
-    async def _predict_long(
-        self, call: Call, served: ServedLike, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
-    ) -> Predicted:
-        """The same where an answer takes long to read: a thread does it, and the memory for that is had before."""
-        answering, spec, key = wanted.answering, served.spec, served.key
-        form = self._form(served, wanted)
-        if is_alone and self._begin_here(served, picture):
-            sample = self._decode_here(call, form, picture)
+        Raises RequestError or ClientGone. `is_alone`: no other picture comes with the same call.
+        """
+        answering, spec = wanted.answering, served.spec
+        image, input_bytes = _image_of(served), _input_bytes(served)
+        # A hop to a thread costs more than decoding a tiny picture.
+        if is_alone and self.decoder.begin_here(served, partial(picture.is_quick, image)):
+            sample = self._decode_here(call, served, picture)
         else:
-            sample = await self._decode(call, served, form, picture, terms)
+            sample = await self._decode(call, served, picture, terms)
         try:
-            request = sample.request(call, terms)
-            call.reserve(answering.working_bytes(spec, sample.size))
+            call.decoded(sample.decode_ns, sample.wait_ns)
+            inputs = Inputs(1, (image.tensor_shape,), (TensorRef(sample.slot.ref, 0, input_bytes),))
+            request = call.build_request(served, inputs, answering.outputs(spec), terms)
+            if answering.is_long:
+                call.reserve(answering.working_bytes(spec, sample.size))
             done = await call.run(request)
         except BaseException:
-            self.decoder.answered(key)
+            self.decoder.answered(served.key)
             raise
-        self.decoder.answered(key, done)
-        found = await self.decoder.run_owed(answering.read, done.answers, spec, sample.size, wanted)
-        return Predicted(found, sample.stages_ns(call, done))
+        self.decoder.answered(served.key, done)
+        if answering.is_long:
+            found = await self.decoder.run_owed(answering.read, done.answers, spec, sample.size, wanted)
+        else:
+            found = answering.read(done.answers, spec, sample.size, wanted)
+        total_ns = time.monotonic_ns() - call.arrival_ns
+        return Predicted(found, StagesNs(done, sample.wait_ns, sample.decode_ns, total_ns))
 
-    def _begin_here(self, served: ServedLike, picture: Picture) -> bool:
-        """Whether it is to be decoded at once, on the event loop; the decoder is to hear that it is answered, if so."""
-        return self.decoder.begin_here(served, partial(picture.is_quick, _image_of(served)))
-
-    def _decode_here(self, call: Call, form: _Form, picture: Picture) -> _Sample:
+    def _decode_here(self, call: Call, served: ServedLike, picture: Picture) -> _Sample:
         started_ns = time.monotonic_ns()
         try:
-            slot = call.reserve(form.pattern.nbytes)
-            size = picture.decode_into(form.image, slot.view[: form.input_bytes], self._max_pixels)
+            slot = call.reserve(_input_bytes(served))
+            size = picture.decode_into(_image_of(served), slot.view, self._max_pixels)
         except BaseException:
-            self.decoder.answered(form.key)
+            self.decoder.answered(served.key)
             raise
-        return _Sample(form, slot, size, 0, time.monotonic_ns() - started_ns)
+        return _Sample(slot, size, 0, time.monotonic_ns() - started_ns)
 
-    async def _decode(self, call: Call, served: ServedLike, form: _Form, picture: Picture, terms: Terms) -> _Sample:
-        """In a thread, in its turn. Raises RequestError or ClientGone."""
-        started_ns, image = time.monotonic_ns(), form.image
-        slot = call.reserve(form.pattern.nbytes)
+    async def _decode(self, call: Call, served: ServedLike, picture: Picture, terms: Terms) -> _Sample:
+        """Decode in a thread, in its turn. Raises RequestError or ClientGone."""
+        started_ns, image = time.monotonic_ns(), _image_of(served)
+        slot = call.reserve(_input_bytes(served))
         pixels, needs_bytes = self._measure(call, picture, image)
         slots = (*picture.slots, slot)
         deadline_ns, latest_start_ns = call.deadline_ns(terms.timeout_ms), call.latest_start_ns(terms.latest_start_us)
         work = DecodeWork(
             picture.kind, pixels, slots, deadline_ns, served, needs_bytes, latest_start_ns, terms.priority
         )
-        sample = slot.view[: form.input_bytes]
         try:
-            size, wait_ns = await self.decoder.run(call, work, picture.decode_into, image, sample, self._max_pixels)
+            size, wait_ns = await self.decoder.run(call, work, picture.decode_into, image, slot.view, self._max_pixels)
         except BaseException as error:
             # The core counts those that it has; what is wrong itself is no request that failed.
             if (reason := _failure(error)) is not None:
-                call.core.request_failed(form.key, reason, time.monotonic_ns() - call.arrival_ns)
+                call.core.request_failed(served.key, reason, time.monotonic_ns() - call.arrival_ns)
             raise
-        return _Sample(form, slot, size, wait_ns, time.monotonic_ns() - started_ns - wait_ns)
-
-    def _ask(self, call: Call, sample: _Sample, terms: Terms, wanted: Wanted, listener: Listener) -> None:
-        """Queue what is decoded; the listener is told how it ends, unless the call does before. Raises RequestError."""
-        try:
-            call.take(sample.request(call, terms), _Asked(self, call, sample, wanted, listener).ended)
-        except BaseException:
-            self.decoder.answered(sample.form.key)
-            raise
-
-    def _form(self, served: ServedLike, wanted: Wanted) -> _Form:
-        form, answering = self._forms.find(served.key), wanted.answering
-        if form is None or form.spec is not served.spec or form.answering is not answering:
-            form = _Form.of(served, answering)
-            self._forms.keep(served.key, form)
-        return form
+        return _Sample(slot, size, wait_ns, time.monotonic_ns() - started_ns - wait_ns)
 
     def _measure(self, call: Call, picture: Picture, image: ImageSpec) -> tuple[int, int]:
         """How many pixels the header announces, and how much memory they take. Raises ImageError.
@@ -271,6 +131,11 @@ class Predictor:
                 "raise --max-inflight-mb"
             )
         return header.pixels, needs_bytes
+
+
+def _input_bytes(served: ServedLike) -> int:
+    """Bytes of one decoded picture."""
+    return math.prod(_image_of(served).tensor_shape) * served.spec.inputs[0].numpy_dtype.itemsize
 
 
 def _image_of(served: ServedLike) -> ImageSpec:

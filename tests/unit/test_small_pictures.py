@@ -1,4 +1,4 @@
-"""Small pictures on connections of our own: decoded at once and answered by callbacks, however their calls end.
+"""Small pictures, which are decoded at once, however their calls end.
 
 The fake model gives its input back with a number added, so a picture's class is the brightest of its four pixels.
 """
@@ -20,7 +20,7 @@ from convoy.app.batch import EngineFailure
 from convoy.models.spec import ImageSpec
 from tests.support.fake_devices import Workshop, until
 from tests.support.wire import head
-from tests.unit.test_direct import Connection, House, held, play, running, through_both
+from tests.unit.test_connection import OPTIONS, Connection, House, held, play, running
 from tests.unit.test_garbage import CALLS, garbage_of
 
 FOUR_PIXELS = ImageSpec(2, 2, 1, "exact", 2, "nearest", False, (0.0,), (1.0,), "float32_nchw")
@@ -79,22 +79,21 @@ def test_each_is_told_its_own_class(pictures: Workshop) -> None:
         pytest.param(picture(1), "?timeout_ms=never", 400, id="no-time"),
     ],
 )
-def test_what_is_wrong_is_told_as_over_plain_asgi(pictures: Workshop, body: bytes, query: str, status: int) -> None:
+def test_what_is_wrong_is_told(pictures: Workshop, body: bytes, query: str, status: int) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
-        assert (await through_both(house, asks(body, query))).status == status
+        assert (await house.connect().ask(asks(body, query))).status == status
         assert best_of(await house.connect().ask(asks(picture(2)))) == 2
 
     play(pictures, scene)
 
 
 def test_what_comes_behind_a_picture_may_be_shorter_than_its_head_or_cut_anywhere(pictures: Workshop) -> None:
-    """The first bytes are held against the head of the picture before, and may end in the middle of it."""
     request = asks(picture(2))
 
     async def scene(house: House, workshop: Workshop) -> None:
         for at in range(1, len(request)):
             connection = house.connect()
-            for brightest in (0, 1):  # from the second on the head is known
+            for brightest in (0, 1):
                 assert best_of(await connection.ask(asks(picture(brightest)))) == brightest
             connection.send(request[:at])
             connection.send(request[at:])
@@ -122,7 +121,7 @@ def test_another_default_time_holds_at_once(pictures: Workshop) -> None:
         assert best_of(await connection.ask(asks(picture(1)))) == 1
         gate = held(workshop)
         await running(workshop, house.connect(), asks(picture(0)))
-        house.way.options.change(replace(house.way.options, default_timeout_ms=20.0))
+        house.options.change(replace(OPTIONS, default_timeout_ms=20.0))
         assert (await connection.ask(asks(picture(1)))).status == 504
         gate.set()
 
@@ -153,8 +152,11 @@ def test_a_compressed_picture_is_read(pictures: Workshop) -> None:
 
 async def its_client_leaves(house: House, workshop: Workshop) -> None:
     connection = house.connect()
+    before = house.core.open_calls
     connection.send(asks(picture(1)))
+    await until(lambda: house.core.open_calls > before)
     connection.leave()
+    await until(lambda: house.core.open_calls == before)
 
 
 async def it_is_late(house: House, workshop: Workshop) -> None:
@@ -199,9 +201,13 @@ def test_after_the_time_to_drain_those_who_wait_are_told(pictures: Workshop) -> 
         await running(workshop, connections[0], asks(picture(1)))
         for connection in connections[1:]:
             connection.send(asks(picture(1)))
+        await until(lambda: house.core.open_calls == len(connections))
         assert not await house.core.drain(0.0)
         for connection in connections:
             connection.protocol.shutdown()
+        for task in house.state.tasks:
+            task.cancel()
+        for connection in connections:
             (reply,) = await connection.reply()
             assert reply.status == 503
             assert "the server shut down" in reply.error
@@ -233,18 +239,15 @@ def test_a_bug_in_one_answer_is_its_own(pictures: Workshop, monkeypatch: pytest.
     play(pictures, scene)
 
 
-@pytest.mark.parametrize("through_asgi", [False, True])
 @pytest.mark.parametrize("body", [picture(1), LARGE], ids=["here", "by-a-thread"])
-def test_those_that_fail_leave_nothing_to_the_garbage_collector(
-    pictures: Workshop, body: bytes, through_asgi: bool
-) -> None:
+def test_those_that_fail_leave_nothing_to_the_garbage_collector(pictures: Workshop, body: bytes) -> None:
     async def fails(connection: Connection) -> None:
         assert (await connection.ask(asks(body))).status == 500
 
     async def scene(house: House, workshop: Workshop) -> None:
         (engine,) = workshop.engines
         engine.failure = EngineFailure("of itself")
-        connection = house.connect(through_asgi=through_asgi)
+        connection = house.connect()
         for _ in range(3):
             await fails(connection)
         assert min([await garbage_of(fails, connection) for _ in range(3)]) < CALLS
