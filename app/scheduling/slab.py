@@ -114,13 +114,34 @@ class Slab:
         self._slots = _Slots()
         self._refs = cast("Iterator[SlotRef]", count(1))
         self._high_water = 0
-        self.used_bytes = 0
+        self._taken_bytes = 0
+        self._outside_bytes = 0
+        self.on_freed: Callable[[], None] | None = None  # called when some memory is free again
         # A device is told where the pages are, by this process or by another that shares them: none may be given back.
         self.keeps_pages = False
+
+    @property
+    def used_bytes(self) -> int:
+        """What slots take, and what is counted beside them."""
+        return self._taken_bytes + self._outside_bytes
+
+    def count_outside(self, nbytes: int) -> bool:
+        """Count memory elsewhere as if it were in here; False, and nothing is counted, when there is no room for it.
+
+        A negative number takes some of it off.
+        """
+        if nbytes > 0 and self.used_bytes + nbytes > self.capacity_bytes:
+            return False
+        self._outside_bytes += nbytes
+        if nbytes < 0 and self.on_freed is not None:
+            self.on_freed()
+        return True
 
     def reserve(self, nbytes: int) -> Slot | None:
         """A slot of `nbytes` in state FILLING, or None when there is no room for it now."""
         extent = aligned(max(1, nbytes))
+        if self._outside_bytes and self.used_bytes + extent > self.capacity_bytes:
+            return None
         offset = self._extents.take(extent)
         return None if offset is None else self._add(offset, nbytes, extent)
 
@@ -134,6 +155,8 @@ class Slab:
     def extend(self, slot: Slot, nbytes: int) -> bool:
         """Make a slot that is being filled longer where it lies; False, and nothing has changed, where it cannot be."""
         more = aligned(nbytes) - slot.extent_bytes
+        if self._outside_bytes and self.used_bytes + more > self.capacity_bytes:
+            return False
         if more and not self._extents.take_at(slot.offset + slot.extent_bytes, more):
             return False
         slot.extent_bytes += more
@@ -147,7 +170,9 @@ class Slab:
         rest = slot.extent_bytes - extent
         if rest:
             self._extents.give_back(slot.offset + extent, rest)
-            self.used_bytes -= rest
+            self._taken_bytes -= rest
+            if self.on_freed is not None:
+                self.on_freed()
         slot.extent_bytes, slot.view = extent, slot.view[:nbytes]
 
     def adopt(self, offset: int, nbytes: int, on_freed: Callable[[], None]) -> Slot:
@@ -243,7 +268,7 @@ class Slab:
         return slot
 
     def _count(self, slot: Slot, more_bytes: int) -> None:
-        self.used_bytes += more_bytes
+        self._taken_bytes += more_bytes
         self._high_water = max(self._high_water, slot.offset + len(slot.view) - self._part.offset)
 
     def _give_back(self, slot: Slot) -> None:
@@ -251,9 +276,11 @@ class Slab:
         if slot.on_freed is not None:
             slot.on_freed()
             return
-        self.used_bytes -= slot.extent_bytes
+        self._taken_bytes -= slot.extent_bytes
         self._extents.give_back(slot.offset, slot.extent_bytes)
-        if not self.used_bytes and self._high_water > KEEP_RESIDENT_BYTES and not self.keeps_pages:
+        if self.on_freed is not None:
+            self.on_freed()
+        if not self._taken_bytes and self._high_water > KEEP_RESIDENT_BYTES and not self.keeps_pages:
             self._part.memory.madvise(self._advice, self._part.offset, self.capacity_bytes)
             self._high_water = 0
 

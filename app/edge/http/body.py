@@ -1,26 +1,34 @@
 """A request's body, read into the slab.
 
-The slot is reserved before the first byte is read, from the declared length where there is one, so bytes
-in flight are admitted and never only counted. A body without a declared length starts small and grows
-where it lies, or moves to a slot of twice the size. A client that sends too slowly is given up on.
+A body counts as its bytes arrive, so that one which is only announced takes no room from others. Uploads that are still
+arriving leave a part of the room to small requests and to those that are whole. Where there is no room, reading stops
+until there is some, and the client gets a 429 if that takes too long. A client that sends too slowly gets a 408.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from convoy.app.edge.oip.call import Call, ClientGone
 from convoy.app.edge.options import BodyLimits
-from convoy.app.scheduling.slab import Slot
+from convoy.app.scheduling.slab import Slab, Slot
 from convoy.app.submission.refusals import no_room
 from convoy.models.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
 
-_FIRST_SLOT_BYTES = 64 << 10
-# A time limit that passes while there are bytes to read is looked at again so much later.
+Result = TypeVar("Result")
+SMALL_BYTES = 64 << 10
+# Of the slab, for all uploads above `SMALL_BYTES` together while they arrive.
+_UPLOADS_SHARE = 0.75
+# A time limit that passes while there may be bytes to read is looked at again so much later.
 LOOK_AGAIN_S = 0.1
+# Uploads that try again when some memory is free; the others keep their place behind them.
+_WOKEN_AT_ONCE = 16
 
 
 class Body(NamedTuple):
@@ -46,62 +54,149 @@ def declared_length(headers: dict[bytes, bytes], limits: BodyLimits) -> int | No
     return int(raw)
 
 
-class BodyReader:
-    """A body on its way into the slab, piece by piece; `declared` bytes, None: nobody has said how many.
+class UploadRoom:
+    """Shares a slab's room among the bodies that are still arriving. Belongs to one event loop.
 
-    Raises Overloaded where there is no room for it.
+    They are in memory of their own, which the slab counts. Those above `SMALL_BYTES` leave a part of it free, except
+    the oldest of them, so that uploads never all wait for each other.
     """
 
-    __slots__ = ("_call", "_declared", "_limits", "_slot", "filled_bytes")
+    def __init__(self, slab: Slab) -> None:
+        self._slab = slab
+        self._uploads: dict[BodyReader, int] = {}  # above SMALL_BYTES, the oldest first
+        self._waiting: dict[asyncio.Future[None], None] = {}  # the one that has waited longest first
+        self._is_waking = False
 
-    def __init__(self, call: Call, declared: int | None, limits: BodyLimits) -> None:
-        self._call, self._limits, self._declared, self.filled_bytes = call, limits, declared or 0, 0
-        self._slot = call.reserve(_FIRST_SLOT_BYTES if declared is None else declared)
+    def take(self, upload: BodyReader, held: int, more: int) -> bool:
+        """Count `more` bytes of an upload that holds some; False, and nothing is counted: there is no room now."""
+        if held + more > SMALL_BYTES:
+            self._uploads.setdefault(upload, held)
+            is_oldest = next(iter(self._uploads)) is upload
+            if not is_oldest and sum(self._uploads.values()) + more > _UPLOADS_SHARE * self._slab.capacity_bytes:
+                return False
+        if not self._slab.count_outside(more):
+            return False
+        if upload in self._uploads:
+            self._uploads[upload] += more
+        return True
 
-    @property
-    def patience_s(self) -> float:
-        """So long after its beginning there must be more of it: what is only announced earns no time."""
-        return self._limits.seconds_for(self.filled_bytes)
+    def leave(self, upload: BodyReader, held: int) -> None:
+        """It has failed, or is in the slab."""
+        self._uploads.pop(upload, None)
+        self._slab.count_outside(-held)
+        self._wake_soon()
 
-    @property
-    def awaited_bytes(self) -> int:
-        """Of those that are declared."""
-        return max(0, self._declared - self.filled_bytes)
+    async def wait(self) -> None:
+        """Return when there may be more room."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[future] = None
+        self._slab.on_freed = self._wake_soon
+        try:
+            await future
+        finally:
+            self._waiting.pop(future, None)
+            if not self._waiting:
+                self._slab.on_freed = None
 
-    def feed(self, piece: bytes) -> None:
-        """The next piece. Raises BodyTooLarge or Overloaded."""
-        end = self.filled_bytes + len(piece)
-        if end > len(self._slot.view):
-            if end > self._limits.max_bytes:
-                raise too_large(end, self._limits)
-            self._slot = grow(self._call, self._slot, self.filled_bytes, end, self._limits)
-        self._slot.view[self.filled_bytes : end] = piece
-        self.filled_bytes = end
+    def _wake_soon(self) -> None:
+        if self._waiting and not self._is_waking:
+            self._is_waking = True
+            asyncio.get_running_loop().call_soon(self._wake)
 
-    def body(self) -> Body:
-        """All that has come; the room that it did not need is given back."""
-        self._call.core.slab.trim(self._slot, self.filled_bytes)
-        return Body(self._slot, self.filled_bytes)
-
-    def too_slow(self) -> RequestTimeout:
-        return too_slow(self.patience_s)
+    def _wake(self) -> None:
+        self._is_waking = False
+        for future in [*islice(self._waiting, _WOKEN_AT_ONCE)]:
+            del self._waiting[future]
+            if not future.done():
+                future.set_result(None)
 
 
-async def read_body(receive: Receive, reader: BodyReader) -> Body:
-    """Read to the end. Raises BodyTooLarge, Overloaded, RequestTimeout or ClientGone."""
-    begun_s = asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout_at(begun_s + reader.patience_s) as limit:
+class BodyReader:
+    """Reads a body into the slab; `declared` bytes, None for a chunked one."""
+
+    def __init__(self, call: Call, declared: int | None, limits: BodyLimits, room: UploadRoom) -> None:
+        """Raises BodyTooLarge where the slab can never hold it."""
+        self._call, self._declared, self._limits, self._room = call, declared or 0, limits, room
+        self._pieces: list[bytes] = []
+        self._held_bytes = 0
+        self._stalled_s = 0.0  # nobody read here; that time is not the client's
+        if not call.may_ever_hold(self._declared):
+            call.reserve(self._declared)  # raises with the reason
+
+    async def read(self, receive: Receive, deadline_s: float | None) -> Body:
+        """Read to the end. Raises BodyTooLarge, Overloaded, RequestTimeout or ClientGone.
+
+        `deadline_s`: when the answer is worthless, by the event loop's clock; None: no limit.
+        """
+        begun_s = asyncio.get_running_loop().time()
+        try:
             while True:
-                message = await receive()
+                patience_s = self._limits.seconds_for(self._held_bytes)
+                message = await _next_message(receive, begun_s + self._stalled_s + patience_s, patience_s)
                 if message["type"] == "http.disconnect":
                     raise ClientGone
-                reader.feed(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return reader.body()
-                limit.reschedule(begun_s + reader.patience_s)
-    except TimeoutError as error:
-        raise reader.too_slow() from error
+                piece, is_last = message.get("body", b""), not message.get("more_body", False)
+                if self._held_bytes + len(piece) > self._limits.max_bytes:
+                    raise too_large(self._held_bytes + len(piece), self._limits)
+                if not self._add(piece):
+                    await self._wait_until(partial(self._add, piece), deadline_s)
+                if is_last:
+                    stored = self._stored()
+                    return stored if stored is not None else await self._wait_until(self._stored, deadline_s)
+        finally:
+            self._room.leave(self, self._held_bytes)
+
+    def _add(self, piece: bytes) -> bool:
+        if not self._room.take(self, self._held_bytes, len(piece)):
+            return False
+        self._pieces.append(piece)
+        self._held_bytes += len(piece)
+        return True
+
+    def _stored(self) -> Body | None:
+        """All of it in a slot; None: there is no room now."""
+        slab, nbytes = self._call.core.slab, self._held_bytes
+        slab.count_outside(-nbytes)
+        try:
+            slot = self._call.reserve(nbytes)
+        except Overloaded:
+            slab.count_outside(nbytes)
+            return None
+        self._held_bytes, end = 0, 0
+        for piece in self._pieces:
+            start, end = end, end + len(piece)
+            slot.view[start:end] = piece
+        self._pieces.clear()
+        return Body(slot, nbytes)
+
+    async def _wait_until(self, attempt: Callable[[], Result | None], deadline_s: float | None) -> Result:
+        """What an attempt gives that succeeds. Raises Overloaded."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        until_s = began_s + self._limits.grace_s
+        try:
+            async with asyncio.timeout_at(until_s if deadline_s is None else min(until_s, deadline_s)):
+                while not (result := attempt()):
+                    await self._room.wait()
+        except TimeoutError:
+            raise no_room(max(self._held_bytes, self._declared), self._call.core.slab) from None
+        self._stalled_s += loop.time() - began_s
+        return result
+
+
+async def _next_message(receive: Receive, until_s: float, patience_s: float) -> Message:
+    """Raises RequestTimeout."""
+    try:
+        async with asyncio.timeout_at(until_s):
+            return await receive()
+    except TimeoutError:
+        pass
+    # A process that was stopped finds all its timers late, and what has arrived meanwhile still unread.
+    try:
+        async with asyncio.timeout(LOOK_AGAIN_S):
+            return await receive()
+    except TimeoutError:
+        raise too_slow(patience_s) from None
 
 
 def grow(call: Call, slot: Slot, filled: int, needed: int, limits: BodyLimits) -> Slot:

@@ -124,14 +124,9 @@ def response_encoding(accepted: bytes) -> bytes | None:
 def reply_encoding(headers: Mapping[bytes, bytes], reply: Reply) -> bytes | None:
     """How to compress the reply to a request with these headers; None for not at all."""
     accepted = headers.get(b"accept-encoding")
-    if accepted is None or reply.status != 200 or not is_long_enough(reply.length) or reply.content_type == "image/png":
+    if accepted is None or reply.status != 200 or reply.length < _WORTHWHILE_BYTES or reply.content_type == "image/png":
         return None
     return response_encoding(accepted)
-
-
-def is_long_enough(nbytes: int) -> bool:
-    """Whether a good answer of so many bytes is compressed for those who ask for it."""
-    return nbytes >= _WORTHWHILE_BYTES
 
 
 def compress(reply: Reply, encoding: bytes) -> Reply:

@@ -6,7 +6,9 @@ own `direct`, which needs no task.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
@@ -14,7 +16,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
-from convoy.app.edge.http.body import Body, BodyReader, declared_length, read_body
+from convoy.app.edge.http.body import Body, BodyReader, UploadRoom, declared_length
 from convoy.app.edge.http.compression import compress, inflate, reply_encoding, request_encoding
 from convoy.app.edge.http.replies import Reply, error_reply, send_reply
 from convoy.app.edge.oip.call import CALL_IN_SCOPE, Call, ClientGone
@@ -48,8 +50,8 @@ class HotRoute(ABC):
 
     protocol: ClassVar[str]
 
-    def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
-        self.core, self.options, self.decoder = core, options, decoder
+    def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder, room: UploadRoom) -> None:
+        self.core, self.options, self.decoder, self._room = core, options, decoder, room
         self.paths: tuple[str, ...] = ()  # where it is mounted: without a version, and with one
 
     @abstractmethod
@@ -73,11 +75,11 @@ class HotRoute(ABC):
             _log.exception("a request has no span")
 
     def begin(self, call: Call, head: HttpHead, names: Mapping[str, str]) -> BodyReader:
-        """Let the call in, with room for its body. Raises RequestError."""
+        """Let the call in. Raises RequestError."""
         call.begin()
         self.admit(call.find(names["model"], names.get("version")))
         request_encoding(head.headers)  # refused before anybody reads it
-        return BodyReader(call, declared_length(head.headers, self.options.body), self.options.body)
+        return BodyReader(call, declared_length(head.headers, self.options.body), self.options.body, self._room)
 
     async def reply(self, call: Call, head: HttpHead, body: Body) -> Reply:
         """The whole answer to a body that has been read. Raises RequestError or ClientGone."""
@@ -94,22 +96,22 @@ class HotRoute(ABC):
         return await self.decoder.run_owed(compress, reply, encoding)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The route for plain ASGI."""
+        """Serve one request, from its head to its last byte."""
         call = Call(self.core, self.protocol)
         head = HttpHead(dict(scope["headers"]), parsed_query(scope["query_string"]))
         ending = CANCELLED
         self.trace(call, scope["path"], head, scope["path_params"])
         scope[CALL_IN_SCOPE] = call
         try:
-            # Compiled, what awaits while an error is handled leaves that error to whoever runs meanwhile.
             try:
-                body = await read_body(receive, self.begin(call, head, scope["path_params"]))
+                reader = self.begin(call, head, scope["path_params"])
+                body = await reader.read(receive, self._deadline_s(call, head))
                 call.watch_client(_until_client_leaves(receive))
                 reply = await self.reply(call, head, body)
             except RequestError as error:
                 reply = error_reply(error)
             ending = reply.ending
-            await send_reply(send, reply)
+            await send_reply(send, reply, call.vacate)
         except ClientGone:
             pass  # nobody to answer; counted as cancelled
         except Exception:
@@ -117,6 +119,14 @@ class HotRoute(ABC):
             raise
         finally:
             call.end(ending)
+
+    def _deadline_s(self, call: Call, head: HttpHead) -> float | None:
+        """When the answer is worthless, by the event loop's clock; None: no limit. Raises InvalidRequest."""
+        assert call.served is not None, "begin() has found it; this is a bug"
+        deadline_ns = call.deadline_ns(self.timeout_ms(head, call.served))
+        if deadline_ns is None:
+            return None
+        return asyncio.get_running_loop().time() + (deadline_ns - time.monotonic_ns()) / 1e9
 
     def timeout_ms(self, head: HttpHead, served: ServedLike) -> float | None:
         """The client's time from the query, else the default; None: no limit. Raises InvalidRequest."""

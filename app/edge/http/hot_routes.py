@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from convoy.app.edge.http.body import UploadRoom
 from convoy.app.edge.http.hot_route import HotRoute
 from convoy.app.edge.http.infer import InferRoute
 from convoy.app.edge.http.predictions import PredictionsRoute
@@ -43,7 +44,8 @@ class HotRoutes:
             options.decode_threads, options.max_decoding, options.processes, shares_cores=options.engines_on_cpu
         )
         core.watch_decoding(lambda: self.decoder.waiting)
-        made = {kind: kind(core, options, self.decoder) for kind in kinds}
+        room = UploadRoom(core.slab)
+        made = {kind: kind(core, options, self.decoder, room) for kind in kinds}
         for kind, route in made.items():
             route.paths = _PATHS[kind]
         self.by_path = {path: route for kind, route in made.items() for path in _PATHS[kind]}

@@ -14,7 +14,7 @@ from http import HTTPStatus
 
 import orjson
 
-from convoy.app.edge.http.body import Body
+from convoy.app.edge.http.body import Body, UploadRoom
 from convoy.app.edge.http.class_maps import as_png, in_form
 from convoy.app.edge.http.hot_route import HotRoute, HttpHead
 from convoy.app.edge.http.json_images import JsonImages, is_json, needed_bytes, split_images
@@ -47,8 +47,8 @@ class PredictionsRoute(HotRoute):
 
     protocol = "predictions"
 
-    def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
-        super().__init__(core, options, decoder)
+    def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder, room: UploadRoom) -> None:
+        super().__init__(core, options, decoder, room)
         self._predictor = Predictor(decoder, options.max_pixels)
 
     def admit(self, served: ServedLike) -> None:

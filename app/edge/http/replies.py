@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from http import HTTPStatus
+from collections.abc import Callable
 
 import orjson
 from starlette.responses import Response
@@ -42,10 +41,7 @@ class Reply:
     @property
     def length(self) -> int:
         """Bytes of the body."""
-        length = 0
-        for piece in self.pieces:  # compiled, that is cheaper than `sum` of a `map`
-            length += len(piece)
-        return length
+        return sum([len(piece) for piece in self.pieces])
 
 
 def headers_of(reply: Reply) -> Headers:
@@ -57,38 +53,24 @@ def _form(content_type: str, length: int) -> Headers:
     return [(b"content-type", content_type.encode()), (b"content-length", b"%d" % length)]
 
 
-_STATUS_LINES = {
-    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus if status >= 200
-}
-
-
-def answer_head(reply: Reply) -> bytes:
-    """The status line, type and length as they go over the wire; its other headers are left out."""
-    return _answer_head(reply.status, reply.content_type, reply.length)
-
-
-@lru_cache(1024)
-def _answer_head(status: int, content_type: str, length: int) -> bytes:
-    return b"".join((_STATUS_LINES[status], *lines_of(_form(content_type, length))))
-
-
-def lines_of(headers: Headers) -> list[bytes]:
-    """Headers as they go over the wire. Checks nothing."""
-    return [b"%b: %b\r\n" % header for header in headers]
-
-
 # Small pieces are cheaper to join than to send one by one.
 _JOIN_BELOW_BYTES = 64 << 10
 
 
-async def send_reply(send: Send, reply: Reply) -> None:
-    """Send the whole reply. The pieces may be views: they are out of our hands when this returns."""
+async def send_reply(send: Send, reply: Reply, on_copied: Callable[[], None] = lambda: None) -> None:
+    """Send the whole reply; return when its client has taken it, or all but the little that the transport buffers.
+
+    The pieces may be views: each is copied. `on_copied` is called when a long reply has been, and is still being sent.
+    """
     await send({"type": "http.response.start", "status": reply.status, "headers": headers_of(reply)})
-    bodies = reply.pieces if reply.length > _JOIN_BELOW_BYTES else (b"".join(reply.pieces),)
-    last = len(bodies) - 1
-    for index, body in enumerate(bodies):
-        # The transport may keep what it is given; a slot is reused as soon as its call ends.
-        await send({"type": "http.response.body", "body": bytes(body), "more_body": index < last})
+    if reply.length <= _JOIN_BELOW_BYTES:
+        await send({"type": "http.response.body", "body": b"".join(reply.pieces)})
+        return
+    for piece in reply.pieces:
+        await send({"type": "http.response.body", "body": bytes(piece), "more_body": True})
+    on_copied()
+    # A server waits for its client before it takes another chunk, not after one.
+    await send({"type": "http.response.body", "body": b""})
 
 
 def error_reply(error: RequestError) -> Reply:
