@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -124,7 +125,7 @@ class RepeatedHead(NamedTuple):
         """Where the body lies in these bytes, which end with it; None where they differ in more."""
         digits_at = len(self.before)
         digits_end = data.find(b"\r", digits_at, digits_at + _MOST_DIGITS + 1)
-        if digits_end < 0:  # compiled, a slice of bytes whose end lies before its start is an error
+        if digits_end < 0:
             return None
         digits = data[digits_at:digits_end]
         if not digits.isdigit():
@@ -135,13 +136,12 @@ class RepeatedHead(NamedTuple):
         return DeclaredBody(digits, body_at) if data.startswith(self.after, digits_end) else None
 
 
+@dataclass(slots=True, eq=False)
 class DeclaredBody:
     """How long a body is by its request, and where it begins."""
 
-    __slots__ = ("at", "digits")
-
-    def __init__(self, digits: bytes, at: int) -> None:
-        self.digits, self.at = digits, at
+    digits: bytes
+    at: int
 
 
 Memory = Repetition | RepeatedHead

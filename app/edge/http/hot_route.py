@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import parse_qsl
 
@@ -31,13 +32,12 @@ OnError = Callable[[BaseException], None]
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
+@dataclass(slots=True, eq=False)
 class HttpHead:
     """What a request says before its body."""
 
-    __slots__ = ("headers", "query")
-
-    def __init__(self, headers: dict[bytes, bytes], query: Mapping[str, str]) -> None:
-        self.headers, self.query = headers, query
+    headers: dict[bytes, bytes]
+    query: Mapping[str, str]
 
 
 def parsed_query(raw: bytes) -> Mapping[str, str]:
@@ -110,17 +110,17 @@ class HotRoute(ABC):
         self.trace(call, scope["path"], head, scope["path_params"])
         scope[CALL_IN_SCOPE] = call
         try:
-            # Compiled, what awaits while an error is handled leaves that error to whoever runs meanwhile.
-            try:
-                body = await read_body(receive, self.begin(call, head, scope["path_params"]))
-                call.watch_client(_until_client_leaves(receive))
-                reply = await self.reply(call, head, body)
-            except RequestError as error:
-                reply = error_reply(error)
+            body = await read_body(receive, self.begin(call, head, scope["path_params"]))
+            call.watch_client(_until_client_leaves(receive))
+            reply = await self.reply(call, head, body)
             ending = reply.ending
             await send_reply(send, reply)
         except ClientGone:
             pass  # nobody to answer; counted as cancelled
+        except RequestError as error:
+            reply = error_reply(error)
+            ending = reply.ending
+            await send_reply(send, reply)
         except Exception:
             ending = FAILED  # a bug, of which the gate tells
             raise

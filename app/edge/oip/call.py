@@ -67,20 +67,15 @@ class Terms:
 OnEnd = Callable[[Done | RequestError | ClientGone | None], None]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Waiting:
     """A request that is the core's: who hears of its end, and the slots that are the edge's again with an answer."""
 
-    __slots__ = ("call", "on_end", "request", "slots", "timer")
-
-    def __init__(
-        self,
-        call: Call,
-        request: Request,
-        on_end: OnEnd,
-        slots: dict[SlotRef, Slot],
-        timer: asyncio.TimerHandle | None,
-    ) -> None:
-        self.call, self.request, self.on_end, self.slots, self.timer = call, request, on_end, slots, timer
+    call: Call
+    request: Request
+    on_end: OnEnd
+    slots: dict[SlotRef, Slot]
+    timer: asyncio.TimerHandle | None
 
     def ended(self, end: Done | RequestError) -> None:
         """The core has the request no longer."""

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from convoy.app.edge.oip.call import Call, Terms
 from convoy.app.scheduling.request import Request, TensorPlace
 from convoy.app.scheduling.slab import Slot, aligned
 
 
+@dataclass(slots=True, eq=False)
 class Pattern:
     """A request that is made again and again: one slot of `nbytes` has what comes, and its outputs behind that.
 
     `like` is such a request, whose slots, terms and times are not those of the others.
     """
 
-    __slots__ = ("like", "nbytes")
-
-    def __init__(self, like: Request, nbytes: int) -> None:
-        self.like, self.nbytes = like, nbytes
+    like: Request
+    nbytes: int
 
     @classmethod
     def of(
@@ -34,7 +34,8 @@ class Pattern:
             start = aligned(nbytes)
             outputs.append(TensorPlace(0, start, size))
             nbytes = start + size
-        return cls(request.with_places(request.slots[:1], inputs, tuple(outputs)), nbytes)
+        like = replace(request, slots=request.slots[:1], inputs=inputs, outputs=tuple(outputs))
+        return cls(like, nbytes)
 
     def request(self, call: Call, slot: Slot, terms: Terms) -> Request:
         """The call's, of what is in the slot."""

@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -33,13 +34,11 @@ _DEFAULT_TOP_K = 5
 MOST_TOP_K = 10**9
 
 
-class Predicted:
+class Predicted(NamedTuple):
     """What was found in one image, as its task says (`answering`), and where the time went."""
 
-    __slots__ = ("found", "stages_ns")
-
-    def __init__(self, found: Any, stages_ns: StagesNs) -> None:
-        self.found, self.stages_ns = found, stages_ns
+    found: Any
+    stages_ns: StagesNs
 
 
 class _Form(NamedTuple):
@@ -88,13 +87,15 @@ class _Awaited(Listener):
             self._future.set_exception(error)
 
 
+@dataclass(slots=True, eq=False)
 class _Sample:
     """A decoded picture in its slot: its upright size, how long it waited for a decoder, and what that took."""
 
-    __slots__ = ("decode_ns", "form", "size", "slot", "wait_ns")
-
-    def __init__(self, form: _Form, slot: Slot, size: Extent, wait_ns: int, decode_ns: int) -> None:
-        self.form, self.slot, self.size, self.wait_ns, self.decode_ns = form, slot, size, wait_ns, decode_ns
+    form: _Form
+    slot: Slot
+    size: Extent
+    wait_ns: int
+    decode_ns: int
 
     def request(self, call: Call, terms: Terms) -> Request:
         """What the core is to be asked, once: the call is told what decoding took."""
@@ -103,7 +104,7 @@ class _Sample:
 
     def stages_ns(self, call: Call, done: Done) -> StagesNs:
         """Where the time of its call went until now."""
-        return StagesNs(done, self.wait_ns, self.decode_ns, time.monotonic_ns() - call.arrival_ns)
+        return StagesNs.of(done, self.wait_ns, self.decode_ns, time.monotonic_ns() - call.arrival_ns)
 
 
 class _Asked:
@@ -193,14 +194,13 @@ class Predictor:
             sample = self._decode_here(call, form, picture)
         else:
             sample = await self._decode(call, served, form, picture, terms)
+        done = None
         try:
             request = sample.request(call, terms)
             call.reserve(answering.working_bytes(spec, sample.size))
             done = await call.run(request)
-        except BaseException:
-            self.decoder.answered(key)
-            raise
-        self.decoder.answered(key, done)
+        finally:
+            self.decoder.answered(key, done)
         found = await self.decoder.run_owed(answering.read, done.answers, spec, sample.size, wanted)
         return Predicted(found, sample.stages_ns(call, done))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from convoy.app.batch import Answer
@@ -20,20 +21,21 @@ from convoy.models.spec import ModelSpec
 _log = logging.getLogger("convoy")
 
 
+@dataclass(slots=True, eq=False)
 class PictureQuestion:
     """What outputs are to be read for: a picture of this upright size."""
 
-    __slots__ = ("size", "spec", "wanted")
+    spec: ModelSpec
+    size: Extent
+    wanted: Wanted
 
-    def __init__(self, spec: ModelSpec, size: Extent, wanted: Wanted) -> None:
-        self.spec, self.size, self.wanted = spec, size, wanted
 
-
+@dataclass(slots=True, eq=False)
 class _Unread:
-    __slots__ = ("call", "done", "on_found", "question")
-
-    def __init__(self, call: Call, question: PictureQuestion, done: Done, on_found: Callable[[Any], None]) -> None:
-        self.call, self.question, self.done, self.on_found = call, question, done, on_found
+    call: Call
+    question: PictureQuestion
+    done: Done
+    on_found: Callable[[Any], None]
 
 
 class Readings:
