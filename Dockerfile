@@ -5,9 +5,8 @@
 #   --target rtx                TensorRT for RTX alone, for GPUs: a fifth of the libraries, with plans inside
 #   --target cpu                for machines without a GPU: a tenth of the libraries
 #   --build-arg NVIDIA_INDEX=   without TensorRT, where NVIDIA's package index cannot be reached
-#   --build-arg COMPILE=        without a C compiler, where Debian's packages cannot be reached: a tenth slower
 #   --build-arg BASE=IMAGE      any image with Python 3.11 to 3.13 and venv, and the C library of Debian 12 or newer
-ARG BASE=python:3.12-slim-bookworm
+ARG BASE=python:3.13-slim-bookworm
 
 
 # What is installed, by how often it changes. None of these stages is shipped.
@@ -56,23 +55,15 @@ RUN if [ -n "${NVIDIA_INDEX}" ]; then \
     && sh /src/finish.sh
 
 FROM python AS code
-# For the hot path, which mypyc turns into C.
-ARG COMPILE=1
-RUN if [ -n "${COMPILE}" ]; then \
-        headers="$(python3 -c "import sysconfig; print(sysconfig.get_path('include'))")/Python.h" \
-        && apt-get update \
-        && apt-get install --yes --no-install-recommends gcc libc6-dev $(test -e "$headers" || echo python3-dev); \
-    fi
 COPY constraints.txt /src/
-RUN /opt/libraries/bin/pip install --constraint /src/constraints.txt mypy setuptools
-COPY LICENSE README.md pyproject.toml setup.py /src/
+RUN /opt/libraries/bin/pip install --constraint /src/constraints.txt setuptools
+COPY LICENSE README.md pyproject.toml /src/
 COPY convoy /src/convoy
 COPY app /src/app
 COPY export /src/export
 COPY loadtest /src/loadtest
 COPY models /src/models
-RUN CONVOY_USE_MYPYC="${COMPILE}" \
-    /opt/libraries/bin/pip install --no-deps --no-build-isolation --target /opt/convoy /src
+RUN /opt/libraries/bin/pip install --no-deps --no-build-isolation --target /opt/convoy /src
 
 
 # What is shipped: the libraries above, the code above them, and a user who can write nothing but the plan cache.

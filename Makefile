@@ -32,7 +32,7 @@ install: $(VENV)/.dev
 test: $(VENV)/.dev
 	$(PYTEST) -m "not gpu and not image and not long"
 
-# What is long by nature: crowds of leavers, the compiled form, wheels, whole exports, training over seeds, clusters of Ray.
+# What is long by nature: crowds of leavers, wheels, whole exports, training over seeds, clusters of Ray.
 test-long: $(VENV)/.ray
 	$(PYTEST) -m "long and not alone and not gpu and not image"
 	$(BIN)/python -m pytest -m "alone and not gpu"
@@ -50,10 +50,10 @@ check: $(VENV)/.dev
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
-# The sdist and, compiled from it, the wheel, in dist/; tried in a bare environment, and inside a project of a user's.
+# The sdist and, built from it, the wheel, in dist/; tried in a bare environment, and inside a project of a user's.
 wheel: $(VENV)/.dev
 	rm -rf dist
-	CONVOY_USE_MYPYC=1 $(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build --outdir dist
 	DIST=dist $(BIN)/python -m pytest tests/installed
 
 # What the image installs, and the pip that installs it, with the hashes of all files that may be installed, for every

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import platform
 from importlib import metadata
-from importlib.util import find_spec
 
 VERSION = "0.1.0"
-_IN_THE_HOT_PATH = "convoy.app.scheduling.policy"
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt-cu13", "tensorrt-rtx", "torch")
 
 
@@ -17,9 +15,3 @@ def in_words() -> str:
     found = {name: one.version for one in metadata.distributions() if (name := one.name) in _RUNTIMES}
     runtimes = [f"{name} {found[name]}" for name in _RUNTIMES if name in found]
     return f"convoy {VERSION} ({', '.join([f'Python {platform.python_version()}', *runtimes])})"
-
-
-def is_compiled() -> bool:
-    """Whether the hot path is machine code, as in the image; a checkout's is interpreted."""
-    spec = find_spec(_IN_THE_HOT_PATH)
-    return spec is not None and not (spec.origin or "").endswith(".py")

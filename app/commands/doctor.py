@@ -18,7 +18,7 @@ from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.machine import Machine, find_machine
 from convoy.app.engines.table import Availability, availabilities
 from convoy.app.engines.tensorrt_library import LIBRARIES, BuilderFound, find_builder
-from convoy.app.version import VERSION, is_compiled
+from convoy.app.version import VERSION
 from convoy.models.checkpoint import installed_versions
 
 _LIBRARIES = (
@@ -44,12 +44,11 @@ class GpuFound:
 class Diagnosis:
     """Everything `doctor` knows. `libraries` maps a distribution to its version, None where it is missing.
 
-    `compiled`: the hot path is machine code. `gpus` are `gpu_devices` and those that do not work, in words, or what the
-    driver alone sees; `gpu_note` says why none can be used.
+    `gpus` are `gpu_devices` and those that do not work, in words, or what the driver alone sees; `gpu_note` says why
+    none can be used.
     """
 
     convoy: str
-    compiled: bool
     python: str
     system: str
     cpu: str
@@ -86,7 +85,6 @@ def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
     unusable = tuple(f"{gpu.device} cannot be used: {gpu.reason}" for gpu in machine.unusable)
     return Diagnosis(
         convoy=VERSION,
-        compiled=is_compiled(),
         python=platform.python_version(),
         system=platform.platform(),
         cpu=cpu.cpu_model(),
@@ -135,8 +133,7 @@ def _seen_by_driver() -> tuple[str, ...]:
 
 def _machine(diagnosis: Diagnosis) -> Table:
     table = Table("machine", "", show_header=False)
-    form = "compiled" if diagnosis.compiled else "interpreted"
-    table.add_row("Convoy", f"{diagnosis.convoy} ({form}) on Python {diagnosis.python}, {diagnosis.system}")
+    table.add_row("Convoy", f"{diagnosis.convoy} on Python {diagnosis.python}, {diagnosis.system}")
     int8 = "8-bit dot products" if diagnosis.int8_dot_product else "no 8-bit dot products, so INT8 gains little"
     table.add_row("CPU", f"{diagnosis.cpu}, {diagnosis.cpu_cores} cores to use, {int8}")
     # As text: the brackets of an extra are no markup.

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from convoy.app.edge.few_scores import ranked_few
 from convoy.models.activation import NAN, activate
 from convoy.models.errors import ModelFailed
-from convoy.models.spec import ModelSpec
+from convoy.models.spec import Activation, ModelSpec
 
 _FEW_IN = 20  # a share of the classes that is cheaper to find than to sort
 _FEW = 32  # values that are scored and sorted in less time than numpy takes to begin
+_LARGEST_POWER = 700.0  # of e, that fits
 
 
 @dataclass(slots=True)  # not frozen, which would take five times as long to make
@@ -37,7 +37,7 @@ def best_classes(
     """
     values = logits.astype(np.float32, copy=False)
     if 0 < len(values) <= _FEW:
-        ranked = ranked_few(values.tolist(), spec.activation, top_k, is_pair=_is_pair(spec))
+        ranked = _ranked_few(values.tolist(), spec.activation, top_k, is_pair=_is_pair(spec))
         if ranked is None:
             raise ModelFailed(NAN)
         best = _predictions(*ranked, spec.labels)
@@ -105,10 +105,37 @@ def _batch_of_few(values: np.ndarray, spec: ModelSpec, top_k: int) -> RankedClas
     is_pair = _is_pair(spec)
     count = min(top_k, values.shape[1] * (2 if is_pair else 1))
     nothing = [0] * count, [math.nan] * count
-    rows = [ranked_few(row, spec.activation, top_k, is_pair=is_pair) for row in values.tolist()]
+    rows = [_ranked_few(row, spec.activation, top_k, is_pair=is_pair) for row in values.tolist()]
     classes, scores = zip(*[nothing if ranked is None else ranked for ranked in rows], strict=True)
     is_nan = np.array([ranked is None for ranked in rows])
     return RankedClasses(np.array(classes, np.int32), np.array(scores, np.float32), is_nan)
+
+
+def _ranked_few(
+    values: list[float], activation: Activation, top_k: int | None, *, is_pair: bool
+) -> tuple[list[int], list[float]] | None:
+    """The best classes of one sample and their scores, as `best_classes` has them; None: one is not a number.
+
+    `is_pair`: one value stands for the scores of two classes.
+    """
+    scores = array("f", _scores_of_few(values, activation, is_pair=is_pair)).tolist()
+    if math.isnan(sum(scores)) and any(map(math.isnan, scores)):  # infinities may add up to no number
+        return None
+    order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:top_k]  # equals stay in their order
+    return order, [scores[number] for number in order]
+
+
+def _scores_of_few(values: list[float], activation: Activation, *, is_pair: bool) -> list[float]:
+    """One a class, as for many but for the last bits and what is nearly 0: these are exact before they are rounded."""
+    if activation == "softmax":
+        largest = max(values)
+        powers = [math.exp(value - largest) for value in values]
+        total = sum(powers)
+        return [power / total for power in powers]
+    if activation == "sigmoid":
+        both = [-value for value in values] + values if is_pair else values
+        return [1 / (1 + math.exp(min(-value, _LARGEST_POWER))) for value in both]
+    return [1 - value for value in values] + values if is_pair else values
 
 
 def _is_pair(spec: ModelSpec) -> bool:

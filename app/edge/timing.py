@@ -20,45 +20,29 @@ class Timing(NamedTuple):
     total: float
 
 
-class StagesNs:
+class StagesNs(NamedTuple):
     """The same in nanoseconds, as it is kept for every request."""
 
-    __slots__ = ("compute", "decode", "decode_wait", "queue", "total")
+    decode_wait: int
+    decode: int
+    queue: int
+    compute: int
+    total: int
 
-    def __init__(self, done: Done, decode_wait: int, decode: int, total: int) -> None:
+    @classmethod
+    def of(cls, done: Done, decode_wait: int, decode: int, total: int) -> StagesNs:
         """Of a request that was answered so long after its arrival."""
-        times = done.times
-        self.decode_wait = decode_wait
-        self.decode = decode
-        self.queue = done.queue_ns
-        self.compute = 0 if times is None else times.total_ns
-        self.total = total
+        return cls(decode_wait, decode, done.queue_ns, 0 if done.times is None else done.times.total_ns, total)
 
     def timing_ms(self) -> Timing:
-        return Timing(self.decode_wait / 1e6, self.decode / 1e6, self.queue / 1e6, self.compute / 1e6, self.total / 1e6)
+        return Timing(*[ns / 1e6 for ns in self])
 
 
 def timing_document(stages: StagesNs) -> dict[str, float]:
     """Milliseconds for a JSON answer, in whole microseconds."""
-    return {
-        "decode_wait": _whole_us_ms(stages.decode_wait),
-        "decode": _whole_us_ms(stages.decode),
-        "queue": _whole_us_ms(stages.queue),
-        "compute": _whole_us_ms(stages.compute),
-        "total": _whole_us_ms(stages.total),
-    }
-
-
-def _whole_us_ms(ns: int) -> float:
-    return (ns + 500) // 1000 / 1000
+    return {stage: (ns + 500) // 1000 / 1000 for stage, ns in stages._asdict().items()}
 
 
 def server_timing(stages: StagesNs) -> tuple[bytes, bytes]:
     """The `Server-Timing` header, which browsers and proxies know how to show."""
-    return SERVER_TIMING, _HEADER % (
-        stages.decode_wait / 1e6,
-        stages.decode / 1e6,
-        stages.queue / 1e6,
-        stages.compute / 1e6,
-        stages.total / 1e6,
-    )
+    return SERVER_TIMING, _HEADER % stages.timing_ms()

@@ -36,10 +36,7 @@ def scatter(
 
     Raises EngineFailure where an output of the run is not what `outputs` declare, whoever wants it.
     """
-    samples = 0
-    for part in parts:
-        samples += part.samples
-    check_landed(landed, outputs, samples, batched=batched)
+    check_landed(landed, outputs, sum([part.samples for part in parts]), batched=batched)
     if not batched:
         each = [zip(part.wanted, part.destinations, strict=True) for part in parts]
         return tuple([tuple([_copied(landed[index].array, to) for index, to in wanted]) for wanted in each])

@@ -59,7 +59,7 @@ class Served:
     users: int = 0
     before_looking: Callable[[], None] = lambda: None
     own_priorities: Priorities = ORDINARY_PRIORITIES
-    _left: asyncio.Event | None = None  # once somebody waits for it
+    _left: asyncio.Event = field(default_factory=asyncio.Event)
 
     def enter(self) -> None:
         """A request has found this version, and holds it until `leave`."""
@@ -67,14 +67,12 @@ class Served:
 
     def leave(self) -> None:
         self.users -= 1
-        if not self.users and self._left is not None:
+        if not self.users:
             self._left.set()
 
     async def until_unused(self) -> None:
         """Return when no request needs it any more."""
         while self.users:
-            if self._left is None:
-                self._left = asyncio.Event()
             self._left.clear()
             await self._left.wait()
 
@@ -114,10 +112,7 @@ class Served:
 
     @property
     def takes_requests(self) -> bool:
-        for one in self.lanes:  # noqa: SIM110 - every request asks, and this takes a third of the time
-            if not one.lane.stopping:
-                return True
-        return False
+        return any(not one.lane.stopping for one in self.lanes)
 
     @property
     def ready(self) -> bool:
@@ -131,10 +126,7 @@ class Served:
 
     def lane_of(self, lane: Lane) -> ServedLane | None:
         """The engine behind a lane; None once it is lost or has left."""
-        for one in self.lanes:
-            if one.lane is lane:
-                return one
-        return None
+        return next((one for one in self.lanes if one.lane is lane), None)
 
 
 class Catalog:

@@ -6,7 +6,7 @@
 An edge lends the core the memory of a request with `Submit`. It is the edge's again with an `Ended` that is an
 answer, with `Refused`, and with `Released` in every other case: told only when no engine can touch it any more.
 On the wire a message is a list, of its name and its fields. It is read by the annotations here and in the records that
-they name, which are told in full: of a compiled module's `int | None` nothing is left at run time but `type`.
+they name.
 """
 
 from __future__ import annotations

@@ -131,4 +131,4 @@ def _apart_ns(state: State, lanes: list[Lane], samples: int) -> int:
     for lane in lanes:
         device = id(state.timeline(lane))
         devices[device] = min(lane.behind_ns(samples), devices.get(device, NEVER_NS))
-    return round(1 / sum((1 / max(1, each_ns) for each_ns in devices.values()), 0.0))
+    return round(1 / sum(1 / max(1, each_ns) for each_ns in devices.values()))

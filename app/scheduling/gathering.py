@@ -14,6 +14,7 @@ and is not worth waiting for.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 # The loop had something to do all the time, but for this: other threads, which read for it, have the core now and then.
@@ -24,19 +25,16 @@ _LEAST_EXPECTED = 1.75  # two that came together once are not enough to wait for
 _LONGEST_PAUSE = 255  # batches; nobody is to lose more than a hundredth by what is tried in vain
 
 
+@dataclass(slots=True, eq=False)
 class Arrival:
     """When a request came, and what CPU time the loop's thread had had by then. Nanoseconds."""
 
-    __slots__ = ("busy_ns", "submitted_ns")
-
-    def __init__(self, submitted_ns: int, busy_ns: int) -> None:
-        self.submitted_ns, self.busy_ns = submitted_ns, busy_ns
+    submitted_ns: int
+    busy_ns: int
 
 
 class Gathering:
     """What is known of those who wait in one queue."""
-
-    __slots__ = ("_expected", "_is_past_expected", "_pause", "_pause_left")
 
     def __init__(self) -> None:
         self._expected = 1.0

@@ -82,7 +82,7 @@ class LatencyModel:
         self._ratios.append(took_ns / expected)
         surprise = min(took_ns / expected, _OUTLIER_RATIO) - 1.0
         weights = self._table.weights(samples)
-        norm = sum((weight * weight for weight in weights.values()), 0.0)
+        norm = sum(weight * weight for weight in weights.values())
         for size, weight in weights.items():
             self._table.set(size, self._table.at(size) * (1.0 + _WEIGHT * surprise * weight / norm))
         self._teach_others(samples)
@@ -134,7 +134,7 @@ class _Table:
         if samples < sizes[0]:
             return self.values[sizes[0]]
         if samples < sizes[-1]:
-            return sum((weight * self.values[size] for size, weight in self.weights(samples).items()), 0.0)
+            return sum(weight * self.values[size] for size, weight in self.weights(samples).items())
         last = self.values[sizes[-1]]
         if len(sizes) == 1:
             # One point says nothing about the slope; proportional is the safe guess upwards.

@@ -14,14 +14,11 @@ from convoy.app.scheduling.request import Request
 _DOUBT = 8
 
 
-class Placement:
+class Placement(NamedTuple):
     """`is_best`: no other lane would finish the batch sooner."""
 
-    __slots__ = ("forecast", "is_best")
-
-    def __init__(self, forecast: LaneForecast, is_best: bool) -> None:
-        self.forecast = forecast
-        self.is_best = is_best
+    forecast: LaneForecast
+    is_best: bool
 
 
 class LookAgain(NamedTuple):

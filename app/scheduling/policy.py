@@ -168,27 +168,17 @@ def decide(state: State, now_ns: int) -> Decision:
     return Wait(None if wake_ns == NEVER_NS else wake_ns)
 
 
-class _Plan:
+class _Plan(NamedTuple):
     """What a queue would run next, where and when. `entries` are of one shape; None: a batch to be tried again.
 
     `requests` are the longest run that fits, deadlines aside.
     """
 
-    __slots__ = ("entries", "placement", "queue", "requests", "start_ns")
-
-    def __init__(
-        self,
-        queue: Queue,
-        entries: list[Entry] | None,
-        placement: Placement,
-        requests: tuple[Request, ...],
-        start_ns: int,
-    ) -> None:
-        self.queue = queue
-        self.entries = entries
-        self.placement = placement
-        self.requests = requests
-        self.start_ns = start_ns
+    queue: Queue
+    entries: list[Entry] | None
+    placement: Placement
+    requests: tuple[Request, ...]
+    start_ns: int
 
 
 def _plan(state: State, queue: Queue, now_ns: int) -> _Plan | LookAgain | None:

@@ -81,15 +81,13 @@ class Lane:
         return InFlightBatch(batch, self.id, now_ns + hidden_ns, takes_ns, soonest_ns)
 
 
+@dataclass(slots=True, eq=False)
 class LaneForecast:
     """What would become of a batch that a lane is given now: it computes when its device is free, `free_ns`."""
 
-    __slots__ = ("free_ns", "lane", "now_ns")
-
-    def __init__(self, lane: Lane, now_ns: int, free_ns: int) -> None:
-        self.lane = lane
-        self.now_ns = now_ns
-        self.free_ns = free_ns
+    lane: Lane
+    now_ns: int
+    free_ns: int
 
     def ends_ns(self, samples: int) -> int:
         """When its answers are there, as can be promised."""

@@ -6,6 +6,7 @@ that each could be written to a socket as it stands.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, NewType
 
@@ -43,6 +44,7 @@ class TensorPlace(NamedTuple):
     nbytes: int
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """What one client wants from one model.
 
@@ -55,54 +57,20 @@ class Request:
     must begin before `latest_start_ns`.
     """
 
-    __slots__ = (
-        "arrival_ns",
-        "comes_alone",
-        "deadline_ns",
-        "id",
-        "inputs",
-        "key",
-        "latest_start_ns",
-        "outputs",
-        "priority",
-        "samples",
-        "shapes",
-        "slots",
-        "trace",
-        "wanted",
-    )
-
-    def __init__(
-        self,
-        id: int,
-        key: ModelKey,
-        samples: int,
-        shapes: tuple[Shape, ...],
-        slots: tuple[SlotRef, ...],
-        inputs: tuple[TensorPlace, ...],
-        wanted: tuple[int, ...],
-        outputs: tuple[TensorPlace | None, ...],
-        arrival_ns: int,
-        priority: int = 0,
-        deadline_ns: int | None = None,
-        latest_start_ns: int | None = None,
-        trace: str | None = None,
-        comes_alone: bool = False,
-    ) -> None:
-        self.id = id
-        self.key = key
-        self.samples = samples
-        self.shapes = shapes
-        self.slots = slots
-        self.inputs = inputs
-        self.wanted = wanted
-        self.outputs = outputs
-        self.arrival_ns = arrival_ns
-        self.priority = priority
-        self.deadline_ns = deadline_ns
-        self.latest_start_ns = latest_start_ns
-        self.trace = trace
-        self.comes_alone = comes_alone
+    id: int
+    key: ModelKey
+    samples: int
+    shapes: tuple[Shape, ...]
+    slots: tuple[SlotRef, ...]
+    inputs: tuple[TensorPlace, ...]
+    wanted: tuple[int, ...]
+    outputs: tuple[TensorPlace | None, ...]
+    arrival_ns: int
+    priority: int = 0
+    deadline_ns: int | None = None
+    latest_start_ns: int | None = None
+    trace: str | None = None
+    comes_alone: bool = False
 
     @property
     def expiry_ns(self) -> int | None:
@@ -117,16 +85,14 @@ def earliest_ns(first_ns: int | None, other_ns: int | None) -> int | None:
     return min(first_ns, other_ns)
 
 
+@dataclass(slots=True, eq=False)
 class Spent:
     """Nanoseconds of a call that has its answer: of its stages at the edge, and from its arrival to its end."""
 
-    __slots__ = ("decode_ns", "decode_wait_ns", "encode_ns", "total_ns")
-
-    def __init__(self, decode_wait_ns: int, decode_ns: int, encode_ns: int, total_ns: int) -> None:
-        self.decode_wait_ns = decode_wait_ns
-        self.decode_ns = decode_ns
-        self.encode_ns = encode_ns
-        self.total_ns = total_ns
+    decode_wait_ns: int
+    decode_ns: int
+    encode_ns: int
+    total_ns: int
 
 
 class Outcome(Enum):
@@ -141,30 +107,18 @@ class Outcome(Enum):
     STOPPED = "stopped"  # the model was unloaded or the server stopped
 
 
+@dataclass(slots=True, eq=False)
 class Done:
     """How a request ended. `answers` and `times` are there when it was answered, `reason` when it was not.
 
     `batch` is the span of the batch that it ended with, where a request in that was traced.
     """
 
-    __slots__ = ("answers", "batch", "batch_samples", "outcome", "queue_ns", "reason", "request", "times")
-
-    def __init__(
-        self,
-        request: Request,
-        outcome: Outcome,
-        answers: tuple[Answer, ...] = (),
-        times: StageTimes | None = None,
-        queue_ns: int = 0,
-        batch_samples: int = 0,
-        reason: str = "",
-        batch: BatchTrace | None = None,
-    ) -> None:
-        self.request = request
-        self.outcome = outcome
-        self.answers = answers
-        self.times = times
-        self.queue_ns = queue_ns
-        self.batch_samples = batch_samples
-        self.reason = reason
-        self.batch = batch
+    request: Request
+    outcome: Outcome
+    answers: tuple[Answer, ...] = ()
+    times: StageTimes | None = None
+    queue_ns: int = 0
+    batch_samples: int = 0
+    reason: str = ""
+    batch: BatchTrace | None = None

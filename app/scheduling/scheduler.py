@@ -78,27 +78,25 @@ class Observer(Protocol):
     def lane_lost(self, key: ModelKey, lane: Lane, reason: str, scope: FailureScope) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class _Pending(Arrival):
     """A request that waits or runs. `busy_ns` is 0 unless it comes alone."""
 
-    __slots__ = ("on_done", "was_split")
-
-    def __init__(self, on_done: OnDone, submitted_ns: int, busy_ns: int) -> None:
-        super().__init__(submitted_ns, busy_ns)
-        self.on_done: OnDone | None = on_done  # None once nobody waits for the answer any more
-        self.was_split = False  # its batch was halved for want of memory, which is done once
+    on_done: OnDone | None  # None once nobody waits for the answer any more
+    was_split: bool = False  # its batch was halved for want of memory, which is done once
 
 
+@dataclass(slots=True, eq=False)
 class Running:
     """A batch in an engine. `lost`: its lane was given up; when it returns after all, only its slots matter.
 
     One that `is_behind` waits for its thread to end another, and has not started before.
     """
 
-    __slots__ = ("dispatch", "is_behind", "lost", "started_ns")
-
-    def __init__(self, dispatch: Dispatch, started_ns: int, *, is_behind: bool) -> None:
-        self.dispatch, self.started_ns, self.is_behind, self.lost = dispatch, started_ns, is_behind, False
+    dispatch: Dispatch
+    started_ns: int
+    is_behind: bool
+    lost: bool = False
 
 
 @dataclass(slots=True)
@@ -329,7 +327,7 @@ class Scheduler:
         verdict = admit(self.state, request, now_ns)
         if isinstance(verdict, Refuse):
             return verdict
-        self._pending[request.id] = _Pending(on_done, now_ns, self._busy_ns() if request.comes_alone else 0)
+        self._pending[request.id] = _Pending(now_ns, self._busy_ns() if request.comes_alone else 0, on_done)
         self._slab.move(request.slots, SlotState.QUEUED)
         self._wake()
         return None

@@ -78,15 +78,16 @@ class SharedPart:
     nbytes: int
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
     """One reservation. `view` is exactly as long as was asked for, and `offset` where it lies in the memory."""
 
-    __slots__ = ("extent_bytes", "offset", "on_freed", "ref", "state", "view")
-
-    def __init__(self, ref: SlotRef, offset: int, extent_bytes: int, view: memoryview) -> None:
-        self.ref, self.offset, self.extent_bytes, self.view = ref, offset, extent_bytes, view
-        self.state = SlotState.FILLING
-        self.on_freed: Callable[[], None] | None = None  # only of a slot that was adopted
+    ref: SlotRef
+    offset: int
+    extent_bytes: int
+    view: memoryview
+    state: SlotState = SlotState.FILLING
+    on_freed: Callable[[], None] | None = None  # only of a slot that was adopted
 
 
 class _Slots(dict[SlotRef, Slot]):

@@ -26,7 +26,7 @@ class Staging:
     def observe(self, samples: int, took_ns: int) -> None:
         """One batch of so many samples took so long before it could compute."""
         power = _power(samples)
-        mean_ns = self._mean_ns.setdefault(power, float(took_ns))
+        mean_ns = self._mean_ns.setdefault(power, took_ns)
         self._mean_ns[power] = max(0.0, mean_ns + _WEIGHT * (took_ns - mean_ns))
 
     def hidden_ns(self, samples: int) -> int:
@@ -44,7 +44,7 @@ class Staging:
             largest = max(self._mean_ns)
             mean_ns = self._mean_ns[largest] * 2 ** (power - largest)  # in proportion to what is copied
         else:
-            mean_ns = float(_UNKNOWN_NS)
+            mean_ns = _UNKNOWN_NS
         return int(_MARGIN * mean_ns) + WAKING_NS
 
 

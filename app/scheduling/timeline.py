@@ -9,20 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+@dataclass(slots=True, eq=False)
 class InFlightBatch:
     """One batch on the device: it can compute from `ready_ns` on and is then expected to take `takes_ns`.
 
     `batch` tells it from the others, `lane` says where it runs; `soonest_ns` is what it takes at the least.
     """
 
-    __slots__ = ("batch", "lane", "ready_ns", "soonest_ns", "takes_ns")
-
-    def __init__(self, batch: int, lane: int, ready_ns: int, takes_ns: int, soonest_ns: int) -> None:
-        self.batch = batch
-        self.lane = lane
-        self.ready_ns = ready_ns
-        self.takes_ns = takes_ns
-        self.soonest_ns = soonest_ns
+    batch: int
+    lane: int
+    ready_ns: int
+    takes_ns: int
+    soonest_ns: int
 
 
 @dataclass(slots=True, eq=False)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from convoy.app.batch import StageTimes
 
 
+@dataclass(slots=True, eq=False)
 class BatchRecord:
     """`samples` were wanted, `padded` were computed on the device. `queued_ns` has how long each request waited.
 
@@ -14,29 +16,23 @@ class BatchRecord:
     clock of `time.monotonic_ns`.
     """
 
-    __slots__ = ("device", "ended_ns", "padded", "queued_ns", "samples", "times", "total_ns")
-
-    def __init__(
-        self,
-        device: str,
-        samples: int,
-        padded: int,
-        times: StageTimes,
-        queued_ns: list[int],
-        total_ns: int,
-        ended_ns: int,
-    ) -> None:
-        self.device, self.samples, self.padded, self.times = device, samples, padded, times
-        self.queued_ns, self.total_ns, self.ended_ns = queued_ns, total_ns, ended_ns
+    device: str
+    samples: int
+    padded: int
+    times: StageTimes
+    queued_ns: list[int]
+    total_ns: int
+    ended_ns: int
 
 
+@dataclass(slots=True, eq=False)
 class StageSums:
     """Nanoseconds in each stage, of `count` batches; or of `count` requests, for each of which its batch counts."""
 
-    __slots__ = ("compute_ns", "copy_in_ns", "copy_out_ns", "count")
-
-    def __init__(self) -> None:
-        self.count = self.copy_in_ns = self.compute_ns = self.copy_out_ns = 0
+    count: int = 0
+    copy_in_ns: int = 0
+    compute_ns: int = 0
+    copy_out_ns: int = 0
 
     def add(self, times: StageTimes, count: int) -> None:
         """So many took that long each."""
@@ -51,20 +47,6 @@ class RanBatches:
 
     `for_requests` counts a batch once for each of its requests, `by_size` once.
     """
-
-    __slots__ = (
-        "by_size",
-        "compute_ns",
-        "compute_ns_by_device",
-        "copy_in_ns",
-        "copy_out_ns",
-        "ended_ns",
-        "for_requests",
-        "padding",
-        "queued_ns",
-        "samples",
-        "total_ns",
-    )
 
     def __init__(self, records: Sequence[BatchRecord]) -> None:
         self.samples: list[int] = []
@@ -87,8 +69,5 @@ class RanBatches:
             self.total_ns += one.total_ns
             self.ended_ns = max(self.ended_ns, one.ended_ns)
             self.for_requests.add(times, len(one.queued_ns))
-            by_size = self.by_size.get(samples)
-            if by_size is None:
-                by_size = self.by_size[samples] = StageSums()
-            by_size.add(times, 1)
+            self.by_size.setdefault(samples, StageSums()).add(times, 1)
             self.compute_ns_by_device[device] = self.compute_ns_by_device.get(device, 0) + times.compute_ns

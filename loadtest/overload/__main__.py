@@ -21,7 +21,6 @@ from convoy.loadtest.peers import conditions
 from convoy.loadtest.peers.ceiling import HOME, SUBJECTS, ensure_bundle, is_ready
 from convoy.loadtest.peers.compare import PairRatio, Spread
 from convoy.loadtest.peers.contender import convoy_launch
-from convoy.loadtest.peers.own_build import ensure_build
 from convoy.loadtest.peers.page import replace_block
 from convoy.loadtest.peers.results import write_text
 from convoy.loadtest.peers.server import free_ports, serving
@@ -33,16 +32,14 @@ SUBJECT = SUBJECTS[0]
 
 
 def measure(
-    home: Path, build: Path | None, rounds: int, seconds: float, slo_ms: float, console: Console
+    home: Path, rounds: int, seconds: float, slo_ms: float, console: Console
 ) -> tuple[list[Overload], list[Company]]:
     """The rounds so far at Ctrl-C. Raises JobError where the network cannot be exported or served."""
     ensure_bundle(SUBJECT, home)
     ports, overloads, companies = free_ports(), list[Overload](), list[Company]()
     with (
         tempfile.TemporaryDirectory(prefix="convoy-overload-", ignore_cleanup_errors=True) as folder,
-        serving(
-            "Convoy", convoy_launch(build, home / "store", ports, ()), ports.http, Path(folder), is_ready
-        ) as server,
+        serving("Convoy", convoy_launch(home / "store", ports, ()), ports.http, Path(folder), is_ready) as server,
     ):
         stand = OverloadStand(server, find_endpoint(server.url), SUBJECT.network, slo_ms, seconds, mixed(), largest())
         closed_rps = stand.warm_up()
@@ -120,7 +117,6 @@ def main(
     duration: Annotated[float, typer.Option(help="Seconds of each rate; a p99 needs twelve.", min=12)] = 12.0,
     slo: Annotated[float, typer.Option(help="Milliseconds within which an answer is good; its deadline.")] = 500.0,
     home: Annotated[Path, typer.Option(help="Where the network is kept.")] = HOME,
-    interpreted: Annotated[bool, typer.Option("--interpreted", help="Convoy as it stands here, not compiled.")] = False,
     json: Annotated[Path, typer.Option(help="File for everything measured.")] = HOME / "overload.json",
     page: Annotated[Path | None, typer.Option(help="Page to put the tables into.")] = None,
 ) -> None:
@@ -128,18 +124,15 @@ def main(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         machine, started_at, console = conditions.machine(), conditions.now(), Console()
-        build = None if interpreted else ensure_build(home.parent)
-        overloads, companies = measure(home, build, rounds, duration, slo, console)
+        overloads, companies = measure(home, rounds, duration, slo, console)
         found = {"overload": [asdict(one) for one in overloads], "company": [asdict(one) for one in companies]}
-        document = {"started_at": started_at, "machine": asdict(machine), "slo_ms": slo, "compiled": not interpreted}
+        document = {"started_at": started_at, "machine": asdict(machine), "slo_ms": slo}
         write_text(json, json_text.dumps(document | found, indent=1) + "\n")
         tables = overload_tables(overloads, companies)
         console.print(tables, markup=False, soft_wrap=True)
         if page is not None:
             where = f"Measured on {started_at} on {machine.cpu}, {machine.cores} cores that the generator shares"
-            how = (
-                f"{'interpreted' if interpreted else 'compiled'}, load average at the start {machine.load_average:.2f}"
-            )
+            how = f"load average at the start {machine.load_average:.2f}"
             times = f"{len(companies)} rounds of {duration:g} s a rate, an objective of {slo:g} ms, {SUBJECT.network}"
             replace_block(page, MARK, f"{where}, {how}; {times}.\n\n{tables}")
     except ConvoyError as error:

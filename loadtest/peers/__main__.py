@@ -28,7 +28,6 @@ def main(
     threads: Annotated[int, typer.Option(help="Engine threads of every server.", min=1)] = 1,
     generator: Annotated[str, typer.Option(help="auto, wrk or own.")] = "auto",
     convoy_options: Annotated[str, typer.Option(help="Words for `convoy serve`; none leaves it untouched.")] = "",
-    interpreted: Annotated[bool, typer.Option("--interpreted", help="Convoy as it stands here, not compiled.")] = False,
     rounds: Annotated[int, typer.Option(help="Pairs per peer and load.", min=1)] = 15,
     rounds_per_start: Annotated[int, typer.Option(help="Pairs before both are started anew.", min=1)] = 5,
     duration: Annotated[float, typer.Option(help="Seconds of each measurement.", min=0.1)] = 3.0,
@@ -56,7 +55,6 @@ def main(
         threads=threads,
         generator=generator,  # type: ignore[arg-type]  # one of the three, as was just seen
         convoy_options=convoy_options,
-        interpreted=interpreted,
         effort=Effort(sweep, sweep_rounds, duration, rounds, rounds_per_start, seed),
         warm_up_s=warm_up,
         json_file=json,

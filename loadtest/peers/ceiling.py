@@ -26,7 +26,6 @@ from convoy.loadtest.peers.bound import Round, bound_table
 from convoy.loadtest.peers.contender import convoy_launch
 from convoy.loadtest.peers.generator import Generator, Salvo, choose_generator, write_requests
 from convoy.loadtest.peers.network import convoy
-from convoy.loadtest.peers.own_build import ensure_build
 from convoy.loadtest.peers.page import replace_block
 from convoy.loadtest.peers.pictures import jpegs
 from convoy.loadtest.peers.results import write_text
@@ -80,7 +79,7 @@ def measure(
     bare = {subject: open_bare(bundle) for subject, bundle in zip(subjects, bundles, strict=True)}
     lots, done = random.Random(0), list[Round]()
     ports = free_ports()
-    launch = convoy_launch(ensure_build(home.parent), home / "store", ports, ())
+    launch = convoy_launch(home / "store", ports, ())
     with (
         tempfile.TemporaryDirectory(prefix="convoy-peers-", ignore_cleanup_errors=True) as temporary,
         serving("Convoy", launch, ports.http, Path(temporary), is_ready) as server,

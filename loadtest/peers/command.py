@@ -22,7 +22,6 @@ from convoy.loadtest.peers.environment import ensure_environment
 from convoy.loadtest.peers.exam import set_exam
 from convoy.loadtest.peers.generator import Choice, OwnGenerator, choose_generator
 from convoy.loadtest.peers.network import ServedNetwork, ensure_networks
-from convoy.loadtest.peers.own_build import ensure_build
 from convoy.loadtest.peers.page import tables, write_page
 from convoy.loadtest.peers.results import ClosedLoad, Conditions, Failure, Results, write_json
 from convoy.loadtest.peers.stand import Stand
@@ -37,8 +36,7 @@ Tell = Callable[[str], None]
 class Options:
     """One comparison. `model` None: the classic CIFAR CNN; `page` None: no page is written; `block` is its place there.
 
-    `convoy_options` are words for `convoy serve`; none is the untouched configuration. `interpreted`: Convoy runs as it
-    stands here, and not compiled.
+    `convoy_options` are words for `convoy serve`; none is the untouched configuration.
     """
 
     peers: tuple[str, ...]
@@ -49,7 +47,6 @@ class Options:
     threads: int
     generator: Choice
     convoy_options: str
-    interpreted: bool
     effort: Effort
     warm_up_s: float
     json_file: Path
@@ -65,8 +62,6 @@ def run(options: Options, console: Console) -> int:
     def tell(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    tell(f"Convoy: {'as it stands here' if options.interpreted else 'compiled'}")
-    build = None if options.interpreted else ensure_build(options.home)
     installed, absent = _install(peers, options.home, tell)
     loads = options.loads
     if isinstance(generator, OwnGenerator):
@@ -76,7 +71,7 @@ def run(options: Options, console: Console) -> int:
     entrants = [
         Entrant(peer_contender(peer, python, options.threads), peer.settings, loads) for peer, python in installed
     ]
-    convoy = convoy_contender(build, options.threads, tuple(shlex.split(options.convoy_options)))
+    convoy = convoy_contender(options.threads, tuple(shlex.split(options.convoy_options)))
     alone = Entrant(without_ids(convoy), (UNTOUCHED,), loads)
     if alone.loads:
         entrants.append(alone)
@@ -126,8 +121,7 @@ def _conditions(
     options: Options, peers: Sequence[Peer], networks: Iterable[ServedNetwork], generator: str
 ) -> Conditions:
     effort = options.effort
-    form = "not compiled" if options.interpreted else "compiled, as in its image"
-    untouched = f"{form}; started with {options.convoy_options}" if options.convoy_options else form
+    started = f"started with {options.convoy_options}" if options.convoy_options else "as `convoy serve` has it"
     return Conditions(
         started_at=conditions.now(),
         machine=conditions.machine(),
@@ -141,7 +135,7 @@ def _conditions(
         seed=effort.seed,
         versions={CONVOY: conditions.convoy_versions()} | {peer.name: peer.versions() for peer in peers},
         titles={CONVOY: "Convoy", WITHOUT_IDS: "Convoy, no ids"} | {peer.name: peer.title for peer in peers},
-        notes={CONVOY: untouched} | {peer.name: peer.note for peer in peers},
+        notes={CONVOY: started} | {peer.name: peer.note for peer in peers},
     )
 
 

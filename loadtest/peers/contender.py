@@ -68,11 +68,11 @@ def peer_contender(peer: Peer, python: Path, threads: int) -> Contender:
     return Contender(peer.name, peer.title, peer.routes, launch)
 
 
-def convoy_contender(build: Path | None, threads: int, options: tuple[str, ...]) -> Contender:
-    """Convoy, the same for every load: a setting is not even looked at. `build` as in `convoy_launch`."""
+def convoy_contender(threads: int, options: tuple[str, ...]) -> Contender:
+    """Convoy, the same for every load: a setting is not even looked at."""
 
     def launch(_: Setting, ports: Ports, network: ServedNetwork) -> Launch:
-        return convoy_launch(build, network.store, ports, ("--threads", str(threads), *options))
+        return convoy_launch(network.store, ports, ("--threads", str(threads), *options))
 
     return Contender(CONVOY, "Convoy", {body: _route(body, form) for body, form in _FORM_OF.items()}, launch)
 
@@ -88,14 +88,8 @@ def _route(body: BodyKind, form: str) -> Route:
     return Route(FORMS[form], path(network_of(body)))
 
 
-def convoy_launch(build: Path | None, store: Path, ports: Ports, options: tuple[str, ...]) -> Launch:
-    """`convoy serve` with nothing said but where, and `options`.
-
-    `build` is the folder that it is installed in; None: wherever this program comes from.
-    """
+def convoy_launch(store: Path, ports: Ports, options: tuple[str, ...]) -> Launch:
+    """`convoy serve` as this program's interpreter has it, with nothing said but where, and `options`."""
     where = ("--host", "127.0.0.1", "--port", str(ports.http), "--grpc-port", str(ports.spare))
     serve = ("-m", "convoy", "serve", "--store", str(store.absolute()), *where, *options)
-    if build is None:
-        return Launch((sys.executable, *serve), {}, READY_WITHIN_S)
-    # -P: not what lies in the working directory, which may be a checkout.
-    return Launch((sys.executable, "-P", *serve), {"PYTHONPATH": str(build)}, READY_WITHIN_S)
+    return Launch((sys.executable, *serve), {}, READY_WITHIN_S)

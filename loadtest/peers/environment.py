@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from convoy.loadtest.peers.definition import REQUIREMENTS, Peer
@@ -87,10 +87,10 @@ def _named(version: str) -> list[str]:
     return [*(name for name in found if name), *map(str, managed)]
 
 
-def run_installer(what: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    """Run what installs `what`, with this process's environment or another. Raises JobError with its last words."""
+def run_installer(what: str, command: Sequence[str]) -> None:
+    """Run what installs `what`. Raises JobError with its last words."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=INSTALL_WITHIN_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_WITHIN_S)
     except subprocess.TimeoutExpired:
         raise JobError(f"installing {what} took longer than {INSTALL_WITHIN_S:g} s; try again") from None
     if done.returncode != 0:

@@ -17,7 +17,6 @@ from convoy.loadtest.peers import conditions
 from convoy.loadtest.peers.forms import MODEL
 from convoy.loadtest.peers.generator import choose_generator
 from convoy.loadtest.peers.network import ensure_networks
-from convoy.loadtest.peers.own_build import ensure_build
 from convoy.loadtest.peers.page import replace_block
 from convoy.loadtest.peers.results import write_text
 from convoy.loadtest.scale.forms import FORMS, PLAIN
@@ -31,9 +30,8 @@ MARK = "scale"
 def main(
     rounds: Annotated[int, typer.Option(help="Rounds of pairs.", min=1)] = 3,
     duration: Annotated[float, typer.Option(help="Seconds of each measurement.", min=1)] = 3.0,
-    home: Annotated[Path, typer.Option(help="Where the build and the model are kept.")] = HOME,
+    home: Annotated[Path, typer.Option(help="Where the model is kept.")] = HOME,
     model: Annotated[Path | None, typer.Option(help="ONNX file to serve instead of the CIFAR CNN.")] = None,
-    interpreted: Annotated[bool, typer.Option("--interpreted", help="Convoy as it stands here, not compiled.")] = False,
     add: Annotated[bool, typer.Option("--add", help="To what the file has, measured in the same way.")] = False,
     json: Annotated[Path, typer.Option(help="File for everything measured.")] = HOME / "scale.json",
     page: Annotated[Path | None, typer.Option(help="Page to put the table into.")] = None,
@@ -41,13 +39,11 @@ def main(
     """Measure what Convoy costs behind Ray Serve. The machine must have nothing else to do."""
     console = Console()
     generator = choose_generator("wrk")
-    kind = "interpreted" if interpreted else "compiled"
-    kept, machine = _kept(json if add else None, kind), conditions.machine()
+    kept, machine = _kept(json if add else None), conditions.machine()
     kept["machine"], kept["load_average"] = asdict(machine), max(kept.get("load_average", 0.0), machine.load_average)
     with tempfile.TemporaryDirectory(prefix="convoy-scale-") as folder:
         network = ensure_networks({"binary"}, home, model, Path(folder))["binary"]
-        build = None if interpreted else ensure_build(home)
-        stand = ScaleStand(network.store, MODEL, build, generator, Path(folder), duration)
+        stand = ScaleStand(network.store, MODEL, generator, Path(folder), duration)
         before = _rounds(kept)
         for number in range(before, before + rounds):
             kept["pairs"] += [asdict(pair) for pair in stand.round(number, console.print)]
@@ -59,13 +55,12 @@ def main(
         replace_block(page, MARK, f"{_conditions(kept)}\n\n{table}")
 
 
-def _kept(file: Path | None, kind: str) -> dict[str, Any]:
+def _kept(file: Path | None) -> dict[str, Any]:
     """What an earlier call has measured in the same way."""
     if file is not None and file.exists():
         found: dict[str, Any] = json_text.loads(file.read_text())
-        if found.get("convoy") == kind:
-            return found
-    return {"convoy": kind, "pairs": []}
+        return found
+    return {"pairs": []}
 
 
 def _rounds(kept: dict[str, Any]) -> int:
@@ -83,7 +78,7 @@ def _conditions(kept: dict[str, Any]) -> str:
         else ""
     )
     return (
-        f"{machine['cpu']}, {machine['cores']} cores; Convoy {kept['convoy']}; {kept['generator']}; bodies of 12 KB; "
+        f"{machine['cpu']}, {machine['cores']} cores; {kept['generator']}; bodies of 12 KB; "
         f"medians of {rounds} rounds of pairs. CPU: user and system time of all processes of the form, the generator "
         f"left out; times: of `convoy serve` in the same pair.{noise}"
     )

@@ -87,8 +87,8 @@ class Standing:
 
 
 @contextmanager
-def standing(start: ScaleStart, store: Path, build: Path | None) -> Iterator[Standing]:
-    """Started, ready, and ended afterwards with all that it has started. `build`: where a compiled Convoy is installed.
+def standing(start: ScaleStart, store: Path) -> Iterator[Standing]:
+    """Started, ready, and ended afterwards with all that it has started.
 
     Raises JobError where it does not come up; the log is in the error.
     """
@@ -100,8 +100,6 @@ def standing(start: ScaleStart, store: Path, build: Path | None) -> Iterator[Sta
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    if build is not None:
-        env["PYTHONPATH"] = str(build)
     log = folder / "log"
     try:
         with log.open("wb") as output:

@@ -43,11 +43,10 @@ class ScalePair:
 
 @dataclass(slots=True)
 class ScaleStand:
-    """What is needed to measure anything. `build`: where a compiled Convoy is installed."""
+    """What is needed to measure anything."""
 
     store: Path
     model: str
-    build: Path | None
     generator: Generator
     folder: Path
     seconds: float
@@ -64,8 +63,8 @@ class ScaleStand:
     def _pairs(self, start: ScaleStart, chance: random.Random) -> list[ScalePair]:
         pairs = []
         with (
-            standing(STARTS[0], self.store, self.build) as plain,
-            standing(start, self.store, self.build) as other,
+            standing(STARTS[0], self.store) as plain,
+            standing(start, self.store) as other,
         ):
             self._salvo(PLAIN, plain, CONNECTIONS[0], _WARM_UP_S)
             for form in start.forms:

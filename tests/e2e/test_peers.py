@@ -17,7 +17,6 @@ from tests.support.stores import ROOT
 
 PEERS = ROOT / "tests" / "support" / "peers"
 QUICK = [
-    "--interpreted",
     "--rounds=1",
     "--duration=0.3",
     "--sweep=0.2",

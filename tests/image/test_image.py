@@ -90,11 +90,6 @@ def test_there_is_no_tool_that_builds_or_installs(container: Container, tool: st
     assert found.returncode != 0, found.stdout
 
 
-def test_the_hot_path_is_compiled(container: Container) -> None:
-    code = "from convoy.app.version import is_compiled; import sys; sys.exit(not is_compiled())"
-    assert container.run("python3", "-c", code).returncode == 0
-
-
 @pytest.mark.parametrize("module", ["torch", "torchvision", "onnx", "onnxscript", "pytest", "pip", "setuptools"])
 def test_there_is_no_library_that_serving_does_not_need(container: Container, module: str) -> None:
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is not None)"

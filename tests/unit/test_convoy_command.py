@@ -41,7 +41,7 @@ def test_no_variable_is_read_differently_by_two_commands(readers: dict[str, set[
 
 
 def test_only_variables_that_nobody_reads_are_unknown(readers: dict[str, set[str]]) -> None:
-    known = dict.fromkeys([*readers, "CONVOY_MODELS", "CONVOY_KEYS", "convoy_max_queue", "CONVOY_USE_MYPYC"], "1")
+    known = dict.fromkeys([*readers, "CONVOY_MODELS", "CONVOY_KEYS", "convoy_max_queue"], "1")
     of_kubernetes = {"CONVOY_SERVICE_HOST": "10.0.0.1", "CONVOY_SERVICE_PORT_HTTP": "80"}
     of_kubernetes |= {"CONVOY_CANARY_PORT": "tcp://10.0.0.1:80", "CONVOY_PORT_80_TCP_ADDR": "10.0.0.1"}
     assert convoy._unknown_variables({**known, **of_kubernetes, "PATH": "/bin", "_CONVOY_COMPLETE": "bash"}) == []

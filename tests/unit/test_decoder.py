@@ -246,7 +246,7 @@ def test_an_answer_is_waited_for_even_when_nobody_wants_it(decoder: Decoder) -> 
 
 
 def test_answers_that_nobody_wants_end_each_for_itself(decoder: Decoder) -> None:
-    """And nobody else comes to handle their errors, as in compiled code that awaits while it handles one."""
+    """And nobody else comes to handle their errors."""
 
     async def play() -> None:
         jobs = [Held() for _ in range(2)]

@@ -1,6 +1,6 @@
 """A class map over HTTP: whether a request asks for JSON or for a PNG, and how that is written.
 
-Not compiled: what takes long here runs in a thread, in Pillow.
+What takes long here runs in a thread, in Pillow.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 
 from convoy.app.edge.http.body import Body, grow, reserve_up_to, too_large
 from convoy.app.edge.http.replies import Reply
@@ -136,7 +137,7 @@ def compress(reply: Reply, encoding: bytes) -> Reply:
     body = b"".join(pieces)
     if len(body) >= sum(len(piece) for piece in reply.pieces):
         return reply
-    return reply.with_body(body, (b"content-encoding", encoding))
+    return replace(reply, pieces=(body,), headers=(*reply.headers, (b"content-encoding", encoding)))
 
 
 def quality(parameter: bytes) -> float:

@@ -152,27 +152,26 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), *visit.headers(message["status"])]
             await send(message)
 
-        reply: Reply | None = None
         try:
-            try:
-                visit.check_key(scope["path"], headers)
-                await self._app(scope, receive, visible)
-            except Unauthorized as error:
-                reply = error_reply(error)
-                if (protocol := protocol_of(scope)) is not None:
-                    turned_away = Call(self._core, protocol)
-                    turned_away.arrival_ns = visit.started_ns
-                    turned_away.end(reply.ending)
-                    scope[CALL_IN_SCOPE] = turned_away
-            except asyncio.CancelledError:
-                # Only the end of the process cancels, when the time to drain is over.
-                reply = error_reply(Unavailable(SHUT_DOWN))
-            except ClientDisconnect:
-                pass  # in the midst of its body: there is nobody to answer, and the log says that it left
-            except Exception as error:
-                reply = visit.failed(call, error)
-            # Compiled, what awaits while an error is handled leaves that error to whoever runs meanwhile.
-            if reply is not None and visit.status == 0:
+            visit.check_key(scope["path"], headers)
+            await self._app(scope, receive, visible)
+        except Unauthorized as error:
+            reply = error_reply(error)
+            if (protocol := protocol_of(scope)) is not None:
+                turned_away = Call(self._core, protocol)
+                turned_away.arrival_ns = visit.started_ns
+                turned_away.end(reply.ending)
+                scope[CALL_IN_SCOPE] = turned_away
+            await send_reply(visible, reply)
+        except asyncio.CancelledError:
+            # Only the end of the process cancels, when the time to drain is over.
+            if visit.status == 0:
+                await send_reply(visible, error_reply(Unavailable(SHUT_DOWN)))
+        except ClientDisconnect:
+            pass  # in the midst of its body: there is nobody to answer, and the log says that it left
+        except Exception as error:
+            reply = visit.failed(call, error)
+            if visit.status == 0:
                 await send_reply(visible, reply)
         finally:
             # Taken out, because the scope stays as long as the connection, and with it would what the call has found.

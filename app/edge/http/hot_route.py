@@ -11,6 +11,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import parse_qsl
 
@@ -31,13 +32,12 @@ _log = logging.getLogger("convoy")
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
+@dataclass(slots=True, eq=False)
 class HttpHead:
     """What a request says before its body."""
 
-    __slots__ = ("headers", "query")
-
-    def __init__(self, headers: dict[bytes, bytes], query: Mapping[str, str]) -> None:
-        self.headers, self.query = headers, query
+    headers: dict[bytes, bytes]
+    query: Mapping[str, str]
 
 
 def parsed_query(raw: bytes) -> Mapping[str, str]:
@@ -103,17 +103,18 @@ class HotRoute(ABC):
         self.trace(call, scope["path"], head, scope["path_params"])
         scope[CALL_IN_SCOPE] = call
         try:
-            try:
-                reader = self.begin(call, head, scope["path_params"])
-                body = await reader.read(receive, self._deadline_s(call, head))
-                call.watch_client(_until_client_leaves(receive))
-                reply = await self.reply(call, head, body)
-            except RequestError as error:
-                reply = error_reply(error)
+            reader = self.begin(call, head, scope["path_params"])
+            body = await reader.read(receive, self._deadline_s(call, head))
+            call.watch_client(_until_client_leaves(receive))
+            reply = await self.reply(call, head, body)
             ending = reply.ending
             await send_reply(send, reply, call.vacate)
         except ClientGone:
             pass  # nobody to answer; counted as cancelled
+        except RequestError as error:
+            reply = error_reply(error)
+            ending = reply.ending
+            await send_reply(send, reply)
         except Exception:
             ending = FAILED  # a bug, of which the gate tells
             raise

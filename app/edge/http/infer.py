@@ -75,7 +75,7 @@ class InferRoute(HotRoute):
 
 def _reply(call: Call, done: Done, response: InferResponse) -> Reply:
     total_ns = time.monotonic_ns() - call.arrival_ns
-    timing = server_timing(StagesNs(done, call.decode_wait_ns, call.decode_ns, total_ns))
+    timing = server_timing(StagesNs.of(done, call.decode_wait_ns, call.decode_ns, total_ns))
     if response.header_length is None:
         return Reply(200, response.pieces, response.content_type, (timing,))
     length = (HEADER_LENGTH, b"%d" % response.header_length)

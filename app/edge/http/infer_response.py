@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -16,13 +16,11 @@ from convoy.models.errors import InvalidRequest
 from convoy.models.tensors import unpack
 
 
-class InferResponse:
+class InferResponse(NamedTuple):
     """A response body in pieces; `header_length` is that of the JSON when binary tensors follow it."""
 
-    __slots__ = ("header_length", "pieces")
-
-    def __init__(self, pieces: tuple[bytes | memoryview, ...], header_length: int | None) -> None:
-        self.pieces, self.header_length = pieces, header_length
+    pieces: tuple[bytes | memoryview, ...]
+    header_length: int | None
 
     @property
     def content_type(self) -> str:
@@ -70,7 +68,6 @@ def _texts(name: str, data: memoryview) -> list[str]:
 
 def _dump(document: dict[str, Any], is_strict_json: bool) -> bytes:
     if is_strict_json:
-        body: bytes = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-        return body
+        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     # NaN and Infinity are the protocol's own extension of JSON; orjson would write null.
     return json.dumps(document, default=lambda values: values.tolist(), separators=(",", ":")).encode()

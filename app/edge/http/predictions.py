@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 import orjson
@@ -146,7 +146,7 @@ def _several(call: Call, head: Document, outcomes: list[Document | _FailedFile |
         return Reply(200, (orjson.dumps({**head, "results": results}),))
     message = f"none of the {len(failures)} files could be predicted; one of them: {speaker.message}"
     body = orjson.dumps({"error": message, "results": results})
-    return speaker.reply.with_body(body)
+    return replace(speaker.reply, pieces=(body,))
 
 
 def _wanted(head: HttpHead, served: ServedLike) -> Wanted:

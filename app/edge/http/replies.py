@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import orjson
 from starlette.responses import Response
@@ -15,33 +16,20 @@ from convoy.models.errors import RequestError, UnsupportedCompression
 Headers = list[tuple[bytes, bytes]]
 
 
+@dataclass(slots=True, eq=False)
 class Reply:
     """A status, a body in pieces, headers beside type and length, and how a call ends that is answered so."""
 
-    __slots__ = ("content_type", "ending", "headers", "pieces", "status")
-
-    def __init__(
-        self,
-        status: int,
-        pieces: tuple[bytes | memoryview, ...],
-        content_type: str = "application/json",
-        headers: tuple[tuple[bytes, bytes], ...] = (),
-        ending: CallEnd = ANSWERED,
-    ) -> None:
-        self.status = status
-        self.pieces = pieces
-        self.content_type = content_type
-        self.headers = headers
-        self.ending = ending
-
-    def with_body(self, body: bytes, *more_headers: tuple[bytes, bytes]) -> Reply:
-        """The same around another body."""
-        return Reply(self.status, (body,), self.content_type, (*self.headers, *more_headers), self.ending)
+    status: int
+    pieces: tuple[bytes | memoryview, ...]
+    content_type: str = "application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    ending: CallEnd = ANSWERED
 
     @property
     def length(self) -> int:
         """Bytes of the body."""
-        return sum([len(piece) for piece in self.pieces])
+        return sum(map(len, self.pieces))
 
 
 def headers_of(reply: Reply) -> Headers:
@@ -90,8 +78,7 @@ def internal_error(own_id: bytes) -> Reply:
 
 def error_body(message: str) -> bytes:
     # A client's own bytes may stand in the message, and they need not be text.
-    body: bytes = orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
-    return body
+    return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
 
 
 def json_response(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

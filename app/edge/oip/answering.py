@@ -1,7 +1,6 @@
 """How a picture's outputs become an answer: one row per task.
 
-Knows which outputs a task needs, whether reading them is short, and who reads them. Knows no wire. Not compiled: what
-it calls is not.
+Knows which outputs a task needs, whether reading them is short, and who reads them. Knows no wire.
 """
 
 from __future__ import annotations

@@ -158,18 +158,15 @@ class Decoder:
         job = DecodeJob(self._next_id(), "answer", 0, time.monotonic_ns(), level=RAISED_LEVEL)
         waiting = _Waiting(job, None, (), partial(function, *args, **kwargs))
         self._admit(waiting, job.arrival_ns)
-        future, cancelled = waiting.future, None
+        future = waiting.future
         try:
-            # Compiled, what awaits while an error is handled leaves that error to whoever runs meanwhile.
-            try:
-                result: Result = await asyncio.shield(future)
-                return result
-            except asyncio.CancelledError as error:
-                cancelled = error
+            result: Result = await asyncio.shield(future)
+            return result
+        except asyncio.CancelledError:
             await asyncio.wait({future})
-            raise cancelled
+            raise
         finally:
-            del waiting, future, cancelled
+            del waiting, future
 
     @property
     def waiting(self) -> int:

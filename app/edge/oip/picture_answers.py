@@ -1,6 +1,6 @@
 """What may be asked of a picture over any wire, by the task of its model, and the document that answers it.
 
-Knows no wire. Not compiled: what takes long here runs in a thread, in numpy.
+Knows no wire. What takes long here runs in a thread, in numpy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""An image as somebody gives it, for whoever is to decode it: the bytes of a file here, others elsewhere.
-
-Not compiled, because others elsewhere are of the same kind.
-"""
+"""An image as somebody gives it, for the decoder: the bytes of a file here, others elsewhere."""
 
 from __future__ import annotations
 

@@ -28,13 +28,11 @@ _DEFAULT_TOP_K = 5
 MOST_TOP_K = 10**9
 
 
-class Predicted:
+class Predicted(NamedTuple):
     """What was found in one image, as its task says (`answering`), and where the time went."""
 
-    __slots__ = ("found", "stages_ns")
-
-    def __init__(self, found: Any, stages_ns: StagesNs) -> None:
-        self.found, self.stages_ns = found, stages_ns
+    found: Any
+    stages_ns: StagesNs
 
 
 class _Sample(NamedTuple):
@@ -66,6 +64,7 @@ class Predictor:
             sample = self._decode_here(call, served, picture)
         else:
             sample = await self._decode(call, served, picture, terms)
+        done = None
         try:
             call.decoded(sample.decode_ns, sample.wait_ns)
             inputs = Inputs(1, (image.tensor_shape,), (TensorRef(sample.slot.ref, 0, input_bytes),))
@@ -73,16 +72,14 @@ class Predictor:
             if answering.is_long:
                 call.reserve(answering.working_bytes(spec, sample.size))
             done = await call.run(request)
-        except BaseException:
-            self.decoder.answered(served.key)
-            raise
-        self.decoder.answered(served.key, done)
+        finally:
+            self.decoder.answered(served.key, done)
         if answering.is_long:
             found = await self.decoder.run_owed(answering.read, done.answers, spec, sample.size, wanted)
         else:
             found = answering.read(done.answers, spec, sample.size, wanted)
         total_ns = time.monotonic_ns() - call.arrival_ns
-        return Predicted(found, StagesNs(done, sample.wait_ns, sample.decode_ns, total_ns))
+        return Predicted(found, StagesNs.of(done, sample.wait_ns, sample.decode_ns, total_ns))
 
     def _decode_here(self, call: Call, served: ServedLike, picture: Picture) -> _Sample:
         started_ns = time.monotonic_ns()
