@@ -15,8 +15,8 @@ from convoy.app.edge.oip.answers import answers_of
 from convoy.app.edge.oip.inference import InferRequest, has_numbers_alone
 from convoy.app.edge.oip.packing import Pattern
 from convoy.app.edge.oip.recent import Recent
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.request import Done, Request, TensorPlace
-from convoy.app.submission.inference import ServedLike
 from convoy.models.spec import ModelSpec
 
 # Of one length and one model: those that ask for other outputs, other versions or another priority.
@@ -93,7 +93,7 @@ class KnownMessage(NamedTuple):
     pattern: Pattern
     heads: tuple[bytes, ...]
 
-    def is_for(self, served: ServedLike) -> bool:
+    def is_for(self, served: Served) -> bool:
         return served.key == self.pattern.like.key and served.spec is self.spec
 
     def answer(self, own_id: str, done: Done) -> bytes:
@@ -128,7 +128,7 @@ class KnownMessages:
                 return known
         return None
 
-    def learn(self, understood: Understood, served: ServedLike, done: Done) -> None:
+    def learn(self, understood: Understood, served: Served, done: Done) -> None:
         """For the next ones, from one that is answered; nothing where the next one like it may mean something else."""
         known = _known(understood, served, done)
         if known is None:
@@ -139,7 +139,7 @@ class KnownMessages:
         self._known.keep(place, (known, *others[: _MOST_ALIKE - 1]))
 
 
-def _known(understood: Understood, served: ServedLike, done: Done) -> KnownMessage | None:
+def _known(understood: Understood, served: Served, done: Done) -> KnownMessage | None:
     outline, names, asked, spec, meaning, request = understood
     if not _is_settled(meaning, spec):
         return None

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from convoy.app.core import Core
 from convoy.app.edge.entry import SHUT_DOWN, Entry
 from convoy.app.edge.http.body import LOOK_AGAIN_S, BodyReader
 from convoy.app.edge.http.compression import is_long_enough, reply_encoding
@@ -29,8 +30,8 @@ from convoy.app.edge.http.replies import Reply, answer_head, error_reply, lines_
 from convoy.app.edge.oip.call import Call, ClientGone, Terms
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.host.logs import request_id
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.outcomes import CANCELLED, FAILED, CallEnd
-from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import RequestError, Unavailable
 
 _LONGEST_TARGET_BYTES = 512  # that is worth remembering
@@ -89,7 +90,7 @@ class Repetition(NamedTuple):
     edition: tuple[int, int]
     key_name: str
     found: Found
-    served: ServedLike
+    served: Served
     known: Known
     terms: Terms
     head: HttpHead
@@ -150,7 +151,7 @@ Memory = Repetition | RepeatedHead
 class DirectWay:
     """The way from our connections to the hot routes."""
 
-    def __init__(self, routes: HotRoutes, core: InferenceCore, options: EdgeOptions) -> None:
+    def __init__(self, routes: HotRoutes, core: Core, options: EdgeOptions) -> None:
         self.core, self.entry, self.options, self._routes = core, Entry(options), options, routes
         self._find = lru_cache(1024)(self._found)
         self._due: list[DirectCall] = []
@@ -296,7 +297,7 @@ class DirectCall:
         return self._connection.loop
 
     @property
-    def served(self) -> ServedLike | None:
+    def served(self) -> Served | None:
         return self._call.served
 
     @property

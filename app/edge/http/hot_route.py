@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
+from convoy.app.core import Core
 from convoy.app.edge.http.body import Body, BodyReader, declared_length, read_body
 from convoy.app.edge.http.compression import compress, inflate, reply_encoding, request_encoding
 from convoy.app.edge.http.replies import Reply, error_reply, send_reply
@@ -21,8 +22,8 @@ from convoy.app.edge.oip.call import CALL_IN_SCOPE, Call, ClientGone
 from convoy.app.edge.oip.decoder import Decoder
 from convoy.app.edge.oip.predicting import check_timeout_ms
 from convoy.app.edge.options import EdgeOptions
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.outcomes import CANCELLED, FAILED
-from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import RequestError
 
 _log = logging.getLogger("convoy")
@@ -50,12 +51,12 @@ class HotRoute(ABC):
 
     protocol: ClassVar[str]
 
-    def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
+    def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder) -> None:
         self.core, self.options, self.decoder = core, options, decoder
         self.paths: tuple[str, ...] = ()  # where it is mounted: without a version, and with one
 
     @abstractmethod
-    async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
+    async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
         """The reply to a body that has been read. Raises RequestError or ClientGone."""
 
     def answer_soon(self, call: Call, head: HttpHead, body: Body, on_reply: OnReply, on_error: OnError) -> bool:
@@ -65,7 +66,7 @@ class HotRoute(ABC):
         """
         return False
 
-    def admit(self, served: ServedLike) -> None:  # noqa: B027 - most routes take every model
+    def admit(self, served: Served) -> None:  # noqa: B027 - most routes take every model
         """Refuse a model that this route cannot serve, before the body is read. Raises RequestError."""
 
     def trace(self, call: Call, path: str, head: HttpHead, names: Mapping[str, str]) -> None:
@@ -127,7 +128,7 @@ class HotRoute(ABC):
         finally:
             call.end(ending)
 
-    def timeout_ms(self, head: HttpHead, served: ServedLike) -> float | None:
+    def timeout_ms(self, head: HttpHead, served: Served) -> float | None:
         """The client's time from the query, else the default; None: no limit. Raises InvalidRequest."""
         asked = head.query.get("timeout_ms")
         if asked is None:

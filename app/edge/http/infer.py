@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from convoy.app.core import Core
 from convoy.app.edge.http.body import Body
 from convoy.app.edge.http.hot_route import HotRoute, HttpHead, OnError, OnReply
 from convoy.app.edge.http.infer_request import parse_infer
@@ -18,8 +19,8 @@ from convoy.app.edge.oip.decoder import Decoded, Decoder, DecodeWork
 from convoy.app.edge.oip.inference import InferRequest, is_heavy, request_for, within
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.timing import StagesNs, server_timing
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.request import Done
-from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import BodyTooLarge, InvalidRequest
 
 HEADER_LENGTH = b"inference-header-content-length"
@@ -30,11 +31,11 @@ class InferRoute(HotRoute):
 
     protocol = "v2"
 
-    def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
+    def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder) -> None:
         super().__init__(core, options, decoder)
         self.known = KnownRequests()
 
-    async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
+    async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
         started_ns = time.monotonic_ns()
         timeout_ms, wait_ns = self.timeout_ms(head, served), 0
         header_length = _header_length(head)
@@ -60,7 +61,7 @@ class InferRoute(HotRoute):
             self.known.learn(header, body.nbytes, served.spec, learned)
         return _reply(call, done, response)
 
-    def terms_of(self, known: Known, served: ServedLike) -> Terms:
+    def terms_of(self, known: Known, served: Served) -> Terms:
         """Of a request without a query, by this edition of the options."""
         return within(known.meaning.terms, self.options.timeout_ms(served.key.model))
 
@@ -91,7 +92,7 @@ class InferRoute(HotRoute):
         call.take(request, on_end)
 
     async def _parse(
-        self, call: Call, body: Body, header_length: int | None, served: ServedLike, timeout_ms: float | None
+        self, call: Call, body: Body, header_length: int | None, served: Served, timeout_ms: float | None
     ) -> Decoded[InferRequest]:
         memory, slots, deadline_ns = self.core.shared_memory, (body.slot,), call.deadline_ns(timeout_ms)
         text = body.view[:header_length]
@@ -110,7 +111,7 @@ class InferRoute(HotRoute):
         meaning, wait_ns = await self.decoder.run(call, work, parse_infer, body, header_length, served, memory)
         return Decoded(meaning, weighed_ns + wait_ns)
 
-    def _room_for(self, call: Call, weight: Weight, served: ServedLike) -> int:
+    def _room_for(self, call: Call, weight: Weight, served: Served) -> int:
         """The memory that it takes to read such JSON. Raises BodyTooLarge where there can never be so much."""
         needs_bytes = needed_bytes(weight, served)
         if not call.may_ever_hold(needs_bytes):

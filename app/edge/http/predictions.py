@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import orjson
 
+from convoy.app.core import Core
 from convoy.app.edge.http.body import Body
 from convoy.app.edge.http.class_maps import as_png, in_form
 from convoy.app.edge.http.hot_route import HotRoute, HttpHead, OnError, OnReply
@@ -31,9 +32,9 @@ from convoy.app.edge.oip.predicting import Listener, Predicted, Predictor
 from convoy.app.edge.oip.recent import Recent
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.timing import server_timing
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.request import ModelKey
 from convoy.app.scheduling.slab import Slot
-from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import BodyTooLarge, InvalidRequest, RequestError
 from convoy.models.spec import ModelSpec
 
@@ -58,7 +59,7 @@ class _Usual(NamedTuple):
 class _Replying(Listener):
     """Makes a reply of what was found in one picture."""
 
-    def __init__(self, served: ServedLike, wanted: Wanted, on_reply: OnReply, on_error: OnError) -> None:
+    def __init__(self, served: Served, wanted: Wanted, on_reply: OnReply, on_error: OnError) -> None:
         self._served, self._wanted, self._on_reply, self._on_error = served, wanted, on_reply, on_error
 
     def predicted(self, seen: Predicted) -> None:
@@ -76,15 +77,15 @@ class PredictionsRoute(HotRoute):
 
     protocol = "predictions"
 
-    def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
+    def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder) -> None:
         super().__init__(core, options, decoder)
         self._predictor = Predictor(decoder, options.max_pixels)
         self._usual = Recent[ModelKey, _Usual]()
 
-    def admit(self, served: ServedLike) -> None:
+    def admit(self, served: Served) -> None:
         check_takes_pictures(served)
 
-    async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
+    async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
         wanted, terms = self._asked(head, served)
         picture = EncodedPicture(body.view, (body.slot,))
         if not picture.kind:
@@ -122,7 +123,7 @@ class PredictionsRoute(HotRoute):
         replying = _Replying(served, wanted, on_reply, on_error)
         return self._predictor.predict_here(call, served, picture, terms, wanted, replying)
 
-    def _asked(self, head: HttpHead, served: ServedLike) -> tuple[Wanted, Terms]:
+    def _asked(self, head: HttpHead, served: Served) -> tuple[Wanted, Terms]:
         """What a request asks of its pictures, and of the schedule. Raises InvalidRequest."""
         usual = None if head.query else self._usual.find(served.key)
         if usual is not None and usual.spec is served.spec and usual.options_edition == self.options.edition:
@@ -148,7 +149,7 @@ class PredictionsRoute(HotRoute):
         return (await self.decoder.run(call, work, split_images, body.view)).result
 
     async def _predict_file(
-        self, call: Call, served: ServedLike, body: Slot, encoded: memoryview | str, terms: Terms, wanted: Wanted
+        self, call: Call, served: Served, body: Slot, encoded: memoryview | str, terms: Terms, wanted: Wanted
     ) -> Document | _FailedFile:
         """`encoded` is what is wrong with it, where there are no bytes."""
         try:
@@ -162,7 +163,7 @@ class PredictionsRoute(HotRoute):
             return _FailedFile(str(error), error_reply(error))
 
 
-def _single(served: ServedLike, wanted: Wanted, seen: Predicted) -> Reply:
+def _single(served: Served, wanted: Wanted, seen: Predicted) -> Reply:
     headers = (server_timing(seen.stages_ns),)
     if wanted.finish is as_png:
         return Reply(200, (seen.found,), "image/png", headers)
@@ -198,7 +199,7 @@ def _several(call: Call, head: Document, outcomes: list[Document | _FailedFile |
     return speaker.reply.with_body(body)
 
 
-def _wanted(head: HttpHead, served: ServedLike) -> Wanted:
+def _wanted(head: HttpHead, served: Served) -> Wanted:
     """What a request asks of its pictures. Raises InvalidRequest."""
     wanted = wanted_of(served, head.query.get("top_k"), head.query.get("threshold"))
     return in_form(wanted, head) if wanted.answering is CLASS_MAP else wanted

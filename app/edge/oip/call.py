@@ -16,9 +16,11 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from convoy.app.batch import StageTimes
+from convoy.app.core import Core
 from convoy.app.edge.entry import CallFacts
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.edge.oip.tensors import TensorRef
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.outcomes import ANSWERED, CallEnd
 from convoy.app.scheduling.request import (
     MILLISECOND_NS,
@@ -33,7 +35,6 @@ from convoy.app.scheduling.request import (
     TensorPlace,
 )
 from convoy.app.scheduling.slab import Slot, SlotState
-from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.app.submission.refusals import EXPIRED_RUNNING, failure_of
 from convoy.app.submission.shared_memory import Region
 from convoy.app.tracing.spans import EndedCall, Exemplar, RequestSpan
@@ -82,7 +83,7 @@ class _Waiting:
     ) -> None:
         self.call, self.request, self.on_end, self.slots, self.timer = call, request, on_end, slots, timer
 
-    def ended(self, end: Done | RequestError) -> None:
+    def ended(self, end: Done) -> None:
         """The core has the request no longer."""
         self.call.request_ended(self.request, end)
 
@@ -94,11 +95,11 @@ class Call:
     took to read, after `decode_wait_ns`, `answered_ns` when the last of its answers came, to be written.
     """
 
-    def __init__(self, core: InferenceCore, protocol: str, *, comes_alone: bool = False) -> None:
+    def __init__(self, core: Core, protocol: str, *, comes_alone: bool = False) -> None:
         self.core, self.protocol, self.comes_alone = core, protocol, comes_alone
         self.arrival_ns = time.monotonic_ns()
         self.answered_ns = 0
-        self.served: ServedLike | None = None
+        self.served: Served | None = None
         self.decode_ns = self.decode_wait_ns = self.queue_ns = self.ended_ns = 0
         self.times: StageTimes | None = None
         self.ending: CallEnd | None = None
@@ -122,13 +123,13 @@ class Call:
         self.core.begin_call()
         self._has_begun = True
 
-    def find(self, model: str, version: str | None) -> ServedLike:
+    def find(self, model: str, version: str | None) -> Served:
         """Hold the version that it asks for until its end. Raises Unavailable when that is not ready, and NotFound."""
         served = find_served(self.core.catalog, model, version)
         self.hold(served)
         return served
 
-    def hold(self, served: ServedLike) -> None:
+    def hold(self, served: Served) -> None:
         """The same for a version that has just been found."""
         served.enter()
         self.served = served
@@ -298,7 +299,7 @@ class Call:
         model, version = (None, None) if key is None else (key.model, key.version)
         return CallFacts(model, version, ending.outcome.value, ending.reason, stages_ms)
 
-    def build_request(self, served: ServedLike, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
+    def build_request(self, served: Served, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
         """The scheduler's view of what was decoded, with room reserved for the outputs."""
         outputs = self._reserve_outputs(served, inputs.samples, wanted)
         slots: dict[SlotRef, int] = {}  # and their numbers in the request
@@ -387,20 +388,19 @@ class Call:
                 timer.cancel()
             raise
 
-    def request_ended(self, request: Request, end: Done | RequestError) -> None:
+    def request_ended(self, request: Request, end: Done) -> None:
         """The core says so, of one that was given to it."""
         waiting = self._waiting.pop(request.id, None)
         if waiting is None:
-            if isinstance(end, Done) and end.outcome is Outcome.ANSWERED:
+            if end.outcome is Outcome.ANSWERED:
                 self.core.slab.free(*request.slots)  # whoever waited stopped waiting a moment ago
             return
         if waiting.timer is not None:
             waiting.timer.cancel()
-        if not isinstance(end, Done) or end.outcome is not Outcome.ANSWERED:
-            error = failure_of(end) if isinstance(end, Done) else end
-            if self.span is not None and isinstance(end, Done) and end.batch is not None:
+        if end.outcome is not Outcome.ANSWERED:
+            if self.span is not None and end.batch is not None:
                 self.span.batches.append(end.batch)
-            waiting.on_end(error)
+            waiting.on_end(failure_of(end))
             return
         self._slots.update(waiting.slots)
         self.answered_ns = time.monotonic_ns()
@@ -419,9 +419,7 @@ class Call:
         self.core.cancel(request, reason)
         waiting.on_end(error)
 
-    def _reserve_outputs(
-        self, served: ServedLike, samples: int, wanted: tuple[int, ...]
-    ) -> tuple[TensorRef | None, ...]:
+    def _reserve_outputs(self, served: Served, samples: int, wanted: tuple[int, ...]) -> tuple[TensorRef | None, ...]:
         sizes = [served.spec.outputs[index].sample_bytes for index in wanted]
         known = [samples * size if size is not None else 0 for size in sizes]
         if not any(known):

@@ -20,9 +20,9 @@ from convoy.app.edge.oip.pictures import Picture
 from convoy.app.edge.oip.reading import PictureQuestion, Readings
 from convoy.app.edge.oip.recent import Recent
 from convoy.app.edge.timing import StagesNs
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.request import Done, ModelKey, Request, TensorPlace
 from convoy.app.scheduling.slab import Slot
-from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import DeadlineExceeded, ImageTooLarge, InvalidRequest, Overloaded, RequestError
 from convoy.models.geometry import Extent
 from convoy.models.images import decoding_bytes, refuse_oversized
@@ -53,7 +53,7 @@ class _Form(NamedTuple):
     input_bytes: int
 
     @classmethod
-    def of(cls, served: ServedLike, answering: Answering) -> _Form:
+    def of(cls, served: Served, answering: Answering) -> _Form:
         key, spec, image = served.key, served.spec, _image_of(served)
         input_bytes = math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize
         wanted = answering.outputs(spec)
@@ -148,7 +148,7 @@ class Predictor:
     def predict_here(
         self,
         call: Call,
-        served: ServedLike,
+        served: Served,
         picture: Picture,
         terms: Terms,
         wanted: Wanted,
@@ -168,7 +168,7 @@ class Predictor:
         return True
 
     async def predict(
-        self, call: Call, served: ServedLike, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
+        self, call: Call, served: Served, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
     ) -> Predicted:
         """Raises RequestError or ClientGone. `is_alone`: nobody else's image comes with it."""
         if wanted.answering.is_long:
@@ -184,7 +184,7 @@ class Predictor:
             del future, heard  # an error's traceback holds this frame, and they the error
 
     async def _predict_long(
-        self, call: Call, served: ServedLike, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
+        self, call: Call, served: Served, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
     ) -> Predicted:
         """The same where an answer takes long to read: a thread does it, and the memory for that is had before."""
         answering, spec, key = wanted.answering, served.spec, served.key
@@ -204,7 +204,7 @@ class Predictor:
         found = await self.decoder.run_owed(answering.read, done.answers, spec, sample.size, wanted)
         return Predicted(found, sample.stages_ns(call, done))
 
-    def _begin_here(self, served: ServedLike, picture: Picture) -> bool:
+    def _begin_here(self, served: Served, picture: Picture) -> bool:
         """Whether it is to be decoded at once, on the event loop; the decoder is to hear that it is answered, if so."""
         return self.decoder.begin_here(served, partial(picture.is_quick, _image_of(served)))
 
@@ -218,7 +218,7 @@ class Predictor:
             raise
         return _Sample(form, slot, size, 0, time.monotonic_ns() - started_ns)
 
-    async def _decode(self, call: Call, served: ServedLike, form: _Form, picture: Picture, terms: Terms) -> _Sample:
+    async def _decode(self, call: Call, served: Served, form: _Form, picture: Picture, terms: Terms) -> _Sample:
         """In a thread, in its turn. Raises RequestError or ClientGone."""
         started_ns, image = time.monotonic_ns(), form.image
         slot = call.reserve(form.pattern.nbytes)
@@ -246,7 +246,7 @@ class Predictor:
             self.decoder.answered(sample.form.key)
             raise
 
-    def _form(self, served: ServedLike, wanted: Wanted) -> _Form:
+    def _form(self, served: Served, wanted: Wanted) -> _Form:
         form, answering = self._forms.find(served.key), wanted.answering
         if form is None or form.spec is not served.spec or form.answering is not answering:
             form = _Form.of(served, answering)
@@ -273,7 +273,7 @@ class Predictor:
         return header.pixels, needs_bytes
 
 
-def _image_of(served: ServedLike) -> ImageSpec:
+def _image_of(served: Served) -> ImageSpec:
     image = served.spec.image
     assert image is not None, "whoever asks has seen to it; this is a bug"
     return image
@@ -300,7 +300,7 @@ def check_top_k(top_k: object, given: object) -> int:
     return min(top_k, MOST_TOP_K)
 
 
-def check_threshold(threshold: SupportsFloat, given: object, served: ServedLike) -> float:
+def check_threshold(threshold: SupportsFloat, given: object, served: Served) -> float:
     """The number itself, of whatever type. Raises InvalidRequest; `given` is how it came."""
     score = _number(threshold)
     # What a model of its own scores gives need not be a share.
