@@ -1,7 +1,7 @@
 """This process: CPU time, memory, descriptors, as Linux counts them.
 
-`process_*`, which every Prometheus client has, and `convoy_process_*` have the same figures; the latter say that it is
-the core's process.
+`process_*`, which every Prometheus client has, and `convoy_process_*` have the same figures; the latter are older and
+stay for one version.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class ProcessMetrics(Collector):
         yield CounterMetricFamily("convoy_log_lines_dropped", told, value=self._dropped_lines())
         for own in ProcessCollector("convoy", registry=None).collect():
             kind = CounterMetricFamily if own.type == "counter" else GaugeMetricFamily
-            family = kind(own.name, own.documentation, labels=("process",))
-            family.add_sample(own.samples[0].name, {"process": "core"}, own.samples[0].value)
+            (sample,) = own.samples
+            told = f"Older, and stays for one version: {sample.name.removeprefix('convoy_')} is the same"
+            family = kind(own.name, told, labels=("process",))
+            family.add_sample(sample.name, {"process": "core"}, sample.value)
             yield family
