@@ -32,7 +32,7 @@ TESTS = (
     *("tests/unit/test_slab.py", "tests/unit/test_extents.py", "tests/unit/test_latency.py"),
     *("tests/unit/test_lane_runner.py", "tests/unit/test_direct.py", "tests/unit/test_garbage.py"),
     *("tests/unit/test_direct_pictures.py", "tests/unit/test_scores.py", "tests/unit/test_ledger.py"),
-    *("tests/unit/test_process_channel.py", "tests/unit/test_process_link.py", "tests/unit/test_decoder.py"),
+    "tests/unit/test_decoder.py",
     *("tests/contract", "tests/e2e/test_direct_way.py", "tests/e2e/test_decoding.py"),
     *("tests/e2e/test_tracing.py", "tests/e2e/test_campaign.py", "tests/e2e/test_python_engine.py"),
 )

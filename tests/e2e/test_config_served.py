@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as triton
 import yaml
@@ -177,7 +178,7 @@ def test_the_servers_own_queue_stays_as_long_as_it_was(file: File) -> None:
 
 
 def test_a_default_priority_that_the_model_does_not_have_is_said(file: File) -> None:
-    with fake_server(file, 0, {"models": {"rows": {"default_priority": 9}}}) as server:
+    with fake_server(file, {"models": {"rows": {"default_priority": 9}}}) as server:
         config = server.get("/v2/models/rows/config").json()["dynamic_batching"]
         assert (config["priority_levels"], config["default_priority_level"]) == (3, 3)
         told = "models.rows.default_priority is 9, and rows has 3 levels: requests that ask for none have level 3"
@@ -204,6 +205,18 @@ def test_what_needs_a_restart_or_another_load_is_said(file: File) -> None:
         assert "models.rows.threads: holds when the model is loaded the next time" in server.log
         file.change(server, {**after, "models": {"rwos": {"max_queue": 9}}})
         wait_until(lambda: "did you mean 'rows'?" in server.log_so_far, "the name is questioned")
+
+
+@pytest.mark.parametrize("place", ["command line", "environment", "file"])
+def test_edge_processes_are_asked_for_in_vain_and_the_log_says_what_to_do(file: File, place: str) -> None:
+    file.write({"edges": 2} if place == "file" else {})
+    options = ("--edges", "2") if place == "command line" else ()
+    env = {"CONVOY_EDGES": "2"} if place == "environment" else {}
+    with start_server("--config", str(file.path), *options, env=env) as server:
+        assert server.post("/predictions/digits", content=digit("seven")).status_code == 200
+        assert not psutil.Process(server.process.pid).children()
+        assert server.log.count("--edges, CONVOY_EDGES and edges in the file have no effect: one process serves") == 1
+        assert "run replicas, see docs/scaling.md" in server.log
 
 
 def test_a_real_model_is_loaded_as_the_file_says(file: File) -> None:
