@@ -78,7 +78,7 @@ image-test: $(VENV)/.dev
 oracle: $(VENV)/.dev
 	$(BIN)/python -m tests.oracle compare --before $(BASE)
 
-# A real server under clients of every kind while it is killed, paused, starved and reloaded, with 0 and 2 edges; the plan
+# A real server under clients of every kind while it is killed, paused, starved and reloaded; the plan
 # is drawn from a seed, which is printed. SEED=N draws it again, MINUTES=60 is an hour, OUT=DIR takes page, plan and logs.
 campaign: OUT = build/campaign
 campaign: $(VENV)/.dev

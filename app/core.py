@@ -1,15 +1,15 @@
 """The core: engines, scheduler, metrics and statistics in one object. No HTTP, no globals, no signals.
 
-Any host can run it: it needs one asyncio event loop, `start`, `submit` and `stop`.
+Any host can run it: it needs one asyncio event loop, `start`, `take` and `stop`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -21,7 +21,7 @@ from convoy.app.lifecycle.catalog import Catalog
 from convoy.app.lifecycle.control import ControlOptions, ModelControl
 from convoy.app.lifecycle.health import Health, HealthOptions
 from convoy.app.lifecycle.lanes import Lanes
-from convoy.app.lifecycle.load_watch import LoadWatch
+from convoy.app.lifecycle.load_watch import CoreLoad, LoadWatch
 from convoy.app.lifecycle.loads import LoadVersion, load_giving_way
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
 from convoy.app.lifecycle.queue_options import QueueRules
@@ -33,30 +33,28 @@ from convoy.app.outcomes import Refusal
 from convoy.app.remote.remote_store import RemoteStore
 from convoy.app.scheduling.request import Done, ModelKey, Request
 from convoy.app.scheduling.scheduler import Scheduler
-from convoy.app.scheduling.slab import SharedPart, Slab, Slot
-from convoy.app.submission.load import CoreLoad
-from convoy.app.submission.open_calls import OpenCalls
+from convoy.app.scheduling.slab import Slab, Slot
 from convoy.app.submission.refusals import no_room, refused
 from convoy.app.submission.shared_memory import SharedMemory
 from convoy.app.telemetry.gpu_metrics import GpuWatch
 from convoy.app.telemetry.ledger import Ledger
 from convoy.app.telemetry.metrics import EngineMetrics, Metrics, ShapeMetrics, TritonMetrics
 from convoy.app.telemetry.process_metrics import ProcessMetrics
-from convoy.app.tracing.starting import CLOSING_S, Tracing
+from convoy.app.tracing.spans import Tracing
 from convoy.app.version import VERSION
 from convoy.models.errors import ConvoyError, Unavailable, UsageError
 from convoy.models.store import Store, StoredVersion
 from convoy.models.version_policy import allows
 
 _log = logging.getLogger("convoy")
+# So long is waited at the end for the last spans to be sent.
+_LAST_SPANS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class CoreOptions:
     """What a core is told; `load` holds for models that are not named in `load_by_model`. `model_name` is the model's
     where the store is one model.
-
-    `shared_memory`: this core's part of the memory that it has in common with edge processes.
     """
 
     store: Path | RemoteStore
@@ -67,11 +65,10 @@ class CoreOptions:
     max_inflight_bytes: int = 256 << 20
     health: HealthOptions = field(default_factory=HealthOptions)
     allow_shared_memory: bool = False
-    shared_memory: SharedPart | None = None
     model_name: str = ""
 
 
-class Core(OpenCalls):
+class Core:
     """Loads what is in a store, answers requests, and knows whether it is well.
 
     `load_version` and `plan_builder` can be replaced by tests and simulations. `on_loaded` is told when everything
@@ -87,30 +84,30 @@ class Core(OpenCalls):
         on_fatal: Callable[[str], None] = lambda reason: _log.critical("%s", reason),
         plan_builder: PlanBuilder | None = None,
     ) -> None:
-        super().__init__()
+        self.leaving = False  # said to be not ready, but still serving
+        self.draining = False  # taking no new calls
+        self.open_calls = 0  # that are owed an answer
+        self.waiting_to_decode: Callable[[], int] = lambda: 0
+        self.tracing: Tracing | None = None  # None: no call has a span
+        self._last_has_ended = asyncio.Event()  # when it has been said that no new one may begin
         self._store, self.load_options = _open(options), options.load
         self._on_loaded, self._on_fatal = on_loaded, on_fatal
         self.started_s = time.monotonic()
         self.initial_load_done = False
         self.listeners_opening = 0  # ports that will take requests, but do not yet
         self.load_failure: str | None = None
-        self.bytes_elsewhere = self.open_calls_elsewhere = self.decoding_elsewhere = 0  # in edge processes
-        self.room_elsewhere_bytes = 0  # of which those are
-        self.version_open_elsewhere: Callable[[ModelKey], int] = lambda key: 0
-        self.other_processes: Callable[[], Mapping[str, int]] = dict  # of this server, by name
         self.next_request_id = count(1).__next__
         self._tasks = tasks = Tasks()
-        self._traces: Tracing | None = None
         if isinstance(self._store, RemoteStore):
             load_version = partial(_load_fetched, self._store, load_version)
         load_version = partial(load_giving_way, load_version)
         gpus = options.load.machine.gpus
         try:
-            self.slab = Slab(options.max_inflight_bytes, options.shared_memory)
+            self.slab = Slab(options.max_inflight_bytes)
         except (OSError, OverflowError, ValueError) as error:
             raise UsageError(f"there is no memory for requests ({error}); lower --max-inflight-mb") from error
         if gpus:
-            self.slab.keep_pages()  # before an edge is told anything, which may give back pages of its own accord
+            self.slab.keep_pages()
         self.shared_memory = SharedMemory(is_allowed=options.allow_shared_memory)
         self.catalog = catalog = Catalog()
         self.metrics = metrics = Metrics(VERSION)
@@ -140,8 +137,7 @@ class Core(OpenCalls):
         self._health = Health(catalog, scheduler, on_fatal, options.health, gpus, metrics)
         self._watch_whole()
         engines, triton = EngineMetrics(catalog.served), TritonMetrics(catalog.served, scheduler.waiting_samples)
-        processes = ProcessMetrics(lambda: {"core": os.getpid(), **self.other_processes()}, logs.dropped_lines)
-        for collector in (engines, ShapeMetrics(catalog.served), triton, self.gpus, processes):
+        for collector in (engines, ShapeMetrics(catalog.served), triton, self.gpus, ProcessMetrics(logs.dropped_lines)):
             metrics.registry.register(collector)
 
     # Life
@@ -160,8 +156,8 @@ class Core(OpenCalls):
         await self.lifecycle.close()
         await self.lanes.unlock_pages()
         self.gpus.stop()
-        if self._traces is not None:
-            await asyncio.to_thread(self._traces.close, CLOSING_S)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close, _LAST_SPANS_S)
 
     async def _load_initially(self) -> None:
         try:
@@ -171,11 +167,8 @@ class Core(OpenCalls):
                 _log.exception("loading the store failed")
             self.load_failure = f"loading {self._store.root} failed: {error}"
         self.initial_load_done = self.catalog.is_complete = True
-        self.listeners_opening += 1  # those that must hear first what there is
         self.catalog.changed()
-        await self.catalog.until_known()
         self._on_loaded()
-        self.listeners_opening -= 1
         loaded = self.catalog.served()
         if not loaded and not self.control.may_be_empty and self.load_failure is None:
             self.load_failure = (
@@ -189,35 +182,11 @@ class Core(OpenCalls):
     def _watch_whole(self) -> None:
         watch = self.metrics.watch
         watch("convoy_ready", "1 while the server answers requests", lambda: self.ready)
-        watch("convoy_open_calls", "Calls that are owed an answer", lambda: self.all_open_calls)
-        watch("convoy_inflight_bytes", "Bytes of memory held by requests", lambda: self.inflight_bytes)
-        watch("convoy_inflight_limit_bytes", "Bytes of memory for requests", lambda: self.room_bytes)
+        watch("convoy_open_calls", "Calls that are owed an answer", lambda: self.open_calls)
+        watch("convoy_inflight_bytes", "Bytes of memory held by requests", lambda: self.slab.used_bytes)
+        watch("convoy_inflight_limit_bytes", "Bytes of memory for requests", lambda: self.slab.capacity_bytes)
         told = "The part of what the server could do at most that it does, over five seconds"
         watch("convoy_utilization_ratio", told, lambda: self.current_load().utilisation)
-
-    @property
-    def room_bytes(self) -> int:
-        """Bytes of memory for requests, here and in edge processes."""
-        return self.slab.capacity_bytes + self.room_elsewhere_bytes
-
-    @property
-    def inflight_bytes(self) -> int:
-        """Bytes of memory that requests hold, here and in edge processes."""
-        return self.slab.used_bytes + self.bytes_elsewhere
-
-    @property
-    def all_open_calls(self) -> int:
-        """Calls that are owed an answer, here and in edge processes."""
-        return self.open_calls + self.open_calls_elsewhere
-
-    def open_calls_of(self, key: ModelKey) -> int:
-        """Those for a version that is served."""
-        return self.catalog.live(key).users + self.version_open_elsewhere(key)
-
-    @property
-    def all_waiting_to_decode(self) -> int:
-        """Images and other work that no decoder has begun, here and in edge processes."""
-        return self.waiting_to_decode() + self.decoding_elsewhere
 
     @property
     def ready(self) -> bool:
@@ -247,13 +216,39 @@ class Core(OpenCalls):
 
     def trace_with(self, tracing: Tracing | None) -> None:
         """Let calls and batches have spans from now on; their end is the core's."""
-        self.tracing = self._traces = tracing
+        self.tracing = tracing
         self.scheduler.trace_batch = None if tracing is None else tracing.batch_ended
 
     def change(self, queues: QueueRules, load_by_model: Mapping[str, LoadOptions]) -> None:
         """Let other rules hold for the queues from now on, and other options for what is loaded from now on."""
         self.lifecycle.change_rules(queues)
         self.control.change_loads(load_by_model)
+
+    # Calls
+
+    def begin_call(self) -> None:
+        """From here to `end_call` a client waits, and `drain` waits for it. Raises Unavailable when draining.
+
+        A call begins before its body is read: a client that was still sending when the end was announced
+        is as much owed an answer as one that waits in the queue.
+        """
+        if self.draining:
+            raise Unavailable("the server is shutting down; send the request to another one", reason=Refusal.DRAINING)
+        self.open_calls += 1
+
+    def end_call(self) -> None:
+        """The client has its answer, or has gone."""
+        self.open_calls -= 1
+        if self.draining and not self.open_calls:
+            self._last_has_ended.set()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no new call; whether every call that had begun ended within the time."""
+        self.leaving = self.draining = True
+        if self.open_calls:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._last_has_ended.wait(), timeout_s)
+        return self.open_calls == 0
 
     # Requests
 
@@ -265,9 +260,9 @@ class Core(OpenCalls):
         return slot
 
     def take(self, request: Request, on_done: Callable[[Done], None]) -> None:
-        """Queue the request. Raises Overloaded, DeadlineExceeded or Unavailable when it is not taken.
+        """Queue the request; `on_done` is called once, unless it is cancelled before.
 
-        Then its slots stay the caller's.
+        Raises Overloaded, DeadlineExceeded or Unavailable when it is not taken; then its slots stay the caller's.
         """
         served = self.catalog.live(request.key)
         if not served.takes_requests:

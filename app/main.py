@@ -5,8 +5,6 @@
          2    called wrongly
          70   an engine hung and could not be replaced; only a new process helps
 
-With edge processes this one becomes their supervisor, and the exit codes stay.
-
 `uvicorn convoy.app.main:app` serves the same application, with uvicorn's own signal handling.
 """
 
@@ -37,7 +35,6 @@ from convoy.app.host.runtime import (
     run,
 )
 from convoy.app.outcomes import Refusal
-from convoy.app.processes.launch import become_supervisor
 from convoy.app.reload import Reloading
 from convoy.app.settings import Settings, read_settings
 from convoy.app.tracing.starting import check_tracing, start_tracing
@@ -62,6 +59,7 @@ def serve(settings: Settings, unknown_variables: Sequence[str] = ()) -> int:
 def _serve(settings: Settings, unknown_variables: Sequence[str]) -> int:
     if unknown_variables:
         _log.warning("environment: no option is called %s; nothing was changed by it", ", ".join(unknown_variables))
+    _warn_of_edges(settings)
     raise_file_limit()
     give_large_allocations_back()
     listener = listen(settings.host, settings.port)
@@ -69,14 +67,15 @@ def _serve(settings: Settings, unknown_variables: Sequence[str]) -> int:
         write_address(settings.scheme, listener, Path(settings.address_file))
     if settings.tracing:
         check_tracing()  # before anybody hears of a server
-    edges = settings.edge_count()
-    if edges.count:
-        _log.info("%d edge processes: %s", edges.count, edges.why)
-        become_supervisor(settings, edges.count, listener)
-    host = Host(settings, listener)
-    # After everything that can be wrong with the call: such an error is one line.
-    _log.info("no edge processes: %s", edges.why)
-    return run(host.run())
+    return run(Host(settings, listener).run())
+
+
+def _warn_of_edges(settings: Settings) -> None:
+    if "edges" in settings.model_fields_set:
+        _log.warning(
+            "--edges, CONVOY_EDGES and edges in the file have no effect: one process serves. Leave the option out, the "
+            "next minor version refuses it; past one core run replicas, see docs/scaling.md"
+        )
 
 
 class Host:
@@ -91,7 +90,7 @@ class Host:
         self.core = make_core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._fatal)
         self.core.trace_with(start_tracing(is_wanted=settings.tracing))
         options = settings.edge_options()
-        self._reloading = Reloading(settings, self.core, [options])
+        self._reloading = Reloading(settings, self.core, options)
         hot = HotRoutes(self.core, options)
         limits = settings.connection_limits()
         protocol = guarded_protocol(limits, lambda: self.core.turned_away(Refusal.CONNECTIONS))
@@ -142,6 +141,7 @@ def _application() -> FastAPI:
     """For `uvicorn convoy.app.main:app`: everything from the environment."""
     settings = read_settings({})
     logs.configure(settings.log_level, settings.log_format)
+    _warn_of_edges(settings)
 
     def give_up(reason: str) -> None:
         end_for(reason, end_now, is_lost=core.load_failure is None)

@@ -35,7 +35,6 @@ class Refusal(StrEnum):
     CONNECTIONS = "connections"  # too many at once; nobody knows what would have been asked
     DRAINING = "draining"
     NOT_READY = "not_ready"  # the model is being loaded, or its engine replaced
-    CORE_AWAY = "core_away"  # an edge process has no core to ask
 
 
 class CallEnd(NamedTuple):

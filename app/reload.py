@@ -1,13 +1,11 @@
 """What SIGHUP does: the file, the environment's file names and the secrets are read again, and what may change does.
 
-Knows settings, a core and its edges' options; knows no signal and no process. Something that is wrong changes nothing.
+Knows settings, a core and the edge's options; knows no signal. Something that is wrong changes nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from convoy.app.core import Core
@@ -39,19 +37,10 @@ class Differences(NamedTuple):
 
 
 class Reloading:
-    """What holds in the process of one core, and how something else comes to hold.
+    """What holds for one core and its edge, and how something else comes to hold."""
 
-    `options` are those of its own edges; `on_options` is told of all that may change for edges elsewhere.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        core: Core,
-        options: Sequence[EdgeOptions],
-        on_options: Callable[[EdgeOptions, str], None] = lambda options, log_level: None,
-    ) -> None:
-        self._settings, self._core, self._options, self._on_options = settings, core, options, on_options
+    def __init__(self, settings: Settings, core: Core, options: EdgeOptions) -> None:
+        self._settings, self._core, self._options = settings, core, options
 
     def read_again(self) -> None:
         """Let hold what is said now. Raises nothing: what is wrong is in the log, and all stays as it was."""
@@ -59,19 +48,17 @@ class Reloading:
         try:
             after = before.read_again()
             to = after.edge_options()
-            _check_tls(self._options[0].tls, to.tls)
+            _check_tls(self._options.tls, to.tls)
         except UsageError as error:
             _log.error("read again, and nothing was changed: %s; mend it and send SIGHUP again", error)
             return
         differences = Differences.between(before, after)
-        had_keys = any(options.api_keys for options in self._options)
-        if to.tls != self._options[0].tls:
+        had_keys = bool(self._options.api_keys)
+        if to.tls != self._options.tls:
             _log.info("who connects from now on is shown the certificate that was read")
         self._settings = _with_what_may_change(before, after)
         logs.set_level(after.log_level)
-        for options in self._options:
-            options.change(_for_part(options, to))
-        self._on_options(to, after.log_level)
+        self._options.change(to)
         # Of what holds, and not of what was read: the length of all queues waits for a restart, a model's own does not.
         self._core.change(self._settings.queue_rules(), after.load_by_model(self._core.load_options))
         _tell(differences, to, had_keys)
@@ -92,13 +79,6 @@ def _with_what_may_change(before: Settings, after: Settings) -> Settings:
     """So that what waits for a restart is said again as long as it waits."""
     live = {one.keys[0] for one in [*before.options(), *after.options()] if one.changes_on_sighup} | {"models"}
     return before.model_copy(update={name: getattr(after, name) for name in live})
-
-
-def _for_part(options: EdgeOptions, to: EdgeOptions) -> EdgeOptions:
-    """A core behind edges leaves to them what is theirs."""
-    if not options.is_behind_edges:
-        return to
-    return replace(to, access_log=options.access_log, cors_origins=options.cors_origins)
 
 
 def _tell(differences: Differences, to: EdgeOptions, had_keys: bool) -> None:

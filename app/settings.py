@@ -7,7 +7,6 @@ SIGHUP; the rooms inside take plain arguments.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,7 +29,6 @@ from convoy.app.edge.entry import ADMIN
 from convoy.app.edge.http.connection import ConnectionLimits
 from convoy.app.edge.http.own_pages import host_name, is_loopback
 from convoy.app.edge.options import ApiKey, BodyLimits, EdgeOptions
-from convoy.app.edge_count import MOST_EDGES, EdgeCount, choose_edges, has_gpu_driver
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.machine import CPU_ONLY, Machine, find_cpu, find_machine
 from convoy.app.engines.select import PrecisionChoice
@@ -55,6 +53,8 @@ MIB = 1 << 20
 # What the log calls the key of --api-key-file.
 DEFAULT_KEY = "default"
 _KEY_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_MOST_EDGES = 64
+_DRIVER = Path("/proc/driver/nvidia/version")
 _ORIGIN = re.compile(r"https?://[\w.:\[\]-]+", re.ASCII)
 
 
@@ -122,7 +122,11 @@ class Settings(BaseModel):
     )
     threads: int = Field(0, ge=0, description="Threads that compute, over all models; 0 takes the CPU budget.")
     max_batch: int = Field(0, ge=0, description="Largest batch, if below the model's own; 0 leaves it.")
-    edges: Text = Field("auto", description="Processes that speak to clients; 0: one process does all, auto: by cores.")
+    edges: Text = Field(
+        "auto",
+        description="Has no effect: one process serves. The next minor version refuses it.",
+        json_schema_extra={"deprecated": True},
+    )
     version_policy: Names = Field("latest", description="latest, all, or numbers such as 1,3.")
     model_control: ControlMode = Field("none", description="none, explicit (over the network), or poll (the store).")
     load_model: Names = Field("", description="With explicit: names to load at the start, such as a,b, or *.")
@@ -242,18 +246,6 @@ class Settings(BaseModel):
         """What holds now, by the same command line. Raises UsageError."""
         return read_settings(self._sources.command_line)
 
-    def to_json(self) -> str:
-        """For another process of the server, which can read them again as well."""
-        return json.dumps({"settings": self.model_dump(mode="json"), "given": self._sources.command_line}, default=str)
-
-    @staticmethod
-    def of_json(text: str) -> Settings:
-        """What `to_json` gave. Reads nothing else."""
-        document = json.loads(text)
-        settings = Settings(**document["settings"])
-        settings._sources = Sources(command_line=document["given"])
-        return settings
-
     def _allowed_hosts(self) -> tuple[str, ...]:
         """Without their ports. Raises ValueError."""
         hosts = {given: host_name(given) for given in _names(self.allowed_host)}
@@ -290,26 +282,13 @@ class Settings(BaseModel):
                 raise ValueError(f"{option}: {error}") from error
 
     def _check_edges(self) -> None:
-        if self.edges == "auto":
-            return
-        if not (self.edges.isascii() and self.edges.isdigit() and int(self.edges) <= MOST_EDGES):
-            raise ValueError(f"edges must be auto or a number from 0 to {MOST_EDGES}, got {self.edges!r}")
-        parts = int(self.edges) + 1
-        if parts > 1 and self.max_inflight_mb // parts < self.max_body_mb:
-            raise ValueError(
-                f"each of {self.edges} edges, and the core, has its part of max_inflight_mb, which must hold a body of "
-                f"max_body_mb; set max_inflight_mb to at least {parts * self.max_body_mb}, or lower max_body_mb"
-            )
-
-    def edge_count(self) -> EdgeCount:
-        """How many edge processes there are to be, and why."""
-        if self.edges != "auto":
-            return EdgeCount(int(self.edges), "as --edges says")
-        room = self.max_inflight_mb // self.max_body_mb - 1
-        return choose_edges(cpu_budget(), has_gpu=self._may_use_a_gpu(), room=room)
+        is_number = self.edges.isascii() and self.edges.isdigit() and int(self.edges) <= _MOST_EDGES
+        if self.edges != "auto" and not is_number:
+            raise ValueError(f"edges must be auto or a number from 0 to {_MOST_EDGES}, got {self.edges!r}")
 
     def _may_use_a_gpu(self) -> bool:
-        return may_use_gpus(self.engine) and has_gpu_driver()
+        # To ask the driver itself would start it where nothing else has use for it.
+        return may_use_gpus(self.engine) and _DRIVER.exists()
 
     def versions(self) -> Policy:
         """The version policy, parsed. Raises ValueError."""

@@ -33,12 +33,11 @@ def app(*rooms: str) -> tuple[str, ...]:
 
 BELOW_ALL = ("host", "batch", "outcomes", "scheduling", "submission", "tracing", "version")
 BELOW_THE_CORE = (*BELOW_ALL, "remote", "engines", "loading", "telemetry", "lifecycle")
-BELOW_THE_EDGES = (*BELOW_ALL, "telemetry.statistics", "telemetry.observed")
+BELOW_THE_EDGES = (*BELOW_ALL, "telemetry.statistics", "telemetry.observed", "lifecycle", "core")
 # What each room may import of ours beside itself, from the bottom up. The first row that fits a module counts.
 WALLS: dict[str, tuple[str, ...]] = {
     MODELS: (),
     f"{APP}.version": (),
-    f"{APP}.edge_count": (),
     f"{APP}.batch": (),
     f"{APP}.listeners": (),
     f"{APP}.outcomes": (f"{MODELS}.errors",),
@@ -48,11 +47,11 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.loading": (MODELS, *app("batch", "engines")),
     f"{APP}.tracing": (f"{MODELS}.errors", *app("batch", "outcomes", "scheduling", "version")),
     f"{APP}.telemetry": (MODELS, *app("batch", "outcomes", "engines", "scheduling", "tracing", "version")),
-    f"{APP}.submission": (MODELS, *app("outcomes", "scheduling", "telemetry", "tracing")),
+    f"{APP}.submission": (MODELS, *app("outcomes", "scheduling")),
     f"{APP}.remote": (MODELS,),
     f"{APP}.lifecycle": (
         MODELS,
-        *app("host", "remote", "batch", "scheduling", "engines", "loading", "telemetry", "submission"),
+        *app("host", "remote", "batch", "outcomes", "scheduling", "engines", "loading", "telemetry"),
     ),
     f"{APP}.core": (MODELS, *app(*BELOW_THE_CORE)),
     # What both wires need lies in these two, which know none; the wires do not know each other.
@@ -65,7 +64,6 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.model_settings": app("engines", "loading", "lifecycle"),
     f"{APP}.settings": (MODELS, APP),
     f"{APP}.reload": (MODELS, *app(*BELOW_THE_CORE, "core", "settings", "edge")),
-    f"{APP}.processes": (MODELS, APP),
     f"{APP}.ray": (MODELS, *app(*BELOW_THE_CORE, "core", "settings", "edge", "edge.oip", "edge.http", "python")),
     f"{APP}.main": (MODELS, APP),
     # Of the server it knows what a request and an answer are, so that a program has the same records either way.
@@ -214,31 +212,6 @@ def test_the_policy_knows_no_clock_no_await_and_no_io() -> None:
     assert f"{scheduling}.policy" in pure
     for name in pure:
         assert not forbidden & {used.partition(".")[0] for used in imports(ROOMS[name])}, name
-
-
-def closure(name: str) -> set[str]:
-    """A module of ours and every one that is imported with it."""
-    found, new = {name}, {name}
-    while new:
-        new = {used for one in new for used in uses(one)} - found
-        found |= new
-    return found
-
-
-def libraries(names: set[str]) -> set[str]:
-    return {used.partition(".")[0] for one in names for used in imports(ROOMS[one])} - set(sys.stdlib_module_names)
-
-
-def test_an_edge_process_imports_no_engine_and_nothing_that_does() -> None:
-    inside = closure(f"{APP}.processes.edge_process")
-    assert f"{APP}.edge.http.predictions" in inside
-    assert not [one for one in inside if in_room(one, *app("engines", "core", "loading", "lifecycle", "telemetry"))]
-    assert not libraries(inside) & {"fastapi", "onnxruntime", "prometheus_client", "pydantic", "grpc", "tritonclient"}
-
-
-def test_the_supervisor_needs_nothing_that_could_fail() -> None:
-    # For a log in JSON alone; the process that becomes the supervisor has had it before.
-    assert libraries(closure(f"{APP}.processes.supervisor")) == {"convoy", "pythonjsonlogger"}
 
 
 def test_what_is_installed_needs_no_development_program() -> None:

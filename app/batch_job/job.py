@@ -60,7 +60,7 @@ class BatchOptions:
         ):
             if value < least:
                 raise UsageError(f"{name} must be at least {least}, got {value}")
-        given = {"engine": self.engine, "precision": self.precision, "max_pixels": self.max_pixels, "edges": "0"}
+        given = {"engine": self.engine, "precision": self.precision, "max_pixels": self.max_pixels}
         return read_settings({"store": self.store, **given})
 
 

@@ -17,9 +17,9 @@ from contextlib import suppress
 import msgspec
 from msgspec.json import decode, encode
 
+from convoy import IMPORT_ROOT
 from convoy.app.batch_job.records import BatchJob, BatchPart, Fatal, Labelled, PartDone, Ready, Said
 from convoy.app.batch_job.worker import END
-from convoy.app.processes.orders import environment
 from convoy.models.errors import JobError
 
 # One to work on, and one to decode ahead.
@@ -36,7 +36,7 @@ class _Process:
     def __init__(self, job: BatchJob, number: int) -> None:
         command = [sys.executable, "-P", "-m", "convoy.app.batch_job.worker"]
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment(), start_new_session=True)
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=_environment(), start_new_session=True)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self.stdout = self._process.stdin, self._process.stdout
@@ -185,3 +185,9 @@ class LocalWorkers:
                 "or --batch-size, and run the command again: what is done stays"
             )
         self._start(process.number)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the place where our modules are."""
+    known = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{IMPORT_ROOT}{os.pathsep}{known}" if known else str(IMPORT_ROOT)}

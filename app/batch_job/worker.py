@@ -134,7 +134,7 @@ def open_model(job: BatchJob) -> OpenedModel:
 
 
 def _load_options(job: BatchJob) -> LoadOptions:
-    given = {"engine": job.engine, "precision": job.precision, "threads": job.threads, "edges": "0"}
+    given = {"engine": job.engine, "precision": job.precision, "threads": job.threads}
     options = read_settings({**given, "max_batch": job.batch_size}).core_options().load
     gpus = options.machine.gpus
     if job.gpu is not None and gpus:

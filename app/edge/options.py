@@ -1,4 +1,4 @@
-"""What the edges are told, on whatever wire: plain data, which an edge process gets in JSON."""
+"""What the edges are told, on whatever wire: plain data."""
 
 from __future__ import annotations
 
@@ -39,18 +39,16 @@ _LIVE = (
 class EdgeOptions:
     """`default_timeout_ms` 0: none. `is_loopback`: nobody else can reach the server.
 
-    `decode_threads` are this process's, which is one of `processes` that decode; `engines_on_cpu`: on the same cores.
+    `engines_on_cpu`: engines compute on the cores that decode.
     `timeouts_ms` are instead of `default_timeout_ms` for single models.
     `allowed_hosts`: names by which own pages reach the routes that change something, beside this machine's.
-    `cors_origins`: whose pages may read answers, `*` all. `tls` None: plain text.
-    `is_behind_edges`: others speak to the clients. Some of them
+    `cors_origins`: whose pages may read answers, `*` all. `tls` None: plain text. Some of them
     `change`, and `edition` with them; so nobody keeps what was made of them longer than that.
     """
 
     body: BodyLimits
     decode_threads: int
     max_decoding: int = 1024
-    processes: int = 1
     engines_on_cpu: bool = False
     max_pixels: int = DEFAULT_MAX_PIXELS
     default_timeout_ms: float = 0.0
@@ -64,7 +62,6 @@ class EdgeOptions:
     tls: ServerTls | None = None
     access_log: str = "all"
     slow_request_ms: float = 1000.0
-    is_behind_edges: bool = False
     edition: int = 0
 
     def change(self, to: EdgeOptions) -> None:

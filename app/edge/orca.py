@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import struct
 
-from convoy.app.submission.load import CoreLoad
+from convoy.app.lifecycle.load_watch import CoreLoad
 
 ASKS = "endpoint-load-metrics-format"
 TELLS = "endpoint-load-metrics"

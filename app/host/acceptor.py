@@ -1,9 +1,8 @@
-"""Takes connections from a socket, on which several processes may listen, and agrees on TLS where that is spoken.
+"""Takes connections from a socket, and agrees on TLS where that is spoken.
 
-Every process that is free is woken by a new connection; each takes some, and one that has more than the others lets
-them go first. An event loop's own server takes one in each of its turns, which last for milliseconds where requests are
-many: the last of 64 clients that connect at once waited for 70 ms. Or it takes all that wait, and the first process to
-wake would have them all. It also keeps one TLS context for ever, and counts nobody who has not agreed on a key yet.
+An event loop's own server takes one in each of its turns, which last for milliseconds where requests are many: the last
+of 64 clients that connect at once waited for 70 ms. It also keeps one TLS context for ever, and counts nobody who has
+not agreed on a key yet.
 """
 
 from __future__ import annotations
@@ -41,22 +40,15 @@ class Handshakes(NamedTuple):
 
 
 class Acceptor:
-    """Makes a protocol for each connection, until it is closed.
-
-    `patience_s` says how long to leave a connection to the others before taking it; `on_taken` hears of each, and how
-    many have no protocol yet.
-    """
+    """Makes a protocol for each connection, until it is closed."""
 
     def __init__(
         self,
         listener: socket.socket,
         make_protocol: Callable[[], asyncio.Protocol],
         handshakes: Handshakes,
-        patience_s: Callable[[], float] = lambda: 0.0,
-        on_taken: Callable[[int], None] = lambda opening: None,
     ) -> None:
         self._listener, self._make_protocol, self._handshakes = listener, make_protocol, handshakes
-        self._patience_s, self._on_taken = patience_s, on_taken
         self._shown: ServerTls | None = None
         self._context: ssl.SSLContext | None = None
         self._loop = asyncio.get_running_loop()
@@ -66,7 +58,7 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Take no more. When the last process has closed the socket, who waits at it is refused."""
+        """Take no more; who waits at the socket is refused."""
         self._is_closed = True
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
@@ -77,25 +69,15 @@ class Acceptor:
 
     def _somebody_comes(self) -> None:
         for _ in range(_MOST_IN_A_TURN):
-            patience_s = self._patience_s()
-            if patience_s:
-                self._loop.remove_reader(self._listener.fileno())
-                self._loop.call_later(patience_s, self._accept_at_last)
-                return
             if not self._accept():
                 return
-
-    def _accept_at_last(self) -> None:
-        self._resume()
-        if not self._is_closed:
-            self._accept()
 
     def _accept(self) -> bool:
         """Whether others may wait, too."""
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return False  # another process was faster, or the client has gone
+            return False  # all are taken, or the client has gone
         except OSError as error:
             if error.errno not in _NO_DESCRIPTORS:
                 raise
@@ -109,7 +91,6 @@ class Acceptor:
         task = self._loop.create_task(self._open(connection))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
-        self._on_taken(len(self._opening))
         return True
 
     async def _open(self, connection: socket.socket) -> None:

@@ -23,12 +23,10 @@ _WELL_MEANT_S = 0.5  # what is about to end anyway needs less
 
 
 class StopSignals:
-    """Heeds SIGTERM and SIGINT from now on: `stop` runs in a task, `at_once` before the process ends without it."""
+    """Heeds SIGTERM and SIGINT from now on: `stop` runs in a task; a second signal ends the process at once."""
 
-    def __init__(
-        self, stop: Callable[[], Coroutine[None, None, None]], at_once: Callable[[], None] = lambda: None
-    ) -> None:
-        self._stop, self._at_once = stop, at_once
+    def __init__(self, stop: Callable[[], Coroutine[None, None, None]]) -> None:
+        self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._stopping: asyncio.Task[None] | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -36,16 +34,11 @@ class StopSignals:
 
     def heed_hangup(self, read_again: Callable[[], None]) -> None:
         """On SIGHUP, unless the process ends."""
-        self._loop.add_signal_handler(signal.SIGHUP, lambda: None if self.has_come else read_again())
-
-    @property
-    def has_come(self) -> bool:
-        return self._stopping is not None
+        self._loop.add_signal_handler(signal.SIGHUP, lambda: None if self._stopping else read_again())
 
     def _signalled(self, number: int) -> None:
         if self._stopping is not None:
             _log.warning("second signal: stopping at once")
-            self._at_once()
             logs.flush(_WELL_MEANT_S)
             os._exit(128 + number)
         self._stopping = self._loop.create_task(self._stop())

@@ -51,10 +51,6 @@ class HttpServer(uvicorn.Server):
         self.exit_code = self.exit_code or exit_code
         self.should_exit = True
 
-    @property
-    def open_connections(self) -> int:
-        return len(self.server_state.connections)
-
     def make_protocol(self) -> Any:
         """For a connection that somebody else has taken. Only while it serves."""
         kind: Any = self.config.http_protocol_class

@@ -1,4 +1,4 @@
-"""The sockets that clients connect to: opened once, whatever processes accept from them."""
+"""The sockets that clients connect to."""
 
 from __future__ import annotations
 

@@ -7,15 +7,17 @@ itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 
+from convoy.app.lifecycle.listing import Listing, ModelState
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import ProvedEngine
+from convoy.app.outcomes import Refusal
 from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import ModelKey
-from convoy.app.submission.listing import Listing, ModelState, choose
 from convoy.app.telemetry.statistics import ModelStatistics
+from convoy.models.errors import NotFound, Unavailable
 from convoy.models.plans import PlanBuild
 from convoy.models.priorities import ORDINARY_PRIORITIES, Priorities
 from convoy.models.spec import ModelSpec
@@ -138,18 +140,6 @@ class Catalog:
         self._served: dict[str, dict[int, Served]] = {}
         self._live: dict[ModelKey, Served] = {}
         self._others: dict[tuple[str, int], Listing] = {}
-        self._watchers: list[Callable[[], None]] = []
-        self._until_known: list[Callable[[], Awaitable[None]]] = []
-
-    def watch(self, watcher: Callable[[], None], until_known: Callable[[], Awaitable[None]]) -> None:
-        """Call `watcher` whenever something else is found than before; `until_known` waits until it has got about."""
-        self._watchers.append(watcher)
-        self._until_known.append(until_known)
-
-    async def until_known(self) -> None:
-        """Return when requests find what is here and nothing else, wherever they come in."""
-        for wait in self._until_known:
-            await wait()
 
     def set_loading(self, name: str, version: int) -> None:
         self._others[name, version] = Listing(name, version, ModelState.LOADING)
@@ -238,16 +228,29 @@ class Catalog:
         """The versions that could not be loaded, and why."""
         return [one for one in self._others.values() if one.state is ModelState.UNAVAILABLE]
 
-    def others(self) -> list[Listing]:
-        """The versions that are not served, and why."""
-        return list(self._others.values())
-
     def find(self, name: str, version: int | None) -> Served:
         """The version asked for, or the highest that is loaded. Raises NotFound or Unavailable."""
-        return choose(self._served.get(name, {}), self._others.values(), name, version, is_complete=self.is_complete)
+        versions = self._served.get(name, {})
+        served = versions.get(max(versions) if version is None else version) if versions else None
+        if served is None:
+            raise self._not_found(name, version, versions)
+        return served
 
     def changed(self) -> None:
-        """Tell those who watch."""
+        """Something else is found than before."""
         self.edition += 1
-        for watcher in self._watchers:
-            watcher()
+
+    def _not_found(self, name: str, version: int | None, served: Container[int]) -> NotFound | Unavailable:
+        # The beginnings of these sentences are Triton's: clients compare them.
+        known = [listing for listing in self._others.values() if listing.name == name]
+        asked = f"'{name}'" if version is None else f"'{name}' version {version}"
+        for listing in known:
+            if listing.state is ModelState.LOADING and version in (None, listing.version):
+                sentence = f"Request for unknown model: {asked} is not at ready state; it is loading"
+                return Unavailable(sentence, reason=Refusal.NOT_READY)
+        if known and not served and version is None:
+            return NotFound(f"Request for unknown model: '{name}' has no available versions ({known[-1].reason})")
+        unknown = f"Request for unknown model: {asked} is not found"
+        if not self.is_complete:
+            return Unavailable(f"{unknown}, yet: the models are being loaded", reason=Refusal.NOT_READY)
+        return NotFound(f"{unknown}; POST /v2/repository/index lists what is served")

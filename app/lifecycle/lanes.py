@@ -86,7 +86,6 @@ class Lanes:
         run = lane_runner(self._slab, proved.engine)
         proved.engine.enter_service()
         self._scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns, on_thread=on_thread)
-        self._catalog.changed()  # so that edges know for how many engines they decode ahead
 
     async def _lock_pages(self, engine: Engine, memory: memoryview) -> None:
         """In a thread: it takes as long as the memory is large. Until then the host gathers what it could read."""

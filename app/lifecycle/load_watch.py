@@ -12,11 +12,24 @@ from convoy.app.lifecycle.catalog import Catalog, Served
 from convoy.app.scheduling.request import SECOND_NS
 from convoy.app.scheduling.routing import BatchSpeed
 from convoy.app.scheduling.scheduler import Scheduler
-from convoy.app.submission.load import CoreLoad
 from convoy.app.telemetry.statistics import ModelStatistics
 
 _LOOK_EVERY_S = 0.5
 _WINDOW_S = 5.0
+
+
+class CoreLoad(NamedTuple):
+    """How loaded a core is, for who chooses between several: over the last seconds; 0 before there was a second.
+
+    `utilisation` is the part of what the core could do at most that it does: the time that its samples would take in
+    full batches, or the CPU time of its event loop, whichever is more. The time that engines are busy would be no
+    measure: a few requests keep one busy with batches of one, and it could still do many times as much.
+    `waiting_s` is how long what waits would keep all engines busy.
+    """
+
+    utilisation: float = 0.0
+    requests_per_s: float = 0.0
+    waiting_s: float = 0.0
 
 
 class _Look(NamedTuple):
@@ -44,7 +57,6 @@ class LoadWatch:
         self._counted: dict[ModelStatistics, tuple[int, int]] = {}  # which go on where a version is loaded again
         self._work_s, self._requests = 0.0, 0
         self.load = CoreLoad()
-        self.on_look: Callable[[CoreLoad], None] = lambda load: None
 
     async def watch(self) -> None:
         """Until cancelled."""
@@ -63,7 +75,6 @@ class LoadWatch:
         if took_s > 0:
             busy_s = max(last.work_s - first.work_s, last.loop_s - first.loop_s)
             self.load = CoreLoad(busy_s / took_s, (last.requests - first.requests) / took_s, waiting_s)
-        self.on_look(self.load)
 
     def _work_since(self, served: Served) -> float:
         """Count what a version has done since the last look; the seconds of work that wait for it."""

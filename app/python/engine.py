@@ -84,7 +84,6 @@ class PythonEngine:
                 "max_body_mb": 1,  # no body is read here, and none of the limits may be below it
                 "max_pixels": max_pixels,
                 "default_timeout_ms": default_timeout_ms,
-                "edges": "0",
             }
         )
         self._failure = _Failure()

@@ -21,13 +21,13 @@ from convoy.app.edge.oip.lookup import find_served
 from convoy.app.edge.oip.predicting import Predictor, check_timeout_ms
 from convoy.app.edge.oip.tensors import RawRequest
 from convoy.app.edge.options import EdgeOptions
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, Refusal, ending_of
 from convoy.app.python.arrays import array_of, bytes_of
 from convoy.app.python.pictures import OneImage, picture_of
 from convoy.app.python.questions import Question
 from convoy.app.python.records import ImageAnswer, ModelSummary
 from convoy.app.settings import Settings
-from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import DeadlineExceeded, JobError, Overloaded, RequestError
 
 PROTOCOL = "python"
@@ -116,7 +116,7 @@ class Asking:
                 group.create_task(work())
         return [result for result in results if result is not None]
 
-    def _window(self, served: ServedLike) -> int:
+    def _window(self, served: Served) -> int:
         """So many images of one call are on their way: enough for full batches, and not all of a million."""
         return 2 * max(1, served.spec.max_batch_size) * max(1, served.engines) + self._decode_threads
 
@@ -124,7 +124,7 @@ class Asking:
         self,
         asked: Asked,
         arrival_s: float,
-        served: ServedLike,
+        served: Served,
         given: OneImage,
         question: Question[ImageAnswer],
     ) -> ImageAnswer:
@@ -155,7 +155,7 @@ class Asking:
             return question.answer(served.key, found)
 
     async def _understood(
-        self, call: Call, served: ServedLike, request: RawRequest, timeout_ms: float | None
+        self, call: Call, served: Served, request: RawRequest, timeout_ms: float | None
     ) -> InferRequest:
         nbytes = bytes_of(request)
         if not is_heavy(nbytes, served):
@@ -194,7 +194,7 @@ class Inside(Asking):
         core = Core(settings.core_options(), on_loaded=self._has_loaded, on_fatal=self._fatal)
         options = settings.edge_options()
         decoder = Decoder(options.decode_threads, options.max_decoding, shares_cores=options.engines_on_cpu)
-        core.watch_decoding(lambda: decoder.waiting)
+        core.waiting_to_decode = lambda: decoder.waiting
         super().__init__(core, decoder, options, settings.max_queue)
 
     async def open(self) -> None:

@@ -8,9 +8,9 @@ from typing import Generic
 from convoy.app.edge.class_map import SegmentedPicture
 from convoy.app.edge.oip.answering import ANSWERING, BOXES, CLASS_MAP, CLASSES, Answering, Wanted, why_no_predictions
 from convoy.app.edge.oip.predicting import Predicted, check_threshold, check_top_k, wanted_classes
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.python.records import Classification, Detections, ImageAnswer, Segmentation
 from convoy.app.scheduling.request import ModelKey
-from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import InvalidRequest, RequestError
 
 _ASKED_BY: dict[Answering, str] = {CLASSES: "predict", CLASS_MAP: "segment", BOXES: "detect"}
@@ -21,7 +21,7 @@ class Question(ABC, Generic[ImageAnswer]):
 
     answering: Answering
 
-    def wanted(self, served: ServedLike) -> Wanted:
+    def wanted(self, served: Served) -> Wanted:
         """In the words of the edge. Raises InvalidRequest where the version does not answer this."""
         name, spec = served.key.model, served.spec
         why = why_no_predictions(spec)
@@ -33,7 +33,7 @@ class Question(ABC, Generic[ImageAnswer]):
         return self._wanted(served)
 
     @abstractmethod
-    def _wanted(self, served: ServedLike) -> Wanted: ...
+    def _wanted(self, served: Served) -> Wanted: ...
 
     @abstractmethod
     def answer(self, key: ModelKey, predicted: Predicted) -> ImageAnswer:
@@ -52,7 +52,7 @@ class _Ranked(Question[ImageAnswer]):
         self._top_k = None if top_k is None else check_top_k(top_k, top_k)
         self._threshold = threshold
 
-    def _checked_threshold(self, served: ServedLike) -> float | None:
+    def _checked_threshold(self, served: Served) -> float | None:
         threshold = self._threshold
         return None if threshold is None else check_threshold(threshold, threshold, served)
 
@@ -60,7 +60,7 @@ class _Ranked(Question[ImageAnswer]):
 class WhichClasses(_Ranked[Classification]):
     answering = CLASSES
 
-    def _wanted(self, served: ServedLike) -> Wanted:
+    def _wanted(self, served: Served) -> Wanted:
         return wanted_classes(self._top_k, self._checked_threshold(served))
 
     def answer(self, key: ModelKey, predicted: Predicted) -> Classification:
@@ -73,7 +73,7 @@ class WhichClasses(_Ranked[Classification]):
 class WhichBoxes(_Ranked[Detections]):
     answering = BOXES
 
-    def _wanted(self, served: ServedLike) -> Wanted:
+    def _wanted(self, served: Served) -> Wanted:
         return Wanted(BOXES, self._top_k, self._checked_threshold(served))
 
     def answer(self, key: ModelKey, predicted: Predicted) -> Detections:
@@ -86,7 +86,7 @@ class WhichBoxes(_Ranked[Detections]):
 class WhichPixels(Question[Segmentation]):
     answering = CLASS_MAP
 
-    def _wanted(self, served: ServedLike) -> Wanted:
+    def _wanted(self, served: Served) -> Wanted:
         return Wanted(CLASS_MAP)
 
     def answer(self, key: ModelKey, predicted: Predicted) -> Segmentation:

@@ -118,4 +118,4 @@ def replica_settings(given: dict[str, object]) -> Settings:
     if isinstance(store, str) and not (is_url(store) or Path(store).expanduser().exists()):
         raise UsageError(f"store {store} is not on the node of this replica; it must be reachable from every node")
     # Whoever reaches a replica came through Ray's proxy, so its own address says nothing.
-    return read_settings({**given, "host": "0.0.0.0", "port": 0, "grpc_port": -1, "edges": "0"})
+    return read_settings({**given, "host": "0.0.0.0", "port": 0, "grpc_port": -1})

@@ -9,10 +9,10 @@ from bisect import bisect_left, bisect_right
 
 
 class Extents:
-    """The holes of `size` bytes from `start`, in address order; no two of them touch."""
+    """The holes of `size` bytes, in address order; no two of them touch."""
 
-    def __init__(self, start: int, size: int) -> None:
-        self._offsets = [start]
+    def __init__(self, size: int) -> None:
+        self._offsets = [0]
         self._sizes = [size]
 
     def take(self, size: int) -> int | None:

@@ -1,7 +1,6 @@
 """The records that travel between the edge, the scheduler and the engines.
 
-All of them are plain data: integers, strings and tuples. None holds a future, an array or a callback, so
-that each could be written to a socket as it stands.
+All of them are plain data: integers, strings and tuples. None holds a future, an array or a callback.
 """
 
 from __future__ import annotations

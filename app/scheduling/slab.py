@@ -16,10 +16,6 @@ COPYING back to QUEUED, and one that ends while it waits goes from QUEUED to ANS
 A slot is named by a number that no later one ever gets, so a reference that outlived its slot is caught instead
 of reading another client's bytes. Used from one thread; the views may be read and written from others while the
 state allows.
-
-The memory may be one process's own, or shared by several of which each hands out its own part. Then the
-process with the engines adopts a slot that another has filled: it is a slot like its own from there on, until
-it is free, and whoever lent it is told.
 """
 
 from __future__ import annotations
@@ -69,15 +65,6 @@ class SlotError(Exception):
     """A slot was used after its end or out of turn. This is a bug in the caller."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharedPart:
-    """`nbytes` from `offset` of memory that other processes have mapped too; both whole pages."""
-
-    memory: mmap.mmap
-    offset: int
-    nbytes: int
-
-
 @dataclass(slots=True, eq=False)
 class Slot:
     """One reservation. `view` is exactly as long as was asked for, and `offset` where it lies in the memory."""
@@ -87,7 +74,6 @@ class Slot:
     extent_bytes: int
     view: memoryview
     state: SlotState = SlotState.FILLING
-    on_freed: Callable[[], None] | None = None  # only of a slot that was adopted
 
 
 class _Slots(dict[SlotRef, Slot]):
@@ -98,27 +84,20 @@ class _Slots(dict[SlotRef, Slot]):
 
 
 class Slab:
-    """A bounded block of memory, handed out in slots: memory of its own, or its part of what is shared."""
+    """A bounded block of memory, handed out in slots."""
 
-    def __init__(self, capacity_bytes: int, shared: SharedPart | None = None) -> None:
-        if shared is None:
-            self.capacity_bytes = aligned(capacity_bytes)
-            memory = mmap.mmap(-1, self.capacity_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._part = SharedPart(memory, 0, self.capacity_bytes)
-            self._advice = mmap.MADV_DONTNEED
-        else:
-            self.capacity_bytes, self._part = shared.nbytes, shared
-            # Shared pages would outlive MADV_DONTNEED and never go back to the system.
-            self._advice = mmap.MADV_REMOVE
-        self._view = memoryview(self._part.memory)
-        self._extents = Extents(self._part.offset, self.capacity_bytes)
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = aligned(capacity_bytes)
+        self._memory = mmap.mmap(-1, self.capacity_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._view = memoryview(self._memory)
+        self._extents = Extents(self.capacity_bytes)
         self._slots = _Slots()
         self._refs = cast("Iterator[SlotRef]", count(1))
         self._high_water = 0
         self._taken_bytes = 0
         self._outside_bytes = 0
         self.on_freed: Callable[[], None] | None = None  # called when some memory is free again
-        # A device is told where the pages are, by this process or by another that shares them: none may be given back.
+        # A device is told where the pages are: none may be given back.
         self.keeps_pages = False
 
     @property
@@ -144,14 +123,12 @@ class Slab:
         if self._outside_bytes and self.used_bytes + extent > self.capacity_bytes:
             return None
         offset = self._extents.take(extent)
-        return None if offset is None else self._add(offset, nbytes, extent)
-
-    def reserve_at(self, offset: int, nbytes: int) -> Slot:
-        """Exactly this part of the memory as a slot. Raises SlotError where some of it is in use."""
-        extent = aligned(max(1, nbytes))
-        if not self._extents.take_at(offset, extent):
-            raise SlotError(f"{nbytes} bytes at {offset} are not free; this is a bug")
-        return self._add(offset, nbytes, extent)
+        if offset is None:
+            return None
+        ref = next(self._refs)
+        slot = self._slots[ref] = Slot(ref, offset, extent, self._view[offset : offset + nbytes])
+        self._count(slot, extent)
+        return slot
 
     def extend(self, slot: Slot, nbytes: int) -> bool:
         """Make a slot that is being filled longer where it lies; False, and nothing has changed, where it cannot be."""
@@ -176,17 +153,6 @@ class Slab:
                 self.on_freed()
         slot.extent_bytes, slot.view = extent, slot.view[:nbytes]
 
-    def adopt(self, offset: int, nbytes: int, on_freed: Callable[[], None]) -> Slot:
-        """A slot that another process has reserved and filled in its own part; `on_freed` hears when it is free.
-
-        Raises SlotError where it would leave the memory.
-        """
-        if min(offset, nbytes) < 0 or offset + nbytes > len(self._view):
-            raise SlotError(f"{nbytes} bytes at {offset} leave the memory of {len(self._view)}; this is a bug")
-        slot = self._add(offset, nbytes, 0)
-        slot.on_freed = on_freed
-        return slot
-
     def move(self, refs: Iterable[SlotRef], state: SlotState) -> None:
         """Take slots to their next state; FREE gives their memory back. Raises SlotError at the first that cannot go.
 
@@ -206,7 +172,7 @@ class Slab:
         self.move(refs, SlotState.FREE)
 
     def vacate(self, refs: Iterable[SlotRef]) -> None:
-        """Give the pages of own, large slots back, of which nothing is read any more; they stay taken until freed.
+        """Give the pages of large slots back, of which nothing is read any more; they stay taken until freed.
 
         So a copy elsewhere is counted, and the memory is not needed twice.
         """
@@ -215,7 +181,7 @@ class Slab:
             start = -(-slot.offset // mmap.PAGESIZE) * mmap.PAGESIZE
             nbytes = (slot.offset + slot.extent_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
             if nbytes >= VACATE_BYTES and not self.keeps_pages:
-                self._part.memory.madvise(self._advice, start, nbytes)
+                self._memory.madvise(mmap.MADV_DONTNEED, start, nbytes)
 
     def state(self, ref: SlotRef) -> SlotState:
         """The slot's state; FREE for a reference whose use has ended."""
@@ -260,29 +226,18 @@ class Slab:
         """The slot behind a reference. Raises SlotError when it is stale."""
         return self._slots[ref]
 
-    def _add(self, offset: int, nbytes: int, extent: int) -> Slot:
-        """`extent` of this slab's own memory have been taken for it: 0 for a slot in somebody else's."""
-        ref = next(self._refs)
-        slot = self._slots[ref] = Slot(ref, offset, extent, self._view[offset : offset + nbytes])
-        if extent:
-            self._count(slot, extent)
-        return slot
-
     def _count(self, slot: Slot, more_bytes: int) -> None:
         self._taken_bytes += more_bytes
-        self._high_water = max(self._high_water, slot.offset + len(slot.view) - self._part.offset)
+        self._high_water = max(self._high_water, slot.offset + len(slot.view))
 
     def _give_back(self, slot: Slot) -> None:
         del self._slots[slot.ref]
-        if slot.on_freed is not None:
-            slot.on_freed()
-            return
         self._taken_bytes -= slot.extent_bytes
         self._extents.give_back(slot.offset, slot.extent_bytes)
         if self.on_freed is not None:
             self.on_freed()
         if not self._taken_bytes and self._high_water > KEEP_RESIDENT_BYTES and not self.keeps_pages:
-            self._part.memory.madvise(self._advice, self._part.offset, self.capacity_bytes)
+            self._memory.madvise(mmap.MADV_DONTNEED, 0, self.capacity_bytes)
             self._high_water = 0
 
 

@@ -1,4 +1,1 @@
-"""What stands between an edge and a core, wherever that core is: what it can be asked, and how it says no.
-
-Memory, calls that are open, registered shared memory, refusals in words. Knows no wire and no engine.
-"""
+"""Between the wires and the core: registered shared memory, and refusals in words. Knows no wire and no engine."""

@@ -77,10 +77,10 @@ class Ledger:
         self._one_more()
         self._failed.append(_Failed(key, reason, ns))
 
-    def turned_away(self, reason: str, count: int = 1) -> None:
-        """So many were refused that were no calls yet."""
+    def turned_away(self, reason: str) -> None:
+        """Something was refused that is no call, or part of one: a connection, a file among others."""
         self._one_more()
-        self._turned_away[reason] += count
+        self._turned_away[reason] += 1
 
     def exemplify(self, exemplar: Exemplar) -> None:
         """A call has a span, which is an example of what took so long. Not counted, so it waits for nobody."""

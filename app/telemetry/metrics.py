@@ -374,7 +374,7 @@ _WORDS_OF_REQUESTS = {
     CallOutcome.REFUSED: "rejected",
     CallOutcome.LATE: "deadline_exceeded",
 }
-_ONCE_FAILED = frozenset((Refusal.DRAINING, Refusal.NOT_READY, Refusal.CORE_AWAY))
+_ONCE_FAILED = frozenset((Refusal.DRAINING, Refusal.NOT_READY))
 
 
 def _labels(served: Observed) -> tuple[str, str]:

@@ -71,7 +71,7 @@ class SdkTracing:
     def begin(
         self, wire: TracedWire, name: str, attributes: Mapping[str, str], parent: Mapping[str, str], arrival_ns: int
     ) -> RequestSpan | None:
-        """As `RequestTracing` has it."""
+        """As `Tracing` has it."""
         clock_ns = _wall_ahead_ns()
         context = _propagator.extract(parent, Context())
         span = self._requests.start_span(
@@ -82,7 +82,7 @@ class SdkTracing:
     def batch_ended(
         self, dispatch: Dispatch, started_ns: int, ended_ns: int, result: BatchResult | EngineFailure
     ) -> BatchTrace | None:
-        """As `BatchTracing` has it. A trace of its own, linked to the requests' spans."""
+        """As `Tracing` has it. A trace of its own, linked to the requests' spans."""
         links = [Link(_context_of(one.trace)) for one in dispatch.requests if one.trace is not None]
         if not links:
             return None
@@ -188,6 +188,6 @@ def _traceparent(context: SpanContext) -> str:
 
 
 def _context_of(traceparent: str) -> SpanContext:
-    """Of what `_traceparent` wrote, here or in another process of the server."""
+    """Of what `_traceparent` wrote."""
     _, trace_id, span_id, flags = traceparent.split("-")
     return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)))

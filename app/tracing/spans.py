@@ -96,21 +96,21 @@ class RequestSpan(ABC):
         """The answer has been sent, or nobody waits for one."""
 
 
-class RequestTracing(Protocol):
-    """Begins spans of calls."""
+class Tracing(Protocol):
+    """Makes spans of calls and of batches, and sends them."""
 
     def begin(
         self, wire: TracedWire, name: str, attributes: Mapping[str, str], parent: Mapping[str, str], arrival_ns: int
     ) -> RequestSpan | None:
         """The span of a call that is sampled. `parent` has what came of `traceparent` and `tracestate`."""
 
-
-class BatchTracing(Protocol):
-    """Tells of batches in which is a request that is traced."""
-
     def batch_ended(
         self, dispatch: Dispatch, started_ns: int, ended_ns: int, result: BatchResult | EngineFailure
-    ) -> BatchTrace | None: ...
+    ) -> BatchTrace | None:
+        """The span of a batch in which is a request that is traced; None where there is none."""
+
+    def close(self, within_s: float) -> None:
+        """Send what has ended, for at most so long; blocks. A second time it does nothing."""
 
 
 _DEVICE_WAIT = "device_wait"

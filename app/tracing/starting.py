@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Protocol
 
-from convoy.app.tracing.spans import BatchTracing, RequestTracing
+from convoy.app.tracing.spans import Tracing
 from convoy.models.errors import UsageError
-
-# So long is waited at the end of a process for the last spans to be sent.
-CLOSING_S = 2.0
-
-
-class Tracing(RequestTracing, BatchTracing, Protocol):
-    """Both, and their end."""
-
-    def close(self, within_s: float) -> None:
-        """Send what has ended, for at most so long; blocks. A second time it does nothing."""
 
 
 def check_tracing() -> None:

@@ -149,7 +149,7 @@ def _commands(start: ScaleStart, store: Path, port: int, folder: Path) -> Iterat
     place = str(store.absolute())
     if start.env is None:
         serve = [sys.executable, "-P", "-m", "convoy", "serve", "--host", "127.0.0.1", "--port", str(port)]
-        yield [*serve, "--grpc-port", "-1", "--edges", "0", "--threads", "1", "--engine", "cpu", "--store", place], True
+        yield [*serve, "--grpc-port", "-1", "--threads", "1", "--engine", "cpu", "--store", place], True
         return
     programs, head_port = Path(sys.executable).parent, free_port()
     head = ["start", "--head", "--port", str(head_port), "--num-cpus", "4", "--include-dashboard", "false"]

@@ -1,4 +1,4 @@
-"""`python -m tests.campaign --minutes 5 [--seed N] [--out DIR] [--edges 0,2]`: what `make campaign` runs.
+"""`python -m tests.campaign --minutes 5 [--seed N] [--out DIR]`: what `make campaign` runs.
 
 exit 0    every invariant held
      1    one did not; a line for each, and the command that draws the same plan again
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("build/campaign"), help="where page, plan and logs are written"
     )
-    parser.add_argument("--edges", type=_numbers, default=(0, 2), help="numbers of edge processes, such as 0,2")
+    parser.add_argument("--edges", type=_numbers, default=(0,), help="numbers of edge processes; one process serves: 0")
     options = parser.parse_args(arguments)
     if options.minutes <= 0:
         parser.error("--minutes must be above 0")

@@ -126,7 +126,7 @@ class Field:
         control = {"poll": ("poll", "--poll-interval-s", "0.3"), "explicit": ("explicit", "--load-model", "*")}
         return [
             *(sys.executable, "-m", "convoy", "serve", "--host", "127.0.0.1", "--port", str(self.http_port)),
-            *("--grpc-port", str(self.grpc_port), "--store", str(self.store.root), "--edges", str(self.edges)),
+            *("--grpc-port", str(self.grpc_port), "--store", str(self.store.root)),
             *("--allow-shared-memory", "--max-body-mb", "4", "--max-inflight-mb", "48", "--max-queue", "64"),
             *("--drain-timeout-s", "10", "--access-log", "all" if setting == "disk" else "errors"),
             *("--model-control", *control.get(setting, ("none",))),

@@ -61,9 +61,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["one-process", "an-edge"])
-def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Server]:
-    with start_server("--edges", request.param, "--max-batch", "8", store=folder / "store") as server:
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    with start_server("--max-batch", "8", store=folder / "store") as server:
         yield server
 
 

@@ -16,9 +16,9 @@ from tests.support.servers import Server, run_convoy, start_server, wait_until
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["0", "2"], ids=["one process", "two edges"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with start_server("--access-log", "all", "--edges", request.param, "--max-inflight-mb", "512") as one:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with start_server("--access-log", "all", "--max-inflight-mb", "512") as one:
         yield one
 
 

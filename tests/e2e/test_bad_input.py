@@ -1,7 +1,7 @@
 """What bad input gets: a 4xx in one form that says what was expected, and a server that goes on.
 
 Every bad request goes over a connection that is used for a good request afterwards. The tables go over connections
-in memory; what concerns memory, the order of bytes, or the connection itself goes over sockets, also through an edge.
+in memory; what concerns memory, the order of bytes, or the connection itself goes over sockets.
 """
 
 from __future__ import annotations
@@ -38,11 +38,9 @@ def filled_store(shared_store: StoreFolder) -> StoreFolder:
     return shared_store
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["one-process", "an-edge"])
-def server(request: pytest.FixtureRequest, filled_store: StoreFolder) -> Iterator[Server]:
-    with start_server(
-        "--edges", request.param, "--max-body-mb", "2", "--max-inflight-mb", "64", store=filled_store.root
-    ) as server:
+@pytest.fixture(scope="module")
+def server(filled_store: StoreFolder) -> Iterator[Server]:
+    with start_server("--max-body-mb", "2", "--max-inflight-mb", "64", store=filled_store.root) as server:
         yield server
         assert server.is_ready()
         wait_until(server.is_at_rest, "nothing is held after all these requests")

@@ -205,11 +205,10 @@ class FirstComes:
         return int(rows["waiting_samples"])
 
 
-@pytest.mark.parametrize("edges", [0, 1])
-def test_level_one_goes_before_none_and_none_before_level_three(edges: int) -> None:
+def test_level_one_goes_before_none_and_none_before_level_three() -> None:
     """As in the protocol: 1 is the most urgent; 0, nothing, and what the model does not have are its default."""
     # However long they wait on a busy machine, none of them is overdue and goes first for that.
-    settings = {"fake": {"max_batch": 1, "patience_s": 600}, "edges": edges, "access_log": "all"}
+    settings = {"fake": {"max_batch": 1, "patience_s": 600}, "access_log": "all"}
     with start_fake_server(**settings) as server, ThreadPoolExecutor(11) as pool:
         server.switch_on("hold")
         first = pool.submit(server.infer, 1.0)

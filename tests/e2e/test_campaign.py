@@ -1,4 +1,4 @@
-"""A short campaign: a real server under the mixture of clients and the faults of one seed, with and without edges."""
+"""A short campaign: a real server under the mixture of clients and the faults of one seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.stores import ROOT
 
-SEED = "1366"  # leavers and a restart; with edges a killed core and more large pictures than there is memory for
+SEED = "1366"  # leavers and a restart among others
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Servers with a file of `--config`: what holds for single models, and what SIGHUP changes, with edges and without."""
+"""Servers with a file of `--config`: what holds for single models, and what SIGHUP changes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,6 @@ INFER = "/v2/models/rows/infer"
 pytestmark = pytest.mark.slow
 BINARY_JSON = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}]}'
 BINARY = {"content": BINARY_JSON + bytes(16), "headers": {"Inference-Header-Content-Length": str(len(BINARY_JSON))}}
-
-
-@pytest.fixture(params=[0, 2], ids=["one-process", "two-edges"])
-def edges(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
 
 
 class File:
@@ -57,9 +52,9 @@ def file(tmp_path: Path) -> File:
 
 
 @contextmanager
-def fake_server(file: File, edges: int, document: dict[str, Any], **settings: Any) -> Iterator[FakeServer]:
+def fake_server(file: File, document: dict[str, Any], **settings: Any) -> Iterator[FakeServer]:
     file.write(document)
-    with start_fake_server(config=file.path, edges=edges, **settings) as server:
+    with start_fake_server(config=file.path, **settings) as server:
         yield server
 
 
@@ -84,13 +79,13 @@ def by_grpc(server: Server, secret: str) -> str:
 
 
 def eventually(read: Callable[[], Any], expected: Any) -> None:
-    """An edge hears of it a moment after the log has it."""
+    """The log has it a moment before it holds."""
     wait_until(lambda: read() == expected, f"it is {expected}")
 
 
-def test_keys_come_and_go_also_on_connections_that_are_open(file: File, edges: int) -> None:
+def test_keys_come_and_go_also_on_connections_that_are_open(file: File) -> None:
     first, second = file.key("first", "open sesame"), file.key("second", "abracadabra")
-    with fake_server(file, edges, {"keys": {"team-a": first}}) as server, server.client() as client:
+    with fake_server(file, {"keys": {"team-a": first}}) as server, server.client() as client:
         for _ in range(3):
             assert (status(client, "open sesame"), status(client, "abracadabra")) == (200, 401)
         for _ in range(3):
@@ -107,10 +102,10 @@ def test_keys_come_and_go_also_on_connections_that_are_open(file: File, edges: i
         assert not [secret for secret in ("open sesame", "abracadabra", "changed in") if secret in server.log]
 
 
-def test_what_is_wrong_changes_nothing(file: File, edges: int) -> None:
+def test_what_is_wrong_changes_nothing(file: File) -> None:
     key = file.key("first", "open sesame")
     good = {"keys": {"team-a": key}, "models": {"rows": {"default_priority": 1}}}
-    with fake_server(file, edges, good) as server, server.client() as client:
+    with fake_server(file, good) as server, server.client() as client:
         for wrong, told in (
             ({**good, "mdels": {}}, "mdels: there is no such option; did you mean models"),
             ({"keys": {"team-a": f"{key}-is-not-there"}}, "keys.team-a .*-is-not-there cannot be read"),
@@ -125,7 +120,7 @@ def test_what_is_wrong_changes_nothing(file: File, edges: int) -> None:
         eventually(lambda: status(client, "another"), 200)
 
 
-def test_a_models_deadline_queue_and_priorities_change(file: File, edges: int) -> None:
+def test_a_models_deadline_queue_and_priorities_change(file: File) -> None:
     def of_rows(**options: Any) -> dict[str, Any]:
         return {"models": {"rows": options, "images": {"max_queue": 5}}}
 
@@ -133,7 +128,7 @@ def test_a_models_deadline_queue_and_priorities_change(file: File, edges: int) -
         return str(server.infer(*range(samples)).json().get("error", ""))
 
     before = of_rows(max_queue=3, priority_levels=5, default_priority=4)
-    with fake_server(file, edges, before, fake={"max_batch": 2}) as server:
+    with fake_server(file, before, fake={"max_batch": 2}) as server:
         config = server.get("/v2/models/rows/config").json()["dynamic_batching"]
         assert (config["priority_levels"], config["default_priority_level"]) == (5, 4)
         other = server.get("/v2/models/images/config").json()["dynamic_batching"]
@@ -155,9 +150,9 @@ def test_a_models_deadline_queue_and_priorities_change(file: File, edges: int) -
         assert (config["priority_levels"], config["default_priority_level"]) == (3, 2)
 
 
-def test_a_models_queue_is_as_long_as_it_is_told_to_be(file: File, edges: int) -> None:
+def test_a_models_queue_is_as_long_as_it_is_told_to_be(file: File) -> None:
     fake = {"max_batch": 1}
-    with fake_server(file, edges, {"max_queue": 50, "models": {"rows": {"max_queue": 2}}}, fake=fake) as server:
+    with fake_server(file, {"max_queue": 50, "models": {"rows": {"max_queue": 2}}}, fake=fake) as server:
         for told, change in (("2 samples", None), ("3 samples", {"models": {"rows": {"max_queue": 3}}})):
             if change is not None:
                 file.change(server, {"max_queue": 50, **change})
@@ -169,8 +164,8 @@ def test_a_models_queue_is_as_long_as_it_is_told_to_be(file: File, edges: int) -
             wait_until(server.is_at_rest, "all is answered")
 
 
-def test_the_servers_own_queue_stays_as_long_as_it_was(file: File, edges: int) -> None:
-    with fake_server(file, edges, {"max_queue": 2}, fake={"max_batch": 1}) as server:
+def test_the_servers_own_queue_stays_as_long_as_it_was(file: File) -> None:
+    with fake_server(file, {"max_queue": 2}, fake={"max_batch": 1}) as server:
         for change in (None, {"max_queue": 6400, "models": {"images": {"max_queue": 5}}}):
             if change is not None:
                 file.change(server, change, "max_queue: stays as it is until the server is restarted")
@@ -183,7 +178,7 @@ def test_the_servers_own_queue_stays_as_long_as_it_was(file: File, edges: int) -
 
 
 def test_a_default_priority_that_the_model_does_not_have_is_said(file: File) -> None:
-    with fake_server(file, 0, {"models": {"rows": {"default_priority": 9}}}) as server:
+    with fake_server(file, {"models": {"rows": {"default_priority": 9}}}) as server:
         config = server.get("/v2/models/rows/config").json()["dynamic_batching"]
         assert (config["priority_levels"], config["default_priority_level"]) == (3, 3)
         told = "models.rows.default_priority is 9, and rows has 3 levels: requests that ask for none have level 3"
@@ -201,8 +196,8 @@ def _asking(server: FakeServer, count: int) -> Iterator[Callable[[], list[httpx.
         yield lambda: [one.result() for one in asked if one.done()]
 
 
-def test_what_needs_a_restart_or_another_load_is_said(file: File, edges: int) -> None:
-    with fake_server(file, edges, {"max_body_mb": 8}) as server:
+def test_what_needs_a_restart_or_another_load_is_said(file: File) -> None:
+    with fake_server(file, {"max_body_mb": 8}) as server:
         after = {"max_body_mb": 9, "log_level": "debug", "models": {"rows": {"threads": 1, "max_queue": 9}}}
         for _ in range(2):  # as long as it waits for that
             file.change(server, after, "max_body_mb: stays as it is until the server is restarted")
@@ -212,22 +207,16 @@ def test_what_needs_a_restart_or_another_load_is_said(file: File, edges: int) ->
         wait_until(lambda: "did you mean 'rows'?" in server.log_so_far, "the name is questioned")
 
 
-def test_a_core_that_comes_later_knows_what_holds(file: File) -> None:
-    first, second = file.key("first", "open sesame"), file.key("second", "abracadabra")
-    with fake_server(file, 2, {"keys": {"team-a": first}}) as server, server.client() as client:
-        file.change(server, {"keys": {"team-b": second}}, "API keys: team-b")
-        told = server.log.count("API keys: team-b")
-        children = psutil.Process(server.process.pid).children()
-        (core,) = [child for child in children if any("core" in word for word in child.cmdline())]
-        core.kill()
-        wait_until(lambda: server.log_so_far.count("API keys: team-b") > told, "the next core has read it again")
-        eventually(lambda: (status(client, "open sesame"), status(client, "abracadabra")), (401, 200))
-        edge = next(child for child in children if child.pid != core.pid)
-        edge.kill()
-        wait_until(lambda: len(psutil.Process(server.process.pid).children()) == 3, "another edge is there")
-        for _ in range(8):
-            with server.client() as other:
-                eventually(lambda other=other: (status(other, "open sesame"), status(other, "abracadabra")), (401, 200))
+@pytest.mark.parametrize("place", ["command line", "environment", "file"])
+def test_edge_processes_are_asked_for_in_vain_and_the_log_says_what_to_do(file: File, place: str) -> None:
+    file.write({"edges": 2} if place == "file" else {})
+    options = ("--edges", "2") if place == "command line" else ()
+    env = {"CONVOY_EDGES": "2"} if place == "environment" else {}
+    with start_server("--config", str(file.path), *options, env=env) as server:
+        assert server.post("/predictions/digits", content=digit("seven")).status_code == 200
+        assert not psutil.Process(server.process.pid).children()
+        assert server.log.count("--edges, CONVOY_EDGES and edges in the file have no effect: one process serves") == 1
+        assert "run replicas, see docs/scaling.md" in server.log
 
 
 def test_a_real_model_is_loaded_as_the_file_says(file: File) -> None:

@@ -24,10 +24,10 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["one-process", "two-edges"])
-def server(request: pytest.FixtureRequest, key_file: Path) -> Iterator[FakeServer]:
+@pytest.fixture(scope="module")
+def server(key_file: Path) -> Iterator[FakeServer]:
     origins = f"{PAGE},http://localhost:3000"
-    with start_fake_server(edges=request.param, cors_origins=origins, api_key_file=key_file) as server:
+    with start_fake_server(cors_origins=origins, api_key_file=key_file) as server:
         yield server
 
 

@@ -30,8 +30,7 @@ FORMATS = ("PNG", "JPEG", "WebP", "GIF", "BMP", "TIFF")
 STAGE = "convoy_stage_duration_seconds_count"
 
 
-@pytest.mark.parametrize("edges", ["0", "1"])
-def test_of_many_sizes_and_formats_each_label_is_its_own_files(edges: str) -> None:
+def test_of_many_sizes_and_formats_each_label_is_its_own_files() -> None:
     """Large and small ones overtake each other, and some are broken, which harms nobody else."""
     chance = random.Random(4)
     sizes = [8, 28, 64, 300, 1200]
@@ -39,7 +38,7 @@ def test_of_many_sizes_and_formats_each_label_is_its_own_files(edges: str) -> No
     broken = [("", enlarged("five", 300, form)[:-900]) for form in ("PNG", "JPEG", "WebP")] + [("", b"GIF89a")]
     files = [*forms, *broken]
     chance.shuffle(files)
-    with start_server("--edges", edges) as server:
+    with start_server() as server:
         for _ in range(3):
             posted = [("file", (str(number), data)) for number, (_, data) in enumerate(files)]
             results = server.post(DIGITS, files=posted).json()["results"]
@@ -54,7 +53,7 @@ def test_of_many_sizes_and_formats_each_label_is_its_own_files(edges: str) -> No
 @pytest.mark.skipif(sys.platform != "linux", reason="only there a thread has a priority of its own")
 def test_threads_that_compute_leave_the_cores_to_the_event_loop() -> None:
     """Its own as it was started, an engine's and those of its library nicer."""
-    with start_server("--edges", "0", "--threads", "2") as server:
+    with start_server("--threads", "2") as server:
 
         def niceness() -> dict[int, int]:
             tasks = Path(f"/proc/{server.process.pid}/task").iterdir()
@@ -72,7 +71,7 @@ def test_pictures_that_come_together_are_each_told_what_they_asked_for() -> None
     """Those of one turn are read together, and each asks for another number of classes or another threshold."""
     asked = [(word, query) for word in WORDS for query in ("top_k=1", "top_k=3", "threshold=0.001", "")]
     random.Random(5).shuffle(asked)
-    with start_server("--edges", "0") as server:
+    with start_server() as server:
 
         def post(word: str, query: str) -> httpx.Response:
             return server.post(f"{DIGITS}?{query}", content=digit(word))
@@ -107,13 +106,12 @@ def asked_by_grpc(
     client.async_infer("digits", [tensor], lambda result, error: ended.append((name, str(error or ""))), **options)
 
 
-@pytest.mark.parametrize("edges", ["0", "1"])
-def test_while_others_wait_to_be_decoded_the_protocols_priority_and_timeout_hold(edges: str) -> None:
+def test_while_others_wait_to_be_decoded_the_protocols_priority_and_timeout_hold() -> None:
     """As in the queue: the urgent overtake, and who is not to wait for long is told so, and costs nothing."""
     slow, ended = enlarged("seven", 1500, "WebP"), list[tuple[str, str]]()
     with (
         on_one_cpu(),
-        start_server("--edges", edges, "--threads", "1") as server,
+        start_server("--threads", "1") as server,
         triton.InferenceServerClient(server.grpc_address) as client,
     ):
         for _ in range(40):
@@ -141,10 +139,9 @@ def leave_behind(server: Server, data: bytes, clients: int) -> None:
             wire.send(head(DIGITS, {"Content-Length": str(len(data))}) + data)
 
 
-@pytest.mark.parametrize("edges", ["0", "1"])
-def test_what_waits_to_be_decoded_is_told(edges: str) -> None:
+def test_what_waits_to_be_decoded_is_told() -> None:
     slow = picture(3000, "RGB", "WebP")
-    with on_one_cpu(), start_server("--edges", edges, "--drain-timeout-s", "1") as server:
+    with on_one_cpu(), start_server("--drain-timeout-s", "1") as server:
         with ExitStack() as stack:
             for _ in range(12):
                 wire = stack.enter_context(Wire(server.port))

@@ -212,7 +212,8 @@ def test_behind_a_balancer_a_replica_leaves_and_nobody_notices(tmp_path: Path, b
     store = StoreFolder(tmp_path / "store")
     store.add_shift(1.0)
     with ExitStack() as stack:
-        options = ("--drain-delay-s", "5", "--access-log", "off", "--host", "127.0.0.1")
+        _, *own = yaml.safe_load((DEPLOY / "balancers" / "compose.yml").read_text())["services"]["convoy-1"]["command"]
+        options = (*own, "--access-log", "off", "--host", "127.0.0.1")
         servers = [stack.enter_context(start_server(*options, store=store.root)) for _ in range(2)]
         balancer = stack.enter_context(balanced(servers, tmp_path))
         with triton_grpc.InferenceServerClient(balancer.grpc) as client:

@@ -28,7 +28,6 @@ DIGITS = "/predictions/digits"
 SIMPLE = "/v2/models/simple/infer"
 ROWS = "/v2/models/rows/infer"
 BROAD = 16 << 10  # values of a sample of `broad`
-EDGES = pytest.mark.parametrize("edges", ["0", "1"], ids=["one-process", "an-edge"])
 # An escape in a path is for the framework to read.
 ROWS_THROUGH_ASGI = ROWS.replace("rows", "%72ows")
 BOTH_WAYS = pytest.mark.parametrize("path", [ROWS, ROWS_THROUGH_ASGI], ids=["direct", "through-asgi"])
@@ -117,9 +116,9 @@ def filled_store(shared_store: StoreFolder) -> StoreFolder:
     return shared_store
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["one-process", "an-edge"])
-def server(request: pytest.FixtureRequest, filled_store: StoreFolder) -> Iterator[Server]:
-    with start_server("--edges", request.param, "--access-log", "all", store=filled_store.root) as server:
+@pytest.fixture(scope="module")
+def server(filled_store: StoreFolder) -> Iterator[Server]:
+    with start_server("--access-log", "all", store=filled_store.root) as server:
         yield server
         wait_until(server.is_at_rest, "nothing is held after all these requests")
 
@@ -365,7 +364,6 @@ def test_every_request_is_counted_exactly_once(server: Server) -> None:
         wire.send(b"".join(simple(seed, path=path).whole() for seed in range(40)))
         for seed in range(40):
             check(wire.reply(), seed)
-    # An edge may be a moment behind with its own counts.
     wait_until(lambda: min(counts()) >= 100, "all are counted")
     assert counts() == [100.0] * 10
 
@@ -420,10 +418,9 @@ def test_an_idle_connection_is_closed_in_the_end(server: Server) -> None:
         assert idle.is_closed()
 
 
-@EDGES
-def test_a_known_kind_needs_the_key_all_the_same(edges: str, filled_store: StoreFolder, tmp_path: Path) -> None:
+def test_a_known_kind_needs_the_key_all_the_same(filled_store: StoreFolder, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("open sesame\n")
-    options = ("--edges", edges, "--api-key-file", str(tmp_path / "key"))
+    options = ("--api-key-file", str(tmp_path / "key"))
     with start_server(*options, store=filled_store.root) as server, Wire(server.port) as wire:
         assert ask(wire, simple()).status == 401
         for seed in range(3):
@@ -436,8 +433,7 @@ def test_a_known_kind_needs_the_key_all_the_same(edges: str, filled_store: Store
         check(ask(wire, simple(4), Authorization="Bearer open sesame"), 4)
 
 
-@EDGES
-def test_who_answers_changes_with_what_is_loaded(edges: str, store: StoreFolder) -> None:
+def test_who_answers_changes_with_what_is_loaded(store: StoreFolder) -> None:
     asked = binary({"x": np.zeros((1, 4), np.float32)}, ["y"], "/v2/models/shift/infer")
 
     def answer(wire: Wire) -> tuple[str, float]:
@@ -448,7 +444,7 @@ def test_who_answers_changes_with_what_is_loaded(edges: str, store: StoreFolder)
         assert server.post(f"/v2/repository/models/shift/{what}").status_code == 200
 
     store.add_shift(1.0)
-    mode = ("--model-control", "explicit", "--host", "127.0.0.1", "--edges", edges)
+    mode = ("--model-control", "explicit", "--host", "127.0.0.1")
     with start_server(*mode, store=store.root) as server, Wire(server.port) as wire:
         change(server, "load")
         assert [answer(wire) for _ in range(3)] == [("1", 1.0)] * 3
@@ -466,10 +462,10 @@ def test_who_answers_changes_with_what_is_loaded(edges: str, store: StoreFolder)
         wait_until(server.is_at_rest, "nothing is held")
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["one-process", "an-edge"])
-def fake(request: pytest.FixtureRequest) -> Iterator[FakeServer]:
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeServer]:
     """A batch is one sample, and four may wait."""
-    with start_fake_server(fake={"max_batch": 1}, edges=request.param, max_queue=4) as server:
+    with start_fake_server(fake={"max_batch": 1}, max_queue=4) as server:
         with Wire(server.port) as wire:
             for value in (1.0, 2.0):
                 tensors(ask(wire, rows(value)))
@@ -535,7 +531,6 @@ def test_a_full_queue_turns_away_those_it_knows_too(held: FakeServer, path: str)
             assert reply.error == "Exceeds maximum queue size: 4 samples for 'rows'; send it again later"
             assert int(reply.headers["retry-after"]) >= 1
     refusals = sum(reply.status == 429 for reply in replies)
-    # An edge tells of its own a moment later.
     wait_until(
         lambda: metric(held, "convoy_rejected_total", reason="queue_full") == rejected + refusals, "it is counted"
     )
@@ -559,9 +554,8 @@ def test_an_engine_that_fails_is_told_as_on_the_first_time(fake: FakeServer) -> 
         assert (np.frombuffer(tensors(ask(wire, rows(5.0)))[1], np.float32) == 5.0).all()
 
 
-@EDGES
-def test_who_was_taken_before_the_end_is_answered_and_told_to_go(edges: str) -> None:
-    with start_fake_server(edges=edges) as server:
+def test_who_was_taken_before_the_end_is_answered_and_told_to_go() -> None:
+    with start_fake_server() as server:
         wires = [Wire(server.port) for _ in range(6)]
         for _ in range(2):
             tensors(ask(wires[0], rows(1.0)))
@@ -586,9 +580,8 @@ def _is_leaving(server: Server) -> bool:
     return server.get("/v2/health/live").headers.get("connection") == "close"
 
 
-@EDGES
-def test_while_the_server_leaves_it_answers_and_says_so(edges: str, filled_store: StoreFolder) -> None:
-    options = ("--edges", edges, "--drain-delay-s", "60")
+def test_while_the_server_leaves_it_answers_and_says_so(filled_store: StoreFolder) -> None:
+    options = ("--drain-delay-s", "60")
     with start_server(*options, store=filled_store.root, exit_code=128 + signal.SIGTERM) as server:
         wires = [Wire(server.port) for _ in range(4)]
         for _ in range(2):
@@ -606,9 +599,8 @@ def test_while_the_server_leaves_it_answers_and_says_so(edges: str, filled_store
         server.wait()
 
 
-@EDGES
-def test_who_is_not_answered_in_time_is_told_so(edges: str) -> None:
-    with start_fake_server(edges=edges, drain_timeout_s=0.3) as server, Wire(server.port) as wire:
+def test_who_is_not_answered_in_time_is_told_so() -> None:
+    with start_fake_server(drain_timeout_s=0.3) as server, Wire(server.port) as wire:
         for _ in range(2):
             tensors(ask(wire, rows(1.0)))
         server.switch_on("hold")
@@ -622,9 +614,9 @@ def test_who_is_not_answered_in_time_is_told_so(edges: str) -> None:
         assert "1 requests were not answered in time" in server.log
 
 
-def test_a_chunked_body_that_is_allowed_is_read_behind_an_edge() -> None:
+def test_a_chunked_body_that_is_allowed_is_read_where_there_is_hardly_room() -> None:
     body = digit("seven") + bytes(5 * MIB)  # what is appended to a PNG is not looked at
-    with start_server("--edges", "1", "--max-body-mb", "8", "--max-inflight-mb", "16") as server:
+    with start_server("--max-body-mb", "8", "--max-inflight-mb", "8") as server:
         with Wire(server.port) as wire:
             assert wire.ask(DIGITS, body).status == 200
         for _ in range(3):
@@ -635,9 +627,9 @@ def test_a_chunked_body_that_is_allowed_is_read_behind_an_edge() -> None:
                 assert wire.reply().status == 200
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["one-process", "an-edge"])
-def demo(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with start_server("--edges", request.param) as server:
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Server]:
+    with start_server() as server:
         yield server
         wait_until(server.is_at_rest, "nothing is held after all these requests")
 

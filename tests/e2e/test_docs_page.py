@@ -200,13 +200,12 @@ def test_a_browser_shows_every_route_without_a_word_of_its_policy(server: Server
     assert shown == set(document["paths"])
 
 
-@pytest.mark.parametrize("edges", [0, 1], ids=["one-process", "one-edge"])
-def test_behind_keys_the_page_is_open_and_says_what_they_are_for(edges: int, tmp_path: Path) -> None:
+def test_behind_keys_the_page_is_open_and_says_what_they_are_for(tmp_path: Path) -> None:
     key, token = tmp_path / "key", tmp_path / "token"
     key.write_text("open sesame")
     token.write_text("abracadabra")
     files = {"api_key_file": key, "admin_token_file": token}
-    with start_fake_server(**files, edges=edges, max_inflight_mb=256) as server:
+    with start_fake_server(**files, max_inflight_mb=256) as server:
         assert {server.get(path).status_code for path in ("/", "/docs", "/docs/start.js", "/openapi.json")} == {200}
         assert {server.get(path).status_code for path in ("/stats", "/v2", "/metrics", "/docs/a/b")} == {401}
         document = server.get("/openapi.json").json()

@@ -31,16 +31,9 @@ SMUGGLED = b"GET /v2/health/live HTTP/1.1\r\nHost: smuggled\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
-def both() -> Iterator[tuple[Server, Server]]:
-    """One process, and the same behind edges; they serve the demo."""
-    patience = ("--header-timeout-s", "600")
-    with start_server("--edges", "0", *patience) as alone, start_server("--edges", "2", *patience) as behind_edges:
-        yield alone, behind_edges
-
-
-@pytest.fixture(params=[0, 1], ids=["one process", "behind edges"])
-def server(request: pytest.FixtureRequest, both: tuple[Server, Server]) -> Server:
-    return both[request.param]
+def server() -> Iterator[Server]:
+    with start_server("--header-timeout-s", "600") as server:
+        yield server
 
 
 # Another protocol is offered
@@ -160,18 +153,14 @@ ODD_HEADERS = {
 }
 
 
-@pytest.mark.parametrize("path", ["/v2/health/ready", "/nowhere", "/v2/models/d%69gits?x=%zz&="])
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v2/health/ready", 200), ("/nowhere", 404), ("/v2/models/d%69gits?x=%zz&=", 200)]
+)
 @pytest.mark.parametrize("odd", list(ODD_HEADERS.values()), ids=list(ODD_HEADERS))
-def test_behind_edges_is_said_what_one_process_says_and_at_once(
-    both: tuple[Server, Server], odd: bytes, path: str
-) -> None:
-    answers = []
-    for server in both:
-        with Wire(server.port, timeout_s=60.0) as wire:  # less than the time to send one's headers
-            wire.send(b"GET " + path.encode() + b" HTTP/1.1\r\n" + odd + b"\r\n")
-            reply = wire.reply()
-            answers.append((reply.status, reply.body))
-    assert answers[0] == answers[1]
+def test_odd_headers_are_answered_at_once(server: Server, odd: bytes, path: str, status: int) -> None:
+    with Wire(server.port, timeout_s=60.0) as wire:  # less than the time to send one's headers
+        wire.send(b"GET " + path.encode() + b" HTTP/1.1\r\n" + odd + b"\r\n")
+        assert wire.reply().status == status
 
 
 # A machine that stops

@@ -22,11 +22,11 @@ OPTIONS = ("--host", "127.0.0.1", "--model-control", "explicit", "--allow-shared
 PLAIN = {"Content-Type": "text/plain"}  # what a form sends without asking first
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["one process", "behind an edge"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     store = StoreFolder(tmp_path_factory.mktemp("store"))
     store.add_digits()
-    options = (*OPTIONS, "--allowed-host", "ops.example, Other.example", "--edges", request.param)
+    options = (*OPTIONS, "--allowed-host", "ops.example, Other.example")
     with start_server(*options, "--load-model", "digits", store=store.root) as server:
         yield server
 

@@ -782,10 +782,9 @@ class Announced:
         self._may_send.set()
 
 
-@pytest.mark.parametrize("edges", [0, 1])
-def test_who_has_begun_a_call_when_the_server_stops_may_send_its_message(edges: int) -> None:
+def test_who_has_begun_a_call_when_the_server_stops_may_send_its_message() -> None:
     """It is open from then on, as over HTTP; whoever comes later is told so before a message is read."""
-    with start_fake_server(edges=edges, drain_delay_s=0) as server:
+    with start_fake_server(drain_delay_s=0) as server:
         with grpc.insecure_channel(server.grpc_address) as channel:
             calls = [Announced(channel) for _ in range(3)]
             wait_until(lambda: server.stats()["open_calls"] == 3, "they are open")

@@ -113,8 +113,8 @@ def test_a_name_at_the_start_that_is_none_is_one_line_and_2(store: StoreFolder, 
     assert (shown.returncode, "cannot be a model's name" in shown.stderr) == (2, True)
 
 
-def test_a_store_that_is_not_there_is_one_line_and_2_with_edges_too() -> None:
-    ended = run_convoy("serve", "--store", "/nowhere/at/all", "--port", "0", "--edges", "1", "--max-inflight-mb", "512")
+def test_a_store_that_is_not_there_is_one_line_and_2() -> None:
+    ended = run_convoy("serve", "--store", "/nowhere/at/all", "--port", "0")
     assert ended.returncode == 2
     assert "there is no store at /nowhere/at/all" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -357,9 +357,8 @@ def test_a_pipe_in_the_place_of_any_file_is_refused_at_once(store: StoreFolder, 
         assert answer(server, "zero") == 1.0
 
 
-@pytest.mark.parametrize("edges", [0, 1])
-def test_a_load_that_hangs_holds_up_no_other_and_ends_as_refused(edges: int) -> None:
-    settings = {"model_control": "explicit", "host": "127.0.0.1", "load_timeout_s": 4, "edges": edges}
+def test_a_load_that_hangs_holds_up_no_other_and_ends_as_refused() -> None:
+    settings = {"model_control": "explicit", "host": "127.0.0.1", "load_timeout_s": 4}
     with start_fake_server(max_inflight_mb=512, **settings) as server, ThreadPoolExecutor(1) as pool:
         server.switch_on("hang_load", "rows")
         hanging = pool.submit(load, server, "rows")
@@ -423,10 +422,9 @@ def test_while_polling_a_load_that_hangs_holds_up_no_other_and_is_tried_again() 
         wait_until(lambda: index(server)["rows/2"][0] == "READY", "its disk answers again")
 
 
-@pytest.mark.parametrize("edges", [0, 1])
 @pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
-def test_the_process_ends_while_a_load_hangs(mode: str, edges: int) -> None:
-    settings = {"model_control": mode, "host": "127.0.0.1", "poll_interval_s": 0.05, "edges": edges}
+def test_the_process_ends_while_a_load_hangs(mode: str) -> None:
+    settings = {"model_control": mode, "host": "127.0.0.1", "poll_interval_s": 0.05}
     with ThreadPoolExecutor(1) as pool, start_hanging(settings, at_start=mode != "explicit") as server:
         if mode == "explicit":
             server.switch_on("hang_load", "rows")

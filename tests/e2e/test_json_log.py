@@ -20,15 +20,15 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SECRETS = ("open sesame", "abracadabra", "xyzzy")
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["one-process", "two-edges"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
     folder = tmp_path_factory.mktemp("config")
     for name, secret in zip(("default", "team-a", "admin"), SECRETS, strict=True):
         (folder / name).write_text(secret)
     keys = {"api_key_file": folder / "default", "keys": json.dumps({"team-a": str(folder / "team-a")})}
     tokens = {"admin_token_file": folder / "admin", "model_control": "explicit", "load_model": "*"}
     settings = {"log_format": "json", "access_log": "all", **keys, **tokens}
-    with start_fake_server(edges=request.param, **settings) as server:
+    with start_fake_server(**settings) as server:
         yield server
 
 
@@ -123,7 +123,7 @@ def test_the_start_says_what_serves_once_and_why_nothing_else_does(store: StoreF
         assert len(reasons) == len(set(reasons))
         assert "passed over" not in server.log
         others = [line for line in told if "loaded" not in line and "not used here" not in line]
-        assert len(others) <= 4, others  # edges, two ports, ready
+        assert len(others) <= 3, others  # two ports, ready
         skipped = {reason for model in server.stats()["models"] for reason in model["why_not_others"]}
         assert skipped, "what the start leaves out is here"
 

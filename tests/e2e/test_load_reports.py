@@ -1,4 +1,4 @@
-"""Load reports of a real server: over HTTP and gRPC, and from processes at the edge."""
+"""Load reports of a real server: over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ def told(server: Server) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
-@pytest.mark.parametrize("edges", [0, 1])
-def test_a_server_tells_of_the_load_that_it_has(edges: int) -> None:
-    with start_fake_server(edges=edges) as server, server.client() as client:
+def test_a_server_tells_of_the_load_that_it_has() -> None:
+    with start_fake_server() as server, server.client() as client:
 
         def is_told_of() -> bool:
             for _ in range(20):

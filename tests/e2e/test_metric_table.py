@@ -35,13 +35,6 @@ def seen_alone() -> set[tuple[str, Shape]]:
         return look(server)
 
 
-def seen_behind_edges() -> tuple[set[tuple[str, Shape]], str]:
-    with start_fake_server(edges=2) as server:
-        assert server.infer(1.0).status_code == 200
-        wait_until(lambda: metric(server, "convoy_requests_total"), "the edge has told of the call")
-        return look(server), server.get("/metrics").text
-
-
 def seen_of_free_sizes(store: Path) -> set[tuple[str, Shape]]:
     """What is told of a model whose clients choose the height and width."""
     convolutions(store / "free" / "1" / "model.onnx")
@@ -55,10 +48,7 @@ def seen_on_ray() -> set[tuple[str, Shape]]:
 
 
 def test_the_table_has_every_metric_with_its_labels_and_no_other(tmp_path: Path) -> None:
-    behind, text = seen_behind_edges()
     seen: defaultdict[str, set[Shape]] = defaultdict(set)
-    for name, shape in seen_alone() | behind | seen_of_free_sizes(tmp_path) | seen_on_ray():
+    for name, shape in seen_alone() | seen_of_free_sizes(tmp_path) | seen_on_ray():
         seen[name].add(shape)
     assert dict(seen) == {name: {shape} for name, shape in documented().items()}
-    for process in ("core", "supervisor", "edge_0", "edge_1"):
-        assert f'convoy_process_cpu_seconds_total{{process="{process}"}}' in text

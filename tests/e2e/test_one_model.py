@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slow
 NAMED = ("--model-name", "flowers", "--host", "127.0.0.1")
 POLL = ("--model-control", "poll", "--poll-interval-s", "0.05")
 ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}
-EDGES = ("--edges", "1", "--max-inflight-mb", "512")
 
 
 def index(server: Server) -> list[tuple[str, str, str]]:
@@ -36,12 +35,9 @@ def bundle(root: Path, place: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize("edges", [(), EDGES], ids=["one process", "edges"])
 @pytest.mark.parametrize(("place", "version"), [(".", "1"), ("4", "4")])
-def test_one_bundle_is_served_under_the_given_name(
-    tmp_path: Path, place: str, version: str, edges: tuple[str, ...]
-) -> None:
-    with start_server(*NAMED, *edges, store=bundle(tmp_path / "models", place)) as server:
+def test_one_bundle_is_served_under_the_given_name(tmp_path: Path, place: str, version: str) -> None:
+    with start_server(*NAMED, store=bundle(tmp_path / "models", place)) as server:
         assert index(server) == [("flowers", version, "READY")]
         reply = server.post("/predictions/flowers", content=digit("seven")).json()
         assert (reply["model"], reply["version"], reply["predictions"][0]["label"]) == ("flowers", version, "7")
@@ -97,9 +93,8 @@ def test_loaded_explicitly_it_answers_to_its_name_alone(tmp_path: Path) -> None:
         assert server.post("/predictions/flowers", content=digit("seven")).status_code != 200
 
 
-@pytest.mark.parametrize("edges", [(), EDGES], ids=["one process", "edges"])
-def test_without_a_name_it_is_one_line_and_2(tmp_path: Path, edges: tuple[str, ...]) -> None:
-    ended = run_convoy("serve", "--store", str(bundle(tmp_path / "models", "3")), "--port", "0", *edges)
+def test_without_a_name_it_is_one_line_and_2(tmp_path: Path) -> None:
+    ended = run_convoy("serve", "--store", str(bundle(tmp_path / "models", "3")), "--port", "0")
     assert (ended.returncode, "Traceback" in ended.stderr) == (2, False), ended.stderr
     assert "is one model and not a folder of models" in ended.stderr
     assert "--model-name NAME" in ended.stderr

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc as triton_grpc
 from prometheus_client.parser import text_string_to_metric_families
@@ -77,12 +76,12 @@ def _held(server: Server) -> tuple[int, int]:
     return stats["unfinished_requests"], sum(model["waiting_samples"] for model in stats["models"])
 
 
-@pytest.fixture(scope="module", params=[0, 1])
-def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    """A server that asks for a key and takes one request beside the one that runs; with and without an edge."""
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    """A server that asks for a key and takes one request beside the one that runs."""
     key_file: Path = tmp_path_factory.mktemp("keys") / "key"
     key_file.write_text("open sesame\n")
-    with start_fake_server(fake={"max_batch": 1}, max_queue=1, edges=request.param, api_key_file=key_file) as server:
+    with start_fake_server(fake={"max_batch": 1}, max_queue=1, api_key_file=key_file) as server:
         yield server
 
 
@@ -188,21 +187,6 @@ def test_old_names_keep_their_words_and_their_sums(guarded: FakeServer) -> None:
     old, new, durations, ends = wait_until(lambda: (one := books())[0]["unauthorised"] and one, "both are counted")
     assert old == new
     assert durations == ends
-
-
-@pytest.mark.parametrize("is_led_to_the_core", [False, True])
-def test_who_finds_no_core_is_counted_by_the_next_one(is_led_to_the_core: bool) -> None:
-    with start_fake_server(edges=1, allow_shared_memory=is_led_to_the_core) as server:
-        children = psutil.Process(server.process.pid).children(recursive=True)
-        (core,) = [one for one in children if "fake_core" in " ".join(one.cmdline())]
-        core.kill()
-        wait_until(lambda: server.get("/v2/health/ready").status_code == 503, "the edge knows")
-        statuses = [server.infer(1.0).status_code for _ in range(5)]
-        wait_until(server.is_ready, "another core serves")
-        expected = +Counter({("", "v2", "refused"): statuses.count(503)})
-        wait_until(lambda: +ended(server) - Counter({("rows", "v2", "answered"): 5}) == expected, "they are counted")
-        assert set(refused(server)) <= {"core_away", "not_ready"}
-        assert sum(refused(server).values()) == statuses.count(503)
 
 
 def test_files_of_a_form_are_refused_one_by_one() -> None:

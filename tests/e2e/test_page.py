@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-import psutil
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
@@ -91,50 +89,23 @@ def test_it_is_one_file_that_asks_nobody_else_and_runs_nothing_else() -> None:
     assert text.count("Copyright (c) 2022 Leon Sorokin") == 2, "the library goes with its licence, script and style"
 
 
-@pytest.mark.parametrize("edges", [0, 1])
-def test_where_keys_are_set_the_page_is_there_without_one_and_its_figures_are_not(edges: int, tmp_path: Path) -> None:
+def test_where_keys_are_set_the_page_is_there_without_one_and_its_figures_are_not(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("open sesame\n")
-    with start_fake_server(api_key_file=key, edges=edges) as server:
+    with start_fake_server(api_key_file=key) as server:
         assert server.get("/").status_code == 200
         statuses = {path: server.get(path).status_code for path in ("/stats", "/store", "/metrics", "/index.html")}
         assert statuses == dict.fromkeys(statuses, 401)
-
-
-@slow
-def test_an_edge_has_the_page_while_it_has_no_core() -> None:
-    with start_fake_server(edges=1) as server:
-        children = psutil.Process(server.process.pid).children(recursive=True)
-        (core,) = [one for one in children if "fake_core" in " ".join(one.cmdline())]
-        before = server.get("/")
-        server.signal(signal.SIGSTOP)  # the supervisor, so that nobody starts another one
-        core.kill()
-
-        def has_no_core() -> bool:
-            try:
-                with server.client(timeout=1.0) as client:
-                    return client.get("/stats").status_code == 503
-            except httpx.TimeoutException:  # led to the core that was dying
-                return False
-
-        wait_until(has_no_core, "the edge has no core")
-        meanwhile = server.get("/")
-        server.signal(signal.SIGCONT)
-        assert (meanwhile.status_code, meanwhile.text) == (200, before.text)
-        policy = "content-security-policy"
-        assert meanwhile.headers[policy] == before.headers[policy]
-        wait_until(server.is_ready, "another core serves")
 
 
 # What it is told
 
 
 @slow
-@pytest.mark.parametrize("edges", [0, 1])
-def test_a_row_says_what_has_happened_to_its_model(browser: Browser, edges: int) -> None:
+def test_a_row_says_what_has_happened_to_its_model(browser: Browser) -> None:
     fake = {"per_sample_ms": 20, "max_batch": 1}
     with (
-        start_fake_server(fake=fake, max_queue=1, edges=edges) as server,
+        start_fake_server(fake=fake, max_queue=1) as server,
         ThreadPoolExecutor(2) as pool,
         open_page(browser, server.url) as page,
     ):

@@ -83,13 +83,12 @@ def check_health(**env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("edges", ["0", "1"])
-def test_the_health_check_asks_the_port_that_is_served(tmp_path: Path, edges: str) -> None:
+def test_the_health_check_asks_the_port_that_is_served(tmp_path: Path) -> None:
     """Whatever the environment says of a port; here the command line has said that any free one will do."""
     address = tmp_path / "address"
     env = {"CONVOY_ADDRESS_FILE": str(address), "CONVOY_PORT": "1"}
     assert check_health(**env).returncode == 1
-    with start_server("--edges", edges, env=env) as server:
+    with start_server(env=env) as server:
         assert address.read_text() == f"http://127.0.0.1:{server.port}\n"
         done = check_health(**env)
         assert (done.returncode, done.stdout + done.stderr) == (0, "")

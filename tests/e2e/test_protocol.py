@@ -31,10 +31,10 @@ def filled_store(shared_store: StoreFolder) -> StoreFolder:
     return shared_store
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["one-process", "an-edge"])
-def server(request: pytest.FixtureRequest, filled_store: StoreFolder) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def server(filled_store: StoreFolder) -> Iterator[Server]:
     with start_server(
-        *("--engine", "auto", "--edges", request.param, "--server-name", "triton", "--access-log", "off"),
+        *("--engine", "auto", "--server-name", "triton", "--access-log", "off"),
         store=filled_store.root,
     ) as server:
         yield server

@@ -435,7 +435,12 @@ def test_options_are_checked_as_the_servers_are(wrong: dict[str, Any]) -> None:
 
 
 def test_options_hold(filled_store: StoreFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("ENGINE", "abacus"), ("EDGES", "nonsense"), ("STORE", "/nowhere"), ("MAX_BATCH", "3")):
+    for name, value in (
+        ("ENGINE", "abacus"),
+        ("PRECISION", "nonsense"),
+        ("STORE", "/nowhere"),
+        ("MAX_BATCH", "3"),
+    ):
         monkeypatch.setenv(f"CONVOY_{name}", value)  # a library does not look there
     with convoy.Engine(filled_store.root, engine="cpu", precision="fp32", max_batch=2, version_policy="1") as engine:
         found = {one.name: one for one in engine.models}

@@ -46,17 +46,16 @@ def fetched(cache: Path) -> list[str]:
     return sorted(f"{path.parent.name}/{path.name.partition('-')[0]}" for path in cache.glob("*/*/*"))
 
 
-@pytest.mark.parametrize("options", [(), ("--edges", "1", "--max-inflight-mb", "512")], ids=["one process", "edges"])
 def test_only_what_the_policy_wants_is_fetched_and_a_restart_fetches_nothing(
-    remote: ObjectStore, tmp_path: Path, options: tuple[str, ...]
+    remote: ObjectStore, tmp_path: Path
 ) -> None:
     for version in (1, 2):
         remote.upload(DEMO, f"digits/{version}")
-    with serve(remote, tmp_path, *options) as server:
+    with serve(remote, tmp_path) as server:
         assert seven(server) == ("2", "7")
         assert "held to its manifest" in server.log
     assert fetched(tmp_path) == ["digits/2"]
-    with serve(remote, tmp_path, *options) as server:
+    with serve(remote, tmp_path) as server:
         assert seven(server) == ("2", "7")
         assert "fetched" not in server.log
 

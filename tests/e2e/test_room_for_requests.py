@@ -20,9 +20,7 @@ INFER = "/v2/models/identity_fp32/infer"
 @pytest.fixture(scope="module")
 def server(shared_store: StoreFolder) -> Iterator[Server]:
     shared_store.add_identity("FP32")
-    with start_server(
-        "--edges", "0", "--max-body-mb", "1", "--max-inflight-mb", "1", store=shared_store.root
-    ) as server:
+    with start_server("--max-body-mb", "1", "--max-inflight-mb", "1", store=shared_store.root) as server:
         yield server
 
 

@@ -32,13 +32,12 @@ def publish(store: StoreFolder, folder: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("edges", [0, 1], ids=["one-process", "one-edge"])
-def test_what_is_not_signed_is_refused_and_what_is_goes_on(edges: int, tmp_path: Path) -> None:
+def test_what_is_not_signed_is_refused_and_what_is_goes_on(tmp_path: Path) -> None:
     own, store = KeyPair(tmp_path, "own"), StoreFolder(tmp_path / "store")
     sign(store.add_digits(1), own)
     store.add_add_sub()
     cache = tmp_path / "cache"
-    options = ("--require-signature", str(own.public), "--store-cache", str(cache), "--edges", str(edges))
+    options = ("--require-signature", str(own.public), "--store-cache", str(cache))
     watched = ("--model-control", "poll", "--poll-interval-s", "0.1", "--max-inflight-mb", "256")
     with start_server(*options, *watched, store=store.root) as server:
         assert predicted(server) == ("1", "7")
@@ -91,9 +90,7 @@ def test_a_signature_comes_with_a_bundle_from_a_url(tmp_path: Path) -> None:
 def test_a_key_that_is_none_is_one_line(tmp_path: Path) -> None:
     wrong = tmp_path / "key.pem"
     shutil.copyfile(KeyPair(tmp_path, "own").private, wrong)
-    for edges in ("0", "1"):
-        options = ("--port", "0", "--grpc-port", "-1", "--edges", edges, "--max-inflight-mb", "256")
-        ran = run_convoy("serve", *options, "--require-signature", str(wrong))
-        assert ran.returncode == 2
-        assert f"convoy: --require-signature {wrong} is no public key" in ran.stderr
-        assert "Traceback" not in ran.stderr
+    ran = run_convoy("serve", "--port", "0", "--grpc-port", "-1", "--require-signature", str(wrong))
+    assert ran.returncode == 2
+    assert f"convoy: --require-signature {wrong} is no public key" in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -169,10 +169,9 @@ def test_an_answer_is_counted_before_it_is_sent(server: FakeServer) -> None:
             assert statistics["inference_count"] == number
 
 
-@pytest.mark.parametrize("edges", ["0", "1"])
-def test_who_was_told_that_it_is_late_is_nobodys_success(edges: str) -> None:
+def test_who_was_told_that_it_is_late_is_nobodys_success() -> None:
     """Though its batch ran to its end, which counts as what was computed."""
-    with start_fake_server(edges=int(edges), fake={"latency_ms": 1500}) as server:
+    with start_fake_server(fake={"latency_ms": 1500}) as server:
         assert server.infer(1.0, params={"timeout_ms": 1000}).status_code == 504
         wait_until(lambda: server.statistics("rows")["execution_count"] == 1, "the batch has ended")
         statistics = server.statistics("rows")
@@ -183,14 +182,13 @@ def test_who_was_told_that_it_is_late_is_nobodys_success(edges: str) -> None:
         assert metric(server, "convoy_call_duration_seconds_count", outcome="late") == 1
 
 
-@pytest.mark.parametrize("edges", ["0", "1"])
-def test_a_picture_that_is_not_decoded_in_time_is_a_request_that_failed(edges: str) -> None:
+def test_a_picture_that_is_not_decoded_in_time_is_a_request_that_failed() -> None:
     large = picture(2000, "RGB", "WebP")
-    with start_server("--edges", edges) as server:
+    with start_server() as server:
         assert server.post("/predictions/digits?timeout_ms=0.01", content=large).status_code == 504
         assert server.post("/predictions/digits", content=large[:2000]).status_code == 400
         calls = "convoy_call_duration_seconds_count"
-        wait_until(lambda: metric(server, calls, outcome="late"), "the edge has told of it")
+        wait_until(lambda: metric(server, calls, outcome="late"), "it is counted")
         fail = server.statistics("digits")["inference_stats"]["fail"]
         assert fail["count"] == 1, "what is no picture is none"
         assert fail["ns"] > 0
@@ -208,28 +206,26 @@ def test_all_keys_are_there_before_the_first_request(server: FakeServer) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("edges", [0, 1])
-def test_the_last_minute_is_a_minute(edges: int) -> None:
+def test_the_last_minute_is_a_minute() -> None:
     """Sixty large batches and 4,500 small ones behind them: of a minute's batches more than a percent took long."""
     large, small = 60, 4500
     fake = {"per_sample_ms": 0.5, "max_batch": 64}
-    with start_fake_server(fake=fake, access_log="off", edges=edges) as server:
+    with start_fake_server(fake=fake, access_log="off") as server:
         with Wire(server.port) as wire:
             sizes = [64] * large + [1] * small
             bodies = {size: json.dumps(rows_request(*([1.0] * size))).encode() for size in (1, 64)}
             assert {wire.ask("/v2/models/rows/infer", bodies[size]).status for size in sizes} == {200}
-        wait_until(server.is_at_rest, "the edges' figures are there")
+        wait_until(server.is_at_rest, "all is answered")
         (rows,) = [one for one in server.stats()["models"] if one["name"] == "rows"]
     assert rows["batch_sizes"] == {"64": large, "1": small}
     assert rows["stages"]["compute"]["p99_ms"] >= 0.99 * 32
-    assert rows["stages"]["total"]["p99_ms"] >= 0.99 * 32, "what the edges measure is of the same minute"
+    assert rows["stages"]["total"]["p99_ms"] >= 0.99 * 32, "it is of the same minute"
     assert rows["stages"]["total"]["p50_ms"] < 32
 
 
-@pytest.mark.parametrize("edges", [0, 1])
-def test_stats_tell_how_calls_ended_what_is_open_and_how_busy_a_device_is(edges: int) -> None:
+def test_stats_tell_how_calls_ended_what_is_open_and_how_busy_a_device_is() -> None:
     fake = {"per_sample_ms": 50, "max_batch": 1}
-    with start_fake_server(fake=fake, max_queue=1, edges=edges) as server, ThreadPoolExecutor(3) as pool:
+    with start_fake_server(fake=fake, max_queue=1) as server, ThreadPoolExecutor(3) as pool:
         assert {server.infer(1.0).status_code for _ in range(4)} == {200}
         assert server.post("/v2/models/rows/infer", content=b"{").status_code == 400
         assert server.post("/v2/models/nobody/infer", content=b"{}").status_code == 404
@@ -242,7 +238,7 @@ def test_stats_tell_how_calls_ended_what_is_open_and_how_busy_a_device_is(edges:
         wait_until(lambda: server.stats()["open_calls"] == 2, "two are owed an answer")
         server.switch_off("hold")
         assert {running.result().status_code, waiting.result().status_code} == {200}
-        wait_until(server.is_at_rest, "the edges' figures are there")
+        wait_until(server.is_at_rest, "all is answered")
         stats = server.stats()
     (rows,) = [one for one in stats["models"] if one["name"] == "rows"]
     assert stats["open_calls"] == 0
@@ -254,9 +250,8 @@ def test_stats_tell_how_calls_ended_what_is_open_and_how_busy_a_device_is(edges:
     assert 0 < device["utilisation"] <= 1
 
 
-@pytest.mark.parametrize("edges", [0, 1])
-def test_stats_tell_the_last_five_minutes_of_the_models_that_are_named(edges: int) -> None:
-    with start_fake_server(fake={"max_batch": 4}, max_queue=1, edges=edges) as server, ThreadPoolExecutor(2) as pool:
+def test_stats_tell_the_last_five_minutes_of_the_models_that_are_named() -> None:
+    with start_fake_server(fake={"max_batch": 4}, max_queue=1) as server, ThreadPoolExecutor(2) as pool:
         assert {server.infer(1.0, 1.0).status_code for _ in range(3)} == {200}
         server.switch_on("hold")
         held = [pool.submit(server.infer, 1.0)]
@@ -305,7 +300,7 @@ def open_calls(server: FakeServer) -> tuple[int, ...]:
         ({"host": "127.0.0.1"}, "not_allowed"),
         ({"model_control": "explicit"}, "not_allowed"),
         ({"model_control": "explicit", "host": "127.0.0.1"}, "without_token"),
-        ({"model_control": "explicit", "edges": 1, "admin_token_file": ""}, "with_token"),
+        ({"model_control": "explicit", "admin_token_file": ""}, "with_token"),
     ],
 )
 def test_stats_tell_who_may_change_what_is_served(options: dict[str, Any], changes: str, tmp_path: Path) -> None:

@@ -111,13 +111,12 @@ def test_the_version_policy_says_what_is_loaded(store: StoreFolder, policy: str,
         assert metadata["versions"] == sorted(name[-1] for name in expected if name.startswith("digits"))
 
 
-@pytest.mark.parametrize("edges", [0, 1])
-def test_what_is_still_to_be_loaded_is_not_unknown(store: StoreFolder, edges: int) -> None:
+def test_what_is_still_to_be_loaded_is_not_unknown(store: StoreFolder) -> None:
     """Whoever asks a server that is starting is told to come again, not that there is no such model."""
     names = [f"digits{number}" for number in range(8)]
     for name in names:
         store.add_digits(name=name)
-    with start_server("--edges", str(edges), store=store.root, wait_ready=False) as server, server.client() as client:
+    with start_server(store=store.root, wait_ready=False) as server, server.client() as client:
         statuses = []
         while not statuses or statuses[-1] != 200:
             answer = client.post(f"/predictions/{names[-1]}", content=digit("two"))

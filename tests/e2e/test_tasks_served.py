@@ -52,9 +52,9 @@ def filled_store(shared_store: StoreFolder) -> StoreFolder:
     return shared_store
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["one-process", "an-edge"])
-def server(request: pytest.FixtureRequest, filled_store: StoreFolder) -> Iterator[Server]:
-    with start_server("--edges", request.param, store=filled_store.root) as server:
+@pytest.fixture(scope="module")
+def server(filled_store: StoreFolder) -> Iterator[Server]:
+    with start_server(store=filled_store.root) as server:
         yield server
 
 

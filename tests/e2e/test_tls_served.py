@@ -1,4 +1,4 @@
-"""TLS on both wires, with edges and without: who is let in, what a renewed certificate changes, and who asks how."""
+"""TLS on both wires: who is let in, what a renewed certificate changes, and who asks how."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from typing import Any
 import grpc
 import httpx
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc as triton
 import yaml
@@ -54,11 +53,6 @@ class Papers:
 @pytest.fixture
 def papers(tmp_path: Path) -> Papers:
     return Papers(tmp_path)
-
-
-@pytest.fixture(params=[0, 2], ids=["one-process", "two-edges"])
-def edges(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
 
 
 @contextmanager
@@ -118,24 +112,22 @@ def number(signed: Signed) -> int:
     return x509.load_pem_x509_certificate(signed.cert.read_bytes()).serial_number
 
 
-def test_every_route_is_behind_it_on_both_wires_and_on_the_direct_way(papers: Papers, edges: int) -> None:
-    with secured(papers, papers.options, edges=edges) as (server, client):
+def test_every_route_is_behind_it_on_both_wires_and_on_the_direct_way(papers: Papers) -> None:
+    with secured(papers, papers.options) as (server, client):
         first = [infer(client) for _ in range(4)]  # the later ones are not parsed
         assert first[0]
         assert first == [first[0]] * 4
-        assert client.get("/metrics").status_code == 200  # behind edges the core's own
+        assert client.get("/metrics").status_code == 200
         large = json.dumps(rows_request(1.0, 2.0)).encode() + b" " * (4 << 20)  # many records of TLS
         assert client.post("/v2/models/rows/infer", content=large).json()["outputs"][0]["data"] == first[0]
         assert by_grpc(server, papers) == "OK"
         assert "listening on https://" in server.log
 
 
-def test_who_speaks_plain_text_or_trusts_somebody_else_has_no_answer(
-    papers: Papers, edges: int, tmp_path: Path
-) -> None:
+def test_who_speaks_plain_text_or_trusts_somebody_else_has_no_answer(papers: Papers, tmp_path: Path) -> None:
     stranger = tmp_path / "elsewhere"
     stranger.mkdir()
-    with secured(papers, papers.options, edges=edges) as (server, client):
+    with secured(papers, papers.options) as (server, client):
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://127.0.0.1:{server.port}/v2", trust_env=False)
         until(lambda: "a client could not agree on TLS" in server.log_so_far, "the log tells of it")
@@ -146,11 +138,11 @@ def test_who_speaks_plain_text_or_trusts_somebody_else_has_no_answer(
         assert infer(client)
 
 
-def test_clients_show_a_certificate_where_they_are_asked_for_one(papers: Papers, edges: int, tmp_path: Path) -> None:
+def test_clients_show_a_certificate_where_they_are_asked_for_one(papers: Papers, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     strangers = Papers(elsewhere).client
-    with secured(papers, papers.with_clients, papers.client, edges=edges) as (server, client):
+    with secured(papers, papers.with_clients, papers.client) as (server, client):
         assert infer(client)
         for wrong in (None, strangers):
             with trusting(server, papers.context(wrong)) as other, pytest.raises(httpx.TransportError):
@@ -160,12 +152,12 @@ def test_clients_show_a_certificate_where_they_are_asked_for_one(papers: Papers,
         assert by_grpc(server, papers, strangers) == "StatusCode.UNAVAILABLE"
 
 
-def test_a_renewed_certificate_is_shown_from_the_next_connection_on(papers: Papers, edges: int, tmp_path: Path) -> None:
+def test_a_renewed_certificate_is_shown_from_the_next_connection_on(papers: Papers, tmp_path: Path) -> None:
     renewed, old_number = papers.authority.sign("renewed"), number(papers.server)
     file = tmp_path / "convoy.yaml"
     file.write_text(yaml.safe_dump(papers.with_clients))
     own = papers.context(papers.client)
-    with secured(papers, {"config": file}, papers.client, edges=edges) as (server, client):
+    with secured(papers, {"config": file}, papers.client) as (server, client):
         grpc_port = int(server.grpc_address.rpartition(":")[2])
         ports = (server.port, server.port, grpc_port)
         assert [shown(server, own, port) for port in ports] == [old_number] * 3
@@ -237,31 +229,8 @@ def test_an_earlier_session_opens_nothing_to_who_is_trusted_no_more(papers: Pape
             resumed(session)
 
 
-def test_an_edge_that_is_replaced_shows_what_was_read_last(papers: Papers) -> None:
-    own = papers.context()
-    with secured(papers, papers.options, edges=1) as (server, client):
-        renewed = papers.authority.sign("renewed")
-        papers.server.become(renewed)
-        server.signal(signal.SIGHUP)
-        until(lambda: shown(server, own, server.port) == number(renewed), "it is shown")
-        papers.server.cert.unlink()  # whoever starts again needs no file
-        edge = next(
-            one for one in psutil.Process(server.process.pid).children() if "edge_process" in " ".join(one.cmdline())
-        )
-        edge.kill()
-
-        def is_back() -> bool:
-            try:
-                return client.get("/v2/health/ready").status_code == 200
-            except httpx.TransportError:
-                return False
-
-        until(is_back, "another edge serves")
-        until(lambda: shown(server, own, server.port) == number(renewed), "it shows the same")
-
-
-def test_what_cannot_be_is_one_line_and_no_server(papers: Papers, edges: int) -> None:
-    options = ("serve", "--port", "0", "--grpc-port", "-1", "--edges", str(edges))
+def test_what_cannot_be_is_one_line_and_no_server(papers: Papers) -> None:
+    options = ("serve", "--port", "0", "--grpc-port", "-1")
     other = papers.authority.sign("other")
     for wrong, words in (
         (("--tls-cert-file", "/nowhere.pem"), "convoy: --tls-cert-file /nowhere.pem cannot be read"),
@@ -280,31 +249,31 @@ def silent_clients(server: Server, stack: ExitStack, count: int) -> list[socket.
     return [stack.enter_context(socket.create_connection(place, timeout=60)) for _ in range(count)]
 
 
-def test_a_client_that_never_agrees_on_a_key_is_dropped(papers: Papers, edges: int) -> None:
-    with secured(papers, papers.options, header_timeout_s=2.0, edges=edges) as (server, client), ExitStack() as stack:
+def test_a_client_that_never_agrees_on_a_key_is_dropped(papers: Papers) -> None:
+    with secured(papers, papers.options, header_timeout_s=2.0) as (server, client), ExitStack() as stack:
         for one in silent_clients(server, stack, 3):
             with suppress(ConnectionResetError):
                 assert one.recv(1) == b""
         assert infer(client)
 
 
-def test_no_more_may_be_about_it_than_there_may_be_connections(papers: Papers, edges: int) -> None:
-    """Each of two edges has half of them, and may be the one that all come to; nobody waits for the time limit here."""
+def test_no_more_may_be_about_it_than_there_may_be_connections(papers: Papers) -> None:
+    """Nobody waits for the time limit here."""
     most = {"header_timeout_s": 300.0, "max_connections": 4}
-    with start_fake_server(**papers.options, **most, edges=edges, wait_ready=False) as server, ExitStack() as stack:
+    with start_fake_server(**papers.options, **most, wait_ready=False) as server, ExitStack() as stack:
         clients = silent_clients(server, stack, 12)
 
         def turned_away() -> int:
             return len(select.select(clients, [], [], 0)[0])
 
         until(lambda: turned_away() >= 12 - 4, "all but four have been turned away")
-        assert turned_away() <= 12 - 2
+        assert turned_away() == 12 - 4
 
 
-def test_the_health_check_and_the_address_file_know_of_it(papers: Papers, edges: int, tmp_path: Path) -> None:
+def test_the_health_check_and_the_address_file_know_of_it(papers: Papers, tmp_path: Path) -> None:
     address = tmp_path / "address"
     given = {f"CONVOY_{name.upper()}": value for name, value in papers.with_clients.items()}
-    given |= {"CONVOY_EDGES": str(edges), "CONVOY_ADDRESS_FILE": str(address)}
+    given |= {"CONVOY_ADDRESS_FILE": str(address)}
     with start_server(env=given, wait_ready=False) as server:
         assert address.read_text() == f"https://127.0.0.1:{server.port}\n"
 

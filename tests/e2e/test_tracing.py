@@ -42,9 +42,9 @@ def receiver() -> Iterator[SpanReceiver]:
         yield receiver
 
 
-@pytest.fixture(scope="module", params=["0", "2"], ids=["one-process", "edges"])
-def server(request: pytest.FixtureRequest, receiver: SpanReceiver) -> Iterator[Server]:
-    with start_server("--tracing", "--edges", request.param, env=receiver.environment) as server:
+@pytest.fixture(scope="module")
+def server(receiver: SpanReceiver) -> Iterator[Server]:
+    with start_server("--tracing", env=receiver.environment) as server:
         yield server
 
 
@@ -210,7 +210,7 @@ def test_what_its_client_does_not_sample_has_no_span(server: Server, receiver: S
 
 
 def test_openmetrics_lead_from_a_bucket_to_a_trace(server: Server, receiver: SpanReceiver) -> None:
-    """A bucket names the last request of which an edge has told; on a busy machine one may tell later than another."""
+    """A bucket names the last request of it that has a span."""
     asked: list[str] = []
 
     def exemplars() -> dict[str, dict[tuple[str, str], Any]]:
@@ -350,11 +350,9 @@ def test_without_the_switch_nothing_is_sent(receiver: SpanReceiver) -> None:
 def test_spans_that_wait_are_sent_before_the_end(receiver: SpanReceiver) -> None:
     trace_id, _, headers = trace_context()
     late = {**receiver.environment, "OTEL_BSP_SCHEDULE_DELAY": "600000"}
-    for edges in ("0", "1"):
-        with start_server("--tracing", "--edges", edges, env=late) as server:
-            server.post("/predictions/digits", content=digit("one"), headers=headers)
-    spans = [span for span in receiver.spans if span.trace_id == trace_id and span.kind == SERVER_KIND]
-    assert len(spans) == 2
+    with start_server("--tracing", env=late) as server:
+        server.post("/predictions/digits", content=digit("one"), headers=headers)
+    (_,) = [span for span in receiver.spans if span.trace_id == trace_id and span.kind == SERVER_KIND]
 
 
 def test_a_collector_that_is_away_harms_nobody() -> None:
@@ -390,6 +388,6 @@ def test_the_log_names_the_trace_that_was_begun(receiver: SpanReceiver) -> None:
 
 def test_a_protocol_that_is_none_is_a_wrong_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
-    done = run_convoy("serve", "--tracing", "--port", "0", "--grpc-port", "-1", "--edges", "0")
+    done = run_convoy("serve", "--tracing", "--port", "0", "--grpc-port", "-1")
     assert done.returncode == 2
     assert "OTEL_EXPORTER_OTLP_PROTOCOL must be grpc or http/protobuf, got 'carrier-pigeon'" in done.stderr

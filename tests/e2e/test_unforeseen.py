@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 UNDOCUMENTED = [("GET", "/docs"), ("GET", "/docs/start.js"), ("GET", "/openapi.json"), ("GET", "/v2/")]
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "one edge"])
-def server(request: pytest.FixtureRequest) -> Iterator[FakeServer]:
-    settings = {"edges": request.param, "model_control": "explicit", "load_model": "*", "host": "127.0.0.1"}
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeServer]:
+    settings = {"model_control": "explicit", "load_model": "*", "host": "127.0.0.1"}
     with start_fake_server(fake={"bugs": True}, clean_log=False, max_inflight_mb=512, **settings) as one:
         yield one
 
@@ -49,11 +49,6 @@ def test_a_bug_in_any_route_is_json_with_the_requests_id_and_a_trace_in_the_log(
                 reply = wire.ask(path, b"{}", {"X-Request-Id": own, "Content-Type": "application/json"}, method=verb)
                 assert reply.headers["x-request-id"] == own
                 assert reply.headers["content-type"] == "application/json", (verb, path)
-                if reply.status != 500:  # an edge has refused the body before anything could fail
-                    assert 400 <= reply.status < 500, (verb, path, reply.status)
-                    assert path.startswith(("/predictions", "/v2/models/rows")), (verb, path)
-                    assert reply.error
-                    continue
                 assert reply.error == f"internal error; the log has it under request {own}", (verb, path)
                 (told,) = wait_until(lambda own=own: lines_of(server, "this is a bug", own), "it is in the log")
                 assert f"{verb} {path}" in told

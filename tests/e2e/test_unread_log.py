@@ -58,7 +58,7 @@ class Unread:
 def unread(folder: Path, *options: str) -> Iterator[Unread]:
     address = folder / "address"
     called = ["-m", "convoy", "serve", "--port", "0", "--grpc-port", "0", "--access-log", "all", "--engine", "cpu"]
-    line = [sys.executable, *called, "--edges", "0", "--address-file", str(address), *options]
+    line = [sys.executable, *called, "--address-file", str(address), *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CONVOY_")}
     process = subprocess.Popen(
         line, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--before", required=True, help="a folder with the project's files, or a revision")
     compare.add_argument("--after", default=str(ROOT), help="the same; by default this very tree")
     compare.add_argument("--corpus", help="a folder that `record` has filled; by default one is made")
-    compare.add_argument("--setups", help="only these, such as routes,images@2")
+    compare.add_argument("--setups", help="only these, such as routes,images")
     compare.add_argument("--show", type=int, default=20, help="so many differences are shown whole")
     for task in (record, compare):
         task.add_argument("--seed", type=int, default=1, help="of the requests that are spoiled at random")

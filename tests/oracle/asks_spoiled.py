@@ -16,11 +16,8 @@ _BROKEN_ONE_IN = 3
 _REGISTER_EVERY = 250
 
 
-def spoiled(seed: int, region: str, nbytes: int, count: int, *, with_broken: bool) -> Book:
-    """So many shots; the region exists and is registered again and again, as shots unregister it.
-
-    Behind edges broken ones are left out: how long their silence lasts depends on several processes.
-    """
+def spoiled(seed: int, region: str, nbytes: int, count: int) -> Book:
+    """So many shots; the region exists and is registered again and again, as shots unregister it."""
     book = Book()
     fuzzer = Fuzzer(seed, region)
     for number in range(count):
@@ -30,7 +27,7 @@ def spoiled(seed: int, region: str, nbytes: int, count: int, *, with_broken: boo
         shot = fuzzer.shot(number)
         line = _REQUEST_LINE.match(shot.data)
         shown = line[1].decode("latin-1")[:60] if line else ""
-        if _BOOKS.search(shown) or not (shot.is_whole or (with_broken and number % _BROKEN_ONE_IN == 0)):
+        if _BOOKS.search(shown) or not (shot.is_whole or number % _BROKEN_ONE_IN == 0):
             continue
         name = f"{shown} shot {number} ({shot.what})"
         if shot.is_whole:

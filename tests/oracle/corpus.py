@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from tests.support import onnx_models
 from tests.support.stores import StoreFolder, digit
 from tests.support.wire import chunk
 
-SHOTS, SHOTS_BEHIND_EDGES = 3000, 400
+SHOTS = 3000
 _FUZZ_BYTES = 4096
 # Of the engines one, and of batches one: no answer depends on what this machine finds fastest.
 _STEADY = ("--engine", "cpu", "--precision", "fp32", "--threads", "1", "--plan-cache", f"{FOLDER}/plans")
@@ -51,38 +50,28 @@ def record(folder: Path, seed: int) -> None:
 
 
 def setups(seed: int, own: str) -> tuple[Setup, ...]:
-    """Every server; "@2" is the same with edge processes in front. `own` begins the names of shared memory."""
-    commands = Setup("commands", (), None, _commands().asks, has_server=False)
-    return (*_servers("", "0", seed, own), *_servers("@2", "2", seed, own), commands)
-
-
-def _servers(suffix: str, edges: str, seed: int, own: str) -> Iterator[Setup]:
+    """Every server, and the commands that are none. `own` begins the names of shared memory."""
     common = (*_STEADY, *_QUIET, *_LIMITS, "--max-batch", "32", "--allow-shared-memory")
     alone = (*_STEADY, *_QUIET, *_LIMITS, "--max-batch", "1")
-    region = f"{own}-spoiled{suffix}"
-    shots = spoiled(seed, region, _FUZZ_BYTES, SHOTS_BEHIND_EDGES if suffix else SHOTS, with_broken=not suffix)
-    servers = (
+    region = f"{own}-spoiled"
+    shots = spoiled(seed, region, _FUZZ_BYTES, SHOTS)
+    return (
         Setup("spoiled", common, "main", shots.asks, ((region, bytes(_FUZZ_BYTES)),)),
         Setup("routes", common, "main", routes().asks),
         Setup("headers", common, "main", headers().asks),
         Setup("framing", common, "main", framing().asks),
         Setup("errors", common, "main", tables_of_errors().asks),
-        _with_regions("tensors", common, tensors, f"{own}-tensors{suffix}"),
-        _with_regions("grpc", common, grpc_calls, f"{own}-grpc{suffix}"),
+        _with_regions("tensors", common, tensors, f"{own}-tensors"),
+        _with_regions("grpc", common, grpc_calls, f"{own}-grpc"),
         Setup("images", alone, None, images().asks),
         Setup("secured", _secured(), "mixed", _keys().asks),
         Setup("explicit", _explicit(), "mixed", _loading().asks),
-        Setup("narrow", _narrow(), "main", _limits(edges).asks),
+        Setup("narrow", _narrow(), "main", _limits().asks),
         Setup("hurried", _HURRIED, "main", _late().asks),
         Setup("books", common, "main", _books().asks),
-        *(
-            Setup(name, (*_STEADY, *options), "mixed", _versions().asks)
-            for name, options in _VERSIONS.items()
-            if edges == "0" or name in _VERSIONS_BEHIND_EDGES
-        ),
+        *(Setup(name, (*_STEADY, *options), "mixed", _versions().asks) for name, options in _VERSIONS.items()),
+        Setup("commands", (), None, _commands().asks, has_server=False),
     )
-    for one in servers:
-        yield replace(one, name=f"{one.name}{suffix}", options=(*one.options, "--edges", edges))
 
 
 def _with_regions(name: str, options: tuple[str, ...], asks: Callable[[tuple[str, str]], Book], own: str) -> Setup:
@@ -97,8 +86,6 @@ _VERSIONS = {
     "first": ("--version-policy", "1,9", "--grpc-port", "-1"),
     "polling": ("--model-control", "poll", "--poll-interval-s", "600"),
 }
-
-_VERSIONS_BEHIND_EDGES = ("all", "polling")
 
 
 def _secured() -> tuple[str, ...]:
@@ -224,7 +211,7 @@ def _loading() -> Book:
     return book
 
 
-def _limits(edges: str) -> Book:
+def _limits() -> Book:
     """A server with hardly any room, and clients that are slow."""
     book = Book()
     book.post(DIGITS, bytes(2 << 20), "larger than a body may be")
@@ -242,10 +229,9 @@ def _limits(edges: str) -> Book:
     book.raw(f"POST {DIGITS} whose body ends early", slow + bytes(500), connection="fresh")
     book.raw("GET /v2 whose headers do not end", b"GET /v2 HTTP/1.1\r\nHost: x\r\n", connection="fresh")
     book.raw("nothing at all", b"\r\n", connection="fresh")
-    if edges == "0":  # behind edges each process counts its own connections
-        book.crowd(14, "of more connections than there may be")
-        book.raw("GET /v2 when all are taken", request("GET", "/v2"), connection="fresh")
-        book.crowd(0, "that has left")
+    book.crowd(14, "of more connections than there may be")
+    book.raw("GET /v2 when all are taken", request("GET", "/v2"), connection="fresh")
+    book.crowd(0, "that has left")
     book.get("/v2/health/ready", "at last", after_s=0.5)
     return book
 
@@ -279,7 +265,7 @@ def _books() -> Book:
     book.post_json("/v2/models/picky/infer", document, "failed")
     book.post(DIGITS, bytes(5 << 20), "too large")
     for path in ("/metrics", "/stats", "/v2/models/stats"):
-        book.get(path, "", after_s=1.0)  # edges report twice a second
+        book.get(path, "", after_s=1.0)  # when every call has ended and been counted
     for model in ("digits", "simple", "picky", "nobody"):
         book.get(f"/v2/models/{model}/stats")
         book.get(f"/v2/models/{model}/versions/1/stats")
@@ -315,12 +301,7 @@ def _commands() -> Book:
     book = Book()
     store = ("--store", f"{FOLDER}/mixed")
     for options in (
-        *(
-            ("--max-queue", "0"),
-            ("--edges", "many"),
-            ("--edges", "3", "--max-inflight-mb", "64"),
-            ("--no-such-option",),
-        ),
+        *(("--max-queue", "0"), ("--edges", "many"), ("--no-such-option",)),
         *(("--max-body-mb", "9", "--max-inflight-mb", "8"), ("--version-policy", "newest"), ("--load-model", "a")),
         *(("--api-key-file", f"{FOLDER}/nowhere"), ("--admin-token-file", f"{FOLDER}/empty"), ("--engine", "abacus")),
         ("--store", f"{FOLDER}/nowhere"),

@@ -23,7 +23,7 @@ from convoy.app.lifecycle.health import HealthOptions
 from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import ProvedEngine
-from convoy.app.scheduling.request import Request, TensorPlace
+from convoy.app.scheduling.request import Done, Request, TensorPlace
 from convoy.app.submission.refusals import failure_of
 from convoy.models.bundle import LatencyPoint
 from convoy.models.errors import RequestError
@@ -144,8 +144,9 @@ class Workshop:
             arrival_ns=0,
         )
         served.enter()
+        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         try:
-            future = core.submit(request)
+            core.take(request, future.set_result)
         except RequestError:
             for slot in request.slots:
                 core.slab.free(slot)

@@ -52,7 +52,6 @@ from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.main import Host
-from convoy.app.processes.launch import become_supervisor
 from convoy.app.scheduling import patience
 from convoy.app.settings import read_settings
 from convoy.models.bundle import LatencyPoint
@@ -272,10 +271,7 @@ def main() -> int:
     logs.configure(settings.log_level, settings.log_format)
     raise_file_limit()
     listener = listen(settings.host, settings.port)
-    if edges := settings.edge_count().count:
-        become_supervisor(settings, edges, listener, core_module="tests.support.fake_core")
-    host = Host(settings, listener, make_core)
-    return run(host.run())
+    return run(Host(settings, listener, make_core).run())
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ class MemoryServer:
     """What `convoy serve` is made of, with these settings, but for sockets, signals and processes."""
 
     def __init__(self, **settings: Any) -> None:
-        given = read_settings({"engine": "cpu", "edges": "0", **settings})
+        given = read_settings({"engine": "cpu", **settings})
         options = given.edge_options()
         self.core = Core(given.core_options())
         self._hot = HotRoutes(self.core, options)

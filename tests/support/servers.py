@@ -283,7 +283,6 @@ def _started(
     switches: Path | None = None,
 ) -> Iterator[Server]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CONVOY_")}
-    inherited["CONVOY_EDGES"] = "0"  # on a machine of many cores as on a small one
     with tempfile.TemporaryDirectory(prefix="convoy-log-") as folder:
         log_path = Path(folder) / "log"
         log_path.touch()

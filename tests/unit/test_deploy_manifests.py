@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import jsonschema
 import pytest
 import yaml
 
-from convoy.app.settings import Settings
+from convoy.app.settings import Settings, read_settings
 from tests.support.manifests import DEPLOY, PATCHES, check, document, documents, manifests, misspelt
 
+DATA = DEPLOY.parents[1] / "tests" / "data"
 WHOLE = [path for path in manifests() if path.name not in PATCHES]
 
 
@@ -114,6 +116,26 @@ def test_the_grace_is_longer_than_the_drain_and_no_service_sets_our_options(
     drain_s = sum(float(option(container, f"drain-{part}-s")) for part in ("delay", "timeout"))
     assert pod["terminationGracePeriodSeconds"] >= drain_s + 10
     assert pod["enableServiceLinks"] is False
+
+
+def test_the_compose_file_of_two_replicas_fits_the_balancer_that_it_mounts() -> None:
+    folder = DEPLOY / "balancers"
+    compose = yaml.safe_load((folder / "compose.yml").read_text())
+    rules = jsonschema.Draft7Validator(json.loads((DATA / "compose-spec.json").read_text()))
+    rules.validate(compose)
+    services, config = compose["services"], (folder / "haproxy.cfg").read_text()
+    balancer, replicas = services["balancer"], [services[f"convoy-{number}"] for number in (1, 2)]
+    assert balancer["volumes"] == ["./haproxy.cfg:/usr/local/etc/haproxy/haproxy.cfg:ro"]
+    assert [port.rpartition(":")[2] for port in balancer["ports"]] == re.findall(r"bind :(\d+)", config)
+    known = {alias for one in replicas for alias in one["networks"]["default"]["aliases"]}
+    assert set(re.findall(r"^    server \S+ (\S+):\d+", config, re.MULTILINE)) == known
+    for one in replicas:
+        command, *options = one["command"]
+        told = read_settings(dict(option.removeprefix("--").replace("-", "_").split("=") for option in options))
+        assert command == "serve"
+        assert told.drain_delay_s > 2, "two looks of the balancer"
+        assert int(one["stop_grace_period"].removesuffix("s")) > told.drain_delay_s + told.drain_timeout_s + 10
+    assert not rules.is_valid({**compose, "services": {**services, "convoy-1": {**replicas[0], "comand": []}}})
 
 
 def test_kserve_leaves_the_grace_to_the_predictor() -> None:

@@ -95,7 +95,7 @@ records = st.one_of(
     st.tuples(st.just("answered"), keys, st.just("v2"), st.builds(Spent, ns, ns, ns, ns)),
     st.tuples(st.just("call"), st.one_of(st.none(), keys), st.just("v2"), st.sampled_from(ENDINGS), ns),
     st.tuples(st.just("stage"), keys, st.sampled_from(["decode", "decode_wait", "encode"]), ns),
-    st.tuples(st.just("turned_away"), st.sampled_from(["connections", "calls"]), st.integers(1, 9)),
+    st.tuples(st.just("turned_away"), st.sampled_from(["connections", "calls"])),
     st.tuples(st.just("failed"), keys, st.sampled_from(["REJECTED", "CANCELED", "BACKEND"]), ns),
     st.tuples(
         st.just("batch"),

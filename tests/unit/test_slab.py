@@ -194,21 +194,6 @@ def test_a_reused_slot_does_not_answer_to_its_old_name() -> None:
     assert slab.state(second.ref) is SlotState.FILLING
 
 
-def test_a_slot_of_another_process_is_adopted_wherever_it_lies_and_its_owner_hears_when_it_is_free() -> None:
-    slab, freed = Slab(2 * ALIGNMENT_BYTES), []
-    for offset in (0, slab.capacity_bytes - 8):
-        slot = slab.adopt(offset, 8, lambda offset=offset: freed.append(offset))
-        slot.view[:] = b"x" * 8
-        slab.free(slot.ref)
-        assert freed.pop() == offset
-        assert not freed
-    assert slab.used_bytes == 0
-    for offset, nbytes in ((-1, 8), (0, -1), (0, slab.capacity_bytes + 1), (slab.capacity_bytes - 7, 8)):
-        with pytest.raises(SlotError, match="leave the memory"):
-            slab.adopt(offset, nbytes, freed.clear)
-    assert slab.slots_in_use == 0
-
-
 def test_large_traffic_is_given_back_to_the_system_once_the_slab_is_empty() -> None:
     slab = Slab(4 * KEEP_RESIDENT_BYTES)
     before = _resident_bytes()

@@ -154,7 +154,7 @@ def test_a_server_calls_what_ours_replaces_and_keeps_what_ours_reads() -> None:
         async def started() -> None:
             steps.append("started")
             assert server.make_protocol().server_state is server.server_state
-            assert server.open_connections == 0
+            assert not server.server_state.connections
             server.stop()
 
         server = HttpServer(

@@ -10,18 +10,18 @@ from typing import Any
 from google.protobuf.json_format import ParseDict
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+from convoy.app.core import Core
 from convoy.app.edge.grpc.gate import GrpcCall, Unary
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.edge.oip.model_config import model_config
-from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import Unsupported
 
 
 class GrpcControl:
     """One method per row of `methods`."""
 
-    def __init__(self, core: ManagedCore, server_name: str) -> None:
+    def __init__(self, core: Core, server_name: str) -> None:
         self._core, self._server_name = core, server_name
 
     def methods(self) -> dict[str, Unary]:

@@ -29,9 +29,9 @@ from convoy.app.edge.grpc.room import MessageRoom, Turn
 from convoy.app.edge.oip.call import Call
 from convoy.app.edge.orca import ASKS, TRAILER, report_message
 from convoy.app.host.logs import request_id
+from convoy.app.lifecycle.load_watch import CoreLoad
 from convoy.app.outcomes import Refusal
 from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS
-from convoy.app.submission.load import CoreLoad
 from convoy.app.tracing.spans import RequestSpan
 from convoy.models.errors import InvalidRequest, Overloaded, RequestError, Unauthorized
 

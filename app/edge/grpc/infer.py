@@ -12,6 +12,7 @@ from typing import NamedTuple
 import grpc
 from tritonclient.grpc import service_pb2
 
+from convoy.app.core import Core
 from convoy.app.edge.entry import KEY_IS_WRONG
 from convoy.app.edge.grpc.gate import GrpcCall, Read, ReadOn, parse
 from convoy.app.edge.grpc.tensors import (
@@ -29,9 +30,9 @@ from convoy.app.edge.oip.inference import INLINE_BYTES, InferRequest, is_heavy, 
 from convoy.app.edge.oip.picture_request import PictureRequest, brings_picture, picture_output, picture_request
 from convoy.app.edge.oip.predicting import Predictor
 from convoy.app.edge.options import EdgeOptions
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, CallEnd, ending_of
 from convoy.app.scheduling.request import Request
-from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.app.submission.refusals import EXPIRED_RUNNING
 from convoy.app.tracing.spans import RequestSpan
 from convoy.models.errors import DeadlineExceeded, RequestError, Unauthorized
@@ -62,7 +63,7 @@ class _Tensors(NamedTuple):
     """What a message means, for whom, and what the scheduler is to be asked."""
 
     meaning: InferRequest
-    served: ServedLike
+    served: Served
     request: Request
 
 
@@ -70,13 +71,13 @@ class _Picture(NamedTuple):
     """The same for a message with an image; the scheduler is asked when that is decoded."""
 
     meaning: PictureRequest
-    served: ServedLike
+    served: Served
 
 
 class GrpcInference:
     """Tensors in, tensors out; or an image in, and what is in it out."""
 
-    def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
+    def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder) -> None:
         self._core, self._options, self._decoder = core, options, decoder
         self._predictor = Predictor(decoder, options.max_pixels)
 
@@ -237,7 +238,7 @@ class GrpcInference:
         own.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
         return _Tensors(meaning._replace(tensors=()), served, request)
 
-    def _timeout_ms(self, call: GrpcCall, own: Call, served: ServedLike) -> float | None:
+    def _timeout_ms(self, call: GrpcCall, own: Call, served: Served) -> float | None:
         return call.timeout_ms(own.arrival_ns) or self._options.timeout_ms(served.key.model)
 
 

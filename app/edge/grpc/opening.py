@@ -14,14 +14,14 @@ from typing import Any
 # it does at the first median. Both would happen in threads at the same time, and a model would be refused for it.
 import numpy.ma  # noqa: F401
 
+from convoy.app.core import Core
 from convoy.app.edge.oip.decoder import Decoder
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.host.grpc_host import GrpcHost
-from convoy.app.submission.management import ManagedCore
 
 
 def grpc_host(
-    core: ManagedCore, options: EdgeOptions, decoder: Decoder, holder: socket.socket | None, *, max_calls: int
+    core: Core, options: EdgeOptions, decoder: Decoder, holder: socket.socket | None, *, max_calls: int
 ) -> GrpcHost:
     """The listener of our services over a core, which is not ready before `GrpcServer` has started."""
     core.listeners_opening += holder is not None

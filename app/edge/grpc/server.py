@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from tritonclient.grpc import service_pb2
 
+from convoy.app.core import Core
 from convoy.app.edge.entry import Entry
 from convoy.app.edge.grpc.control import GrpcControl, unsupported
 from convoy.app.edge.grpc.gate import GrpcCall, GrpcGate, Unary
@@ -25,7 +26,6 @@ from convoy.app.edge.grpc.room import MessageRoom
 from convoy.app.edge.grpc.shared_memory import GrpcSharedMemory
 from convoy.app.edge.oip.decoder import Decoder
 from convoy.app.edge.options import EdgeOptions
-from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import RequestError
 from convoy.models.tls import ServerTls
 
@@ -47,7 +47,7 @@ _MOST_PENDING = 64 * _MOST_STREAMS
 class GrpcServer:
     """One listener over one core; the decoder is the process's, which others use, too."""
 
-    def __init__(self, core: ManagedCore, options: EdgeOptions, decoder: Decoder, *, max_calls: int) -> None:
+    def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder, *, max_calls: int) -> None:
         self._core, self._options = core, options
         self._health = _Health(core, max_calls)
         self._server = grpc.aio.server(
@@ -165,7 +165,7 @@ def _handlers(gate: GrpcGate, inference: GrpcInference, methods: Mapping[str, Un
 class _Health(health_aio.HealthServicer):  # type: ignore[misc]
     """The standard health service: serving while the core is ready."""
 
-    def __init__(self, core: ManagedCore, max_watchers: int) -> None:
+    def __init__(self, core: Core, max_watchers: int) -> None:
         super().__init__()
         self._core = core
         self._max_watchers, self._watchers = max_watchers, 0

@@ -6,16 +6,16 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
+from convoy.app.core import Core
 from convoy.app.edge.grpc.gate import GrpcCall, Unary
 from convoy.app.edge.oip import documents
-from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import Unsupported
 
 
 class GrpcSharedMemory:
     """One method per row of `methods`."""
 
-    def __init__(self, core: ManagedCore) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
 
     def methods(self) -> dict[str, Unary]:

@@ -17,8 +17,8 @@ from convoy.app.edge.oip.answers import answers_of
 from convoy.app.edge.oip.inference import InferRequest
 from convoy.app.edge.oip.shared_tensors import REGION, SharedInput, shared_place
 from convoy.app.edge.oip.tensors import OutputIn, RawRequest, Source, Target, TensorIn, TensorOut, in_range
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.request import Done
-from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.shared_memory import SharedMemory
 from convoy.models.errors import InvalidRequest
 
@@ -113,7 +113,7 @@ def parameters_of(field: Any) -> dict[str, object]:
     return {name: getattr(parameter, kind) for name, parameter, kind in kinds if kind is not None}
 
 
-def infer_response(request: InferRequest, served: ServedLike, done: Done, *, is_final: bool = False) -> bytes:
+def infer_response(request: InferRequest, served: Served, done: Done, *, is_final: bool = False) -> bytes:
     """A ModelInferResponse, encoded, which owns its bytes.
 
     `is_final` is the word to a stream that asks for it.
@@ -121,7 +121,7 @@ def infer_response(request: InferRequest, served: ServedLike, done: Done, *, is_
     return response_of(request.id, served, answers_of(request, served, done), is_final=is_final)
 
 
-def response_of(own_id: str | None, served: ServedLike, answers: Sequence[TensorOut], *, is_final: bool) -> bytes:
+def response_of(own_id: str | None, served: Served, answers: Sequence[TensorOut], *, is_final: bool) -> bytes:
     """The same around outputs that are there."""
     message = service_pb2.ModelInferResponse(
         model_name=served.key.model, model_version=str(served.key.version), id=own_id or ""

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from convoy.app.core import Core
 from convoy.app.edge.entry import Keys
 from convoy.app.edge.http.control import control_routes
 from convoy.app.edge.http.cors import Cors
@@ -34,12 +35,11 @@ from convoy.app.edge.http.repository import repository_routes
 from convoy.app.edge.http.shared_memory_routes import shared_memory_routes
 from convoy.app.edge.http.torchserve import torchserve_routes
 from convoy.app.edge.options import EdgeOptions
-from convoy.app.submission.management import ManagedCore
 from convoy.app.version import VERSION
 from convoy.models.errors import RequestError
 
 
-def create_app(core: ManagedCore, options: EdgeOptions, routes: HotRoutes | None = None) -> FastAPI:
+def create_app(core: Core, options: EdgeOptions, routes: HotRoutes | None = None) -> FastAPI:
     """The application; its lifespan starts and stops the core. `routes` are those that infer, where others use them."""
     hot = routes or HotRoutes(core, options)
 

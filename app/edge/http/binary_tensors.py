@@ -12,8 +12,8 @@ import numpy as np
 
 from convoy.app.edge.http.body import Body
 from convoy.app.edge.oip.tensors import RawRequest, Source, Target, TensorIn, TensorRef
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.request import Shape
-from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.shared_memory import SharedMemory
 from convoy.models.errors import InvalidRequest
 from convoy.models.spec import TensorSpec
@@ -31,7 +31,7 @@ class BinaryTail:
         return _Binary(self._body, begin, size)
 
 
-def raw_request(body: Body, served: ServedLike, memory: SharedMemory) -> RawRequest:
+def raw_request(body: Body, served: Served, memory: SharedMemory) -> RawRequest:
     """A body that is nothing but the only input of one sample; all outputs are wanted, binary.
 
     Raises InvalidRequest for a model whose input such a body does not settle.

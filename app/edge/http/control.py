@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
+from convoy.app.core import Core
 from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.http.page import page_reply
 from convoy.app.edge.http.replies import as_response, json_response
@@ -22,8 +23,8 @@ from convoy.app.edge.oip.answering import why_no_predictions
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.edge.oip.model_config import model_config
 from convoy.app.edge.options import EdgeOptions
-from convoy.app.submission.listing import WHOLE_MODEL, Listing, ModelState
-from convoy.app.submission.management import ManagedCore, ManagedVersion
+from convoy.app.lifecycle.catalog import Served
+from convoy.app.lifecycle.listing import WHOLE_MODEL, Listing, ModelState
 from convoy.app.telemetry.observed import ObservedEngine, shapes_of
 from convoy.app.version import VERSION
 from convoy.models.plans import PlanBuild
@@ -35,7 +36,7 @@ _ON_THE_WAY = (ModelState.LOADING, ModelState.UNLOADING)
 _HISTORY = "Names of models whose last five minutes are told, too"
 
 
-def control_routes(core: ManagedCore, options: EdgeOptions) -> APIRouter:
+def control_routes(core: Core, options: EdgeOptions) -> APIRouter:
     """Every route that does not infer."""
     router = APIRouter()
     _add_health(router, core)
@@ -51,7 +52,7 @@ def control_routes(core: ManagedCore, options: EdgeOptions) -> APIRouter:
     return router
 
 
-def _add_health(router: APIRouter, core: ManagedCore) -> None:
+def _add_health(router: APIRouter, core: Core) -> None:
     def verdict(document: _Json, problem: str | None) -> Response:
         if problem is None:
             return json_response(document)
@@ -77,7 +78,7 @@ def _add_health(router: APIRouter, core: ManagedCore) -> None:
         return verdict({"name": model, "ready": True}, None if is_ready else "Model version not ready")
 
 
-def _add_metadata(router: APIRouter, core: ManagedCore, server_name: str) -> None:
+def _add_metadata(router: APIRouter, core: Core, server_name: str) -> None:
     @router.get("/v2", tags=["metadata"], summary="The server and its extensions", responses=ERRORS)
     @router.get("/v2/", include_in_schema=False)
     async def server() -> Response:
@@ -94,7 +95,7 @@ def _add_metadata(router: APIRouter, core: ManagedCore, server_name: str) -> Non
         return json_response(model_config(find_served(core.catalog, model, version), core.control.policy_of(model)))
 
 
-def _add_statistics(router: APIRouter, core: ManagedCore, options: EdgeOptions) -> None:
+def _add_statistics(router: APIRouter, core: Core, options: EdgeOptions) -> None:
     @router.get("/v2/models/stats", tags=["statistics"], summary="Counters of every model", responses=ERRORS)
     async def all_statistics() -> Response:
         return json_response(documents.model_statistics(core, None, None))
@@ -118,9 +119,9 @@ def _add_statistics(router: APIRouter, core: ManagedCore, options: EdgeOptions) 
                 "model_control": core.control.mode,
                 "changes": _changes(core, options),
                 "uptime_s": round(time.monotonic() - core.started_s, 1),
-                "inflight_bytes": core.inflight_bytes,
-                "open_calls": core.all_open_calls,
-                "waiting_to_decode": core.all_waiting_to_decode,
+                "inflight_bytes": core.slab.used_bytes,
+                "open_calls": core.open_calls,
+                "waiting_to_decode": core.waiting_to_decode(),
                 "unfinished_requests": core.scheduler.unfinished,
                 "refused_per_s": _rounded(core.metrics.refusals().per_second()),
                 "calls_for_no_model_per_s": _rounded(core.metrics.strangers().per_second()),
@@ -142,7 +143,7 @@ def _add_statistics(router: APIRouter, core: ManagedCore, options: EdgeOptions) 
         return json_response({"models": models})
 
 
-def _changes(core: ManagedCore, options: EdgeOptions) -> str:
+def _changes(core: Core, options: EdgeOptions) -> str:
     """Whether loading and unloading is for anybody here, for who has the admin token, or for nobody."""
     if core.control.mode != "explicit":
         return "not_allowed"
@@ -151,7 +152,7 @@ def _changes(core: ManagedCore, options: EdgeOptions) -> str:
     return "without_token" if options.is_loopback else "not_allowed"
 
 
-def _last_minute(core: ManagedCore, served: ManagedVersion) -> _Json:
+def _last_minute(core: Core, served: Served) -> _Json:
     last_minute = served.statistics.last_minute
     requests_per_s, samples_per_s = last_minute.per_second()
     first, *_ = engines = [_engine(engine) for engine in served.loaded.engines]
@@ -168,7 +169,7 @@ def _last_minute(core: ManagedCore, served: ManagedVersion) -> _Json:
         "plan_build": _plan_build(served.plan_build),
         "why_not_others": list(served.loaded.skipped),
         "max_batch_size": served.spec.max_batch_size,
-        "open_calls": core.open_calls_of(served.key),
+        "open_calls": served.users,
         "waiting_samples": core.scheduler.waiting_samples(served.key),
         "calls_per_s": _rounded(served.statistics.calls.per_second()),
         "refused_per_s": _rounded(served.statistics.refusals.per_second()),
@@ -180,7 +181,7 @@ def _last_minute(core: ManagedCore, served: ManagedVersion) -> _Json:
     }
 
 
-def _five_minutes(served: ManagedVersion) -> _Json:
+def _five_minutes(served: Served) -> _Json:
     """Lists with a figure for each period that has ended, the latest last; shorter ones of a younger version."""
     statistics = served.statistics
     span = statistics.last_minute.span()
@@ -213,7 +214,7 @@ def _rounded_lists(rates: dict[str, list[float]]) -> dict[str, list[float]]:
     return {name: [round(rate, 2) for rate in found] for name, found in rates.items()}
 
 
-def _devices(core: ManagedCore) -> list[_Json]:
+def _devices(core: Core) -> list[_Json]:
     """Compute seconds a second; above 1 where batches run beside each other."""
     used = core.metrics.computed_ns().per_second()
     loaded = {engine.info.device for served in core.catalog.served() for engine in served.loaded.engines}

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from convoy.app.core import Core
 from convoy.app.edge.entry import ADMIN, KEY_IS_WRONG, SHUT_DOWN, Entry, in_line
 from convoy.app.edge.http.hot_routes import protocol_of
 from convoy.app.edge.http.replies import Headers, Reply, error_reply, internal_error, send_reply
@@ -23,7 +24,6 @@ from convoy.app.edge.oip.call import CALL_IN_SCOPE, Call
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.orca import ASKS, TELLS, report_header
 from convoy.app.host.logs import request_id
-from convoy.app.submission.inference import InferenceCore
 from convoy.app.tracing.spans import RequestSpan
 from convoy.models.errors import Unauthorized, Unavailable
 
@@ -53,7 +53,7 @@ class Visit:
 
     __slots__ = ("_core", "_entry", "key_name", "load_format", "own_id", "span", "started_ns", "status", "trace")
 
-    def __init__(self, entry: Entry, core: InferenceCore, headers: Mapping[bytes, bytes]) -> None:
+    def __init__(self, entry: Entry, core: Core, headers: Mapping[bytes, bytes]) -> None:
         self._entry, self._core = entry, core
         self.own_id = entry.request_id(headers.get(b"x-request-id"))
         self.trace = headers.get(b"traceparent")
@@ -131,7 +131,7 @@ class Visit:
 class Gate:
     """Wraps the whole application."""
 
-    def __init__(self, app: ASGIApp, core: InferenceCore, options: EdgeOptions) -> None:
+    def __init__(self, app: ASGIApp, core: Core, options: EdgeOptions) -> None:
         self._app = app
         self._core = core
         self._entry = Entry(options)

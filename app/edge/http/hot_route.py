@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
+from convoy.app.core import Core
 from convoy.app.edge.http.body import Body, BodyReader, UploadRoom, declared_length
 from convoy.app.edge.http.compression import compress, inflate, reply_encoding, request_encoding
 from convoy.app.edge.http.replies import Reply, error_reply, send_reply
@@ -24,8 +25,8 @@ from convoy.app.edge.oip.call import CALL_IN_SCOPE, Call, ClientGone
 from convoy.app.edge.oip.decoder import Decoder
 from convoy.app.edge.oip.predicting import check_timeout_ms
 from convoy.app.edge.options import EdgeOptions
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.outcomes import CANCELLED, FAILED
-from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import RequestError
 
 _log = logging.getLogger("convoy")
@@ -50,15 +51,15 @@ class HotRoute(ABC):
 
     protocol: ClassVar[str]
 
-    def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder, room: UploadRoom) -> None:
+    def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder, room: UploadRoom) -> None:
         self.core, self.options, self.decoder, self._room = core, options, decoder, room
         self.paths: tuple[str, ...] = ()  # where it is mounted: without a version, and with one
 
     @abstractmethod
-    async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
+    async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
         """The reply to a body that has been read. Raises RequestError or ClientGone."""
 
-    def admit(self, served: ServedLike) -> None:  # noqa: B027 - most routes take every model
+    def admit(self, served: Served) -> None:  # noqa: B027 - most routes take every model
         """Refuse a model that this route cannot serve, before the body is read. Raises RequestError."""
 
     def trace(self, call: Call, path: str, head: HttpHead, names: Mapping[str, str]) -> None:
@@ -129,7 +130,7 @@ class HotRoute(ABC):
             return None
         return asyncio.get_running_loop().time() + (deadline_ns - time.monotonic_ns()) / 1e9
 
-    def timeout_ms(self, head: HttpHead, served: ServedLike) -> float | None:
+    def timeout_ms(self, head: HttpHead, served: Served) -> float | None:
         """The client's time from the query, else the default; None: no limit. Raises InvalidRequest."""
         asked = head.query.get("timeout_ms")
         if asked is None:

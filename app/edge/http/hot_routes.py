@@ -1,4 +1,4 @@
-"""The routes that infer: one row each, for the framework, for the shortcut past it and for an edge process alike.
+"""The routes that infer: one row each, for the framework and for the shortcut past it.
 
 The framework's middlewares and its router cost about a third of what a small request costs, and do nothing for these
 routes: errors and ids are handled by the routes themselves and by the gate. Everything else, a wrong verb on these
@@ -7,17 +7,15 @@ paths included, goes the usual way, where the same routes are mounted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from convoy.app.core import Core
 from convoy.app.edge.http.body import UploadRoom
 from convoy.app.edge.http.hot_route import HotRoute
 from convoy.app.edge.http.infer import InferRoute
 from convoy.app.edge.http.predictions import PredictionsRoute
 from convoy.app.edge.oip.decoder import Decoder
 from convoy.app.edge.options import EdgeOptions
-from convoy.app.submission.inference import InferenceCore
 
 _PATHS: dict[type[HotRoute], tuple[str, ...]] = {
     PredictionsRoute: ("/predictions/{model}", "/predictions/{model}/{version}"),
@@ -37,15 +35,11 @@ def protocol_of(scope: Scope) -> str | None:
 class HotRoutes:
     """By path; what stands in braces are its parameters. All are asked with POST."""
 
-    def __init__(
-        self, core: InferenceCore, options: EdgeOptions, kinds: Iterable[type[HotRoute]] = tuple(_PATHS)
-    ) -> None:
-        self.decoder = Decoder(
-            options.decode_threads, options.max_decoding, options.processes, shares_cores=options.engines_on_cpu
-        )
-        core.watch_decoding(lambda: self.decoder.waiting)
+    def __init__(self, core: Core, options: EdgeOptions) -> None:
+        self.decoder = Decoder(options.decode_threads, options.max_decoding, shares_cores=options.engines_on_cpu)
+        core.waiting_to_decode = lambda: self.decoder.waiting
         room = UploadRoom(core.slab)
-        made = {kind: kind(core, options, self.decoder, room) for kind in kinds}
+        made = {kind: kind(core, options, self.decoder, room) for kind in _PATHS}
         for kind, route in made.items():
             route.paths = _PATHS[kind]
         self.by_path = {path: route for kind, route in made.items() for path in _PATHS[kind]}

@@ -16,8 +16,8 @@ from convoy.app.edge.oip.call import Call
 from convoy.app.edge.oip.decoder import Decoded, DecodeWork
 from convoy.app.edge.oip.inference import InferRequest, is_heavy, request_for, within
 from convoy.app.edge.timing import StagesNs, server_timing
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.request import Done
-from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import BodyTooLarge, InvalidRequest
 
 HEADER_LENGTH = b"inference-header-content-length"
@@ -28,7 +28,7 @@ class InferRoute(HotRoute):
 
     protocol = "v2"
 
-    async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
+    async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
         started_ns = time.monotonic_ns()
         timeout_ms, header_length = self.timeout_ms(head, served), _header_length(head)
         meaning, wait_ns = await self._parse(call, body, header_length, served, timeout_ms)
@@ -42,7 +42,7 @@ class InferRoute(HotRoute):
         return _reply(call, done, response)
 
     async def _parse(
-        self, call: Call, body: Body, header_length: int | None, served: ServedLike, timeout_ms: float | None
+        self, call: Call, body: Body, header_length: int | None, served: Served, timeout_ms: float | None
     ) -> Decoded[InferRequest]:
         memory, slots, deadline_ns = self.core.shared_memory, (body.slot,), call.deadline_ns(timeout_ms)
         text = body.view[:header_length]
@@ -61,7 +61,7 @@ class InferRoute(HotRoute):
         meaning, wait_ns = await self.decoder.run(call, work, parse_infer, body, header_length, served, memory)
         return Decoded(meaning, weighed_ns + wait_ns)
 
-    def _room_for(self, call: Call, weight: Weight, served: ServedLike) -> int:
+    def _room_for(self, call: Call, weight: Weight, served: Served) -> int:
         """The memory that it takes to read such JSON. Raises BodyTooLarge where there can never be so much."""
         needs_bytes = needed_bytes(weight, served)
         if not call.may_ever_hold(needs_bytes):

@@ -31,7 +31,7 @@ from convoy.app.edge.oip.tensors import (
     in_range,
     shown,
 )
-from convoy.app.submission.inference import ServedLike
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.submission.shared_memory import SharedMemory
 from convoy.models.errors import InvalidRequest
 
@@ -40,7 +40,7 @@ _Json = dict[str, Any]
 _ACCEPTED_KINDS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
 
-def parse_infer(body: Body, header_length: int | None, served: ServedLike, memory: SharedMemory) -> InferRequest:
+def parse_infer(body: Body, header_length: int | None, served: Served, memory: SharedMemory) -> InferRequest:
     """Decode a body whose first `header_length` bytes are JSON: all of it when None, nothing when 0.
 
     Touches nothing but the body's bytes, so any thread may call it. Raises InvalidRequest, or NotFound or

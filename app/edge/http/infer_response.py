@@ -10,8 +10,8 @@ import orjson
 
 from convoy.app.edge.oip.answers import answers_of
 from convoy.app.edge.oip.inference import InferRequest
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.request import Done
-from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import InvalidRequest
 from convoy.models.tensors import unpack
 
@@ -27,7 +27,7 @@ class InferResponse(NamedTuple):
         return "application/json" if self.header_length is None else "application/octet-stream"
 
 
-def render_infer(request: InferRequest, served: ServedLike, done: Done) -> InferResponse:
+def render_infer(request: InferRequest, served: Served, done: Done) -> InferResponse:
     """Encode the answers in the order in which they were asked for.
 
     The pieces are views of the slab: they must be sent before the call ends. Raises InvalidRequest for

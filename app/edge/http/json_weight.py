@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from convoy.app.submission.inference import ServedLike
+from convoy.app.lifecycle.catalog import Served
 from convoy.models.errors import InvalidRequest
 
 # To count so much takes some tenths of a millisecond, as does to hand it to a thread.
@@ -51,7 +51,7 @@ def weigh(text: memoryview) -> Weight:
     return Weight(len(codes), commas + 1, lists)
 
 
-def check_weight(weight: Weight, served: ServedLike) -> None:
+def check_weight(weight: Weight, served: Served) -> None:
     """Raises InvalidRequest for more than the model's inputs can hold, where that is bounded."""
     spec = served.spec
     sizes = [(spec.max_batch_size or 1, *tensor.shape) for tensor in spec.inputs]
@@ -74,7 +74,7 @@ def check_weight(weight: Weight, served: ServedLike) -> None:
         )
 
 
-def needed_bytes(weight: Weight, served: ServedLike) -> int:
+def needed_bytes(weight: Weight, served: Served) -> int:
     """The memory beside such a body while it is read."""
     each = _STRING_BYTES if any(tensor.is_strings for tensor in served.spec.inputs) else _VALUE_BYTES
     return _COPIES * weight.nbytes + each * weight.values + _LIST_BYTES * weight.lists

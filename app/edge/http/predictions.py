@@ -14,6 +14,7 @@ from http import HTTPStatus
 
 import orjson
 
+from convoy.app.core import Core
 from convoy.app.edge.http.body import Body, UploadRoom
 from convoy.app.edge.http.class_maps import as_png, in_form
 from convoy.app.edge.http.hot_route import HotRoute, HttpHead
@@ -29,8 +30,8 @@ from convoy.app.edge.oip.pictures import EncodedPicture
 from convoy.app.edge.oip.predicting import Predicted, Predictor
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.timing import server_timing
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.slab import Slot
-from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import BodyTooLarge, InvalidRequest, RequestError
 
 
@@ -47,14 +48,14 @@ class PredictionsRoute(HotRoute):
 
     protocol = "predictions"
 
-    def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder, room: UploadRoom) -> None:
+    def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder, room: UploadRoom) -> None:
         super().__init__(core, options, decoder, room)
         self._predictor = Predictor(decoder, options.max_pixels)
 
-    def admit(self, served: ServedLike) -> None:
+    def admit(self, served: Served) -> None:
         check_takes_pictures(served)
 
-    async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
+    async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
         wanted, terms = _wanted(head, served), Terms(self.timeout_ms(head, served))
         picture = EncodedPicture(body.view, (body.slot,))
         if not picture.kind:
@@ -99,7 +100,7 @@ class PredictionsRoute(HotRoute):
         return (await self.decoder.run(call, work, split_images, body.view)).result
 
     async def _predict_file(
-        self, call: Call, served: ServedLike, body: Slot, encoded: memoryview | str, terms: Terms, wanted: Wanted
+        self, call: Call, served: Served, body: Slot, encoded: memoryview | str, terms: Terms, wanted: Wanted
     ) -> Document | _FailedFile:
         """`encoded` is what is wrong with it, where there are no bytes."""
         try:
@@ -113,7 +114,7 @@ class PredictionsRoute(HotRoute):
             return _FailedFile(str(error), error_reply(error))
 
 
-def _single(served: ServedLike, wanted: Wanted, seen: Predicted) -> Reply:
+def _single(served: Served, wanted: Wanted, seen: Predicted) -> Reply:
     headers = (server_timing(seen.stages_ns),)
     if wanted.finish is as_png:
         return Reply(200, (seen.found,), "image/png", headers)
@@ -149,7 +150,7 @@ def _several(call: Call, head: Document, outcomes: list[Document | _FailedFile |
     return replace(speaker.reply, pieces=(body,))
 
 
-def _wanted(head: HttpHead, served: ServedLike) -> Wanted:
+def _wanted(head: HttpHead, served: Served) -> Wanted:
     """What a request asks of its pictures. Raises InvalidRequest."""
     wanted = wanted_of(served, head.query.get("top_k"), head.query.get("threshold"))
     return in_form(wanted, head) if wanted.answering is CLASS_MAP else wanted

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from fastapi import APIRouter, Request, Response
 
+from convoy.app.core import Core
 from convoy.app.edge.entry import Keys
 from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.http.own_pages import OwnPages
@@ -18,14 +19,13 @@ from convoy.app.edge.http.small_body import read_object
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.repository import check_repository, load_model, unload_model
 from convoy.app.edge.options import BodyLimits
-from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import InvalidRequest
 
 _REPOSITORY = "/v2/repository"
 _LOAD_EXAMPLE = '{"parameters": {"config": "{\\"max_batch_size\\": 16}"}}'
 
 
-def repository_routes(core: ManagedCore, keys: Keys, own_pages: OwnPages, limits: BodyLimits) -> APIRouter:
+def repository_routes(core: Core, keys: Keys, own_pages: OwnPages, limits: BodyLimits) -> APIRouter:
     router = APIRouter(tags=["repository"], responses=ERRORS)
 
     def check_admin(request: Request) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from convoy.app.core import Core
 from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.http.own_pages import OwnPages
 from convoy.app.edge.http.replies import json_response
@@ -11,21 +12,20 @@ from convoy.app.edge.http.small_body import read_object
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.tensors import brief
 from convoy.app.edge.options import BodyLimits
-from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import InvalidRequest, Unsupported
 
 _EXAMPLE = '{"key": "/input", "offset": 0, "byte_size": 128}'
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 
 
-def shared_memory_routes(core: ManagedCore, own_pages: OwnPages, limits: BodyLimits) -> APIRouter:
+def shared_memory_routes(core: Core, own_pages: OwnPages, limits: BodyLimits) -> APIRouter:
     router = APIRouter(tags=["shared memory"], responses=ERRORS)
     _add_system(router, core, own_pages, limits)
     _add_cuda(router)
     return router
 
 
-def _add_system(router: APIRouter, core: ManagedCore, own_pages: OwnPages, limits: BodyLimits) -> None:
+def _add_system(router: APIRouter, core: Core, own_pages: OwnPages, limits: BodyLimits) -> None:
     @router.get(f"{_SYSTEM}/status", summary="All registered regions")
     @router.get(f"{_SYSTEM}/region/{{name}}/status", summary="One registered region")
     async def status(name: str | None = None) -> Response:

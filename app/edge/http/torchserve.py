@@ -9,15 +9,16 @@ from typing import Any
 
 from fastapi import APIRouter, Query, Response
 
+from convoy.app.core import Core
 from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.http.replies import json_response
 from convoy.app.edge.oip.lookup import find_served
-from convoy.app.submission.management import ManagedCore, ManagedVersion
+from convoy.app.lifecycle.catalog import Served
 
 _DEFAULT_LIMIT = 100
 
 
-def torchserve_routes(core: ManagedCore) -> APIRouter:
+def torchserve_routes(core: Core) -> APIRouter:
     router = APIRouter(tags=["TorchServe"], responses=ERRORS)
 
     @router.get("/models", summary="The models' names")
@@ -44,7 +45,7 @@ def torchserve_routes(core: ManagedCore) -> APIRouter:
     return router
 
 
-def _description(core: ManagedCore, served: ManagedVersion) -> dict[str, Any]:
+def _description(core: Core, served: Served) -> dict[str, Any]:
     waiting = core.scheduler.waiting_samples(served.key)
     engines = [engine.info for engine in served.loaded.engines]
     status = "READY" if served.ready else "UNLOADING"

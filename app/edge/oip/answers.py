@@ -14,12 +14,12 @@ from convoy.app.edge.oip.inference import INLINE_BYTES, InferRequest
 from convoy.app.edge.oip.outputs import WantedOutput
 from convoy.app.edge.oip.shared_tensors import check_room
 from convoy.app.edge.oip.tensors import TensorOut
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.request import Done
-from convoy.app.submission.inference import ServedLike
 from convoy.models.spec import TensorSpec
 
 
-def answers_of(request: InferRequest, served: ServedLike, done: Done) -> tuple[TensorOut, ...]:
+def answers_of(request: InferRequest, served: Served, done: Done) -> tuple[TensorOut, ...]:
     """The answers for either wire to encode; their views must be used up before the call ends.
 
     Raises InvalidRequest for an answer that does not fit the form in which it was asked for.
@@ -39,7 +39,7 @@ def is_heavy_answer(request: InferRequest, done: Done) -> bool:
     return any(wanted.classes or not wanted.binary for wanted in request.outputs)
 
 
-def _other_answer(served: ServedLike, wanted: WantedOutput, answer: Answer) -> TensorOut:
+def _other_answer(served: Served, wanted: WantedOutput, answer: Answer) -> TensorOut:
     spec = served.spec.outputs[wanted.index]
     if wanted.place is not None:
         check_room(wanted.place, spec, answer.data.nbytes)

@@ -17,15 +17,16 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from convoy.app.batch import StageTimes
+from convoy.app.core import Core
 from convoy.app.edge.entry import CallFacts
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.edge.oip.tensors import TensorRef
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.outcomes import ANSWERED, CallEnd
 from convoy.app.scheduling.request import (
     MILLISECOND_NS,
     SECOND_NS,
     Done,
-    Outcome,
     Request,
     Shape,
     SlotRef,
@@ -33,7 +34,6 @@ from convoy.app.scheduling.request import (
     TensorPlace,
 )
 from convoy.app.scheduling.slab import Slot, SlotState
-from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.app.submission.refusals import EXPIRED_RUNNING, failure_of
 from convoy.app.submission.shared_memory import Region
 from convoy.app.tracing.spans import EndedCall, Exemplar, RequestSpan
@@ -86,11 +86,11 @@ class Call:
     took to read, after `decode_wait_ns`, `answered_ns` when the last of its answers came, to be written.
     """
 
-    def __init__(self, core: InferenceCore, protocol: str, *, comes_alone: bool = False) -> None:
+    def __init__(self, core: Core, protocol: str, *, comes_alone: bool = False) -> None:
         self.core, self.protocol, self.comes_alone = core, protocol, comes_alone
         self.arrival_ns = time.monotonic_ns()
         self.answered_ns = 0
-        self.served: ServedLike | None = None
+        self.served: Served | None = None
         self.decode_ns = self.decode_wait_ns = self.queue_ns = self.ended_ns = 0
         self.times: StageTimes | None = None
         self.ending: CallEnd | None = None
@@ -114,13 +114,13 @@ class Call:
         self.core.begin_call()
         self._has_begun = True
 
-    def find(self, model: str, version: str | None) -> ServedLike:
+    def find(self, model: str, version: str | None) -> Served:
         """Hold the version that it asks for until its end. Raises Unavailable when that is not ready, and NotFound."""
         served = find_served(self.core.catalog, model, version)
         self.hold(served)
         return served
 
-    def hold(self, served: ServedLike) -> None:
+    def hold(self, served: Served) -> None:
         """The same for a version that has just been found."""
         served.enter()
         self.served = served
@@ -290,7 +290,7 @@ class Call:
         model, version = (None, None) if key is None else (key.model, key.version)
         return CallFacts(model, version, ending.outcome.value, ending.reason, stages_ms)
 
-    def build_request(self, served: ServedLike, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
+    def build_request(self, served: Served, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
         """The scheduler's view of what was decoded, with room reserved for the outputs."""
         outputs = self._reserve_outputs(served, inputs.samples, wanted)
         slots: dict[SlotRef, int] = {}  # and their numbers in the request
@@ -342,34 +342,30 @@ class Call:
             raise
         return waiting.future
 
-    def _request_ended(self, request: Request, end: Done | RequestError) -> None:
+    def _request_ended(self, request: Request, done: Done) -> None:
         """The scheduler has the request no longer."""
         waiting = self._waiting.pop(request.id, None)
-        error = failure_of(end) if isinstance(end, Done) else end
+        error = failure_of(done)
         if waiting is None:
             if error is None:
                 self.core.slab.free(*request.slots)  # the call has given up on it, so nobody else does
             return
         if waiting.timer is not None:
             waiting.timer.cancel()
-        if isinstance(end, Done):
-            self._note(end, waiting.slots)
-        if waiting.future.done():  # its task was cancelled
-            return
-        if error is not None:
-            waiting.future.set_exception(error)
-        elif isinstance(end, Done):
-            waiting.future.set_result(end)
-
-    def _note(self, done: Done, slots: dict[SlotRef, Slot]) -> None:
-        if done.outcome is Outcome.ANSWERED:
-            self._slots.update(slots)
+        if error is None:
+            self._slots.update(waiting.slots)
             self.answered_ns = time.monotonic_ns()
             self.queue_ns, self.times = done.queue_ns, done.times
             if self.span is not None:
                 self.span.answered(done)
         elif self.span is not None and done.batch is not None:
             self.span.batches.append(done.batch)
+        if waiting.future.done():  # its task was cancelled
+            return
+        if error is None:
+            waiting.future.set_result(done)
+        else:
+            waiting.future.set_exception(error)
 
     def _wait_no_more(self, request: Request, reason: str, error: RequestError | ClientGone | None) -> None:
         """`reason` is one of the statistics' failures. Without an error nobody hears of it: the call ends."""
@@ -382,9 +378,7 @@ class Call:
         if error is not None and not waiting.future.done():
             waiting.future.set_exception(error)
 
-    def _reserve_outputs(
-        self, served: ServedLike, samples: int, wanted: tuple[int, ...]
-    ) -> tuple[TensorRef | None, ...]:
+    def _reserve_outputs(self, served: Served, samples: int, wanted: tuple[int, ...]) -> tuple[TensorRef | None, ...]:
         sizes = [served.spec.outputs[index].sample_bytes for index in wanted]
         known = [samples * size if size is not None else 0 for size in sizes]
         if not any(known):

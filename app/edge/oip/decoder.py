@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from convoy.app.edge.oip.call import Call
 from convoy.app.host.priority import give_way_to_engines
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.decoding import (
     LONG_NS,
     Begin,
@@ -34,7 +35,6 @@ from convoy.app.scheduling.decoding import (
 from convoy.app.scheduling.queues import RAISED_LEVEL, level_of
 from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey
 from convoy.app.scheduling.slab import Slot, SlotState
-from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.refusals import EXPIRED_RUNNING, no_room, not_decoded
 from convoy.models.errors import DeadlineExceeded, Overloaded, RequestError
 from convoy.models.images import KEPT_MEMORY
@@ -58,7 +58,7 @@ class DecodeWork(NamedTuple):
     units: int
     slots: tuple[Slot, ...] = ()
     deadline_ns: int | None = None
-    sample_of: ServedLike | None = None
+    sample_of: Served | None = None
     needs_bytes: int = 0
     latest_start_ns: int | None = None
     priority: int = 0
@@ -86,14 +86,14 @@ class _Waiting:
 class Decoder:
     """At most `threads` work, one more beside them that have long jobs, and `max_waiting` jobs wait.
 
-    It is one of `processes` that decode ahead for the same engines, which compute on its cores where it `shares_cores`.
+    The engines compute on its cores where it `shares_cores`.
     """
 
-    def __init__(self, threads: int, max_waiting: int, processes: int = 1, *, shares_cores: bool = False) -> None:
+    def __init__(self, threads: int, max_waiting: int, *, shares_cores: bool = False) -> None:
         self._executor = ThreadPoolExecutor(threads, "decode")
         self._beside = ThreadPoolExecutor(1, "decode-beside")
         self._long = ThreadPoolExecutor(threads, "decode-long", give_way_to_engines)
-        self._state, self._processes = Decoding(threads, max_waiting, shares_cores), processes
+        self._state = Decoding(threads, max_waiting, shares_cores)
         self._waiting: dict[int, _Waiting] = {}  # those that have not begun, by their job's id
         self._next_id = count(1).__next__
         self._is_due = False
@@ -173,7 +173,7 @@ class Decoder:
         """How many jobs have not begun."""
         return len(self._waiting)
 
-    def begin_here(self, served: ServedLike, is_short: Callable[[], bool]) -> bool:
+    def begin_here(self, served: Served, is_short: Callable[[], bool]) -> bool:
         """Whether the caller may decode a sample at once, on the event loop; `answered` is to follow, if so."""
         return begin_here(self._state, served.key, self._most_ahead(served), time.monotonic_ns(), is_short)
 
@@ -190,10 +190,9 @@ class Decoder:
         for executor in (self._executor, self._beside, self._long):
             executor.shutdown(wait=False)
 
-    def _most_ahead(self, served: ServedLike) -> int:
+    def _most_ahead(self, served: Served) -> int:
         """So many of its samples may be decoded and unanswered: so many full batches for each engine."""
-        ahead = _BATCHES_AHEAD * max(1, served.spec.max_batch_size) * max(1, served.engines)
-        return -(-ahead // self._processes)
+        return _BATCHES_AHEAD * max(1, served.spec.max_batch_size) * max(1, served.engines)
 
     def _admit(self, waiting: _Waiting, now_ns: int) -> None:
         refusal = admit(self._state, waiting.job, now_ns)

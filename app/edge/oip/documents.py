@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from convoy.app.core import Core
 from convoy.app.edge.oip.lookup import find_served
-from convoy.app.submission.listing import WHOLE_MODEL, Listing
-from convoy.app.submission.management import ManagedCore
+from convoy.app.lifecycle.listing import WHOLE_MODEL, Listing
 from convoy.app.submission.shared_memory import Region
 from convoy.app.telemetry.observed import Observed
 from convoy.app.telemetry.statistics import Duration
@@ -35,13 +35,13 @@ CUDA_IS_NOT_OFFERED = (
 Document = dict[str, Any]
 
 
-def server_metadata(core: ManagedCore, name: str) -> Document:
+def server_metadata(core: Core, name: str) -> Document:
     """The extensions are those that this very server offers; clients decide by them what to send."""
     own = ["system_shared_memory"] if core.shared_memory.is_allowed else []
     return {"name": name, "version": VERSION, "extensions": [*EXTENSIONS, *own]}
 
 
-def model_metadata(core: ManagedCore, model: str, version: str | None) -> Document:
+def model_metadata(core: Core, model: str, version: str | None) -> Document:
     """Raises NotFound or Unavailable."""
     served = find_served(core.catalog, model, version)
     batch = [-1] if served.spec.max_batch_size else []
@@ -54,7 +54,7 @@ def model_metadata(core: ManagedCore, model: str, version: str | None) -> Docume
     }
 
 
-async def repository_index(core: ManagedCore, *, only_ready: bool) -> list[Document]:
+async def repository_index(core: Core, *, only_ready: bool) -> list[Document]:
     """Every version that is known, and by name alone what could be loaded and never was."""
     index = core.catalog.index()
     listed = [_line(one) for one in index if one.state.value == "READY" or not only_ready]
@@ -69,7 +69,7 @@ def _line(one: Listing) -> Document:
     return {"name": one.name, **version, "state": one.state.value, "reason": one.reason}
 
 
-def model_statistics(core: ManagedCore, model: str | None, version: str | None) -> Document:
+def model_statistics(core: Core, model: str | None, version: str | None) -> Document:
     """The statistics extension: of a version, of all versions of a model, or of everything.
 
     Raises NotFound or Unavailable.

@@ -23,8 +23,8 @@ from convoy.app.edge.oip.outputs import WantedOutput, read_outputs
 from convoy.app.edge.oip.parameters import check_parameters, whole_number
 from convoy.app.edge.oip.shared_tensors import SharedBytes
 from convoy.app.edge.oip.tensors import Elsewhere, RawRequest, Target, TensorIn, TensorRef, Values, brief, shown
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.request import Request, Shape
-from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.shared_memory import Region
 from convoy.models.errors import InvalidRequest
 from convoy.models.spec import NUMPY_DTYPES, TensorSpec
@@ -51,7 +51,7 @@ class InferRequest(NamedTuple):
     regions: tuple[Region, ...] = ()
 
 
-def understand(asked: RawRequest, served: ServedLike) -> InferRequest:
+def understand(asked: RawRequest, served: Served) -> InferRequest:
     """Compare what was asked with the model. Raises InvalidRequest or Unsupported.
 
     Touches nothing but what it is given, so any thread may call it.
@@ -69,13 +69,13 @@ def _place_tensors(request: InferRequest, call: Call) -> Inputs:
     return Inputs(request.samples, request.shapes, references)
 
 
-def is_heavy(nbytes: int, served: ServedLike) -> bool:
+def is_heavy(nbytes: int, served: Served) -> bool:
     """Whether checking so many bytes of inputs takes longer than the event loop may be held up."""
     # Numbers are checked by their size; strings one by one.
     return nbytes > INLINE_BYTES and any(spec.is_strings for spec in served.spec.inputs)
 
 
-def request_for(meaning: InferRequest, served: ServedLike, call: Call, terms: Terms) -> Request:
+def request_for(meaning: InferRequest, served: Served, call: Call, terms: Terms) -> Request:
     """For the scheduler, with its inputs in the slab. Raises Overloaded, or InvalidRequest for shared memory."""
     inputs = _place_tensors(meaning, call)
     return call.build_request(served, inputs, tuple(output.index for output in meaning.outputs), terms)
@@ -117,7 +117,7 @@ def _prefix(request_id: str | None) -> str:
 class _Reader:
     """One request against one model, in Triton's order: inputs, their batch, outputs, terms."""
 
-    def __init__(self, asked: RawRequest, served: ServedLike) -> None:
+    def __init__(self, asked: RawRequest, served: Served) -> None:
         self._asked = asked
         self._spec = served.spec
         self._text_only = served.text_only

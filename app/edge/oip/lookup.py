@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from convoy.app.submission.inference import Finder, Found
+from convoy.app.lifecycle.catalog import Catalog, Served
 from convoy.models.errors import NotFound
 
 
-def find_served(catalog: Finder[Found], model: str, version: str | None) -> Found:
+def find_served(catalog: Catalog, model: str, version: str | None) -> Served:
     """The version asked for; without one, the highest. Raises NotFound or Unavailable."""
     if version is None:
         return catalog.find(model, None)

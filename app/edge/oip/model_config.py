@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from convoy.app.submission.management import ManagedVersion
+from convoy.app.lifecycle.catalog import Served
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.version_policy import Latest, Policy
 
 _TRITON_TYPE_OF = {"BOOL": "TYPE_BOOL", "BYTES": "TYPE_STRING"}
 
 
-def model_config(served: ManagedVersion, policy: Policy) -> dict[str, Any]:
+def model_config(served: Served, policy: Policy) -> dict[str, Any]:
     """The ModelConfig as JSON, with the protobuf's field names. `policy`: which of the model's versions are served."""
     spec = served.spec
     count = len(served.loaded.engines)

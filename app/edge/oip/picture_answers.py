@@ -17,14 +17,14 @@ from convoy.app.edge.class_map import SegmentedPicture, run_lengths
 from convoy.app.edge.oip.answering import BOXES, CLASS_MAP, Wanted, why_no_predictions
 from convoy.app.edge.oip.predicting import MOST_TOP_K, Predicted, check_threshold, check_top_k, wanted_classes
 from convoy.app.edge.timing import timing_document
-from convoy.app.submission.inference import ServedLike
+from convoy.app.lifecycle.catalog import Served
 from convoy.models.errors import InvalidRequest
 from convoy.models.tasks import Task
 
 Document = dict[str, Any]
 
 
-def check_takes_pictures(served: ServedLike) -> None:
+def check_takes_pictures(served: Served) -> None:
     """Raises InvalidRequest, and says what to do instead."""
     why = why_no_predictions(served.spec)
     if why is not None:
@@ -32,7 +32,7 @@ def check_takes_pictures(served: ServedLike) -> None:
         raise InvalidRequest(f"'{name}' {why}; send tensors to /v2/models/{name}/versions/{version}/infer")
 
 
-def wanted_of(served: ServedLike, top_k: object, threshold: object) -> Wanted:
+def wanted_of(served: Served, top_k: object, threshold: object) -> Wanted:
     """What is wanted of a picture; both as they came, numbers or text, or None. Raises InvalidRequest."""
     return _WANTED[served.spec.task](served, top_k, threshold)
 
@@ -42,22 +42,22 @@ def answer_document(wanted: Wanted, predicted: Predicted) -> Document:
     return {wanted.answering.key: predicted.found, "timing_ms": timing_document(predicted.stages_ns)}
 
 
-def envelope(served: ServedLike) -> Document:
+def envelope(served: Served) -> Document:
     """Who answers."""
     return {"model": served.key.model, "version": str(served.key.version)}
 
 
-def _wanted_classes(served: ServedLike, top_k: object, threshold: object) -> Wanted:
+def _wanted_classes(served: Served, top_k: object, threshold: object) -> Wanted:
     least = _threshold(threshold, served)
     return wanted_classes(_top_k(top_k), least)
 
 
-def _wanted_boxes(served: ServedLike, top_k: object, threshold: object) -> Wanted:
+def _wanted_boxes(served: Served, top_k: object, threshold: object) -> Wanted:
     least = _threshold(threshold, served)
     return Wanted(BOXES, _top_k(top_k), least)
 
 
-def _wanted_map(served: ServedLike, top_k: object, threshold: object) -> Wanted:
+def _wanted_map(served: Served, top_k: object, threshold: object) -> Wanted:
     for word, given in (("top_k", top_k), ("threshold", threshold)):
         if given is not None:
             name = served.key.model
@@ -66,7 +66,7 @@ def _wanted_map(served: ServedLike, top_k: object, threshold: object) -> Wanted:
 
 
 # By the task of the model. All raise InvalidRequest.
-_WANTED: dict[Task, Callable[[ServedLike, object, object], Wanted]] = {
+_WANTED: dict[Task, Callable[[Served, object, object], Wanted]] = {
     "classify": _wanted_classes,
     "multilabel": _wanted_classes,
     "segment": _wanted_map,
@@ -74,7 +74,7 @@ _WANTED: dict[Task, Callable[[ServedLike, object, object], Wanted]] = {
 }
 
 
-def _threshold(given: object, served: ServedLike) -> float | None:
+def _threshold(given: object, served: Served) -> float | None:
     if given is None:
         return None
     threshold = math.nan

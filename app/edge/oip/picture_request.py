@@ -20,7 +20,7 @@ from convoy.app.edge.oip.pictures import EncodedPicture
 from convoy.app.edge.oip.predicting import Predicted
 from convoy.app.edge.oip.shared_tensors import SharedBytes
 from convoy.app.edge.oip.tensors import RawRequest, Target, TensorIn, TensorOut, TensorRef, brief
-from convoy.app.submission.inference import ServedLike
+from convoy.app.lifecycle.catalog import Served
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import pack
 
@@ -37,12 +37,12 @@ class PictureRequest(NamedTuple):
     terms: Terms
 
 
-def brings_picture(datatypes: list[str], served: ServedLike) -> bool:
+def brings_picture(datatypes: list[str], served: Served) -> bool:
     """Whether inputs of these types are for the decoder and not for the model."""
     return served.spec.image is not None and "BYTES" in datatypes
 
 
-def picture_request(asked: RawRequest, served: ServedLike, call: Call, timeout_ms: float | None) -> PictureRequest:
+def picture_request(asked: RawRequest, served: Served, call: Call, timeout_ms: float | None) -> PictureRequest:
     """What is asked, with the file copied into the slab. Raises InvalidRequest, NotFound or Overloaded."""
     check_takes_pictures(served)
     if len(asked.inputs) != 1:
@@ -55,14 +55,14 @@ def picture_request(asked: RawRequest, served: ServedLike, call: Call, timeout_m
     return PictureRequest(asked.id, _picture(asked.id, asked.inputs[0], served, call), wanted, terms)
 
 
-def picture_output(served: ServedLike, wanted: Wanted, predicted: Predicted) -> TensorOut:
+def picture_output(served: Served, wanted: Wanted, predicted: Predicted) -> TensorOut:
     """What was found, as the output."""
     document = orjson.dumps({**envelope(served), **answer_document(wanted, predicted)})
     spec = TensorSpec(wanted.answering.key, "BYTES", _ONE)
     return TensorOut(spec, _ONE, memoryview(pack((document,))), binary=True)
 
 
-def _picture(request_id: str | None, tensor: TensorIn, served: ServedLike, call: Call) -> EncodedPicture:
+def _picture(request_id: str | None, tensor: TensorIn, served: Served, call: Call) -> EncodedPicture:
     sizes = [size for size in tensor.shape if isinstance(size, int)]
     if len(sizes) != len(tensor.shape) or math.prod(sizes) != 1:
         raise wrong_request(

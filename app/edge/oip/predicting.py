@@ -16,8 +16,8 @@ from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.pictures import Picture
 from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.edge.timing import StagesNs
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.slab import Slot
-from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import DeadlineExceeded, ImageTooLarge, InvalidRequest, Overloaded, RequestError
 from convoy.models.geometry import Extent
 from convoy.models.images import decoding_bytes, refuse_oversized
@@ -51,7 +51,7 @@ class Predictor:
         self.decoder, self._max_pixels = decoder, max_pixels
 
     async def predict(
-        self, call: Call, served: ServedLike, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
+        self, call: Call, served: Served, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
     ) -> Predicted:
         """Decode, queue, compute and read one picture. The version must take pictures, and `wanted` be of its task.
 
@@ -81,7 +81,7 @@ class Predictor:
         total_ns = time.monotonic_ns() - call.arrival_ns
         return Predicted(found, StagesNs.of(done, sample.wait_ns, sample.decode_ns, total_ns))
 
-    def _decode_here(self, call: Call, served: ServedLike, picture: Picture) -> _Sample:
+    def _decode_here(self, call: Call, served: Served, picture: Picture) -> _Sample:
         started_ns = time.monotonic_ns()
         try:
             slot = call.reserve(_input_bytes(served))
@@ -91,7 +91,7 @@ class Predictor:
             raise
         return _Sample(slot, size, 0, time.monotonic_ns() - started_ns)
 
-    async def _decode(self, call: Call, served: ServedLike, picture: Picture, terms: Terms) -> _Sample:
+    async def _decode(self, call: Call, served: Served, picture: Picture, terms: Terms) -> _Sample:
         """Decode in a thread, in its turn. Raises RequestError or ClientGone."""
         started_ns, image = time.monotonic_ns(), _image_of(served)
         slot = call.reserve(_input_bytes(served))
@@ -130,12 +130,12 @@ class Predictor:
         return header.pixels, needs_bytes
 
 
-def _input_bytes(served: ServedLike) -> int:
+def _input_bytes(served: Served) -> int:
     """Bytes of one decoded picture."""
     return math.prod(_image_of(served).tensor_shape) * served.spec.inputs[0].numpy_dtype.itemsize
 
 
-def _image_of(served: ServedLike) -> ImageSpec:
+def _image_of(served: Served) -> ImageSpec:
     image = served.spec.image
     assert image is not None, "whoever asks has seen to it; this is a bug"
     return image
@@ -162,7 +162,7 @@ def check_top_k(top_k: object, given: object) -> int:
     return min(top_k, MOST_TOP_K)
 
 
-def check_threshold(threshold: SupportsFloat, given: object, served: ServedLike) -> float:
+def check_threshold(threshold: SupportsFloat, given: object, served: Served) -> float:
     """The number itself, of whatever type. Raises InvalidRequest; `given` is how it came."""
     score = _number(threshold)
     # What a model of its own scores gives need not be a share.

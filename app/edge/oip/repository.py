@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import orjson
 
+from convoy.app.core import Core
 from convoy.app.edge.oip.tensors import brief
-from convoy.app.submission.listing import Override
-from convoy.app.submission.management import ManagedCore
+from convoy.app.lifecycle.listing import Override
 from convoy.models.errors import InvalidRequest, Unsupported
 from convoy.models.store import is_version
 from convoy.models.version_policy import Latest, Policy
@@ -24,19 +24,17 @@ _OWN = {
 }
 
 
-async def load_model(core: ManagedCore, model: str, parameters: Mapping[str, object]) -> None:
+async def load_model(core: Core, model: str, parameters: Mapping[str, object]) -> None:
     """After the mode and the token were checked. Raises RequestError."""
     await core.control.load(model, _override(model, parameters))
-    await core.catalog.until_known()
 
 
-async def unload_model(core: ManagedCore, model: str, parameters: Mapping[str, object]) -> None:
+async def unload_model(core: Core, model: str, parameters: Mapping[str, object]) -> None:
     """After the mode and the token were checked. Raises RequestError."""
     # No model here depends on another, so there is nothing more to do for a true one.
     if not isinstance(parameters.get("unload_dependents", False), bool):
         raise InvalidRequest("'unload_dependents' must be true or false")
     await core.control.unload(model)
-    await core.catalog.until_known()
 
 
 def check_repository(name: str) -> None:

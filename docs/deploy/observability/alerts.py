@@ -106,7 +106,7 @@ def _of_servers() -> tuple[Alert, ...]:
             f"{_INSTANCE} refuses more than one call in a hundred",
             "The dashboard Overview has the reasons. `queue_full`, `predicted_late`, `decode_queue`: more load than "
             "it can bear, so add servers. `memory`: see ConvoyMemoryNearlyFull. `calls`, `connections`: raise "
-            "`--max-connections`. `not_ready`, `core_away`: see ConvoyNotReady and ConvoyRestarted.",
+            "`--max-connections`. `not_ready`: see ConvoyNotReady and ConvoyRestarted.",
         ),
         Alert(
             "ConvoyMemoryNearlyFull",

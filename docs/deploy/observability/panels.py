@@ -152,20 +152,15 @@ def _overview() -> Dashboard:
             ),
             Panel(
                 "Cores in use",
-                "By process: the core has the engines, edges have connections and decode.",
+                "CPU time of each server's process over time.",
                 "none",
-                (
-                    (
-                        _rate("convoy_process_cpu_seconds_total", _SERVER, "instance, process"),
-                        "{{instance}} {{process}}",
-                    ),
-                ),
+                ((_rate("process_cpu_seconds_total", _SERVER, "instance"), "{{instance}}"),),
             ),
             Panel(
                 "Resident memory",
-                "By process. What they share is in each that has touched it.",
+                "Of each server's process.",
                 "bytes",
-                ((f"convoy_process_resident_memory_bytes{{{_SERVER}}}", "{{instance}} {{process}}"),),
+                ((f"process_resident_memory_bytes{{{_SERVER}}}", "{{instance}}"),),
             ),
         ),
     )
