@@ -122,7 +122,7 @@ def test_another_default_time_holds_at_once(pictures: Workshop) -> None:
         gate = held(workshop)
         await running(workshop, house.connect(), asks(picture(0)))
         house.options.change(replace(OPTIONS, default_timeout_ms=20.0))
-        assert (await connection.ask(asks(picture(1)))).status == 504
+        assert (await connection.ask(asks(picture(1)))).status in (429, 504)
         gate.set()
 
     play(pictures, scene)
