@@ -1,6 +1,6 @@
-"""The server's own engine and its own decoder with nothing around them: what no server can exceed.
+"""A bundle's engine and decoder with nothing around them: what no server can exceed.
 
-The one module here that imports what it measures: a bound is one only if it is made of the very same parts.
+Decoding and computing share the cores, so an image costs the sum of what each costs when it has all of them.
 """
 
 from __future__ import annotations
@@ -8,81 +8,60 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from convoy.app.engines.base import Engine
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.measure import batch_knots, make_probe
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from convoy.models.bundle import Bundle, open_bundle
+from convoy.models.bundle import open_bundle
 from convoy.models.images import preprocess
 from convoy.models.spec import ImageSpec
 
-_TRIAL_S = 1.0
+_TRIAL_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Bare:
-    """Each rate is of all cores working on nothing else. `batch_size` is the one at which the engine is fastest."""
+def bare_rate(bundle_folder: Path, pictures: Sequence[bytes]) -> Callable[[float], float]:
+    """What gives images a second of the fp32 file on all cores, at the batch size that serves it best.
 
-    engine: Engine
-    batch_size: int
-    image: ImageSpec | None
-
-    def engine_rps(self, seconds: float) -> float:
-        """Images a second through the engine, gathering and scattering included."""
-        return _engine_rps(self.engine, self.batch_size, seconds)
-
-    def decoder_rps(self, encoded: Sequence[bytes], seconds: float) -> float:
-        """Images a second from their bytes to the engine's input, on as many threads as the server would take."""
-        image = self.image
-        assert image is not None, "only a network with an image specification decodes"
-        end_s = time.perf_counter() + seconds
-        threads = cpu_budget()
-
-        def decode(_: int) -> int:
-            return _count_until(end_s, lambda turn: preprocess(encoded[turn % len(encoded)], image))
-
-        started_s = time.perf_counter()
-        with ThreadPoolExecutor(threads) as pool:
-            decoded = sum(pool.map(decode, range(threads)))
-        return decoded / (time.perf_counter() - started_s)
-
-
-def open_bare(folder: Path) -> Bare:
-    """The bundle's fp32 engine on all cores, at the batch size that serves it best. Raises BundleError."""
-    bundle = open_bundle(folder)
-    engine = _open(bundle)
-    engine.warm_up()
-    sizes = batch_knots(bundle.manifest.spec.max_batch_size)
-    best = max(sizes, key=lambda size: _engine_rps(engine, size, _TRIAL_S))
-    return Bare(engine, best, bundle.manifest.spec.image)
-
-
-def _open(bundle: Bundle) -> Engine:
+    With pictures, which are decoded on as many threads.
+    """
+    bundle, threads = open_bundle(bundle_folder), cpu_budget()
     spec = bundle.manifest.spec
-    return OnnxRuntimeCpuEngine(
+    engine = OnnxRuntimeCpuEngine(
         bundle.path("fp32.onnx"),
         inputs=spec.inputs,
         outputs=spec.outputs,
         max_batch_size=spec.max_batch_size,
         precision="fp32",
-        threads=cpu_budget(),
+        threads=threads,
     )
+    engine.warm_up()
+    probes = {size: make_probe(engine, size) for size in batch_knots(spec.max_batch_size)}
+    best = max(probes, key=lambda size: size * _per_s(lambda _: probes[size].run_ms(), _TRIAL_S))
+
+    def engine_rps(seconds: float) -> float:
+        return best * _per_s(lambda _: probes[best].run_ms(), seconds)
+
+    def decoder_rps(seconds: float) -> float:
+        assert spec.image is not None, "only a network with an image specification decodes"
+        decode = partial(_decode_one, pictures, spec.image)
+        with ThreadPoolExecutor(threads) as pool:
+            return sum(pool.map(lambda _: _per_s(decode, seconds), range(threads)))
+
+    if not pictures:
+        return engine_rps
+    return lambda seconds: 1 / (1 / engine_rps(seconds / 2) + 1 / decoder_rps(seconds / 2))
 
 
-def _engine_rps(engine: Engine, batch_size: int, seconds: float) -> float:
-    probe = make_probe(engine, batch_size)
-    started_s = time.perf_counter()
-    runs = _count_until(started_s + seconds, lambda _: probe.run_ms())
-    return runs * batch_size / (time.perf_counter() - started_s)
+def _decode_one(pictures: Sequence[bytes], image: ImageSpec, turn: int) -> None:
+    preprocess(pictures[turn % len(pictures)], image)
 
 
-def _count_until(end_s: float, work: Callable[[int], object]) -> int:
-    """How often `work` was done; at least once."""
-    turn = 0
-    while turn == 0 or time.perf_counter() < end_s:
+def _per_s(work: Callable[[int], object], seconds: float) -> float:
+    """How often `work` can be done in a second; it is done at least once."""
+    started_s, turn = time.perf_counter(), 0
+    while turn == 0 or time.perf_counter() < started_s + seconds:
         work(turn)
         turn += 1
-    return turn
+    return turn / (time.perf_counter() - started_s)

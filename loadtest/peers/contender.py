@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from convoy.loadtest.peers.forms import FORMS
+
 from convoy.loadtest.bodies import infer_path, predictions_path
 from convoy.loadtest.peers.definition import HERE, READY_WITHIN_S, SERVER, Peer, Route
 from convoy.loadtest.peers.environment import own_libraries
-from convoy.loadtest.peers.forms import FORMS
 from convoy.loadtest.peers.network import ServedNetwork, network_of
 from convoy.loadtest.peers.results import BodyKind, Setting
 from convoy.loadtest.peers.server import Launch, Ports

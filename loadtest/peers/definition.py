@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from convoy.loadtest.peers.forms import FORMS, Form
+
 from convoy.loadtest.peers.results import BodyKind, Setting
 from convoy.models.errors import UsageError
 

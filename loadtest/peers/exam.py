@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from convoy.loadtest.peers.forms import Floats, Sample
 
 from convoy.app.engines.onnx_session import new_session
 from convoy.loadtest.bodies import Payload, image_payloads
@@ -21,7 +22,6 @@ from convoy.loadtest.endpoint import find_endpoint
 from convoy.loadtest.grpc_channel import channel_options, open_channel
 from convoy.loadtest.peers.beside.peer_pictures import decode
 from convoy.loadtest.peers.definition import Route
-from convoy.loadtest.peers.forms import Floats, Sample
 from convoy.loadtest.peers.network import ServedNetwork
 from convoy.loadtest.peers.pictures import jpegs
 from convoy.loadtest.peers.results import BodyKind

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from convoy.loadtest.peers.forms import MODEL
+
 from convoy.loadtest.peers.results import BodyKind, write_text
 from convoy.models.errors import JobError
 
