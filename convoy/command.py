@@ -57,8 +57,8 @@ cli.add_typer(load_tests, name="loadtest")
 _KEYWORD = python_inspect.Parameter.KEYWORD_ONLY
 EXIT_INTERRUPTED = 130
 _COMPLETE = "_CONVOY_COMPLETE"
-# By the build, and by `loadtest/scale/processes.py`.
-_READ_ELSEWHERE = frozenset({"CONVOY_USE_MYPYC", "CONVOY_TREE_MARK"})
+# By the build.
+_READ_ELSEWHERE = frozenset({"CONVOY_USE_MYPYC"})
 # What Kubernetes tells containers of a service whose name begins with "convoy".
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
 _ADDRESS_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://")

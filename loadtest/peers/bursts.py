@@ -73,7 +73,7 @@ class Burst:
         report = json.loads(done.stderr.strip().split("\n")[-1])
         problems = {kind: report[kind] for kind in ("status", "connect", "read", "write", "timeout") if report[kind]}
         if problems or not report["requests"]:
-            raise JobError(f"of {report['requests']} requests some failed: {problems}")
+            raise JobError(f"{report['requests']} requests were answered; failed: {problems or 'nothing'}")
         rate = 1e6 * report["requests"] / report["duration_us"]
         return report["requests"], {
             "answers/s": rate,

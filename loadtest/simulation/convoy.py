@@ -4,13 +4,38 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from convoy.app.scheduling.request import ModelKey, Outcome, Request
-from convoy.loadtest.simulation.run import NEVER_NS, SimulationResult
 from convoy.loadtest.simulation.simulator import Simulation
 from convoy.loadtest.simulation.workload import VirtualDevice, Workload
 
+NEVER_NS = 1 << 62
 _DEVICE = "device"
+
+
+@dataclass(slots=True)
+class SimulationResult:
+    """When each request was answered, by model; 0 for never."""
+
+    workload: Workload
+    ended_ns: tuple[list[int], ...]
+    batches: list[int] = field(default_factory=list)
+
+    @property
+    def good(self) -> int:
+        within_ns = self.workload.within_ns
+        pairs = zip(self.workload.times_ns, self.ended_ns, strict=True)
+        return sum(
+            0 < end_ns <= time_ns + within_ns
+            for times_ns, ended_ns in pairs
+            for time_ns, end_ns in zip(times_ns, ended_ns, strict=True)
+        )
+
+    @property
+    def good_share(self) -> float:
+        """Of what was offered; a refusal is a miss like any other."""
+        return self.good / max(1, self.workload.offered)
 
 
 def run_policy(workload: Workload, device: VirtualDevice) -> SimulationResult:

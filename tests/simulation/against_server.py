@@ -28,8 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convoy.loadtest.simulation.convoy import run_policy
-from convoy.loadtest.simulation.run import SimulationResult
+from convoy.loadtest.simulation.convoy import SimulationResult, run_policy
 from convoy.loadtest.simulation.workload import SINGLE_NS, Scenario, VirtualDevice, draw
 from tests.support.servers import Server, start_fake_server, start_server
 from tests.support.stores import ROOT

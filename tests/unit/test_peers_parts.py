@@ -17,10 +17,6 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from tritonclient.grpc import service_pb2
-
-from convoy.loadtest.bodies import image_payloads
-from convoy.loadtest.peers.beside.peer_pictures import decode
 from convoy.loadtest.peers.definition import HERE, KNOWN, REQUIREMENTS, SERVER, Peer, find_peers, read_peer
 from convoy.loadtest.peers.environment import ensure_environment
 from convoy.loadtest.peers.exam import Exam, set_exam
@@ -31,6 +27,10 @@ from convoy.loadtest.peers.pictures import jpegs
 from convoy.loadtest.peers.results import Setting
 from convoy.loadtest.peers.server import Launch, free_ports, serving
 from convoy.loadtest.peers.stand import reading_of
+from tritonclient.grpc import service_pb2
+
+from convoy.loadtest.bodies import image_payloads
+from convoy.loadtest.peers.beside.peer_pictures import decode
 from convoy.models.errors import JobError, UsageError
 from convoy.models.images import preprocess
 from tests.support.onnx_models import identity, shift

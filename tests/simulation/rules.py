@@ -1,4 +1,4 @@
-"""The others: how batches are formed elsewhere, each reduced to its rule for one device.
+"""How batches are formed elsewhere, each reduced to its rule for one device, and the loop that plays a rule.
 
 All know the device's true latencies and serve the model whose oldest request is most urgent, which is more than some
 of their originals do. None refuses at arrival; what is given up is given up when the device is free.
@@ -6,12 +6,94 @@ of their originals do. None refuses at arrival; what is given up is given up whe
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
-from convoy.loadtest.simulation.run import NEVER_NS, ModelQueue, Rule, Run, Sleep
-from convoy.loadtest.simulation.workload import SINGLE_NS, Scenario, VirtualDevice
+from convoy.loadtest.simulation.convoy import NEVER_NS, SimulationResult, run_policy
+from convoy.loadtest.simulation.workload import SINGLE_NS, Scenario, VirtualDevice, Workload, draw
+
+
+class ModelQueue:
+    """The requests of one model: those up to `head` have left, those from there to `tail` wait.
+
+    All want their answer equally soon after they came, so the oldest is also the most urgent.
+    """
+
+    __slots__ = ("ended_ns", "head", "tail", "times_ns", "within_ns")
+
+    def __init__(self, times_ns: list[int], within_ns: int) -> None:
+        self.times_ns, self.within_ns = times_ns, within_ns
+        self.head = self.tail = 0
+        self.ended_ns = [0] * len(times_ns)
+
+    def see(self, now_ns: int) -> None:
+        """Let everything that has come by now wait."""
+        self.tail = bisect_right(self.times_ns, now_ns, self.tail)
+
+    @property
+    def waiting(self) -> int:
+        return self.tail - self.head
+
+    @property
+    def first_ns(self) -> int:
+        """When the oldest that waits came."""
+        return self.times_ns[self.head]
+
+    @property
+    def due_ns(self) -> int:
+        """When the oldest that waits wants its answer."""
+        return self.times_ns[self.head] + self.within_ns
+
+    @property
+    def next_ns(self) -> int:
+        """When the next one comes."""
+        return self.times_ns[self.tail] if self.tail < len(self.times_ns) else NEVER_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The oldest `count` of the line run as one batch, now."""
+
+    line: ModelQueue
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Nothing runs before this time, unless somebody comes."""
+
+    until_ns: int = NEVER_NS
+
+
+class Rule(Protocol):
+    """Decides for a free device. May give heads up by moving `head` on."""
+
+    def choose(self, lines: list[ModelQueue], now_ns: int) -> Run | Sleep: ...
+
+    def ran(self, line: ModelQueue, count: int, ended_ns: int) -> None:
+        """A batch of the oldest `count` has ended; they are still at the head."""
+
+
+def run_rule(rule: Rule, workload: Workload, device: VirtualDevice) -> SimulationResult:
+    """Until everybody has been answered or given up."""
+    lines = [ModelQueue(times_ns, workload.within_ns) for times_ns in workload.times_ns]
+    result = SimulationResult(workload, tuple(line.ended_ns for line in lines))
+    now_ns = 0
+    while now_ns < NEVER_NS:
+        for line in lines:
+            line.see(now_ns)
+        match rule.choose(lines, now_ns):
+            case Run(line, count):
+                now_ns += device.batch_ns(count)
+                rule.ran(line, count, now_ns)
+                line.ended_ns[line.head : line.head + count] = [now_ns] * count
+                line.head += count
+                result.batches.append(count)
+            case Sleep(until_ns):
+                now_ns = min([until_ns, *(line.next_ns for line in lines)])
+    return result
 
 
 class _Rule(Rule):
@@ -198,3 +280,16 @@ def _target(scenario: Scenario, batches: int) -> int:
     device = scenario.device
     fits = int(scenario.within_ns / batches / device.slope_ns - device.kappa)
     return max(1, min(device.max_batch, fits))
+
+
+CONVOY = "convoy"
+
+
+def contenders(scenario: Scenario) -> dict[str, Callable[[float, int], SimulationResult]]:
+    """What plays one load on one seed, by name: every rule, and the server's own policy."""
+
+    def player(make: Callable[[], Rule]) -> Callable[[float, int], SimulationResult]:
+        return lambda rho, seed: run_rule(make(), draw(scenario, rho, seed), scenario.device)
+
+    others = {name: player(make) for name, make in rules(scenario).items()}
+    return {**others, CONVOY: lambda rho, seed: run_policy(draw(scenario, rho, seed), scenario.device)}

@@ -83,27 +83,5 @@ def least_outstanding(outstanding: Sequence[int], chance: random.Random) -> int:
     return chance.choice([index for index, count in enumerate(outstanding) if count == least])
 
 
-def power_of_two(outstanding: Sequence[int], chance: random.Random) -> int:
-    one, other = chance.sample(range(len(outstanding)), 2)
-    return one if outstanding[one] <= outstanding[other] else other
-
-
-def round_robin() -> Route:
-    turn = 0
-
-    def route(outstanding: Sequence[int], _: random.Random) -> int:
-        nonlocal turn
-        turn = (turn + 1) % len(outstanding)
-        return turn
-
-    return route
-
-
-def by_weight(speeds: Sequence[BatchSpeed]) -> Route:
-    """At random, in proportion to what each can do at most."""
-    weights = [speed.max_batch / speed.batch_s(speed.max_batch) for speed in speeds]
-    return lambda outstanding, chance: chance.choices(range(len(outstanding)), weights)[0]
-
-
 def by_expected_finish(speeds: Sequence[BatchSpeed]) -> Route:
     return lambda outstanding, _: ranked(outstanding, speeds)[0]
