@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 # What docs/ray.md tells people to set on every node.
 FAST = {
@@ -22,7 +23,7 @@ def main() -> None:
     from peer_side import settings
 
     asked = settings()
-    os.environ.update({**FAST, "RAY_TMPDIR": os.getcwd(), "RAY_USAGE_STATS_ENABLED": "0"})
+    os.environ.update({**FAST, "RAY_TMPDIR": str(Path.cwd()), "RAY_USAGE_STATS_ENABLED": "0"})
 
     import ray
     from ray import serve

@@ -7,7 +7,6 @@ it printed and, where a Chromium is installed, a picture of its page. So `docs/d
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import shlex
@@ -17,26 +16,32 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated
 from xml.etree.ElementTree import Element
 
 import typer
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
 from rich.console import Console
 from rich.table import Table
 
-from convoy.loadtest.browser import Browser, find_browser
-from convoy.loadtest.startup import ReadyServer, serving
+from convoy.loadtest.bodies import DATA as _IMAGES
 from convoy.models.errors import ConvoyError, UsageError
 from convoy.models.page.markup import element, page
+from tests.support.servers import Server, start_server
+from tests.support.tools import found_tool
 
-_IMAGES = Path(__file__).parent / "data"
 _MARK = ".convoy-demo"  # says that a folder is a demo's, and may be emptied by the next
 _PICTURED = 12  # images that are asked for
 _WIDTH = 1200
 _LOOK_S = 8.0  # so long is the live page watched before its picture is taken
 _LOAD = "loadtest --model digits --concurrency 8"
+_COLOURS = 256  # of a picture that is kept: pages have few, and such a file is half of the full one
+_MOST_HEIGHT = 4000
 _STYLE = """
   .answers { display: grid; grid-template-columns: repeat(6, 1fr); gap: 1rem; margin-top: 1rem; }
   .answers figure { margin: 0; text-align: center; } .answers img { width: 100%; image-rendering: pixelated; }
@@ -59,22 +64,22 @@ class Scene:
 class Film:
     """Plays the scenes in `folder`; words and pictures go to `out`."""
 
-    def __init__(self, folder: Path, out: Path, browser: Browser | None) -> None:
-        self._folder, self._out, self._browser = folder, out, browser
+    def __init__(self, folder: Path, out: Path, tab: Page | None) -> None:
+        self._folder, self._out, self._tab = folder, out, tab
         self._store = folder / "store"
 
     def play(self) -> Iterator[Scene]:
         self._store.mkdir()
         yield self._train()
         yield self._export()
-        log = self._folder / "serve.log"
-        with log.open("wb") as lines:
-            options = ("--store", str(self._store), "--access-log", "off")
-            with serving(self._folder / "address", *options, log=lines) as server:
-                yield self._serve(server, log)
-                yield self._predict(server)
-                yield self._load(server)
-                yield self._watch(server)
+        begun_s = time.perf_counter()
+        with start_server(
+            "--access-log", "off", store=self._store, env={"CONVOY_ENGINE": "auto"}, under=("env",)
+        ) as server:
+            yield self._serve(server, time.perf_counter() - begun_s)
+            yield self._predict(server)
+            yield self._load(server)
+            yield self._watch(server)
 
     def _train(self) -> Scene:
         weights = self._folder / "digits.safetensors"
@@ -110,20 +115,19 @@ class Film:
             self._picture("export", bundle / "report.html", "Recall per class"),
         )
 
-    def _serve(self, server: ReadyServer, log: Path) -> Scene:
+    def _serve(self, server: Server, ready_s: float) -> Scene:
         return Scene(
             "Serve",
             "The server checks every byte of the bundle, takes the engine that is faster here, and lets the model "
             "answer its canary before it says that it is ready. Its page is at `/`.",
-            f"serve --store {self._store} --access-log off --port 0 --grpc-port 0 --address-file "
-            f"{self._folder / 'address'}",
-            "".join(line.partition(" ")[2] for line in log.read_text().splitlines(keepends=True)),
-            server.ready_s,
+            f"serve --store {self._store} --access-log off --port 0 --grpc-port 0",
+            "".join(line.partition(" ")[2] for line in server.log_so_far.splitlines(keepends=True)),
+            ready_s,
             "from start to ready",
             self._picture("serve", server.url, wait_s=3.0),
         )
 
-    def _predict(self, server: ReadyServer) -> Scene:
+    def _predict(self, server: Server) -> Scene:
         images = self._folder / "images"
         images.mkdir()
         for image in sorted(_IMAGES.glob("*.png"))[:_PICTURED]:
@@ -144,7 +148,7 @@ class Film:
             self._picture("predict", sheet),
         )
 
-    def _load(self, server: ReadyServer) -> Scene:
+    def _load(self, server: Server) -> Scene:
         report, figures = self._folder / "load.html", self._folder / "load.json"
         command = f"{_LOAD} --duration 10 --url {server.url} --report {report} --json {figures}"
         printed, seconds = _convoy(command)
@@ -161,7 +165,7 @@ class Film:
             self._picture("load", report, "May it be believed?"),
         )
 
-    def _watch(self, server: ReadyServer) -> Scene:
+    def _watch(self, server: Server) -> Scene:
         """In a load of its own, because a browser beside it would take from the measured one."""
         command = f"{_LOAD} --duration {_LOOK_S + 4:g} --url {server.url}"
         print(f"$ convoy {command}", flush=True)
@@ -191,14 +195,56 @@ class Film:
         click: str | None = None,
         wanted: str | None = None,
     ) -> str | None:
-        """The file's name, below where the words are; the rest is as a browser's picture has it."""
-        if self._browser is None:
+        """The file's name, below where the words are; the rest is as for `take`."""
+        if self._tab is None:
             time.sleep(wait_s)
             return None
         url = what if isinstance(what, str) else what.absolute().as_uri()
         file = self._out / "demo" / f"{name}.png"
-        self._browser.picture(url, file, width=_WIDTH, until=until, wait_s=wait_s, click=click, wanted=wanted)
+        take(self._tab, url, file, until=until, wait_s=wait_s, click=click, wanted=wanted)
         return f"demo/{file.name}"
+
+
+@contextmanager
+def open_tab(program: str | None) -> Iterator[Page | None]:
+    """A page of that Chromium; None where there is none."""
+    if program is None:
+        yield None
+        return
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser.new_page(viewport={"width": _WIDTH, "height": 300}, color_scheme="light")
+        browser.close()
+
+
+def take(
+    tab: Page,
+    url: str,
+    file: Path,
+    *,
+    until: str | None = None,
+    wait_s: float = 0.5,
+    click: str | None = None,
+    wanted: str | None = None,
+) -> None:
+    """A PNG of the page as it looks so long after it was opened, as far as the heading `until`, if there is one.
+
+    `click` selects what is clicked first, and `wanted` what must be there before the picture is taken; as in CSS.
+    """
+    tab.goto(url)
+    if click is not None:
+        tab.click(click)
+    tab.wait_for_timeout(1000 * wait_s)
+    if wanted is not None:
+        tab.wait_for_selector(wanted)
+    height = min(_MOST_HEIGHT, tab.evaluate("document.documentElement.scrollHeight"))
+    headings = tab.locator("h2, h3").filter(has_text=until or "no such heading")
+    box = headings.first.bounding_box() if headings.count() else None
+    clip = {"x": 0, "y": 0, "width": _WIDTH, "height": min(height, box["y"]) if box else height}
+    taken = tab.screenshot(full_page=True, clip=clip)  # type: ignore[arg-type]  # a dict of just these
+    tab.goto("about:blank")  # a live page would go on asking its server
+    with Image.open(BytesIO(taken)) as image:
+        image.convert("RGB").quantize(_COLOURS).save(file, optimize=True)
 
 
 def film(scenes: list[Scene]) -> str:
@@ -237,12 +283,11 @@ def main(
     try:
         make_empty(folder)
         (out / "demo").mkdir(parents=True, exist_ok=True)
-        program = find_browser()
+        program = found_tool("chromium")
         if program is None:
             console.print("No pictures: there is no Chromium here (Debian, Ubuntu: apt-get install chromium).")
-        with contextlib.ExitStack() as stack:
-            browser = None if program is None else stack.enter_context(Browser(program))
-            scenes = list(Film(folder, out, browser).play())
+        with open_tab(program) as tab:
+            scenes = list(Film(folder, out, tab).play())
     except ConvoyError as error:
         print(f"demo: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
