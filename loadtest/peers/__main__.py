@@ -272,6 +272,8 @@ def main(
             measure(subjects, us, others, done)
         except KeyboardInterrupt:
             code = EXIT_INTERRUPTED
+        if not done and not code:
+            raise UsageError(f"--against {against} takes none of these loads; name others with --against or --loads")
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(
             json.dumps({"conditions": asked, "comparisons": [asdict(one) for one in done]}, indent=1) + "\n"

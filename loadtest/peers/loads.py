@@ -21,6 +21,7 @@ import grpc
 import httpx
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
 from PIL import Image
 from tritonclient.grpc import service_pb2
 
@@ -33,6 +34,8 @@ from convoy.loadtest.peers.servers import Route
 from convoy.models.errors import JobError
 
 Floats = npt.NDArray[np.float32]
+# What reading raises.
+NO_ANSWER = (ValueError, KeyError, TypeError, IndexError, DecodeError)
 Sample = Any  # an array without a batch, or a picture's bytes
 TOLERANCE = 1e-3
 _CLASSES, _TOP = 10, 5  # of networks that are asked with pictures, and those that Convoy answers with
@@ -172,7 +175,7 @@ FORMS: dict[str, Callable[[str, Sample], Payload]] = {
 
 
 def read_answer(form: str, body: bytes) -> Floats:
-    """The figures in an answer, flat. Raises ValueError, KeyError, TypeError or IndexError where there are none."""
+    """The figures in an answer, flat. Raises one of NO_ANSWER where there are none."""
     if form == "raw":
         return np.frombuffer(body, "<f4")
     if form == "grpc":
@@ -226,7 +229,7 @@ class AnswerSheet:
             which = number % len(payloads)
             try:
                 found = read_answer(route.form, _ask(url, route, payloads[which]))
-            except (httpx.HTTPError, grpc.RpcError, ValueError, KeyError, TypeError, IndexError) as error:
+            except (httpx.HTTPError, grpc.RpcError, *NO_ANSWER) as error:
                 raise JobError(f"gave no answer to a sound request: {type(error).__name__}: {error}") from error
             right = right_answer(route.form, self.logits[which])
             if found.shape != right.shape or not np.allclose(found, right, rtol=0, atol=TOLERANCE):
