@@ -14,8 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from convoy.loadtest.compare import RatioRow, different_loads, different_machines, no_figures, ratios
-from convoy.loadtest.kept_run import KeptRun, read_run
+from convoy.loadtest.compare import KeptRun, RatioRow, different_loads, different_machines, no_figures, ratios, read_run
 from convoy.models.errors import UsageError
 from convoy.models.page.axis import number
 
