@@ -257,7 +257,7 @@ def compare(
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Say of which figures of two runs a difference can be told."""
-    from convoy.loadtest.compare_command import compare as show
+    from convoy.loadtest.compare import compare as show
 
     show(a, b, anyway=anyway, as_json=json, console=_console())
 

@@ -4,10 +4,8 @@ Knows pipes, exit codes and shared memory. What the processes send is their own 
 Fresh interpreters and no forks: whatever threads and locks the caller has stay with the caller. Each is a
 process group of its own, so that Ctrl-C reaches only the parent, which then tells the others to stop.
 
-Shares the work of a run out over its generator processes.
-
-Knows the cores that this process may use, what one generator can send and what each must be told, and keeps the memory
-that they share as long as the run lasts. More processes than the load needs are not harmless: on a machine shared with
+The work of a run is shared out over them: by the cores that this process may use and what one generator can send. The
+memory that they share is kept as long as the run lasts. More processes than the load needs are not harmless: on a machine shared with
 the server each takes time from it.
 """
 

@@ -6,17 +6,10 @@
     result = whole(options, run(options, request_pool, endpoint))  # convoy.loadtest.results
     result.verdict.void, result.summary.goodput
 
-Knows how to start a run. Asks the server nothing beforehand and prints nothing: what a server speaks is the
-caller's business.
-
-What can be said of a run while it goes on, read from the rows as they are written.
-
-Knows the rows' memory. Looks only at their last part, because it looks while the generators need the time.
-
-One run, from the first connection to the last answer, over all generator processes.
-
-Knows the order of things: wait until all are connected, give one start to all, watch, gather. Gives back rows
-and leaves their meaning to statistics and verdict.
+Asks the server nothing beforehand and prints nothing: what a server speaks is the caller's business. A run goes from the
+first connection to the last answer, over all generator processes: wait until all are connected, give one start to all,
+watch, gather. It gives back rows and leaves their meaning to statistics and verdict. While it goes on, its progress is
+read from the last part of the rows only, because the generators need the time.
 """
 
 from __future__ import annotations

@@ -1,21 +1,16 @@
-"""What the server itself says of a run: its own counters, read before and after, and the difference.
+"""What the server itself says of a run: its own counters, read before and after, and the difference; what its processes
+used meanwhile; and what a run asks of its server beside the load, which `http_client` and `grpc_client` do.
 
-Knows two sources: the protocol's statistics extension (Triton's and Convoy's; queue, copies and compute per
+There are two sources of counters: the protocol's statistics extension (Triton's and Convoy's; queue, copies and compute per
 request, and how many batches of each size ran) and Convoy's histogram of stages in /metrics (decode_wait,
-decode and encode, which the extension does not have). Pure; asking is the client's. A server that has neither is no
+decode and encode, which the extension does not have). A server that has neither is no
 error: the report says that it offers nothing.
 
 The difference covers all requests between the two readings, warm-up included.
 
-What the server's processes used meanwhile, CPU and memory, by their own metrics.
-
-Knows `process_*`, which most servers with Prometheus metrics have of the process that answers, and Convoy's
+CPU and memory come from `process_*`, which most servers with Prometheus metrics have of the process that answers, and Convoy's
 `convoy_process_*`, which has each process. Readings are taken now and then during a run: their differences are what CPU
-time has intervals from. Pure; asking is the client's. The readings themselves are in what the server used.
-
-What a run asks of its server beside the load: how each protocol is asked is in `http_client` and `grpc_client`.
-
-Knows the questions and what the protocols' metadata have in common.
+time has intervals from. The readings themselves are in what the server used.
 """
 
 from __future__ import annotations

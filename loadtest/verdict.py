@@ -1,4 +1,4 @@
-"""Whether a run may be believed, in plain words.
+"""Whether a run may be believed, in plain words, and whether its figures had settled.
 
 Pure. A load generator that is itself late reports its own slowness as the server's; so its lateness is
 audited and a run in which it was late is void, however good the figures look.
@@ -9,12 +9,10 @@ must not have its second digit from the generator; 1 ms, because that is what an
 machine can promise. Lateness only ever adds to latency, which counts from when the request was due: a late
 generator can make a server look slower than it is, never faster.
 
-Whether the figures had settled: the rule of Triton's perf_analyzer.
-
-The measured time is cut into windows. It is stable if over the last three of them the highest throughput is
+Whether they had settled is told by the rule of Triton's perf_analyzer: the measured time is cut into windows. It is stable if over the last three of them the highest throughput is
 at most 1.1 times the lowest, and so with the mean latency. As there, an answer belongs to the window in which
 it came, and a window needs 50 of them. Unlike there, the run's length is fixed beforehand: a tool that goes
-on until the figures please it would choose its figures. Pure.
+on until the figures please it would choose its figures.
 """
 
 from __future__ import annotations

@@ -6,11 +6,7 @@ the loops') nor what they contain (that is the target's).
 A request that finds no free connection waits here, first come first served, while a new one is opened for
 it; it is never held back at its source, and its latency goes on counting.
 
-One HTTP/1.1 connection: bytes out, one answer back, nothing more.
-
-Knows asyncio's transport and the parser. Knows nothing of pools, statistics or what an answer means.
-
-Why not a client library: httpx spends 0.5 to 1 ms of CPU on a request, aiohttp a fifth of that; a generator
+One HTTP/1.1 connection is bytes out, one answer back, nothing more. Why not a client library: httpx spends 0.5 to 1 ms of CPU on a request, aiohttp a fifth of that; a generator
 that is slower than the server measures itself. The parser is httptools (llhttp, the one uvicorn uses), the
 requests are bytes made before the run, and no task or future exists per request.
 """
@@ -26,9 +22,9 @@ from typing import Protocol, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from convoy.loadtest.endpoint import Endpoint
-from convoy.loadtest.generator.recorder import Recorder
 from convoy.loadtest.problems import Fault, Problem
 from convoy.loadtest.request_pool import RequestPool
+from convoy.loadtest.rows import Recorder
 from convoy.loadtest.units import NS_PER_S
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024

@@ -27,8 +27,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from convoy.loadtest.peers.bare import bare_rate
-from convoy.loadtest.peers.bursts import OBJECTIVE_MS, Burst, Reading
+from convoy.loadtest.peers.bursts import OBJECTIVE_MS, Burst, Reading, bare_rate
 from convoy.loadtest.peers.loads import LARGE, LOADS, AnswerSheet, Load, answer_sheet, ensure_network, sides_px
 from convoy.loadtest.peers.servers import Contender, ProcessTree, Route, Setting, find_contender, free_port, serving
 from convoy.models.errors import ConvoyError, JobError, UsageError

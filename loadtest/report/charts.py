@@ -1,8 +1,7 @@
 """The page's charts: which figures are drawn against which.
 
-Knows the results and what a reader should see in them. Computes no figure.
-
-The points of the charts, from the rows of a run. Pure; draws nothing.
+Knows the results and what a reader should see in them. Computes the points of curves from the rows of a run, and no
+figure.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-from convoy.loadtest.simulation.convoy import SimulationResult, run_policy
-from convoy.loadtest.simulation.workload import SINGLE_NS, Scenario, VirtualDevice, draw
+from tests.simulation.virtual_policy import SimulationResult, run_policy
+from tests.simulation.workload import SINGLE_NS, Scenario, VirtualDevice, draw
 from tests.support.servers import Server, start_fake_server, start_server
 from tests.support.stores import ROOT
 

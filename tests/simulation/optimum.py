@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from convoy.loadtest.simulation.workload import SINGLE_NS, VirtualDevice, Workload
+from tests.simulation.workload import SINGLE_NS, VirtualDevice, Workload
 
 Floats = npt.NDArray[np.float64]
 Masks = npt.NDArray[np.int64]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from convoy.loadtest.simulation.convoy import NEVER_NS, SimulationResult, run_policy
-from convoy.loadtest.simulation.workload import SINGLE_NS, Scenario, VirtualDevice, Workload, draw
+from tests.simulation.virtual_policy import NEVER_NS, SimulationResult, run_policy
+from tests.simulation.workload import SINGLE_NS, Scenario, VirtualDevice, Workload, draw
 
 
 class ModelQueue:

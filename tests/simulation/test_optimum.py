@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from convoy.loadtest.simulation.convoy import run_policy
 from tests.simulation.optimum import SmallCase, best_share, small_workload
 from tests.simulation.rules import Feasible, ServeAll, any_size, run_rule
+from tests.simulation.virtual_policy import run_policy
 
 
 @pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])

@@ -6,10 +6,10 @@ import statistics
 
 import pytest
 
-from convoy.loadtest.simulation.convoy import run_policy
-from convoy.loadtest.simulation.workload import Scenario, VirtualDevice, draw, equal, zipf
 from tests.simulation.frontier import GOOD_SHARE, frontier
 from tests.simulation.rules import CONVOY, contenders
+from tests.simulation.virtual_policy import run_policy
+from tests.simulation.workload import Scenario, VirtualDevice, draw, equal, zipf
 
 
 @pytest.mark.parametrize("objective", [10, 20, 50])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from convoy.loadtest.simulation.convoy import SimulationResult, run_policy
-from convoy.loadtest.simulation.workload import Scenario, VirtualDevice, Workload, draw, equal, zipf
 from tests.simulation.rules import ServeAll, contenders, run_rule
+from tests.simulation.virtual_policy import SimulationResult, run_policy
+from tests.simulation.workload import Scenario, VirtualDevice, Workload, draw, equal, zipf
 
 WHENEVER_NS = 1 << 60
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from convoy.app.scheduling.request import ModelKey, Outcome, Request
 from convoy.loadtest.simulation.simulator import Simulation
-from convoy.loadtest.simulation.workload import VirtualDevice, Workload
+from tests.simulation.workload import VirtualDevice, Workload
 
 NEVER_NS = 1 << 62
 _DEVICE = "device"
