@@ -1,10 +1,11 @@
 """`convoy loadtest compare A.json B.json`: of which figures can a difference be told?
 
-Reads two runs as `--json` wrote them and refuses what cannot be compared. Exit codes: 0 - compared, whatever came of it;
-2 - a file cannot be read, or the two are of different loads or void, and nobody said `--anyway`. Both by UsageError.
+Reads two runs as `--json` wrote them and refuses what cannot be compared. Exit codes: 0 - compared, whatever came of
+it; 2 - a file cannot be read, or the two are of different loads or void, and nobody said `--anyway`. Both by
+UsageError.
 
-A figure's ratio is B's over A's. Its interval is made of the two that the runs have: on the logarithmic scale,
-the half-widths towards each side are added in quadrature (Zou and Donner, Statistics in Medicine 27(10), 2008: MOVER),
+A figure's ratio is B's over A's. Its interval is made of the two that the runs have: on the logarithmic scale, the
+half-widths towards each side are added in quadrature (Zou and Donner, Statistics in Medicine 27(10), 2008: MOVER),
 which keeps intervals lopsided that are. A difference is told where 1 lies outside. The runs' intervals cover what
 varies within a run, and so do these; what differs from one start of a server to the next is in neither.
 """

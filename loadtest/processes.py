@@ -1,12 +1,12 @@
 """The generator processes as the parent sees them: started, listened to, stopped, and never left behind.
 
 Knows pipes, exit codes and shared memory. What the processes send is their own affair (`convoy.loadtest.generator`).
-Fresh interpreters and no forks: whatever threads and locks the caller has stay with the caller. Each is a
-process group of its own, so that Ctrl-C reaches only the parent, which then tells the others to stop.
+Fresh interpreters and no forks: whatever threads and locks the caller has stay with the caller. Each is a process group
+of its own, so that Ctrl-C reaches only the parent, which then tells the others to stop.
 
 The work of a run is shared out over them: by the cores that this process may use and what one generator can send. The
-memory that they share is kept as long as the run lasts. More processes than the load needs are not harmless: on a machine shared with
-the server each takes time from it.
+memory that they share is kept as long as the run lasts. More processes than the load needs are not harmless: on a
+machine shared with the server each takes time from it.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@
     result = whole(options, run(options, request_pool, endpoint))  # convoy.loadtest.results
     result.verdict.void, result.summary.goodput
 
-Asks the server nothing beforehand and prints nothing: what a server speaks is the caller's business. A run goes from the
-first connection to the last answer, over all generator processes: wait until all are connected, give one start to all,
-watch, gather. It gives back rows and leaves their meaning to statistics and verdict. While it goes on, its progress is
-read from the last part of the rows only, because the generators need the time.
+Asks the server nothing beforehand and prints nothing: what a server speaks is the caller's business. A run goes from
+the first connection to the last answer, over all generator processes: wait until all are connected, give one start to
+all, watch, gather. It gives back rows and leaves their meaning to statistics and verdict. While it goes on, its
+progress is read from the last part of the rows only, because the generators need the time.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """What the server itself says of a run: its own counters, read before and after, and the difference; what its processes
 used meanwhile; and what a run asks of its server beside the load, which `http_client` and `grpc_client` do.
 
-There are two sources of counters: the protocol's statistics extension (Triton's and Convoy's; queue, copies and compute per
-request, and how many batches of each size ran) and Convoy's histogram of stages in /metrics (decode_wait,
-decode and encode, which the extension does not have). A server that has neither is no
-error: the report says that it offers nothing.
+There are two sources of counters: the protocol's statistics extension (Triton's and Convoy's; queue, copies and compute
+per request, and how many batches of each size ran) and Convoy's histogram of stages in /metrics (decode_wait, decode
+and encode, which the extension does not have). A server that has neither is no error: the report says that it offers
+nothing.
 
 The difference covers all requests between the two readings, warm-up included.
 
-CPU and memory come from `process_*`, which most servers with Prometheus metrics have of the process that answers, and Convoy's
-`convoy_process_*`, which has each process. Readings are taken now and then during a run: their differences are what CPU
-time has intervals from. The readings themselves are in what the server used.
+CPU and memory come from `process_*`, which most servers with Prometheus metrics have of the process that answers, and
+Convoy's `convoy_process_*`, which has each process. Readings are taken now and then during a run: their differences are
+what CPU time has intervals from. The readings themselves are in what the server used.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """From rows to figures: percentiles, throughput, goodput, errors by kind.
 
-Pure: no clock, no network, no printing. A percentile is given only where enough answers stand behind it,
-and is always a latency that some request really had (nearest rank), never a blend of two.
+Pure: no clock, no network, no printing. A percentile is given only where enough answers stand behind it, and is always
+a latency that some request really had (nearest rank), never a blend of two.
 
-How sure the figures are is told by 95 % confidence intervals that know of queues. Latencies of neighbouring requests are alike (they stood in the same queue), so formulas for independent
-samples give intervals that are far too narrow. The run is cut into equal blocks of time; whole blocks are
-drawn anew with replacement, and each figure is taken of what was drawn (block bootstrap with blocks that do
-not overlap: Carlstein, Annals of Statistics 14(3), 1986; Künsch, ibid. 17(3), 1989; percentile intervals).
-The intervals hold as far as what happens in one block does not reach beyond its neighbour. The same rows give
-the same intervals.
+How sure the figures are is told by 95 % confidence intervals that know of queues. Latencies of neighbouring requests
+are alike (they stood in the same queue), so formulas for independent samples give intervals that are far too narrow.
+The run is cut into equal blocks of time; whole blocks are drawn anew with replacement, and each figure is taken of what
+was drawn (block bootstrap with blocks that do not overlap: Carlstein, Annals of Statistics 14(3), 1986; Künsch, ibid.
+17(3), 1989; percentile intervals). The intervals hold as far as what happens in one block does not reach beyond its
+neighbour. The same rows give the same intervals.
 """
 
 from __future__ import annotations

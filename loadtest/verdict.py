@@ -1,18 +1,18 @@
 """Whether a run may be believed, in plain words, and whether its figures had settled.
 
-Pure. A load generator that is itself late reports its own slowness as the server's; so its lateness is
-audited and a run in which it was late is void, however good the figures look.
+Pure. A load generator that is itself late reports its own slowness as the server's; so its lateness is audited and a
+run in which it was late is void, however good the figures look.
 
-The rule: the 99th percentile of (taken up - due) may be at most 5 % of the objective, or of the median
-latency where there is no objective, and in any case 1 ms. 5 %, because a figure that is told in two digits
-must not have its second digit from the generator; 1 ms, because that is what an ordinary kernel on a shared
-machine can promise. Lateness only ever adds to latency, which counts from when the request was due: a late
-generator can make a server look slower than it is, never faster.
+The rule: the 99th percentile of (taken up - due) may be at most 5 % of the objective, or of the median latency where
+there is no objective, and in any case 1 ms. 5 %, because a figure that is told in two digits must not have its second
+digit from the generator; 1 ms, because that is what an ordinary kernel on a shared machine can promise. Lateness only
+ever adds to latency, which counts from when the request was due: a late generator can make a server look slower than it
+is, never faster.
 
-Whether they had settled is told by the rule of Triton's perf_analyzer: the measured time is cut into windows. It is stable if over the last three of them the highest throughput is
-at most 1.1 times the lowest, and so with the mean latency. As there, an answer belongs to the window in which
-it came, and a window needs 50 of them. Unlike there, the run's length is fixed beforehand: a tool that goes
-on until the figures please it would choose its figures.
+Whether they had settled is told by the rule of Triton's perf_analyzer: the measured time is cut into windows. It is
+stable if over the last three of them the highest throughput is at most 1.1 times the lowest, and so with the mean
+latency. As there, an answer belongs to the window in which it came, and a window needs 50 of them. Unlike there, the
+run's length is fixed beforehand: a tool that goes on until the figures please it would choose its figures.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Sends HTTP requests over as few connections as the moment needs and notes how each one ended.
 
-Knows connections, their limit, time-outs and the recorder. Does not know when requests are due (that is
-the loops') nor what they contain (that is the target's).
+Knows connections, their limit, time-outs and the recorder. Does not know when requests are due (that is the loops') nor
+what they contain (that is the target's).
 
-A request that finds no free connection waits here, first come first served, while a new one is opened for
-it; it is never held back at its source, and its latency goes on counting.
+A request that finds no free connection waits here, first come first served, while a new one is opened for it; it is
+never held back at its source, and its latency goes on counting.
 
-One HTTP/1.1 connection is bytes out, one answer back, nothing more. Why not a client library: httpx spends 0.5 to 1 ms of CPU on a request, aiohttp a fifth of that; a generator
-that is slower than the server measures itself. The parser is httptools (llhttp, the one uvicorn uses), the
-requests are bytes made before the run, and no task or future exists per request.
+One HTTP/1.1 connection is bytes out, one answer back, nothing more. Why not a client library: httpx spends 0.5 to 1 ms
+of CPU on a request, aiohttp a fifth of that; a generator that is slower than the server measures itself. The parser is
+httptools (llhttp, the one uvicorn uses), the requests are bytes made before the run, and no task or future exists per
+request.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """The two ways of putting load on a server, each until its time is over or it is told to stop.
 
-Knows when requests are due. Leaves sending and noting to the sender. No task, no future and no timer exists
-per request: only callbacks.
+Knows when requests are due. Leaves sending and noting to the sender. No task, no future and no timer exists per
+request: only callbacks.
 
-The open loop sends by its schedule whatever becomes of the answers, as independent users do. The closed loop
-has a fixed number of clients that wait for their answers, as a batch job does; it slows down with the
-server, so its latencies say nothing about users who do not wait.
+The open loop sends by its schedule whatever becomes of the answers, as independent users do. The closed loop has a
+fixed number of clients that wait for their answers, as a batch job does; it slows down with the server, so its
+latencies say nothing about users who do not wait.
 
-An alarm wakes the event loop at a given nanosecond, instead of at the next millisecond: asyncio's and uvloop's own timers round to milliseconds (epoll_wait counts in them), which would make every
-request of an open loop up to a millisecond late. Linux has a timer that is a file descriptor; the loop
-watches it like a socket and wakes within tens of microseconds. Elsewhere the loop's own timer has to do, and
-the audit of lateness says what that cost.
+An alarm wakes the event loop at a given nanosecond, instead of at the next millisecond: asyncio's and uvloop's own
+timers round to milliseconds (epoll_wait counts in them), which would make every request of an open loop up to a
+millisecond late. Linux has a timer that is a file descriptor; the loop watches it like a socket and wakes within tens
+of microseconds. Elsewhere the loop's own timer has to do, and the audit of lateness says what that cost.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ def main(
     peers_from: Annotated[Path | None, typer.Option(help="Folder with further peers.")] = None,
     home: Annotated[Path, typer.Option(help="Where environments and networks are kept.")] = HOME,
     model: Annotated[Path | None, typer.Option(help="ONNX file to serve instead of the CIFAR CNN.")] = None,
-    threads: Annotated[int, typer.Option(help="Engine threads of every server.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="Engine threads of every server; 0: its own default.", min=0)] = 1,
     starts: Annotated[int, typer.Option(help="Starts of both servers for each load.", min=1)] = 3,
     pairs: Annotated[int, typer.Option(help="Pairs a start.", min=1)] = 5,
     seconds: Annotated[float, typer.Option(help="Seconds of each measurement.", min=1)] = 3.0,

@@ -10,5 +10,5 @@ from peer_side import settings
 ASKED = settings()
 WHERE = ("--host", "127.0.0.1", "--port", str(ASKED.port), "--grpc-port", str(ASKED.grpc_port))
 # -P: not what lies in the working directory.
-SERVE = (sys.executable, "-P", "-m", "convoy", "serve", "--store", ASKED.store, "--threads", str(ASKED.threads))
-os.execv(sys.executable, [*SERVE, *WHERE])
+SERVE = (sys.executable, "-P", "-m", "convoy", "serve", "--store", ASKED.store)
+os.execv(sys.executable, [*SERVE, *WHERE, *["--threads", str(ASKED.threads)] * bool(ASKED.threads)])

@@ -32,7 +32,7 @@ def main() -> None:
 
     ray.init(num_cpus=4, include_dashboard=False, object_store_memory=80_000_000)
     serve.start(http_options={"host": "127.0.0.1", "port": asked.port})
-    arguments = {"store": asked.store, "engine": "cpu", "threads": asked.threads}
+    arguments = {"store": asked.store, "engine": "cpu"} | ({"threads": asked.threads} if asked.threads else {})
     serve.run(build_app(AppArguments.model_validate(arguments)), name="convoy", route_prefix="/")
     signal.pause()
 
