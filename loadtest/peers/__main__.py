@@ -182,10 +182,8 @@ class Comparison:
 
 def conditions(effort: Effort) -> dict[str, Any]:
     """The machine and how much was measured."""
-    models = [
-        line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().split("\n") if "model name" in line
-    ]
-    machine = {"cpu": models[0] if models else platform.machine(), "cores": len(os.sched_getaffinity(0))}
+    _, _, model = Path("/proc/cpuinfo").read_text().partition("model name\t: ")
+    machine = {"cpu": model.partition("\n")[0] or platform.machine(), "cores": len(os.sched_getaffinity(0))}
     now = {"started": datetime.now(UTC).isoformat(timespec="minutes"), "load average": os.getloadavg()[0]}
     return {**now, **machine, "python": platform.python_version(), **asdict(effort)}
 
@@ -255,8 +253,9 @@ def main(
     output: Annotated[Path, typer.Option("--json", help="File for everything measured.")] = HOME / "peers.json",
 ) -> None:
     """Measure Convoy beside its peers. The machine must have nothing else to do."""
-    # A plain kill does what Ctrl-C does: no server stays behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A plain kill does what Ctrl-C does, also in the background of a shell: no server stays behind.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     code, done, effort = 0, list[Comparison](), Effort(threads, starts, pairs, seconds, sweep, warm_up)
     try:
         if not LOADS.keys() >= set(words(loads)):

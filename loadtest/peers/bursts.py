@@ -32,59 +32,11 @@ from convoy.models.errors import JobError
 from convoy.models.images import preprocess
 from convoy.models.spec import ImageSpec
 
-_TRIAL_S = 0.5
-
-
-def bare_rate(bundle_folder: Path, pictures: Sequence[bytes]) -> Callable[[float], float]:
-    """What gives images a second of the fp32 file on all cores, at the batch size that serves it best.
-
-    With pictures, which are decoded on as many threads.
-    """
-    bundle, threads = open_bundle(bundle_folder), cpu_budget()
-    spec = bundle.manifest.spec
-    engine = OnnxRuntimeCpuEngine(
-        bundle.path("fp32.onnx"),
-        inputs=spec.inputs,
-        outputs=spec.outputs,
-        max_batch_size=spec.max_batch_size,
-        precision="fp32",
-        threads=threads,
-    )
-    engine.warm_up()
-    probes = {size: make_probe(engine, size) for size in batch_knots(spec.max_batch_size)}
-    best = max(probes, key=lambda size: size * _per_s(lambda _: probes[size].run_ms(), _TRIAL_S))
-
-    def engine_rps(seconds: float) -> float:
-        return best * _per_s(lambda _: probes[best].run_ms(), seconds)
-
-    def decoder_rps(seconds: float) -> float:
-        assert spec.image is not None, "only a network with an image specification decodes"
-        decode = partial(_decode_one, pictures, spec.image)
-        with ThreadPoolExecutor(threads) as pool:
-            return sum(pool.map(lambda _: _per_s(decode, seconds), range(threads)))
-
-    if not pictures:
-        return engine_rps
-    return lambda seconds: 1 / (1 / engine_rps(seconds / 2) + 1 / decoder_rps(seconds / 2))
-
-
-def _decode_one(pictures: Sequence[bytes], image: ImageSpec, turn: int) -> None:
-    preprocess(pictures[turn % len(pictures)], image)
-
-
-def _per_s(work: Callable[[int], object], seconds: float) -> float:
-    """How often `work` can be done in a second; it is done at least once."""
-    started_s, turn = time.perf_counter(), 0
-    while turn == 0 or time.perf_counter() < started_s + seconds:
-        work(turn)
-        turn += 1
-    return turn / (time.perf_counter() - started_s)
-
-
 OBJECTIVE_MS = 500.0  # of an answer in overload, and the deadline that goes with its request
 _TIMES_OVER = 3.0
 _AROUND = (0.8, 1.0, 1.25)  # of what a closed loop gets through: the highest goodput lies near it
 _TRIES = 3  # of a rate at which the generator was late
+_TRIAL_S = 0.5  # of a batch size of the bare engine
 _SCRIPT = Path(__file__).parent / "wrk.lua"
 
 Reading = dict[str, float]  # what was measured, by name and unit
@@ -165,11 +117,9 @@ class Burst:
 
     def _load_test(self, options: LoadTestOptions, path: str) -> Result:
         endpoint = find_endpoint(self.url)
-        if endpoint.is_grpc:
-            pool = RequestPool([one.body for one in self.payloads], AnswerCheck("plain"), "grpc")
-        else:
-            requests = [request_bytes(endpoint, path, one, None) for one in self.payloads]
-            pool = RequestPool(requests, AnswerCheck("plain"))
+        is_grpc = endpoint.is_grpc
+        requests = [one.body if is_grpc else request_bytes(endpoint, path, one, None) for one in self.payloads]
+        pool = RequestPool(requests, AnswerCheck("plain"), "grpc" if is_grpc else "http")
         measured = run(options, pool, endpoint)
         if measured.interrupted:
             # Ctrl-C is no error to the load test; here it ends the whole comparison.
@@ -179,5 +129,50 @@ class Burst:
 
 def _children_cpu_s() -> float:
     """Of the children that have been waited for: the server runs on, so the difference is the generator's alone."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+
+
+def bare_rate(bundle_folder: Path, pictures: Sequence[bytes]) -> Callable[[float], float]:
+    """What gives images a second of the fp32 file on all cores, at the batch size that serves it best.
+
+    With pictures, which are decoded on as many threads.
+    """
+    bundle, threads = open_bundle(bundle_folder), cpu_budget()
+    spec = bundle.manifest.spec
+    engine = OnnxRuntimeCpuEngine(
+        bundle.path("fp32.onnx"),
+        inputs=spec.inputs,
+        outputs=spec.outputs,
+        max_batch_size=spec.max_batch_size,
+        precision="fp32",
+        threads=threads,
+    )
+    engine.warm_up()
+    probes = {size: make_probe(engine, size) for size in batch_knots(spec.max_batch_size)}
+    best = max(probes, key=lambda size: size * _per_s(lambda _: probes[size].run_ms(), _TRIAL_S))
+
+    def engine_rps(seconds: float) -> float:
+        return best * _per_s(lambda _: probes[best].run_ms(), seconds)
+
+    def decoder_rps(seconds: float) -> float:
+        assert spec.image is not None, "only a network with an image specification decodes"
+        decode = partial(_decode_one, pictures, spec.image)
+        with ThreadPoolExecutor(threads) as pool:
+            return sum(pool.map(lambda _: _per_s(decode, seconds), range(threads)))
+
+    if not pictures:
+        return engine_rps
+    return lambda seconds: 1 / (1 / engine_rps(seconds / 2) + 1 / decoder_rps(seconds / 2))
+
+
+def _decode_one(pictures: Sequence[bytes], image: ImageSpec, turn: int) -> None:
+    preprocess(pictures[turn % len(pictures)], image)
+
+
+def _per_s(work: Callable[[int], object], seconds: float) -> float:
+    """How often `work` can be done in a second; it is done at least once."""
+    started_s, turn = time.perf_counter(), 0
+    while turn == 0 or time.perf_counter() < started_s + seconds:
+        work(turn)
+        turn += 1
+    return turn / (time.perf_counter() - started_s)

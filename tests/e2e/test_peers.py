@@ -21,6 +21,7 @@ QUICK = ["--starts=1", "--pairs=1", "--seconds=1", "--sweep=1", "--warm-up=1"]
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(400),
     pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed: apt-get install wrk"),
 ]
 
@@ -51,7 +52,7 @@ def test_convoy_is_paired_with_a_peer_a_sketch_and_a_base(tmp_path: Path) -> Non
     (base / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (base / "python").chmod(0o755)
     process = start(tmp_path, "echo,sketch", "tensor-1,json-16,grpc-1", "--base", str(tmp_path / "base"))
-    output, _ = process.communicate(timeout=140)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     found = {(one["load"], one["against"]): one for one in read(tmp_path)["comparisons"]}
     assert found.keys() == {
@@ -68,7 +69,7 @@ def test_convoy_is_paired_with_a_peer_a_sketch_and_a_base(tmp_path: Path) -> Non
 
 def test_peers_that_fail_are_named_with_their_reasons(tmp_path: Path) -> None:
     process = start(tmp_path, "absent,broken,wrong", "json-1")
-    output, _ = process.communicate(timeout=140)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 1
     problems = {one["against"]: one["problem"] for one in read(tmp_path)["comparisons"]}
     assert "needs python2.99" in problems["absent"]
@@ -84,10 +85,10 @@ def test_ctrl_c_writes_what_there_is_and_leaves_no_process(tmp_path: Path) -> No
         assert line, "it ended before the first pair"
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == 130
     assert read(tmp_path)["comparisons"][0]["pairs"]
-    _, left = psutil.wait_procs(family, timeout=60)
+    _, left = psutil.wait_procs(family, timeout=120)
     assert not left
 
 
@@ -97,7 +98,7 @@ def test_ctrl_c_writes_what_there_is_and_leaves_no_process(tmp_path: Path) -> No
 )
 def test_loads_that_cannot_be_sent_are_refused(tmp_path: Path, against: str, loads: str, told: str) -> None:
     process = start(tmp_path, against, loads)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 2
     assert told in output
     assert not (tmp_path / "peers.json").exists()
