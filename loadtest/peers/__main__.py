@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -169,15 +169,17 @@ class Comparison:
         A ratio is taken within a pair, whose readings are seconds apart: machines drift more between pairs than servers
         differ.
         """
+        size, window_ms, decoders = self.setting
+        against = f"{self.against}, batch {size}, {window_ms:g} ms, {decoders} decoders" if size > 1 else self.against
         for name in self.pairs[0][0] if self.pairs else ():
             if name in self.pairs[0][1] and not name.startswith("generator"):
                 ours, theirs = ([pair[side][name] for pair in self.pairs] for side in (0, 1))
                 ratios = [our / their if their else float("inf") for our, their in zip(ours, theirs, strict=True)]
                 middle, our, their = map(statistics.median, (ratios, ours, theirs))
                 spread = f"**{middle:.2f}** ({min(ratios):.2f} to {max(ratios):.2f})"
-                yield f"| {self.load} | {self.against} | {name} | {our:,.4g} | {their:,.4g} | {spread} |"
+                yield f"| {self.load} | {against} | {name} | {our:,.4g} | {their:,.4g} | {spread} |"
         if self.problem:
-            yield f"| {self.load} | {self.against} | not measured: {' '.join(self.problem.split())} | | | |"
+            yield f"| {self.load} | {against} | not measured: {' '.join(self.problem.split())} | | | |"
 
 
 def conditions(effort: Effort) -> dict[str, Any]:
@@ -188,27 +190,26 @@ def conditions(effort: Effort) -> dict[str, Any]:
     return {**now, **machine, "python": platform.python_version(), **asdict(effort)}
 
 
-def measure(
-    subjects: Iterable[Subject], us: Contender, others: Mapping[str, Contender | None], done: list[Comparison]
-) -> None:
-    """Every load against everybody who takes it."""
-    for subject in subjects:
-        for name, them in others.items():
-            load = subject.load
-            # The bare engine is a bound where it is what costs; plain ASGI shows what small requests cost.
-            fits = load.network in LARGE and not load.name.startswith("overload")
-            fits = fits if them is None else load.body in them.bodies and (name != SKETCH or load.network not in LARGE)
-            if not fits or load.body not in us.bodies:
-                continue
-            done.append(Comparison(load.name, name))
-            try:
-                done[-1].setting = AS_IT_COMES if them is None else subject.best_setting(them)
-                for pairs in subject.compare(us, them, done[-1].setting):
-                    done[-1].pairs += pairs
-                    print(f"{load.name}: {len(done[-1].pairs)} pairs against {name}", flush=True)
-            except JobError as error:
-                done[-1].problem = str(error)
-                print(f"{load.name}, {name}: {error}", flush=True)
+def takes(name: str, contender: Contender | None, load: Load) -> bool:
+    """Whether that contender, None for the bare engine, is measured under that load."""
+    if contender is None:
+        return load.network in LARGE and not load.name.startswith("overload")
+    # Plain ASGI shows what small requests cost.
+    return load.body in contender.bodies and (name != SKETCH or load.network not in LARGE)
+
+
+def measure(subject: Subject, us: Contender, others: Mapping[str, Contender | None], done: list[Comparison]) -> None:
+    """One load against all of them."""
+    for name, them in others.items():
+        done.append(Comparison(subject.load.name, name))
+        try:
+            done[-1].setting = AS_IT_COMES if them is None else subject.best_setting(them)
+            for pairs in subject.compare(us, them, done[-1].setting):
+                done[-1].pairs += pairs
+                print(f"{subject.load.name}: {len(done[-1].pairs)} pairs against {name}", flush=True)
+        except JobError as error:
+            done[-1].problem = str(error)
+            print(f"{subject.load.name}, {name}: {error}", flush=True)
 
 
 def words(text: str) -> list[str]:
@@ -264,10 +265,12 @@ def main(
             raise UsageError("wrk is not installed, which makes the load; run apt-get install wrk")
         us, others = contenders(ours, against, base, peers_from, home, done)
         asked = conditions(effort)
-        files = {name: ensure_network(LOADS[name].network, home, model) for name in words(loads)}
-        subjects = (Subject(LOADS[name], file, answer_sheet(file, LOADS[name]), effort) for name, file in files.items())
         try:
-            measure(subjects, us, others, done)
+            for load in (LOADS[name] for name in words(loads)):
+                taking = {name: them for name, them in others.items() if takes(name, them, load)}
+                if taking and takes(ours, us, load):
+                    file = ensure_network(load.network, home, model)
+                    measure(Subject(load, file, answer_sheet(file, load), effort), us, taking, done)
         except KeyboardInterrupt:
             code = EXIT_INTERRUPTED
         if not done and not code:
@@ -276,16 +279,8 @@ def main(
         output.write_text(
             json.dumps({"conditions": asked, "comparisons": [asdict(one) for one in done]}, indent=1) + "\n"
         )
-        print(
-            "\n".join(
-                [
-                    ", ".join(f"{name} {value}" for name, value in asked.items()),
-                    "",
-                    _HEAD,
-                    *(row for one in done for row in one.rows()),
-                ]
-            )
-        )
+        told = ", ".join(f"{name} {value}" for name, value in asked.items())
+        print("\n".join([told, "", _HEAD, *(row for one in done for row in one.rows())]))
     except ConvoyError as error:
         print(f"peers: {error}", file=sys.stderr)
         code = error.exit_code

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import get_type_hints
 
 import numpy as np
 import onnxruntime
@@ -37,20 +38,8 @@ class PeerSettings:
 
 def settings() -> PeerSettings:
     """What the comparison asks of this server."""
-    asked = os.environ
-    return PeerSettings(
-        model=asked["PEER_MODEL"],
-        store=asked["PEER_STORE"],
-        resize_px=int(asked["PEER_RESIZE_PX"]),
-        crop_px=int(asked["PEER_CROP_PX"]),
-        port=int(asked["PEER_PORT"]),
-        grpc_port=int(asked["PEER_GRPC_PORT"]),
-        metrics_port=int(asked["PEER_METRICS_PORT"]),
-        threads=int(asked["PEER_THREADS"]),
-        max_batch=int(asked["PEER_MAX_BATCH"]),
-        window_ms=float(asked["PEER_WINDOW_MS"]),
-        decoders=int(asked["PEER_DECODERS"]),
-    )
+    kinds = get_type_hints(PeerSettings)
+    return PeerSettings(**{name: kind(os.environ[f"PEER_{name.upper()}"]) for name, kind in kinds.items()})
 
 
 class Network:

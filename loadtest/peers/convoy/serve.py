@@ -8,7 +8,7 @@ import sys
 from peer_side import settings
 
 ASKED = settings()
-WHERE = ("--host", "127.0.0.1", "--port", str(ASKED.port), "--grpc-port", str(ASKED.grpc_port))
+WORDS = ["--store", ASKED.store, "--host", "127.0.0.1", "--port", str(ASKED.port), "--grpc-port", str(ASKED.grpc_port)]
 # -P: not what lies in the working directory.
-SERVE = (sys.executable, "-P", "-m", "convoy", "serve", "--store", ASKED.store)
-os.execv(sys.executable, [*SERVE, *WHERE, *["--threads", str(ASKED.threads)] * bool(ASKED.threads)])
+SERVE = [sys.executable, "-P", "-m", "convoy", "serve", *WORDS]
+os.execv(sys.executable, [*SERVE, *["--threads", str(ASKED.threads)] * bool(ASKED.threads)])

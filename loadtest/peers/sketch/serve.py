@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import numpy as np
 import uvicorn
 from peer_side import Network, settings
 
 _MAX_BATCH = 32
 _LENGTH = b"inference-header-content-length"
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+Channel = Callable[..., Awaitable[Any]]
 
 
 class Sketch:
@@ -30,8 +30,12 @@ class Sketch:
         self._pool = ThreadPoolExecutor(1)
         self._waiting: deque[tuple[bytes, asyncio.Future[bytes]]] = deque()
         self._is_busy = False
+        size = self._network(np.zeros((1, *self._network.sample_shape), self._network.dtype)).nbytes
+        output = {"name": self._network.output_name, "datatype": "FP32", "shape": [1, size // 4]}
+        self._head = json.dumps({"outputs": [{**output, "parameters": {"binary_data_size": size}}]}).encode()
+        self._headers = [(b"content-length", b"%d" % (len(self._head) + size)), (_LENGTH, b"%d" % len(self._head))]
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Mapping[str, Any], receive: Channel, send: Channel) -> None:
         if scope["type"] != "http":
             return
         message = await receive()
@@ -40,18 +44,15 @@ class Sketch:
             message = await receive()
             body += message["body"]
         length = int(dict(scope["headers"])[_LENGTH])
-        json.loads(body[:length])  # what a server has to know is in it
+        msgspec.json.decode(body[:length])  # what a server has to know is in it
         waits = asyncio.get_running_loop().create_future()
         self._waiting.append((body[length:], waits))
         if not self._is_busy:
             self._is_busy = True
             asyncio.get_running_loop().call_soon(self._start)
         logits = await waits
-        described = {"name": self._network.output_name, "datatype": "FP32", "shape": [1, len(logits) // 4]}
-        head = json.dumps({"outputs": [{**described, "parameters": {"binary_data_size": len(logits)}}]}).encode()
-        headers = [(b"content-length", b"%d" % (len(head) + len(logits))), (_LENGTH, b"%d" % len(head))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": head + logits})
+        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        await send({"type": "http.response.body", "body": self._head + logits})
 
     def _start(self) -> None:
         batch = [self._waiting.popleft() for _ in range(min(_MAX_BATCH, len(self._waiting)))]
@@ -60,8 +61,8 @@ class Sketch:
             self._pool.submit(self._run, batch, asyncio.get_running_loop())
 
     def _run(self, batch: list[tuple[bytes, asyncio.Future[bytes]]], loop: asyncio.AbstractEventLoop) -> None:
-        shape = (len(batch), *self._network.sample_shape)
-        logits = self._network(np.frombuffer(b"".join(body for body, _ in batch), self._network.dtype).reshape(shape))
+        samples = np.frombuffer(b"".join(body for body, _ in batch), self._network.dtype)
+        logits = self._network(samples.reshape(-1, *self._network.sample_shape))
         loop.call_soon_threadsafe(self._finish, batch, logits)
 
     def _finish(self, batch: list[tuple[bytes, asyncio.Future[bytes]]], logits: np.ndarray) -> None:
