@@ -29,13 +29,12 @@ import numpy as np
 from convoy import IMPORT_ROOT
 from convoy.loadtest.arrivals import Offsets, Schedule
 from convoy.loadtest.endpoint import Endpoint
-from convoy.loadtest.generator.job import READY, Finished, GeneratorJob, line_of
+from convoy.loadtest.generator.job import READY, Finished, GeneratorJob, anonymous, line_of, write_blobs
 from convoy.loadtest.options import MAX_PROCESSES, MAX_REQUESTS, LoadTestOptions
 from convoy.loadtest.problems import one_line
 from convoy.loadtest.records import ProcessRecords
 from convoy.loadtest.request_pool import Protocol, RequestPool
 from convoy.loadtest.rows import Rows, size_bytes
-from convoy.loadtest.shared import anonymous, write_blobs
 
 OPEN_LOOP_FIRST_CONNECTIONS = 64
 # Well below half of what one process can send (docs/loadtest.md): a process at its limit is a late one.

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.arrivals import RateStep
-from convoy.loadtest.command import EXIT_FAILED, exit_code
+from convoy.loadtest.command import EXIT_FAILED, exit_code, find_capacity
 from convoy.loadtest.endpoint import Endpoint
-from convoy.loadtest.find_capacity import find_capacity
 from convoy.loadtest.observe import Observation
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.problems import Fault, Problem
