@@ -20,7 +20,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constrai
 # Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve install test test-long test-all check wheel lock image-test oracle campaign demo bench page-picture simulate peers ceiling scale overload
+.PHONY: serve install test test-long test-all check wheel lock image-test oracle campaign demo page-picture peers
 .PHONY: zoo-table export-matrix engine-table hard-networks clean
 
 serve: $(VENV)/.serve
@@ -88,36 +88,18 @@ campaign: $(VENV)/.dev
 # installed, pictures of each step. OUT=docs makes docs/demo.md and its pictures anew.
 demo: OUT = build/demo
 demo: $(VENV)/.dev
-	$(BIN)/python -m convoy.loadtest.demo --folder build/demo --out $(OUT)
-
-bench: $(VENV)/.dev
-	$(BIN)/python -m convoy.loadtest.startup
+	$(BIN)/python -m tests.demo --folder build/demo --out $(OUT)
 
 # Six minutes: the README's picture of the page, with Debian's chromium, from a server under load.
 page-picture: $(VENV)/.dev
 	$(BIN)/python -m tests.page_picture docs/page.png
 
-# Some hours, on a machine that has nothing else to do. PEERS=mosec,litserve compares with fewer.
+# Some hours, on a machine that has nothing else to do. PEERS=mosec,sketch compares with fewer, BASE=DIR with the checkout of
+# an earlier revision, and LOADS=tensor-16,start sends less. Wants wrk.
+peers: BASE =
 peers: $(VENV)/.dev
-	$(BIN)/python -m convoy.loadtest.peers $(if $(PEERS),--peers $(PEERS)) --json docs/results/peers.json --page docs/peers.md
-
-# A quarter of an hour, and the machine must have nothing else to do, either.
-ceiling: $(VENV)/.dev
-	$(BIN)/python -m convoy.loadtest.peers.ceiling --json docs/results/ceiling.json --page docs/peers.md
-
-# What is left of the goodput when three times as many pictures come as can be answered, and of a small picture's latency beside
-# large ones: half an hour, and the machine must have nothing else to do.
-overload: $(VENV)/.dev
-	$(BIN)/python -m convoy.loadtest.overload --json docs/results/overload.json --page docs/reliability.md
-
-# What Convoy costs behind Ray Serve, in every form: some minutes, and the machine must have nothing else to do. Wants wrk.
-scale: $(VENV)/.ray
-	$(BIN)/python -m convoy.loadtest.scale --json docs/results/scale.json --page docs/ray.md
-
-# The scheduler's policy against others in virtual time. Hours on every core, at the lowest priority; a second call goes
-# on where the first one stopped.
-simulate: $(VENV)/.dev
-	nice -n 19 $(BIN)/python -m convoy.loadtest.study
+	$(BIN)/python -m convoy.loadtest.peers $(if $(PEERS),--against $(PEERS)) $(if $(LOADS),--loads $(LOADS)) \
+		$(if $(BASE),--base $(BASE))
 
 # Hours, at the lowest priority; a second call goes on where the first one stopped.
 zoo-table: $(VENV)/.dev

@@ -57,8 +57,6 @@ cli.add_typer(load_tests, name="loadtest")
 _KEYWORD = python_inspect.Parameter.KEYWORD_ONLY
 EXIT_INTERRUPTED = 130
 _COMPLETE = "_CONVOY_COMPLETE"
-# By `loadtest/scale/processes.py`.
-_READ_ELSEWHERE = frozenset({"CONVOY_TREE_MARK"})
 # What Kubernetes tells containers of a service whose name begins with "convoy".
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
 _ADDRESS_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://")
@@ -257,7 +255,7 @@ def compare(
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Say of which figures of two runs a difference can be told."""
-    from convoy.loadtest.compare_command import compare as show
+    from convoy.loadtest.compare import compare as show
 
     show(a, b, anyway=anyway, as_json=json, console=_console())
 
@@ -331,7 +329,6 @@ def _unknown_variables(environment: Mapping[str, str]) -> list[str]:
         for name, value in environment.items()
         if name.upper().startswith(PREFIX)
         and name.upper().removeprefix(PREFIX) not in options
-        and name not in _READ_ELSEWHERE
         and not (_OF_KUBERNETES.search(name) or _ADDRESS_OF_KUBERNETES.match(value))
     }
     if asked:  # other commands' options are imported only now

@@ -1,20 +1,107 @@
-"""Two runs beside each other: of which figures can a difference be told?
+"""`convoy loadtest compare A.json B.json`: of which figures can a difference be told?
 
-Pure. A figure's ratio is B's over A's. Its interval is made of the two that the runs have: on the logarithmic scale,
-the half-widths towards each side are added in quadrature (Zou and Donner, Statistics in Medicine 27(10), 2008: MOVER),
+Reads two runs as `--json` wrote them and refuses what cannot be compared. Exit codes: 0 - compared, whatever came of
+it; 2 - a file cannot be read, or the two are of different loads or void, and nobody said `--anyway`. Both by
+UsageError.
+
+A figure's ratio is B's over A's. Its interval is made of the two that the runs have: on the logarithmic scale, the
+half-widths towards each side are added in quadrature (Zou and Donner, Statistics in Medicine 27(10), 2008: MOVER),
 which keeps intervals lopsided that are. A difference is told where 1 lies outside. The runs' intervals cover what
 varies within a run, and so do these; what differs from one start of a server to the next is in neither.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
-from convoy.loadtest.bootstrap import ConfidenceInterval
-from convoy.loadtest.kept_run import Bounds, KeptFigures, KeptRun
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from convoy.loadtest.statistics import ConfidenceInterval
+from convoy.models.errors import UsageError
+from convoy.models.page.axis import number
+
+Bounds = tuple[float, float]
+
+
+class KeptOptions(msgspec.Struct):
+    """What decides the load; what younger versions write may be missing in a file of an older one."""
+
+    rate: float | None
+    steps: tuple[float, ...]
+    concurrency: int | None
+    find_capacity: bool
+    slo_ms: float | None
+    arrivals: str
+    burst_on_s: float
+    burst_off_s: float
+    deadline_ms: float | None = None
+    images: str | None = None
+
+
+class KeptTarget(msgspec.Struct):
+    url: str
+    model: str
+    body: str
+    protocol: str = "http"
+
+
+class KeptFigures(msgspec.Struct):
+    """Of the run, or of a step: intervals hold with 95 %."""
+
+    void: str | None
+    throughput_rps: float
+    throughput_rps_95: Bounds | None
+    goodput: float | None
+    goodput_95: Bounds | None
+    latency_ms: dict[str, float | None]
+    latency_ms_95: dict[str, Bounds | None]
+
+
+class KeptRow(KeptFigures, kw_only=True):
+    name: str
+    rate: float | None
+
+
+class KeptCapacity(msgspec.Struct):
+    sustained_rps: float | None
+    failed_rps: float | None
+    ending: str
+
+
+class KeptUse(msgspec.Struct):
+    cpu_ms_per_answer: float | None
+    cpu_ms_per_answer_95: Bounds | None
+    peak_mib: float
+
+
+class KeptRun(KeptFigures, kw_only=True):
+    schema_version: int
+    environment: dict[str, object]
+    target: KeptTarget
+    options: KeptOptions
+    interrupted: bool
+    rows: list[KeptRow]
+    capacity: KeptCapacity | None
+    server_use: KeptUse | None = None
+
+
+def read_run(path: Path) -> KeptRun:
+    """Raises UsageError for what is no file of `convoy loadtest --json`."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=KeptRun)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}); name a file of `convoy loadtest --json`") from None
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path} is no file of `convoy loadtest --json`: {error}") from None
+
 
 Told = Literal["higher", "lower", "no difference"]
 # What is told of the machine that made the load, where it is not the same.
@@ -156,3 +243,83 @@ def _capacities(a: KeptRun, b: KeptRun) -> Iterator[RatioRow]:
         return
     within = ConfidenceInterval(low_b / high_a, high_b / low_a) if high_a and high_b else None
     yield RatioRow("", "capacity/s", low_a, low_b, low_b / low_a, within, bracket=True)
+
+
+SCHEMA_VERSION = 1
+CAVEAT = (
+    "Intervals hold with 95 % and cover what varies within a run, not what differs from one start of a server to the "
+    "next: run each several times, in turn, before you rely on a small difference."
+)
+BRACKETS = "What stands behind a capacity's ratio is no confidence interval, but what the searches' brackets allow."
+VERDICTS = {"higher": "B higher", "lower": "B lower", "no difference": "no difference can be told", None: "no interval"}
+
+
+def compare(first: Path, second: Path, *, anyway: bool, as_json: bool, console: Console) -> None:
+    """Prints the comparison. Raises UsageError."""
+    a, b = read_run(first), read_run(second)
+    notes = [*_objections(first, a, second, b)]
+    if notes and not anyway:
+        raise UsageError(f"{'; '.join(notes)}; compare sound runs of the same load, or say --anyway")
+    notes += [
+        f"the load was made differently: {difference}"
+        for difference in [", ".join(different_machines(a, b))]
+        if difference
+    ]
+    rows = ratios(a, b)
+    if as_json:
+        print(_document(first, second, rows, notes))
+        return
+    console.print(f"A: {_run(first, a)}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"B: {_run(second, b)}", markup=False, highlight=False, soft_wrap=True)
+    console.print(_table(rows))
+    for note in [*notes, *([BRACKETS] if any(row.bracket for row in rows) else [CAVEAT])]:
+        console.print(f"Note: {note.rstrip('.')}.", markup=False, highlight=False, soft_wrap=True)
+
+
+def _objections(first: Path, a: KeptRun, second: Path, b: KeptRun) -> list[str]:
+    found = []
+    differences = different_loads(a, b)
+    if differences:
+        found.append(f"{first} and {second} are of different loads: {', '.join(differences)}")
+    for path, run in ((first, a), (second, b)):
+        reason = no_figures(run)
+        if reason is not None:
+            found.append(f"the figures of {path} mean nothing: {reason}")
+    return found
+
+
+def _run(path: Path, run: KeptRun) -> str:
+    stopped = ", stopped early" if run.interrupted else ""
+    return f"{path}: {run.target.model} at {run.target.url}, {run.target.body} bodies{stopped}"
+
+
+def _table(rows: list[RatioRow]) -> Table:
+    """In less than 80 columns, with figures whole."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    with_steps = any(row.step for row in rows)
+    if with_steps:
+        table.add_column("step", no_wrap=True)
+    table.add_column("figure", no_wrap=True)
+    for heading in ("A", "B", "B / A", "bracket" if any(row.bracket for row in rows) else "95 %"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("told", min_width=len("no difference"))
+    for row in rows:
+        figures = ["–" if value is None else number(value) for value in (row.a, row.b)]
+        ratio = "–" if row.ratio is None else f"{row.ratio:.3f}"
+        around = "–" if row.interval is None else f"{row.interval.low:.3f} to {row.interval.high:.3f}"
+        step = [row.step or "all"] if with_steps else []
+        table.add_row(*step, row.figure, *figures, ratio, around, VERDICTS[row.told])
+    return table
+
+
+def _document(first: Path, second: Path, rows: list[RatioRow], notes: list[str]) -> str:
+    told = [
+        {
+            **asdict(row),
+            "interval": None if row.interval is None else [row.interval.low, row.interval.high],
+            "told": row.told,
+        }
+        for row in rows
+    ]
+    content = {"schema_version": SCHEMA_VERSION, "a": str(first), "b": str(second), "rows": told, "notes": notes}
+    return json.dumps(content, indent=2)

@@ -15,13 +15,12 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from convoy.loadtest.bootstrap import ConfidenceInterval
 from convoy.loadtest.capacity import Capacity
-from convoy.loadtest.measure import Measurement
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.results import LoadTestOutcome, Result
-from convoy.loadtest.server_use import ServerUse
-from convoy.loadtest.statistics import Summary
+from convoy.loadtest.runner import Measurement
+from convoy.loadtest.server_side import ServerUse
+from convoy.loadtest.statistics import ConfidenceInterval, Summary
 from convoy.loadtest.verdict import Lateness
 
 SCHEMA_VERSION = 1

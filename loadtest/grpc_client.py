@@ -18,9 +18,7 @@ from convoy.loadtest.grpc_channel import channel_options, open_channel
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.problems import one_line
 from convoy.loadtest.request_pool import RequestPool
-from convoy.loadtest.server_client import TriedRequests, inputs_of, without_protocol
-from convoy.loadtest.server_side import Snapshot, snapshot
-from convoy.loadtest.server_use import ProcessReading
+from convoy.loadtest.server_side import ProcessReading, Snapshot, TriedRequests, inputs_of, snapshot, without_protocol
 from convoy.models.errors import JobError, UsageError
 
 # Overload is a thing to measure, not a reason to stop before measuring.

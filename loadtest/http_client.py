@@ -12,9 +12,15 @@ from convoy.loadtest.answers import AnswerCheck, Form, error_text
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
-from convoy.loadtest.server_client import Kind, TriedRequests, inputs_of
-from convoy.loadtest.server_side import Snapshot, snapshot
-from convoy.loadtest.server_use import ProcessReading, read_processes
+from convoy.loadtest.server_side import (
+    Kind,
+    ProcessReading,
+    Snapshot,
+    TriedRequests,
+    inputs_of,
+    read_processes,
+    snapshot,
+)
 from convoy.models.errors import JobError
 
 # Overload is a thing to measure, not a reason to stop before measuring.

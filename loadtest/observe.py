@@ -14,13 +14,9 @@ from types import TracebackType
 from typing import Protocol
 
 from convoy.loadtest.capacity import CapacityProbe
-from convoy.loadtest.measure import Measurement
 from convoy.loadtest.options import LoadTestOptions
-from convoy.loadtest.progress import RunProgress
-from convoy.loadtest.runner import run
-from convoy.loadtest.server_client import ServerClient
-from convoy.loadtest.server_side import ServerSide, difference
-from convoy.loadtest.server_use import ServerUse, UseReading, server_use
+from convoy.loadtest.runner import Measurement, RunProgress, run
+from convoy.loadtest.server_side import ServerClient, ServerSide, ServerUse, UseReading, difference, server_use
 from convoy.loadtest.target import LoadTarget
 
 # A reading costs a server about a millisecond of CPU: one in 500 at most.

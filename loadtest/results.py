@@ -9,15 +9,13 @@ from dataclasses import dataclass
 
 from convoy.loadtest.arrivals import RateStep
 from convoy.loadtest.capacity import Capacity
-from convoy.loadtest.measure import Measurement
 from convoy.loadtest.options import LoadTestOptions
-from convoy.loadtest.server_side import ServerSide
-from convoy.loadtest.server_use import ServerUse
-from convoy.loadtest.stability import Stability, stability_of
+from convoy.loadtest.runner import Measurement
+from convoy.loadtest.server_side import ServerSide, ServerUse
 from convoy.loadtest.statistics import Summary, Window, summarise
 from convoy.loadtest.target import LoadTarget
 from convoy.loadtest.units import NS_PER_S
-from convoy.loadtest.verdict import Verdict, judge
+from convoy.loadtest.verdict import Stability, Verdict, judge, stability_of
 
 
 @dataclass(frozen=True, slots=True)

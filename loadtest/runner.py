@@ -6,23 +6,233 @@
     result = whole(options, run(options, request_pool, endpoint))  # convoy.loadtest.results
     result.verdict.void, result.summary.goodput
 
-Knows how to start a run. Asks the server nothing beforehand and prints nothing: what a server speaks is the
-caller's business.
+Asks the server nothing beforehand and prints nothing: what a server speaks is the caller's business. A run goes from
+the first connection to the last answer, over all generator processes: wait until all are connected, give one start to
+all, watch, gather. It gives back rows and leaves their meaning to statistics and verdict. While it goes on, its
+progress is read from the last part of the rows only, because the generators need the time.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from convoy.loadtest.arrivals import schedule_of
+import numpy as np
+
+from convoy.loadtest.arrivals import RateStep, schedule_of
 from convoy.loadtest.endpoint import Endpoint
-from convoy.loadtest.jobs import jobs_for
-from convoy.loadtest.measure import CrewRun, Measurement
 from convoy.loadtest.options import LoadTestOptions
-from convoy.loadtest.processes import GeneratorProcess
-from convoy.loadtest.progress import RunProgress
+from convoy.loadtest.processes import GeneratorProcess, jobs_for
+from convoy.loadtest.records import Records, Times, merged
 from convoy.loadtest.request_pool import RequestPool
+from convoy.loadtest.rows import GOOD, Rows
+from convoy.loadtest.statistics import Window
+from convoy.loadtest.units import NS_PER_MS, NS_PER_S
+
+LOOK_S = 0.5
+RECENT_S = 1.0
+MOST_ROWS = 50_000  # of each process
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """Counts since the start; percentiles and rate of the good answers of the last second, if there were any."""
+
+    elapsed_s: float
+    begun: int
+    good: int
+    failed: int
+    recent_per_s: float
+    p50_ms: float | None
+    p99_ms: float | None
+
+    @property
+    def in_flight(self) -> int:
+        return self.begun - self.good - self.failed
+
+
+class Watcher:
+    """Looks now and then and shows what it sees. Sees nothing before `start_ns` is set."""
+
+    def __init__(self, rows: Sequence[Rows], show: Callable[[RunProgress], None]) -> None:
+        self._rows = rows
+        self._show = show
+        self._next_ns = 0
+        self.start_ns = 0
+
+    def look(self) -> None:
+        now_ns = time.monotonic_ns()
+        if not self.start_ns or now_ns < self._next_ns:
+            return
+        self._next_ns = now_ns + int(LOOK_S * NS_PER_S)
+        self._show(progress_of(self._rows, self.start_ns, now_ns))
+
+
+def progress_of(parts: Sequence[Rows], start_ns: int, now_ns: int) -> RunProgress:
+    """At `now_ns`, from rows that others are still writing."""
+    recent_s = min(RECENT_S, max((now_ns - start_ns) / NS_PER_S, 1e-3))
+    latencies_ns = np.concatenate([np.empty(0, np.int64), *(_recent(rows, now_ns, recent_s) for rows in parts)])
+    p50_ms, p99_ms = np.percentile(latencies_ns, [50, 99]) / NS_PER_MS if len(latencies_ns) else (None, None)
+    return RunProgress(
+        elapsed_s=max(0, now_ns - start_ns) / NS_PER_S,
+        begun=sum(rows.begun for rows in parts),
+        good=sum(int(rows.header[1]) for rows in parts),
+        failed=sum(int(rows.header[2]) for rows in parts),
+        recent_per_s=len(latencies_ns) / recent_s,
+        p50_ms=None if p50_ms is None else float(p50_ms),
+        p99_ms=None if p99_ms is None else float(p99_ms),
+    )
+
+
+def _recent(rows: Rows, now_ns: int, recent_s: float) -> Times:
+    """Latencies of good answers that came within the last moments, of the rows begun last."""
+    end = rows.begun
+    part = slice(max(0, end - MOST_ROWS), end)
+    finished_ns = np.array(rows.finished_ns[part], dtype=np.int64)
+    good = np.array(rows.outcome[part], dtype=np.int16) == GOOD
+    chosen = good & (finished_ns > now_ns - int(recent_s * NS_PER_S))
+    latencies_ns: Times = (finished_ns - np.array(rows.intended_ns[part], dtype=np.int64))[chosen]
+    return latencies_ns
+
+
+START_S = 0.03  # for the word to reach all processes before the time it names
+READY_S = 30.0  # beyond the time-out of connections, for interpreters to start on a busy machine
+OVERDUE_S = 10.0  # beyond the last moment at which a process should have ended
+LISTEN_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorUse:
+    """What one generator process spent. `death` says how it died, if it did."""
+
+    cpu_s: float
+    event_loop: str
+    timer: str
+    death: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """`waited` requests found no free connection; `window` begins after the warm-up; `steps` are the schedule's."""
+
+    records: Records
+    window: Window
+    steps: tuple[RateStep, ...]
+    interrupted: bool
+    waited: int
+    generators: tuple[GeneratorUse, ...]
+    wall_s: float
+
+    @property
+    def generator_cpu_s(self) -> float:
+        """CPU time of all generator processes."""
+        return sum(generator.cpu_s for generator in self.generators)
+
+    @property
+    def busiest_cpu_share(self) -> float:
+        """The share of one core that the busiest generator process used."""
+        most_s = max((generator.cpu_s for generator in self.generators), default=0.0)
+        return most_s / max(self.wall_s, 1e-9)
+
+    @property
+    def deaths(self) -> tuple[str, ...]:
+        return tuple(generator.death for generator in self.generators if generator.death is not None)
+
+
+class CrewRun:
+    """Listens to the crew from the first word to the last."""
+
+    def __init__(
+        self,
+        options: LoadTestOptions,
+        crew: Sequence[GeneratorProcess],
+        show: Callable[[RunProgress], None],
+        steps: tuple[RateStep, ...],
+    ) -> None:
+        self._options = options
+        self._crew = crew
+        self._steps = steps
+        self._interrupted = False
+        self._start_ns = time.monotonic_ns()
+        self._watcher = Watcher([process.rows for process in crew], show)
+        self._selector = selectors.DefaultSelector()
+        for process in crew:
+            self._selector.register(process, selectors.EVENT_READ)
+
+    def measure(self) -> Measurement:
+        """Ctrl-C ends it early and is not an error: the measurement says `interrupted`."""
+        try:
+            self._await(lambda process: process.ready or process.is_over, self._options.timeout_s + READY_S)
+            self._start()
+            longest_s = self._options.total_s + self._options.timeout_s + OVERDUE_S
+            self._await(lambda process: process.is_over, longest_s)
+        except KeyboardInterrupt:
+            self._interrupted = True
+            self._stop()
+            self._await(lambda process: process.is_over, OVERDUE_S)
+        finally:
+            self._selector.close()
+        return self._measurement()
+
+    def _start(self) -> None:
+        self._start_ns = time.monotonic_ns() + int(START_S * NS_PER_S)
+        self._watcher.start_ns = self._start_ns
+        for process in self._crew:
+            process.start(self._start_ns)
+
+    def _stop(self) -> None:
+        for process in self._crew:
+            process.stop()
+
+    def _await(self, condition: Callable[[GeneratorProcess], bool], timeout_s: float) -> None:
+        """Until the condition holds for each. One that dies stops all: a run without it means nothing."""
+        deadline_s = time.monotonic() + timeout_s
+        while not all(condition(process) for process in self._crew):
+            for key, _ in self._selector.select(LISTEN_S):
+                self._hear(key.fileobj)
+            self._watcher.look()
+            if time.monotonic() > deadline_s:
+                for process in self._crew:
+                    if not process.is_over:
+                        process.kill(f"said nothing for {timeout_s:.0f} s and was killed")
+
+    def _hear(self, process: object) -> None:
+        assert isinstance(process, GeneratorProcess)
+        process.hear()
+        if process.is_over:
+            self._selector.unregister(process)
+        if process.death is not None:
+            self._stop()
+
+    def _measurement(self) -> Measurement:
+        now_ns = time.monotonic_ns()
+        start_ns = self._start_ns
+        end_ns = start_ns + int(self._options.total_s * NS_PER_S)
+        cut_short = self._interrupted or any(process.death is not None for process in self._crew)
+        finished = [process.finished for process in self._crew]
+        return Measurement(
+            records=merged([process.part() for process in self._crew]),
+            window=Window(
+                run_start_ns=start_ns,
+                start_ns=start_ns + int(self._options.warm_up_cut_s * NS_PER_S),
+                end_ns=min(end_ns, now_ns) if cut_short else end_ns,
+            ),
+            steps=self._steps,
+            interrupted=self._interrupted,
+            waited=sum(one.waited for one in finished if one),
+            generators=tuple(_use(process) for process in self._crew),
+            wall_s=(now_ns - start_ns) / NS_PER_S,
+        )
+
+
+def _use(process: GeneratorProcess) -> GeneratorUse:
+    finished = process.finished
+    if finished is None:
+        return GeneratorUse(0.0, "", "", f"generator process {process.number} {process.death}")
+    return GeneratorUse(finished.cpu_s, finished.event_loop, finished.timer, None)
 
 
 def run(

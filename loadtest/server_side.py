@@ -1,22 +1,37 @@
-"""What the server itself says of a run: its own counters, read before and after, and the difference.
+"""What the server itself says of a run: its own counters, read before and after, and the difference; what its processes
+used meanwhile; and what a run asks of its server beside the load, which `http_client` and `grpc_client` do.
 
-Knows two sources: the protocol's statistics extension (Triton's and Convoy's; queue, copies and compute per
-request, and how many batches of each size ran) and Convoy's histogram of stages in /metrics (decode_wait,
-decode and encode, which the extension does not have). Pure; asking is the client's. A server that has neither is no
-error: the report says that it offers nothing.
+There are two sources of counters: the protocol's statistics extension (Triton's and Convoy's; queue, copies and compute
+per request, and how many batches of each size ran) and Convoy's histogram of stages in /metrics (decode_wait, decode
+and encode, which the extension does not have). A server that has neither is no error: the report says that it offers
+nothing.
 
 The difference covers all requests between the two readings, warm-up included.
+
+CPU and memory come from `process_*`, which most servers with Prometheus metrics have of the process that answers, and
+Convoy's `convoy_process_*`, which has each process. Readings are taken now and then during a run: their differences are
+what CPU time has intervals from. The readings themselves are in what the server used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal, Protocol
 
+import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from convoy.loadtest.units import NS_PER_MS, NS_PER_S
+from convoy.loadtest import bodies
+from convoy.loadtest.endpoint import Endpoint
+from convoy.loadtest.options import LoadTestOptions
+from convoy.loadtest.records import Records
+from convoy.loadtest.request_pool import RequestPool
+from convoy.loadtest.rows import GOOD
+from convoy.loadtest.statistics import ConfidenceInterval, Window, ratio_interval
+from convoy.loadtest.units import BYTES_PER_MIB, MS_PER_S, NS_PER_MS, NS_PER_S
+from convoy.models.errors import JobError
 
 # The order in which a request passes them; the extension's names for those that it has.
 STAGES = ("decode wait", "decode", "queue", "copy in", "compute", "copy out", "encode")
@@ -140,3 +155,190 @@ def _batches(models: list[dict[str, Any]]) -> list[BatchCount]:
             size = int(row["batch_size"])
             sizes[size] = sizes.get(size, 0) + int(row.get("compute_infer", {}).get("count", 0))
     return [BatchCount(size, count) for size, count in sorted(sizes.items())]
+
+
+OF_EACH, OF_ONE = "convoy_process_", "process_"
+FIGURES = ("cpu_seconds_total", "resident_memory_bytes", "start_time_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReading:
+    """One process at one moment. `began_s` tells a process from another that took its place and name."""
+
+    name: str
+    cpu_s: float
+    memory_bytes: float
+    began_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UseReading:
+    """All processes at one moment of CLOCK_MONOTONIC."""
+
+    at_ns: int
+    processes: tuple[ProcessReading, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """One process over the measured time."""
+
+    name: str
+    cpu_s: float
+    peak_mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class UseSample:
+    """All processes together between two readings: `cores` is CPU time over time, `memory_mib` that of the second."""
+
+    start_s: float
+    end_s: float
+    cores: float
+    memory_mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUse:
+    """All processes together between the first and the last reading within the measured window.
+
+    `cpu_ms_per_answer` is CPU time over the good answers of that time, None without one. Intervals are 95 % confidence
+    intervals by bootstrap over the samples; None where there are fewer than ten. `peak_mib` is the most that was read.
+    """
+
+    cpu_s: float
+    cores: float
+    cores_interval: ConfidenceInterval | None
+    cpu_ms_per_answer: float | None
+    cpu_ms_per_answer_interval: ConfidenceInterval | None
+    peak_mib: float
+    processes: tuple[ProcessUse, ...]
+    samples: tuple[UseSample, ...]
+
+
+def read_processes(metrics: str) -> tuple[ProcessReading, ...]:
+    """From the text of /metrics; none where it says nothing of processes."""
+    for prefix in (OF_EACH, OF_ONE):
+        wanted = tuple(prefix + figure for figure in FIGURES)
+        # Only these lines: reading all of them would take longer than the server took to write them.
+        lines = [line for line in metrics.splitlines() if line.startswith(wanted)]
+        found: dict[str, dict[str, float]] = {}
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for sample in family.samples:
+                name = sample.labels.get("process", "server")
+                found.setdefault(name, {})[sample.name.removeprefix(prefix)] = sample.value
+        if found:
+            return tuple(
+                ProcessReading(name, *(of.get(figure, 0.0) for figure in FIGURES)) for name, of in found.items()
+            )
+    return ()
+
+
+def server_use(readings: Sequence[UseReading], records: Records, window: Window) -> ServerUse | None:
+    """None where fewer than two readings lie within the window."""
+    within = [one for one in readings if window.start_ns <= one.at_ns <= window.end_ns]
+    if len(within) < 2:
+        return None
+    pairs = list(pairwise(within))
+    spent_s = [_spent_s(first, second) for first, second in pairs]
+    cpu_s = np.array([sum(of.values()) for of in spent_s])
+    at_ns = np.array([one.at_ns for one in within])
+    seconds = np.diff(at_ns) / NS_PER_S
+    finished_ns = np.sort(records.finished_ns[records.outcome == GOOD])
+    answers = np.diff(np.searchsorted(finished_ns, at_ns)).astype(np.float64)
+    per_answer = ratio_interval(cpu_s, answers)
+    return ServerUse(
+        cpu_s=float(cpu_s.sum()),
+        cores=float(cpu_s.sum() / seconds.sum()),
+        cores_interval=ratio_interval(cpu_s, seconds),
+        cpu_ms_per_answer=float(MS_PER_S * cpu_s.sum() / answers.sum()) if answers.sum() else None,
+        cpu_ms_per_answer_interval=per_answer
+        and ConfidenceInterval(MS_PER_S * per_answer.low, MS_PER_S * per_answer.high),
+        peak_mib=max(_memory_mib(one) for one in within),
+        processes=_by_process(within, spent_s),
+        samples=tuple(
+            UseSample(
+                start_s=(first.at_ns - window.run_start_ns) / NS_PER_S,
+                end_s=(second.at_ns - window.run_start_ns) / NS_PER_S,
+                cores=float(cpu / length),
+                memory_mib=_memory_mib(second),
+            )
+            for (first, second), cpu, length in zip(pairs, cpu_s, seconds, strict=True)
+        ),
+    )
+
+
+def _spent_s(first: UseReading, second: UseReading) -> dict[str, float]:
+    """CPU time of each process between two readings; one that began meanwhile has spent all that it has."""
+    before = {(one.name, one.began_s): one.cpu_s for one in first.processes}
+    return {one.name: max(0.0, one.cpu_s - before.get((one.name, one.began_s), 0.0)) for one in second.processes}
+
+
+def _by_process(readings: Sequence[UseReading], spent_s: Sequence[dict[str, float]]) -> tuple[ProcessUse, ...]:
+    peaks: dict[str, float] = {}
+    for reading in readings:
+        for one in reading.processes:
+            peaks[one.name] = max(peaks.get(one.name, 0.0), one.memory_bytes / BYTES_PER_MIB)
+    return tuple(
+        ProcessUse(name, sum(of.get(name, 0.0) for of in spent_s), peak_mib) for name, peak_mib in peaks.items()
+    )
+
+
+def _memory_mib(reading: UseReading) -> float:
+    return sum(one.memory_bytes for one in reading.processes) / BYTES_PER_MIB
+
+
+Kind = Literal["image", "binary", "json"]
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRequests:
+    """Requests that the server answers, and what kind of body they have."""
+
+    kind: Kind
+    pool: RequestPool
+
+
+class ServerClient(Protocol):
+    """Asks one server over one protocol. `close` must be called, because it holds a connection."""
+
+    endpoint: Endpoint
+
+    def server(self) -> dict[str, object]:
+        """The server's name and version; empty where it does not tell."""
+
+    def models(self) -> list[str] | None:
+        """The names of the ready models; None where the server does not list them."""
+
+    def metadata(self, model: str) -> dict[str, object] | None:
+        """Inputs and outputs; None where there is no such model. Raises JobError."""
+
+    def try_requests(self, model: str, metadata: dict[str, object], options: LoadTestOptions) -> TriedRequests:
+        """Requests of the kind that is asked for, one of them tried. Raises JobError."""
+
+    def snapshot(self, model: str) -> Snapshot | None:
+        """The server's own counters; None where it has none or does not answer just now."""
+
+    def processes(self) -> tuple[ProcessReading, ...]:
+        """What its processes have used so far; none where it does not tell, or does not answer at once."""
+
+    def close(self) -> None: ...
+
+
+def inputs_of(metadata: dict[str, object]) -> list[bodies.Input]:
+    """The inputs that the metadata describes. Raises JobError where it does not."""
+    rows = metadata.get("inputs")
+    try:
+        if not isinstance(rows, list) or not rows:
+            raise ValueError("no inputs")
+        return [bodies.Input(str(row["name"]), str(row["datatype"]), tuple(map(int, row["shape"]))) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise JobError(f"the server's metadata cannot be used ({error}); use --body image for an image model") from None
+
+
+def without_protocol(url: str) -> JobError:
+    """Somebody answers, but not as an inference server would."""
+    return JobError(
+        f"{url} does not speak the Open Inference Protocol (it has neither server metadata nor a list of models); "
+        "check --url and --protocol"
+    )

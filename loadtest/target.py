@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from convoy.loadtest.endpoint import Endpoint, find_endpoint, wire_url
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
-from convoy.loadtest.server_client import Kind, ServerClient, without_protocol
+from convoy.loadtest.server_side import Kind, ServerClient, without_protocol
 from convoy.models.errors import JobError, UsageError
 
 

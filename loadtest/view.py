@@ -19,8 +19,8 @@ from rich.table import Table
 from convoy.loadtest import words
 from convoy.loadtest.capacity import CapacityProbe
 from convoy.loadtest.options import LoadTestOptions
-from convoy.loadtest.progress import RunProgress
 from convoy.loadtest.results import LoadTestOutcome, Result
+from convoy.loadtest.runner import RunProgress
 
 ERRORS_SHOWN = 8
 HISTORY = 24

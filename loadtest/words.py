@@ -5,12 +5,11 @@ Pure; knows what a reader must be told, and no markup.
 
 from __future__ import annotations
 
-from convoy.loadtest.bootstrap import ConfidenceInterval
 from convoy.loadtest.capacity import MOST_VOID, NARROW, SHARE, CapacityProbe, void_in_a_row
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.results import LoadTestOutcome, Result
-from convoy.loadtest.server_use import ServerUse
-from convoy.loadtest.statistics import Percentile
+from convoy.loadtest.server_side import ServerUse
+from convoy.loadtest.statistics import ConfidenceInterval, Percentile
 
 
 def load(options: LoadTestOptions) -> str:

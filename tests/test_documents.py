@@ -49,7 +49,7 @@ WORK = {
     "convoy.export.build_command": "run",
     "convoy.export.command": "run",
     "convoy.loadtest.command": "run",
-    "convoy.loadtest.compare_command": "compare",
+    "convoy.loadtest.compare": "compare",
     "convoy.models.train_command": "run",
 }
 COMMANDS = [(block, tuple(words)) for block in all_blocks() for line in block.commands for words in parts(line)]

@@ -18,10 +18,10 @@ from tritonclient.grpc import service_pb2
 
 from convoy.loadtest.answers import FULL_EVERY, FULL_FIRST
 from convoy.loadtest.endpoint import Endpoint
-from convoy.loadtest.generator.recorder import Recorder
 from convoy.loadtest.grpc_channel import channel_options, open_channel
 from convoy.loadtest.problems import Fault, Problem, one_line
 from convoy.loadtest.request_pool import RequestPool
+from convoy.loadtest.rows import Recorder
 from convoy.loadtest.units import NS_PER_S
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"

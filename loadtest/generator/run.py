@@ -19,9 +19,8 @@ import msgspec
 
 from convoy.loadtest.generator.job import READY, Finished, GeneratorJob, line_of
 from convoy.loadtest.generator.loops import ClosedLoop, Loop, OpenLoop, Sender, until_over
-from convoy.loadtest.generator.recorder import Recorder
 from convoy.loadtest.problems import Fault, Problem
-from convoy.loadtest.rows import Rows
+from convoy.loadtest.rows import Recorder, Rows
 from convoy.loadtest.units import NS_PER_S
 
 STDIN, STDOUT = 0, 1

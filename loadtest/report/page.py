@@ -11,11 +11,11 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from convoy.loadtest import words
-from convoy.loadtest.bootstrap import ConfidenceInterval
 from convoy.loadtest.document import environment
 from convoy.loadtest.report import charts
 from convoy.loadtest.results import LoadTestOutcome, Result
-from convoy.loadtest.server_use import ServerUse
+from convoy.loadtest.server_side import ServerUse
+from convoy.loadtest.statistics import ConfidenceInterval
 from convoy.models.page.axis import number
 from convoy.models.page.markup import Content, card, element, page, section, table
 

@@ -1,4 +1,1 @@
-"""The scheduler's own policy, and others, in virtual time.
-
-Knows arrivals, devices that take a known time, and rules to decide by. Knows no server, no clock and no engine.
-"""
+"""The scheduler's own policy in virtual time. Knows engines that take a known time; knows no server and no clock."""

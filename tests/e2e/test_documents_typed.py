@@ -33,7 +33,7 @@ NOT_HERE = {
     r"^docker ": "no Docker is here; tests/image builds the image and runs it",
     r"^kubectl ": "no cluster is here; test_deploy.py gives the same files to kubectl",
     r"pip (install|download|wheel) ": "would change the environment of the tests, or load hundreds of megabytes",
-    r"^make (test|peers|ceiling|gpu-proof)\b": "these tests themselves, hours, or a GPU",
+    r"^make (test|peers|gpu-proof)\b": "these tests themselves, hours, or a GPU",
     r"^python -m (convoy\.loadtest\.peers|tests\.simulation\.against_server)\b": "hours on a quiet machine",
     r"^python -m tests\.gpu\.proof": "wants a GPU, or loads 200 MB; test_gpu_proof.py and test_gpu_pack.py",
     r" --ray$": "Ray is half a gigabyte; test_batch_command.py labels on it, among the long tests",

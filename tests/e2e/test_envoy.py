@@ -14,9 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from convoy.loadtest.scale.forms import free_port
 from tests.support.ray_cluster import Crowd, until
-from tests.support.servers import Server, metric, rows_request, start_fake_server
+from tests.support.servers import Server, free_port, metric, rows_request, start_fake_server
 
 pytestmark = [
     pytest.mark.long,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,24 +17,25 @@ from tests.support.onnx_models import identity
 from tests.support.stores import ROOT
 
 PEERS = ROOT / "tests" / "support" / "peers"
-QUICK = [
-    "--rounds=1",
-    "--duration=0.3",
-    "--sweep=0.2",
-    "--sweep-rounds=1",
-    "--warm-up=0.1",
-    "--generator=own",
+QUICK = ["--starts=1", "--pairs=1", "--seconds=1", "--sweep=1", "--warm-up=1"]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed: apt-get install wrk"),
 ]
 
-pytestmark = pytest.mark.slow
 
-
-def start(folder: Path, peers: str, *options: str) -> subprocess.Popen[str]:
+def start(folder: Path, against: str, loads: str, *options: str) -> subprocess.Popen[str]:
     network = identity(folder / "identity.onnx", dims=("batch", 12))
     where = ["--home", str(folder / "home"), "--model", str(network), "--json", str(folder / "peers.json")]
-    command = [sys.executable, "-m", "convoy.loadtest.peers", "--peers", peers, "--peers-from", str(PEERS), *where]
+    what = ["--against", against, "--loads", loads, "--peers-from", str(PEERS)]
     return subprocess.Popen(
-        [*command, *QUICK, *options], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [sys.executable, "-m", "convoy.loadtest.peers", *what, *where, *QUICK, *options],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
 
 
@@ -42,71 +44,61 @@ def read(folder: Path) -> dict[str, Any]:
     return document
 
 
-def test_a_peer_is_swept_and_paired_with_convoy_and_the_page_shows_it(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# By hand\n\n<!-- measured: peers -->\nold\n<!-- end of peers -->\n\nand more\n")
-    process = start(tmp_path, "echo", "--page", str(page))
-    output, _ = process.communicate(timeout=100)
+def test_convoy_is_paired_with_a_peer_a_sketch_and_a_base(tmp_path: Path) -> None:
+    """The base has the interpreter of this very checkout; a peer is tried with each of its settings first."""
+    base = tmp_path / "base" / ".venv" / "bin"
+    base.mkdir(parents=True)
+    # No link: an interpreter finds its packages beside the path by which it was called.
+    (base / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (base / "python").chmod(0o755)
+    process = start(tmp_path, "echo,sketch", "tensor-1,json-16,grpc-1", "--base", str(tmp_path / "base"))
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
-    document = read(tmp_path)
-    assert [trial["setting"]["max_batch"] for trial in document["trials"]].count(8) == 2
-    assert [pair["round"] for pair in document["pairs"]] == [0]
-    for pair in document["pairs"]:
-        for reading in (pair["ours"], pair["theirs"]):
-            assert reading["answered"] > 0
-            assert reading["failed"] == 0
-            assert reading["server_cpu_us"] > 0
-    text = page.read_text()
-    assert text.startswith("# By hand\n")
-    assert text.endswith("and more\n")
-    assert "| Echo |" in text
-    assert "old" not in text
+    found = {(one["load"], one["against"]): one for one in read(tmp_path)["comparisons"]}
+    assert found.keys() == {
+        *(("tensor-1", "base"), ("tensor-1", "sketch"), ("json-16", "base"), ("json-16", "echo"), ("grpc-1", "base"))
+    }
+    for one in found.values():
+        assert one["setting"][0] in ((1, 8) if one["against"] == "echo" else (1,))
+        (pair,) = one["pairs"]
+        for reading in pair:
+            assert reading["answers/s"] > 0
+            assert reading["CPU us/answer"] > 0
+    assert "| json-16 | echo | CPU us/answer |" in output
 
 
 def test_peers_that_fail_are_named_with_their_reasons(tmp_path: Path) -> None:
-    process = start(tmp_path, "absent,broken,wrong")
-    output, _ = process.communicate(timeout=100)
+    process = start(tmp_path, "absent,broken,wrong", "json-1")
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 1
-    failures = {failure["peer"]: failure for failure in read(tmp_path)["failures"]}
-    assert failures["absent"]["stage"] == "environment"
-    assert "needs Python 2.99" in failures["absent"]["reason"]
-    assert failures["broken"]["stage"] == "start"
-    assert "the port is in use by somebody else" in failures["broken"]["reason"]
-    assert failures["wrong"]["stage"] == "answers"
-    for title in ("Absent", "Broken", "Wrong"):
-        assert f"- {title} (" in output
+    problems = {one["against"]: one["problem"] for one in read(tmp_path)["comparisons"]}
+    assert "needs python2.99" in problems["absent"]
+    assert "the port is in use by somebody else" in problems["broken"]
+    assert "is right" in problems["wrong"]
+    assert output.count("not measured") == 3
 
 
-def test_ctrl_c_writes_what_there_is_and_leaves_nobody_behind(tmp_path: Path) -> None:
-    process = start(tmp_path, "echo", "--rounds", "1000")
+def test_ctrl_c_writes_what_there_is_and_leaves_no_process(tmp_path: Path) -> None:
+    process = start(tmp_path, "echo", "json-1", "--starts", "1000")
     assert process.stdout is not None
-    while not (line := process.stdout.readline()).startswith("round 1"):
-        assert line, "it ended before the first round"
+    while not (line := process.stdout.readline()).startswith("json-1: 1 pairs"):
+        assert line, "it ended before the first pair"
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == 130
-    document = read(tmp_path)
-    assert document["interrupted"]
-    assert document["pairs"]
-    # multiprocessing's own helper sees that its pipe is closed a moment after its parent has ended.
-    _, left = psutil.wait_procs(family, timeout=60)
+    assert read(tmp_path)["comparisons"][0]["pairs"]
+    _, left = psutil.wait_procs(family, timeout=120)
     assert not left
 
 
-def test_a_load_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    process = start(tmp_path, "echo", "--loads", "json-16,json-99")
-    output, _ = process.communicate(timeout=60)
+@pytest.mark.parametrize(
+    ("against", "loads", "told"),
+    [("echo", "json-1,json-99", "must be some of tensor-1, tensor-16"), ("echo", "tensor-1", "takes none of")],
+)
+def test_loads_that_cannot_be_sent_are_refused(tmp_path: Path, against: str, loads: str, told: str) -> None:
+    process = start(tmp_path, against, loads)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 2
-    assert "must be some of binary-1, binary-16, binary-64, json-16, grpc-1" in " ".join(
-        output.replace("│", " ").split()
-    )
-    assert not (tmp_path / "peers.json").exists()
-
-
-def test_loads_for_which_no_peer_has_a_body_are_refused(tmp_path: Path) -> None:
-    process = start(tmp_path, "echo", "--loads", "binary-1,binary-64")
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "none of these peers has a body for any of these loads" in output
+    assert told in output
     assert not (tmp_path / "peers.json").exists()

@@ -15,8 +15,9 @@ import pytest
 import tritonclient.http
 from PIL import Image
 
-from convoy.loadtest.scale.forms import FAST, WHOLE_BODIES, free_port
-from tests.support.ray_cluster import Crowd, RayCluster, ray_cluster, until
+from convoy.loadtest.peers.replica.serve import FAST
+from tests.support.ray_cluster import WHOLE_BODIES, Crowd, RayCluster, ray_cluster, until
+from tests.support.servers import free_port
 from tests.support.stores import ROOT
 
 pytestmark = [

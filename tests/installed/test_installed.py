@@ -27,9 +27,7 @@ OURS = ("app", "export", "loadtest", "models")
 DEVELOPMENT = (
     "convoy.export.engine_table",
     "convoy.export.zoo_table",
-    "convoy.loadtest.bulk",
     "convoy.loadtest.peers",
-    "convoy.loadtest.study",
 )
 NETWORK = """
 import torch

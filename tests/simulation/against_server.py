@@ -28,9 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-from convoy.loadtest.simulation.convoy import run_policy
-from convoy.loadtest.simulation.run import SimulationResult
-from convoy.loadtest.simulation.workload import SINGLE_NS, Scenario, VirtualDevice, draw
+from tests.simulation.virtual_policy import SimulationResult, run_policy
+from tests.simulation.workload import SINGLE_NS, Scenario, VirtualDevice, draw
 from tests.support.servers import Server, start_fake_server, start_server
 from tests.support.stores import ROOT
 
@@ -160,6 +159,7 @@ def main() -> None:
         "objective_ms": objective_ms,
         "loads": [asdict(one) | {"ratio": one.ratio} for one in found],
     }
+    wishes.out.parent.mkdir(parents=True, exist_ok=True)
     wishes.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
@@ -170,7 +170,7 @@ def _wishes() -> argparse.Namespace:
     parser.add_argument("--objective", type=float, default=10.0, help="in units of what one sample takes alone")
     parser.add_argument("--body", default="auto", help="as for `convoy loadtest`")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="in units of the bound")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "simulation-agreement.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "simulation-agreement.json")
     return parser.parse_args()
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from convoy.loadtest.simulation.convoy import run_policy
-from convoy.loadtest.simulation.rules import ServeAll, rules
-from convoy.loadtest.simulation.run import SimulationResult, run_rule
-from convoy.loadtest.simulation.workload import Scenario, VirtualDevice, Workload, draw, equal, zipf
-from convoy.loadtest.study.study import CONVOY, contenders
+from tests.simulation.rules import ServeAll, contenders, run_rule
+from tests.simulation.virtual_policy import SimulationResult, run_policy
+from tests.simulation.workload import Scenario, VirtualDevice, Workload, draw, equal, zipf
 
 WHENEVER_NS = 1 << 60
 
@@ -108,8 +106,3 @@ def test_every_contender_keeps_the_devices_law(rho: float, shares: tuple[float, 
         for times_ns, ended_ns in zip(result.workload.times_ns, result.ended_ns, strict=True):
             single_ns = scenario.device.batch_ns(1)
             assert all(end - came >= single_ns for came, end in zip(times_ns, ended_ns, strict=True) if end), name
-
-
-def test_every_rule_is_named_once_and_the_policy_is_among_them() -> None:
-    scenario = Scenario(VirtualDevice(5.0), 10, equal(2))
-    assert list(contenders(scenario)) == [*rules(scenario), CONVOY]

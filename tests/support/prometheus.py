@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import yaml
 
-from convoy.loadtest.scale.forms import free_port
 from tests.support.promql import RULES
-from tests.support.servers import wait_until
+from tests.support.servers import free_port, wait_until
 from tests.support.tools import tool
 
 _END_S = 30.0

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.loadtest.bootstrap import Blocks
+from convoy.loadtest.statistics import Blocks
 from convoy.loadtest.units import NS_PER_S
 
 START_NS, END_NS = 7 * NS_PER_S, 17 * NS_PER_S

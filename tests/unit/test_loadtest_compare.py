@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from convoy.loadtest.compare import ratio_bounds
-from convoy.loadtest.compare_command import compare
+from convoy.loadtest.compare import compare, ratio_bounds
 from convoy.models.errors import UsageError
 
 FIGURES = st.floats(0.01, 1e6)

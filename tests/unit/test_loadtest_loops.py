@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.loadtest.generator import loops, run
-from convoy.loadtest.generator.alarm import LoopAlarm, TimerFdAlarm, make_alarm
-from convoy.loadtest.generator.loops import ClosedLoop, OpenLoop
+from convoy.loadtest.generator.loops import ClosedLoop, LoopAlarm, OpenLoop, TimerFdAlarm, make_alarm
 
 
 class Clock:

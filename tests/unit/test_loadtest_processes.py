@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.endpoint import Endpoint, wire_url
-from convoy.loadtest.generator.job import Finished, GeneratorJob, line_of
-from convoy.loadtest.jobs import core_budget, process_count
+from convoy.loadtest.generator.job import Finished, GeneratorJob, line_of, read_blobs, write_blobs
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.problems import Fault, Problem
+from convoy.loadtest.processes import core_budget, process_count
 from convoy.loadtest.request_pool import RequestPool
-from convoy.loadtest.shared import read_blobs, write_blobs
 from convoy.models.errors import UsageError
 
 ENDPOINT = Endpoint("http://h:1/p", "h", "127.0.0.1", 1, False, "/p")

@@ -16,15 +16,14 @@ from convoy.loadtest.arrivals import RateStep
 from convoy.loadtest.capacity import Capacity, CapacityProbe
 from convoy.loadtest.document import document, table
 from convoy.loadtest.endpoint import Endpoint
-from convoy.loadtest.measure import GeneratorUse, Measurement
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.problems import Fault, Problem
 from convoy.loadtest.records import Records
 from convoy.loadtest.report.page import render
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import LoadTestOutcome, by_step, whole
-from convoy.loadtest.server_side import BatchCount, ServerSide, StageMean
-from convoy.loadtest.server_use import ProcessReading, UseReading, server_use
+from convoy.loadtest.runner import GeneratorUse, Measurement
+from convoy.loadtest.server_side import BatchCount, ProcessReading, ServerSide, StageMean, UseReading, server_use
 from convoy.loadtest.statistics import Window
 from convoy.loadtest.target import LoadTarget
 from convoy.loadtest.units import NS_PER_MS, NS_PER_S

@@ -12,16 +12,15 @@ from rich.console import Console
 
 from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.arrivals import RateStep
-from convoy.loadtest.command import EXIT_FAILED, exit_code
+from convoy.loadtest.command import EXIT_FAILED, exit_code, find_capacity
 from convoy.loadtest.endpoint import Endpoint
-from convoy.loadtest.find_capacity import find_capacity
-from convoy.loadtest.measure import GeneratorUse, Measurement
 from convoy.loadtest.observe import Observation
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.problems import Fault, Problem
 from convoy.loadtest.records import Records
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import LoadTestOutcome
+from convoy.loadtest.runner import GeneratorUse, Measurement
 from convoy.loadtest.statistics import Window
 from convoy.loadtest.target import LoadTarget
 from convoy.loadtest.units import NS_PER_MS, NS_PER_S

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from convoy.loadtest.records import Records
-from convoy.loadtest.server_use import ProcessReading, UseReading, read_processes, server_use
+from convoy.loadtest.server_side import ProcessReading, UseReading, read_processes, server_use
 from convoy.loadtest.statistics import Window
 from convoy.loadtest.units import BYTES_PER_MIB, NS_PER_S
 

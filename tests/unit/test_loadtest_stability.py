@@ -5,9 +5,9 @@ import pytest
 
 from convoy.loadtest.records import Records
 from convoy.loadtest.rows import GOOD
-from convoy.loadtest.stability import LEAST_ANSWERS, stability_of
 from convoy.loadtest.statistics import Window
 from convoy.loadtest.units import NS_PER_MS, NS_PER_S
+from convoy.loadtest.verdict import LEAST_ANSWERS, stability_of
 
 SECONDS = 10
 WINDOW = Window(0, 0, SECONDS * NS_PER_S)

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.loadtest.generator.recorder import MAX_PROBLEMS, Recorder
 from convoy.loadtest.problems import Fault, Problem
 from convoy.loadtest.records import ProcessRecords, Records, merged
-from convoy.loadtest.rows import GOOD, PENDING, Rows, size_bytes
+from convoy.loadtest.rows import GOOD, MAX_PROBLEMS, PENDING, Recorder, Rows, size_bytes
 from convoy.loadtest.statistics import PERCENTILES, Window, nearest_rank, percentile, summarise
 from convoy.loadtest.units import NS_PER_MS, NS_PER_S
 

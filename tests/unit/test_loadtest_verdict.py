@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.loadtest.generator.recorder import Recorder
 from convoy.loadtest.records import ProcessRecords, merged
-from convoy.loadtest.rows import Rows, size_bytes
+from convoy.loadtest.rows import Recorder, Rows, size_bytes
 from convoy.loadtest.statistics import Summary, Window, summarise
 from convoy.loadtest.units import NS_PER_MS, NS_PER_S
 from convoy.loadtest.verdict import judge, lateness_limit_ms

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from convoy.loadtest.generator.wire import CLOSED, CUT_OFF, IDLE, NOT_HTTP, RESET, ClientConnection
+from convoy.loadtest.generator.http_sender import CLOSED, CUT_OFF, IDLE, NOT_HTTP, RESET, ClientConnection
 from convoy.loadtest.problems import Fault, Problem
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -142,7 +142,7 @@ def test_an_answer_that_comes_after_its_time_out_changes_nothing(connection, own
 
 
 def test_an_answer_without_end_is_cut_off(connection, owner, monkeypatch):
-    monkeypatch.setattr("convoy.loadtest.generator.wire.MAX_ANSWER_BYTES", 4)
+    monkeypatch.setattr("convoy.loadtest.generator.http_sender.MAX_ANSWER_BYTES", 4)
     connection.send(b"", 4, 0)
     connection.data_received(ANSWER)
     assert [(ticket, problem.fault) for ticket, problem in owner.breaks] == [(4, Fault.GARBAGE)]

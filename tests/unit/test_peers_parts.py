@@ -1,4 +1,4 @@
-"""A peer's definition, its bodies, and the process that it becomes."""
+"""A peer's definition, its bodies and answers, and the process that it becomes."""
 
 from __future__ import annotations
 
@@ -6,165 +6,134 @@ import email
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import msgspec
 import numpy as np
 import psutil
 import pytest
 from tritonclient.grpc import service_pb2
 
 from convoy.loadtest.bodies import image_payloads
+from convoy.loadtest.peers.__main__ import Comparison
 from convoy.loadtest.peers.beside.peer_pictures import decode
-from convoy.loadtest.peers.definition import HERE, KNOWN, REQUIREMENTS, SERVER, Peer, find_peers, read_peer
-from convoy.loadtest.peers.environment import ensure_environment
-from convoy.loadtest.peers.exam import Exam, set_exam
-from convoy.loadtest.peers.forms import FORMS, ID_MARK
-from convoy.loadtest.peers.generator import SenderTotals, choose_generator
-from convoy.loadtest.peers.network import ServedNetwork
-from convoy.loadtest.peers.pictures import jpegs
-from convoy.loadtest.peers.results import Setting
-from convoy.loadtest.peers.server import Launch, free_ports, serving
-from convoy.loadtest.peers.stand import reading_of
+from convoy.loadtest.peers.loads import (
+    FORMS,
+    LOADS,
+    NO_ANSWER,
+    AnswerSheet,
+    answer_sheet,
+    jpegs,
+    read_answer,
+    right_answer,
+)
+from convoy.loadtest.peers.servers import (
+    DEFINITION,
+    HERE,
+    REQUIREMENTS,
+    SERVER,
+    Contender,
+    ProcessTree,
+    Route,
+    Setting,
+    find_contender,
+    free_port,
+    serving,
+)
 from convoy.models.errors import JobError, UsageError
 from convoy.models.images import preprocess
 from tests.support.onnx_models import identity, shift
 from tests.support.pictures import SMALL
 from tests.support.stores import ROOT
 
-ECHO = ROOT / "tests" / "support" / "peers"
+FAKES = ROOT / "tests" / "support" / "peers"
 SAMPLE = np.arange(12, dtype=np.float32).reshape(3, 2, 2) / 7
+FIGURES = np.float32([1.5, -2])
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_every_peer_is_wholly_pinned_and_has_our_engine(name: str) -> None:
-    (peer,) = find_peers([name], None)
-    lines = (peer.folder / REQUIREMENTS).read_text().split()
-    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines)
-    ours = re.search(r"^onnxruntime==.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert ours is not None
-    assert ours[0] in lines
-    assert set(peer.versions()) == {peer.package, "onnxruntime", "numpy"}
-    assert (peer.folder / SERVER).is_file()
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_no_batching_is_always_among_the_settings(name: str) -> None:
-    (peer,) = find_peers([name], None)
-    assert peer.settings[0].title == "no batching"
+@pytest.mark.parametrize("folder", sorted(HERE.glob("*/peer.toml")), ids=lambda file: file.parent.name)
+def test_every_peer_can_be_read_and_is_wholly_pinned_with_our_engine(folder: Path) -> None:
+    peer = msgspec.toml.decode(folder.read_text(), type=Contender)
+    assert {route.form for route in peer.bodies.values()} <= FORMS.keys()
+    assert peer.bodies.keys() <= {load.body for load in LOADS.values()}
+    assert folder.with_name(SERVER).is_file()
+    assert peer.settings[0] == Setting(1, 0.0)  # no batching is always among them
     assert len(set(peer.settings)) == len(peer.settings)
+    if folder.with_name(REQUIREMENTS).exists():
+        lines = folder.with_name(REQUIREMENTS).read_text().split()
+        assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines)
+        ours = re.search(r"^onnxruntime==.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+        assert ours is not None
+        assert ours[0] in lines
 
 
-def test_settings_are_every_size_with_every_window() -> None:
-    (peer,) = find_peers(["echo"], ECHO)
-    assert peer.settings == (Setting(1, 0.0), Setting(8, 0.5), Setting(8, None))
-    assert [setting.title for setting in peer.settings] == ["no batching", "batch 8, 0.5 ms", "batch 8, its own window"]
-
-
-def test_an_unknown_peer_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(UsageError, match="mosec"):
-        find_peers(["mosaic"], None)
-
-
-@pytest.mark.parametrize("text", ["", "title = ", 'title = "x"\npackage = "x"\nbodies = 3'])
-def test_a_broken_definition_is_refused_by_its_path(tmp_path: Path, text: str) -> None:
-    (tmp_path / "peer.toml").write_text(text)
-    with pytest.raises(UsageError, match=re.escape(str(tmp_path))):
-        read_peer(tmp_path)
-
-
-def peer_that_needs(tmp_path: Path, python: str | None, requirement: str = "") -> Peer:
-    (tmp_path / REQUIREMENTS).write_text(requirement)
-    settings = (Setting(1, 0.0),)
-    return Peer("small", tmp_path, "Small", "small", "", python, False, 5.0, {}, settings, {})
+def test_an_unknown_peer_and_a_broken_definition_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="known are bare, bentoml"):
+        find_contender("mosaic", None, tmp_path)
+    (tmp_path / "mine").mkdir()
+    for text in ("title = ", 'title = "x"\nbodies = 3', 'title = "x"\ncolour = 1\n[bodies]'):
+        (tmp_path / "mine" / DEFINITION).write_text(text)
+        with pytest.raises(UsageError, match=re.escape(str(tmp_path / "mine" / DEFINITION))):
+            find_contender("mine", tmp_path, tmp_path)
 
 
 def test_an_environment_is_made_once_and_again_when_its_requirements_change(tmp_path: Path) -> None:
-    peer, home = peer_that_needs(tmp_path, None), tmp_path / "home"
-    python = ensure_environment(peer, home)
-    assert python.exists()
-    mark = python.parent / "mark"
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / DEFINITION).write_text('title = "Mine"\n[bodies]\n')
+    (folder / REQUIREMENTS).touch()
+    python, _ = find_contender("mine", tmp_path, tmp_path / "home").run
+    mark = Path(python).parent / "mark"
     mark.touch()
-    assert ensure_environment(peer, home) == python
+    assert find_contender("mine", tmp_path, tmp_path / "home").run[0] == python
     assert mark.exists()
-    (tmp_path / REQUIREMENTS).write_text("\n")
-    ensure_environment(peer, home)
+    (folder / REQUIREMENTS).write_text("\n")
+    find_contender("mine", tmp_path, tmp_path / "home")
     assert not mark.exists()
-
-
-def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"Small needs Python 2\.99"):
-        ensure_environment(peer_that_needs(tmp_path, "2.99"), tmp_path)
+    (folder / DEFINITION).write_text('title = "Mine"\npython = "python2.99"\n[bodies]\n')
+    with pytest.raises(JobError, match=r"Mine needs python2\.99"):
+        find_contender("mine", tmp_path, tmp_path / "home")
 
 
 V2_HEAD = '{"outputs":[{"name":"y","shape":[1,2],"datatype":"FP32"'
 ANSWERS = {
-    "raw": np.float32([1.5, -2]).tobytes(),
-    "v2-binary": V2_HEAD.encode() + b',"parameters":{"binary_data_size":8}}]}' + np.float32([1.5, -2]).tobytes(),
+    "raw": FIGURES.tobytes(),
+    "v2-binary": V2_HEAD.encode() + b',"parameters":{"binary_data_size":8}}]}' + FIGURES.tobytes(),
     "v2-json": V2_HEAD.encode() + b',"data":[1.5,-2.0]}]}',
     "flat-json": b'{"output":[1.5,-2.0]}',
     "nested-json": b"[[1.5,-2.0]]",
-    "image": b'{"output":[1.5,-2.0]}',
-    "image-form": b'{"output":[1.5,-2.0]}',
-    "image-form-nested": b"[[1.5,-2.0]]",
-    "grpc": service_pb2.ModelInferResponse(raw_output_contents=[np.float32([1.5, -2]).tobytes()]).SerializeToString(),
+    "picture": b'{"output":[1.5,-2.0]}',
+    "picture-form": b"[[1.5,-2.0]]",
+    "grpc": service_pb2.ModelInferResponse(raw_output_contents=[FIGURES.tobytes()]).SerializeToString(),
 }
-ANSWERS["v2-binary-id"] = ANSWERS["v2-binary"]
 
 
-def test_every_form_but_scores_is_read() -> None:
-    assert FORMS.keys() - ANSWERS.keys() == {"predictions"}
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_every_form_finds_the_logits_and_refuses_what_is_no_answer(form: str) -> None:
+    if form == "predictions":
+        logits = np.arange(10, dtype=np.float32)
+        shares = np.exp(logits) / np.exp(logits).sum()
+        best = [{"class_id": int(index), "score": float(shares[index])} for index in range(9, 4, -1)]
+        found = read_answer(form, json.dumps({"predictions": best}).encode())
+        np.testing.assert_allclose(right_answer(form, logits), found, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(read_answer(form, ANSWERS[form]), right_answer(form, FIGURES))
+    with pytest.raises(NO_ANSWER):
+        read_answer(form, b'{"error": "no"}')
 
 
-@pytest.mark.parametrize("name", sorted(ANSWERS))
-def test_every_form_finds_the_logits(name: str) -> None:
-    np.testing.assert_array_equal(FORMS[name].read(ANSWERS[name]), np.float32([1.5, -2]))
-
-
-@pytest.mark.parametrize("name", sorted(FORMS))
-def test_what_is_no_answer_raises_what_the_exam_catches(name: str) -> None:
-    with pytest.raises((ValueError, KeyError, TypeError, IndexError)):
-        FORMS[name].read(b'{"error": "no"}')
-
-
-def test_binary_bodies_carry_the_sample_as_it_lies_in_memory() -> None:
-    assert FORMS["raw"].ask("x", SAMPLE).body == SAMPLE.tobytes()
-    asked = FORMS["v2-binary"].ask("x", SAMPLE)
+def test_bodies_carry_the_sample_as_it_is() -> None:
+    assert FORMS["raw"]("x", SAMPLE).body == SAMPLE.tobytes()
+    asked = FORMS["v2-binary"]("x", SAMPLE)
     head = int(dict(asked.headers)["Inference-Header-Content-Length"])
     assert asked.body[head:] == SAMPLE.tobytes()
-
-
-def test_scores_are_the_best_five_of_softmax() -> None:
-    logits = np.arange(10, dtype=np.float32)
-    shares = np.exp(logits) / np.exp(logits).sum()
-    best = [{"class_id": int(index), "score": float(shares[index])} for index in range(9, 4, -1)]
-    found = FORMS["predictions"].read(json.dumps({"predictions": best}).encode())
-    np.testing.assert_allclose(FORMS["predictions"].expect(logits), found, atol=1e-6)
-
-
-def test_a_request_with_an_id_is_the_one_without_it_and_has_a_place_for_another() -> None:
-    for sample in (SAMPLE, SAMPLE.astype(np.uint8)):
-        plain, asked = (FORMS[name].ask("x", sample) for name in ("v2-binary", "v2-binary-id"))
-        head, plain_head = (
-            one.body[: int(dict(one.headers)["Inference-Header-Content-Length"])] for one in (asked, plain)
-        )
-        assert json.loads(head) == {"id": ID_MARK, **json.loads(plain_head)}
-        assert asked.body[len(head) :] == sample.tobytes()
-
-
-def test_wrk_puts_another_number_in_the_place_of_each_id() -> None:
-    assert f'string.rep("#", {len(ID_MARK)})' in (HERE / "wrk.lua").read_text()
-
-
-def test_a_picture_is_sent_as_it_is_and_in_a_form() -> None:
-    (picture,) = (payload.body for payload in image_payloads()[:1])
-    assert FORMS["image"].ask("x", picture).body == picture
-    asked = FORMS["image-form"].ask("x", picture)
+    picture = image_payloads()[0].body
+    assert FORMS["picture"]("x", picture).body == picture
+    asked = FORMS["picture-form"]("x", picture)
     message = email.message_from_bytes(f"Content-Type: {asked.headers[0][1]}\r\n\r\n".encode() + asked.body)
     (part,) = message.get_payload()
     assert (part.get_param("name", header="content-disposition"), part.get_content_type()) == ("image", "image/png")
@@ -174,121 +143,84 @@ def test_a_picture_is_sent_as_it_is_and_in_a_form() -> None:
 @pytest.mark.parametrize("size", [(340, 256), (500, 375), (224, 300)])
 def test_peers_make_of_a_picture_what_we_make_of_it(size: tuple[int, int]) -> None:
     image = replace(SMALL, height=224, width=224, resize_mode="shorter_side", resize_px=256)
-    for picture in jpegs(size)[:2]:
+    for picture in jpegs(*size, count=2):
         np.testing.assert_array_equal(decode(picture, 256, 224), preprocess(picture, image))
 
 
-def exam_of(file: Path) -> Exam:
-    return set_exam(ServedNetwork("cnn", file, file.parent, 0, 0), "binary", 0)
-
-
-def test_the_exam_has_the_engines_own_answers(tmp_path: Path) -> None:
-    exam = exam_of(identity(tmp_path / "identity.onnx", dims=("batch", 3, 2)))
-    np.testing.assert_array_equal(exam.logits, exam.samples.reshape(len(exam.samples), -1))
-
-
-def test_a_network_with_open_sizes_is_refused(tmp_path: Path) -> None:
+def test_the_answer_sheet_has_the_engines_own_answers_and_refuses_what_proves_nothing(tmp_path: Path) -> None:
+    load = LOADS["tensor-1"]
+    sheet = answer_sheet(identity(tmp_path / "identity.onnx", dims=("batch", 3, 2)), load)
+    np.testing.assert_array_equal(sheet.logits, sheet.samples.reshape(len(sheet.samples), -1))  # type: ignore[attr-defined]
     with pytest.raises(JobError, match="sizes are fixed"):
-        exam_of(identity(tmp_path / "open.onnx"))
-
-
-def test_a_network_whose_answers_are_all_alike_proves_nothing(tmp_path: Path) -> None:
-    network = shift(tmp_path / "far.onnx", 1e12)  # so far that float32 loses what differed
+        answer_sheet(identity(tmp_path / "open.onnx"), load)
     with pytest.raises(JobError, match="nearly the same"):
-        exam_of(network)
+        answer_sheet(shift(tmp_path / "far.onnx", 1e12), load)  # so far that float32 loses what differed
 
 
-def test_a_server_that_hangs_up_fails_the_exam(tmp_path: Path) -> None:
-    exam = exam_of(identity(tmp_path / "identity.onnx", dims=("batch", 4)))
-    (peer,) = find_peers(["echo"], ECHO)
+def test_a_server_that_hangs_up_fails_the_check() -> None:
+    sheet = AnswerSheet("x", [SAMPLE], FIGURES[None])
+    url, route = f"http://127.0.0.1:{free_port()}", Route("flat-json", "/echo")
+    assert not sheet.has_answer(url, route)
     with pytest.raises(JobError, match="gave no answer"):
-        exam.verify(f"http://127.0.0.1:{free_ports().http}", peer.routes["json"], 2)
+        sheet.check(url, route, 2)
 
 
 SERVES = """
-import os, subprocess, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-class Always(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
 print("starting", flush=True)
-HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Always).serve_forever()
+time.sleep(600)
 """
 
-IDLES = "import time; print('starting', flush=True); time.sleep(600)"
 
-
-def script(text: str, port: int, within_s: float = 20.0) -> Launch:
-    return Launch((sys.executable, "-c", text), {"PORT": str(port)}, within_s)
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
+def contender(folder: Path, text: str, within_s: float = 60.0) -> Contender:
+    (folder / "serve.py").write_text(text)
+    return Contender("Small", {}, ready_within_s=within_s, run=(sys.executable, str(folder / "serve.py")))
 
 
 def test_a_server_is_stopped_with_all_that_it_started(tmp_path: Path) -> None:
-    port = free_ports().http
-    others = set(psutil.Process().children(recursive=True))  # earlier tests may have left a helper of their own
-    with serving("Small", script(SERVES, port), port, tmp_path, answers) as running:
-        assert running.family.cpu_s() > 0
-        _, child = (one for one in psutil.Process().children(recursive=True) if one not in others)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
-    assert not answers(running.url)
+    log = tmp_path / "server.log"
+    with serving(contender(tmp_path, SERVES), {}, tmp_path, lambda: "starting" in log.read_text()) as tree:
+        members = tree.members()
+        assert len(members) == 2
+        assert tree.cpu_s() > 0
+        assert tree.resident_mib() > 1
+    assert not tree.members()
+    assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in members)
 
 
-def test_a_server_that_ends_is_quoted(tmp_path: Path) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        port = holder.getsockname()[1]
-        with (
-            pytest.raises(JobError, match=r"(?s)Small ended with exit code 1.*Address already in use"),
-            serving("Small", script(SERVES, port), port, tmp_path, lambda _: False),
-        ):
-            raise AssertionError("it serves on a port that is taken")
-
-
-def test_a_server_that_is_never_ready_is_given_up_and_quoted(tmp_path: Path) -> None:
-    port = free_ports().http
+@pytest.mark.parametrize(
+    ("text", "within_s", "told"),
+    [("raise SystemExit('Address already in use')", 60.0, "Address already in use"), (SERVES, 5.0, "starting")],
+    ids=["ends", "never ready"],
+)
+def test_a_server_that_does_not_come_up_is_quoted(tmp_path: Path, text: str, within_s: float, told: str) -> None:
     with (
-        pytest.raises(JobError, match=r"(?s)no answer within 0\.5 s.*starting"),
-        serving("Small", script(IDLES, port, 0.5), port, tmp_path, lambda _: False),
+        pytest.raises(JobError, match=rf"(?s)Small did not come up.*{told}"),
+        serving(contender(tmp_path, text, within_s), {}, tmp_path, lambda: False),
     ):
         raise AssertionError("it counts as ready")
 
 
-def test_ctrl_c_in_the_midst_of_a_start_leaves_nobody_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-    start = subprocess.Popen
+def test_ctrl_c_in_the_midst_of_a_start_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started, trees = subprocess.Popen, list[subprocess.Popen[bytes]](), list[ProcessTree]()
 
     def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
         started.append(start(*arguments, **options))
+        trees.append(ProcessTree(options["env"]["PEER_MARK"]))
         signal.raise_signal(signal.SIGINT)
         return started[0]
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    port = free_ports().http
-    with (
-        pytest.raises(KeyboardInterrupt),
-        serving("Small", script(IDLES, port), port, tmp_path, lambda _: True),
-    ):
+    with pytest.raises(KeyboardInterrupt), serving(contender(tmp_path, SERVES), {}, tmp_path, lambda: True):
         raise AssertionError("Ctrl-C was forgotten")
-    assert started[0].returncode is not None
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not trees[0].members()
+    started[0].wait()
 
 
-def test_cpu_is_per_answer_and_nothing_where_there_was_none() -> None:
-    assert reading_of(SenderTotals(2.0, 1000, 0, 1.0, 2.0, 0.01, None), 0.1).server_cpu_us == pytest.approx(100)
-    nothing = reading_of(SenderTotals(2.0, 0, 5, 0.0, 0.0, 0.01, "reset"), 0.1)
-    assert (nothing.server_cpu_us, nothing.rps, nothing.failed) == (0.0, 0.0, 5)
-
-
-def test_wrk_is_asked_for_by_name_only_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert "own" in choose_generator("auto").title
-    with pytest.raises(UsageError, match="install it"):
-        choose_generator("wrk")
+def test_ratios_are_taken_within_pairs() -> None:
+    pairs = [({"answers/s": our, "p50 ms": 1.0}, {"answers/s": their}) for our, their in ((10, 5), (30, 10), (4, 1))]
+    rows = list(Comparison("json-1", "mosec", pairs=pairs).rows())
+    assert rows == ["| json-1 | mosec | answers/s | 10 | 5 | **3.00** (2.00 to 4.00) |"]
+    failed = Comparison("json-1", "ray", problem="it ended\n    Traceback")
+    assert list(failed.rows()) == ["| json-1 | ray | not measured: it ended Traceback | | | |"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import get_type_hints
 
 import numpy as np
 import onnxruntime
@@ -16,18 +17,19 @@ import onnxruntime
 
 @dataclass(frozen=True)
 class PeerSettings:
-    """`window_ms` is how long a batch may wait for company; `max_batch` 1 is batching switched off.
+    """`model` is the ONNX file, `store` has it for Convoy. `window_ms` is how long a batch may wait for others, and
+    `max_batch` 1 is batching switched off; `decoders` are processes that only decode.
 
-    `spare_port` and the two after it are free for whatever else the framework listens on. Pictures' shorter side
-    becomes `resize_px`, of which `crop_px` count; 0 and 0 where the network is asked with tensors. `decoders` are
-    processes for that alone.
+    Pictures' shorter side becomes `resize_px`, of which `crop_px` count; 0 and 0 where requests carry tensors.
     """
 
     model: str
+    store: str
     resize_px: int
     crop_px: int
     port: int
-    spare_port: int
+    grpc_port: int
+    metrics_port: int
     threads: int
     max_batch: int
     window_ms: float
@@ -36,18 +38,8 @@ class PeerSettings:
 
 def settings() -> PeerSettings:
     """What the comparison asks of this server."""
-    asked = os.environ
-    return PeerSettings(
-        model=asked["PEER_MODEL"],
-        resize_px=int(asked["PEER_RESIZE_PX"]),
-        crop_px=int(asked["PEER_CROP_PX"]),
-        port=int(asked["PEER_PORT"]),
-        spare_port=int(asked["PEER_SPARE_PORT"]),
-        threads=int(asked["PEER_THREADS"]),
-        max_batch=int(asked["PEER_MAX_BATCH"]),
-        window_ms=float(asked["PEER_WINDOW_MS"]),
-        decoders=int(asked["PEER_DECODERS"]),
-    )
+    kinds = get_type_hints(PeerSettings)
+    return PeerSettings(**{name: kind(os.environ[f"PEER_{name.upper()}"]) for name, kind in kinds.items()})
 
 
 class Network:

@@ -40,8 +40,8 @@ async def main() -> None:
         Settings(
             host="127.0.0.1",
             http_port=asked.port,
-            grpc_port=asked.spare_port,
-            metrics_port=asked.spare_port + 1,
+            grpc_port=asked.grpc_port,
+            metrics_port=asked.metrics_port,
             parallel_workers=0,
             debug=False,
             load_models_at_startup=False,

@@ -32,8 +32,8 @@ def main() -> None:
     ports = TritonConfig(
         http_address="127.0.0.1",
         http_port=asked.port,
-        grpc_port=asked.spare_port,
-        metrics_port=asked.spare_port + 1,
+        grpc_port=asked.grpc_port,
+        metrics_port=asked.metrics_port,
         log_verbose=0,
     )
     with Triton(config=ports) as triton:

@@ -1,1 +1,0 @@
-"""`convoy batch` beside bare ONNX Runtime and the same decoder, in pairs in turns. Not installed."""

@@ -1,1 +1,0 @@
-"""What Convoy costs behind Ray Serve, in every form, beside `convoy serve` alone: CPU time by request."""
