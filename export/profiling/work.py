@@ -75,42 +75,17 @@ def count_work(path: Path, inputs: tuple[TensorSpec, ...], *, batched: bool = Tr
     )
 
 
-# Of kernels that multiply and add, the place of the weights among the inputs, by what they compute in.
-_FLOAT_KERNELS = dict.fromkeys(("Conv", "FusedConv", "NhwcFusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"), 1)
-_INT8_KERNELS = {
-    **{"QLinearConv": 3, "QGemm": 3, "QLinearMatMul": 3},
-    **{"ConvInteger": 1, "MatMulInteger": 1, "MatMulIntegerToFloat": 1, "DynamicQuantizeMatMul": 1},
-}
-
-
-def int8_share(path: Path, inputs: tuple[TensorSpec, ...]) -> float:
-    """The share of a file's multiply-adds, in convolutions and matrix products, that this CPU does in 8-bit integers.
-
-    As ONNX Runtime runs it, with everything fused that it fuses: a layer whose pair of conversions was not fused
-    counts as float. `inputs` are per-sample specs. Raises JobError where the runtime does not run the file on zeros,
-    or where nothing multiplies.
-    """
-    arrays = {spec.name: np.zeros((1, *spec.drawn_shape), spec.numpy_dtype) for spec in inputs}
-    work = {"float": 0.0, "int8": 0.0}
-    # Beyond extended only layouts change, with channels filled up to whole blocks, which would count.
-    for operator in _run_once(path, arrays, Level.ORT_ENABLE_EXTENDED):
-        for kind, kernels in (("float", _FLOAT_KERNELS), ("int8", _INT8_KERNELS)):
-            if operator.kind in kernels:
-                work[kind] += _multiplications(operator, kernels[operator.kind])
-    if not any(work.values()):
-        raise JobError(f"{path.name} has no convolution and no matrix product; there is no share to tell")
-    return work["int8"] / (work["int8"] + work["float"])
-
-
-def _multiplications(operator: Operator, weights: int) -> float:
-    written = math.prod(operator.outputs[0])
-    if "Conv" in operator.kind:
+def _multiplications(operator: Operator) -> float:
+    first, weights, written = *operator.inputs[:2], math.prod(operator.outputs[0])
+    if operator.kind == "ConvTranspose":
+        return float(math.prod(first) * math.prod(weights[1:]))
+    if operator.kind == "Conv":
         # Weights [M, C / group, kernel...]: each output sums over all but the first.
-        return float(written * math.prod(operator.inputs[weights][1:]))
-    if "Gemm" in operator.kind:
+        return float(written * math.prod(weights[1:]))
+    if operator.kind == "Gemm":
         # (MK)(KN)(MN) is the square of MKN, whichever of them is transposed.
-        return math.sqrt(math.prod(operator.inputs[0]) * math.prod(operator.inputs[weights]) * written)
-    return float(written * operator.inputs[0][-1])
+        return math.sqrt(math.prod(first) * math.prod(weights) * written)
+    return float(written * first[-1])
 
 
 def multiply_adds(path: Path, inputs: tuple[TensorSpec, ...]) -> dict[str, float]:
@@ -128,10 +103,8 @@ def flop(operator: Operator) -> float:
     if operator.kind in _MOVES:
         return 0.0
     first, written = operator.inputs[0], sum(math.prod(shape) for shape in operator.outputs)
-    if operator.kind == "ConvTranspose":
-        return 2.0 * math.prod(first) * math.prod(operator.inputs[1][1:])
     if operator.kind in _PRODUCTS:
-        return 2.0 * _multiplications(operator, _FLOAT_KERNELS[operator.kind])
+        return 2.0 * _multiplications(operator)
     return float(math.prod(first) if operator.kind in _READERS else written)
 
 

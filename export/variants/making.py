@@ -57,13 +57,6 @@ class Made:
     search: str = ""
 
 
-def plain_calibration(folder: Path, images: SampleSet, progress: Progress) -> Calibration:
-    """Prepare the fp32 graph in `folder`, and measure its min-max ranges. Raises JobError when it cannot be done."""
-    graph = _prepared(folder)
-    with progress.step("calibrate", images.count) as step:
-        return Calibration(graph, collect(graph, images.chunks(step, _CHUNK_IMAGES), ["minmax"]))
-
-
 @dataclass(slots=True)
 class Maker:
     """Makes variants in `folder`, where the fp32 graph lies; `images` are the calibration images."""

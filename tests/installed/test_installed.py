@@ -34,8 +34,6 @@ pytestmark = [
 OURS = ("app", "export", "loadtest", "models")
 # Needs a checkout, which whoever installs a wheel has not got.
 DEVELOPMENT = (
-    "convoy.export.engine_table",
-    "convoy.export.zoo_table",
     "convoy.loadtest.bulk",
     "convoy.loadtest.peers",
     "convoy.loadtest.study",
