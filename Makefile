@@ -77,8 +77,8 @@ image-test: $(VENV)/.dev
 oracle: $(VENV)/.dev
 	$(BIN)/python -m tests.oracle compare --before $(BASE)
 
-# A real server under clients of every kind while it is killed, paused, starved and reloaded, with 0 and 2 edges; the plan
-# is drawn from a seed, which is printed. SEED=N draws it again, MINUTES=60 is an hour, OUT=DIR takes page, plan and logs.
+# A real server under clients of many kinds while it is killed, paused, starved and reloaded; the plan is drawn from a
+# seed, which is printed. SEED=N draws it again, MINUTES=60 is an hour, OUT=DIR takes the logs of a server that failed.
 campaign: OUT = build/campaign
 campaign: $(VENV)/.dev
 	$(BIN)/python -m tests.campaign --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --out $(OUT)

@@ -1,4 +1,4 @@
-"""A short campaign: a real server under the mixture of clients and the faults of one seed, with and without edges."""
+"""A short campaign: a real server under the mixture of clients and the faults of one seed."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def test_a_short_campaign_holds(tmp_path: Path) -> None:
         command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=280, check=False
     )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
-    assert "every invariant held" in (tmp_path / "campaign.html").read_text()
+    assert "every invariant held" in ended.stdout
     assert f"--seed {SEED}" in ended.stdout
