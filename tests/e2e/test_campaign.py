@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.stores import ROOT
 
-SEED = "1366"  # leavers and a restart; with edges a killed core and more large pictures than there is memory for
+SEED = "44"  # leavers, large pictures, a kill, overload and a pause
 
 
 @pytest.mark.long
