@@ -112,7 +112,7 @@ def test_random_weights_leave_no_output_constant():
     import torch
     from torchvision.models import VisionTransformer
 
-    from convoy.export.sources.torch_child.random_weights import draw
+    from convoy.export.sources.torch_child.untrained import draw
 
     network = VisionTransformer(image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64)
     network = network.eval()
