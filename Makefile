@@ -20,8 +20,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constrai
 # Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve install test test-long test-all check wheel lock image-test oracle campaign demo page-picture peers
-.PHONY: zoo-table export-matrix engine-table hard-networks clean
+.PHONY: serve install test test-long test-all check wheel lock image-test oracle campaign demo page-picture peers clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
@@ -33,7 +32,7 @@ test: $(VENV)/.dev
 	$(PYTEST) -m "not gpu and not image and not long"
 
 # What is long by nature: crowds of leavers, wheels, whole exports, training over seeds, clusters of Ray.
-test-long: $(VENV)/.ray
+test-long: $(VENV)/.ray $(VENV)/.timm
 	$(PYTEST) -m "long and not alone and not gpu and not image"
 	$(BIN)/python -m pytest -m "alone and not gpu"
 
@@ -78,8 +77,8 @@ image-test: $(VENV)/.dev
 oracle: $(VENV)/.dev
 	$(BIN)/python -m tests.oracle compare --before $(BASE)
 
-# A real server under clients of every kind while it is killed, paused, starved and reloaded; the plan
-# is drawn from a seed, which is printed. SEED=N draws it again, MINUTES=60 is an hour, OUT=DIR takes page, plan and logs.
+# A real server under clients of many kinds while it is killed, paused, starved and reloaded; the plan is drawn from a
+# seed, which is printed. SEED=N draws it again, MINUTES=60 is an hour, OUT=DIR takes the logs of a server that failed.
 campaign: OUT = build/campaign
 campaign: $(VENV)/.dev
 	$(BIN)/python -m tests.campaign --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --out $(OUT)
@@ -101,30 +100,12 @@ peers: $(VENV)/.dev
 	$(BIN)/python -m convoy.loadtest.peers $(if $(PEERS),--against $(PEERS)) $(if $(LOADS),--loads $(LOADS)) \
 		$(if $(BASE),--base $(BASE))
 
-# Hours, at the lowest priority; a second call goes on where the first one stopped.
-zoo-table: $(VENV)/.dev
-	nice -n 19 $(BIN)/python -m convoy.export.zoo_table
-
-# Half an hour, at a low priority; a second call goes on where the first one stopped. ONLY='timm: dla34' tries those again
-# whose names begin so.
-export-matrix: $(VENV)/.timm
-	nice -n 10 $(BIN)/python -m convoy.export.matrix docs $(if $(ONLY),'$(ONLY)')
-
-# Ten networks that are hard in INT8, trained on drawn characters and exported. Hours, at the lowest priority; a second call
-# goes on where the first one stopped. NETWORKS=ghostnet,repvgg measures these again.
-hard-networks: $(VENV)/.dev
-	nice -n 19 $(BIN)/python -m convoy.export.hard_networks $(if $(NETWORKS),--networks $(NETWORKS))
-
-# A quarter of an hour, on a machine that has nothing else to do: the engines of the CPU on ten networks.
-engine-table: $(VENV)/.dev
-	$(BIN)/python -m convoy.export.engine_table
-
 # On a machine with an NVIDIA GPU, from a plain checkout: nine minutes at most. CARRIED=DIR has what that machine lacks.
 gpu-proof: OUT = build/gpu-proof
 gpu-proof:
 	$(PYTHON) -m tests.gpu.proof --out $(OUT) $(if $(CARRIED),--carried $(CARRIED))
 
-# For SOURCE timm:NAME, which nothing else needs.
+# For SOURCE timm:NAME, which only long tests need.
 $(VENV)/.timm: $(VENV)/.dev
 	$(PIP_INSTALL) --editable '.[timm]'
 	touch $@

@@ -30,14 +30,22 @@ from convoy.export.plan import ExportPlan, make_plan
 from convoy.export.profiling.profile import OtherLatencies, measured_everywhere
 from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.progress import SILENT, Progress
-from convoy.export.proof.activation import Decision, activation_of, decide, look_of, overruled
+from convoy.export.proof.activation import (
+    Decision,
+    Purpose,
+    activation_of,
+    decide,
+    look_of,
+    overruled,
+    purpose_of,
+    specs_of,
+)
 from convoy.export.proof.gate import AccuracyGate, refused_by_name
 from convoy.export.proof.judging import Judge
 from convoy.export.proof.metric import metric_judge
 from convoy.export.proof.mistakes import find_mistakes
 from convoy.export.proof.outcomes import Outcomes
-from convoy.export.proof.proving import Prover
-from convoy.export.proof.purpose import Purpose, purpose_of, specs_of
+from convoy.export.proof.proving import LeftOut, Prover, in_words
 from convoy.export.proof.ranges import normalised_outputs
 from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference, judge_score
 from convoy.export.proof.verify import ON_NOISE, Score, check_against_torch, compared_batches, observe
@@ -47,12 +55,10 @@ from convoy.export.signing import BundleSigner, signer_of
 from convoy.export.sources.ending import read_ending
 from convoy.export.sources.free_input import free_sizes, listed
 from convoy.export.sources.onnx_plain import export_plain, is_plain
-from convoy.export.sources.reuse import reused
-from convoy.export.sources.to_onnx import to_onnx
+from convoy.export.sources.to_onnx import reused, to_onnx
 from convoy.export.sources.torch_job import INPUT_NAME, Answered, TorchResult
 from convoy.export.terminal import RichProgress, summary
 from convoy.export.variants.fp8 import why_no_fp8
-from convoy.export.variants.left_out import LeftOut, in_words
 from convoy.export.variants.making import Maker
 from convoy.export.variants.precision import INT8_OPENVINO, RECIPES, REFERENCE, Recipe, select, without_needless_pairs
 from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere

@@ -6,6 +6,8 @@ but no weights and no images, so a wrong call fails before any work is done.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +16,6 @@ from typing import Literal, cast, get_args
 
 from convoy.export.arrays import is_array_file, read_array_file
 from convoy.export.class_names import read_class_map, read_labels
-from convoy.export.detection_file import read_detection_file
 from convoy.export.options import ExportOptions
 from convoy.export.proof.sanity import Claim, Expectations
 from convoy.export.sources.image_changes import ImageChanges, parse_changes
@@ -22,17 +23,58 @@ from convoy.export.sources.onnx_source import tensor_inputs
 from convoy.export.sources.origin import Origin, Stated, channels_of, find_origin
 from convoy.export.sources.preprocess import parse_front, parse_input, resolve_image
 from convoy.export.sources.source import ModelSource, parse_function, parse_source
-from convoy.export.sources.tensor_input import is_of_tensors, parse_tensors
 from convoy.export.sources.torch_job import INPUT_NAME, WeightsFrom
 from convoy.models.datasets import is_flat_folder, source_labels
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.plan_cache import plan_folder
 from convoy.models.priorities import Priorities
+from convoy.models.records import from_jsonable
 from convoy.models.samples import NO_OTHER_NAMES
-from convoy.models.spec import Activation, ImageSpec, TensorSpec
+from convoy.models.spec import OIP_NAMES, Activation, ImageSpec, TensorSpec
 from convoy.models.store import Store, check_name
 from convoy.models.tasks import DetectionOutputs, Task
 from convoy.models.weights.key import refuse_needless_key
+
+# What one input is called that has no name of its own.
+_ONLY = "input"
+_TENSOR = re.compile(r"(?:([A-Za-z_][\w.]*)=)?([1-9]\d{0,8}(?:x[1-9]\d{0,8})*)(?::(\w+))?")
+
+
+def is_of_tensors(text: str) -> bool:
+    """Whether it is not the spelling of an image, channels x height x width without a name."""
+    return "=" in text or ":" in text or text.count("x") != 2
+
+
+def parse_tensors(text: str) -> tuple[TensorSpec, ...]:
+    """`1x1000`, or `signal=1x1000,age=1:INT64`; without a dtype they are FP32. Raises UsageError."""
+    found = [_TENSOR.fullmatch(part.strip()) for part in text.split(",")]
+    dtypes = tuple(OIP_NAMES.values())
+    specs = []
+    for part in found:
+        if part is None or (part[1] is None and len(found) > 1) or (part[3] or "FP32").upper() not in dtypes:
+            raise UsageError(
+                f"--input {text!r} is not understood; write an image as 3x224x224, one tensor as 1x1000, several as "
+                f"signal=1x1000,age=1:INT64 with one of {', '.join(dtypes)}"
+            )
+        shape = tuple(int(size) for size in part[2].split("x"))
+        specs.append(TensorSpec(part[1] or _ONLY, (part[3] or "FP32").upper(), shape))
+    if len({spec.name for spec in specs}) < len(specs):
+        raise UsageError(f"--input {text!r} names an input twice; give each its own name")
+    return tuple(specs)
+
+
+_FORM = 'write it as in {"boxes": "boxes", "scores": "scores", "box_form": "cxcywh", "iou_threshold": 0.5}'
+
+
+def read_detection_file(path: Path) -> DetectionOutputs:
+    """Fields that are left out are as `DetectionOutputs` has them. Raises UsageError."""
+    try:
+        return from_jsonable(DetectionOutputs, json.loads(path.read_text(encoding="utf-8")), "detection")
+    except OSError as error:
+        raise UsageError(f"--detection {path}: {error.strerror}; {_FORM}") from error
+    except (ValueError, BundleError) as error:
+        raise UsageError(f"--detection {path}: {error}; {_FORM}") from error
+
 
 _MAX_BATCH = 4096
 MethodChoice = Literal["auto", "minmax", "entropy", "percentile"]

@@ -1,6 +1,7 @@
 """Samples and answers as arrays by tensor name, the sample first: what goes into a network, and what comes out of it.
 
-A network with one input is no special case anywhere but where people say what they have.
+A network with one input is no special case anywhere but where people say what they have. Noise of both signs
+holds two graphs against each other where no picture at hand reaches.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
+
+from convoy.models.spec import ImageSpec, TensorSpec
 
 Rows = Mapping[str, np.ndarray]
 NOTHING: Rows = MappingProxyType({})
@@ -46,3 +49,54 @@ def joined(parts: Sequence[Rows]) -> dict[str, np.ndarray]:
 def bytes_of(rows: Rows) -> int:
     """Of all samples together."""
     return sum(array.nbytes for array in rows.values())
+
+
+# Of each kind. All together they are a small part of what a proof compares.
+_SAMPLES_EACH = 4
+_MOST_BYTES = 16 << 20
+_BLOCK_PX = 8
+_HALF = 128
+
+
+def noise_of_both_signs(inputs: Sequence[TensorSpec], image: ImageSpec | None = None) -> dict[str, np.ndarray]:
+    """The same samples each time, [n, ...] by input; free sizes are those of the examples.
+
+    Fine noise, noise in blocks of some pixels, which survives the means that convolutions take, and even samples from
+    one end of the range to the other. Bytes take their whole range, floats both signs and sizes beyond 1. Other whole
+    numbers are 0 or 1, which are the numbers of something in most networks that take any.
+    """
+    sample_bytes = sum(int(np.prod(spec.drawn_shape)) * spec.numpy_dtype.itemsize for spec in inputs)
+    count = max(1, min(_SAMPLES_EACH, _MOST_BYTES // (3 * max(1, sample_bytes))))
+    generator = np.random.default_rng(1)
+    axes = _spatial_axes(image)
+    return {spec.name: _drawn(generator, spec, count, axes) for spec in inputs}
+
+
+def _spatial_axes(image: ImageSpec | None) -> tuple[int, ...]:
+    """Height and width of a batch."""
+    if image is None:
+        return ()
+    return (1, 2) if image.front == "uint8_nhwc" else (2, 3)
+
+
+def _drawn(generator: np.random.Generator, spec: TensorSpec, count: int, axes: tuple[int, ...]) -> np.ndarray:
+    shape = (count, *spec.drawn_shape)
+    if spec.numpy_dtype.kind not in "f" and spec.numpy_dtype != np.uint8:
+        return generator.integers(0, 2, (3 * count, *shape[1:])).astype(spec.numpy_dtype)
+    fine = generator.standard_normal(shape)
+    blocks = 2 * _in_blocks(generator, shape, axes)
+    even = np.broadcast_to(np.linspace(-2, 2, count).reshape(-1, *[1] * (len(shape) - 1)), shape)
+    values = np.concatenate([fine, blocks, even])
+    if spec.numpy_dtype == np.uint8:
+        # A standard deviation is a quarter of the range, so that both ends are reached.
+        whole: np.ndarray = np.clip(_HALF + values * (_HALF // 2), 0, 255).astype(np.uint8)
+        return whole
+    return values.astype(spec.numpy_dtype)
+
+
+def _in_blocks(generator: np.random.Generator, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
+    small = tuple(-(-size // _BLOCK_PX) if axis in axes else size for axis, size in enumerate(shape))
+    blocks = generator.standard_normal(small)
+    for axis in axes:
+        blocks = np.repeat(blocks, _BLOCK_PX, axis)
+    return blocks[tuple(slice(size) for size in shape)]

@@ -1,20 +1,96 @@
 """How fast is each variant? Latency per batch size in the serving engine, variants taking turns.
 
 Knows which variants can be compared on this device and how long that may take; the measuring itself is the
-server's own (`convoy.app.engines.measure`).
+server's own (`convoy.app.engines.measure`). Whether other processes disturbed it is told by the CPU time that Linux
+counts in /proc/stat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.measure import Pace, batch_knots, latency_tables, run_in_turns
-from convoy.export.profiling.busy import CpuWatch
 from convoy.export.progress import Progress
 from convoy.export.variants.variant import OpenVariant, OtherEngines
 from convoy.models.bundle import LatencyTable
+
+_STAT = Path("/proc/stat")
+# Below it, ticks of a hundredth of a second say little.
+_SHORTEST_WINDOW_S = 0.5
+# Of a line of /proc/stat: user, nice, system, irq, softirq, steal. The rest is idle, or counted in user already.
+_BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuReading:
+    """Seconds since some time in the past: of the clock, of CPU that all processes took, and of it this one."""
+
+    at_s: float
+    all_s: float
+    own_s: float
+
+
+class CpuWatch:
+    """Reads when it is told to; what it read tells how busy others were between two times."""
+
+    def __init__(self, stat: Path = _STAT) -> None:
+        self._stat = stat
+        self._cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+        self._readings: list[CpuReading] = []
+        self.look()
+
+    def look(self) -> None:
+        """One more reading; none where the system does not tell."""
+        try:
+            all_s = taken_s(self._stat.read_text(encoding="ascii"), self._cpus, os.sysconf("SC_CLK_TCK"))
+        except (OSError, ValueError):
+            return
+        self._readings.append(CpuReading(time.monotonic(), all_s, time.process_time()))
+
+    def busy_shares(self, looks: int) -> list[float | None]:
+        """What others took of our CPUs between each two of `looks` readings, shares from 0 to 1; None: not known."""
+        if len(self._readings) != looks:
+            return [None] * (looks - 1)
+        return list(shares_of_others(self._readings, len(self._cpus), cpu_budget()))
+
+
+def taken_s(stat: str, cpus: Collection[int], ticks_per_s: int) -> float:
+    """CPU seconds that were not idle since the machine started, of these CPUs. Raises ValueError for another text."""
+    wanted = {f"cpu{cpu}" for cpu in cpus}
+    found = {name: fields for line in stat.splitlines() if line for name, *fields in [line.split()] if name in wanted}
+    if len(found) < len(wanted):
+        raise ValueError("some CPUs are not told of")
+    return sum(int(fields[at]) for fields in found.values() for at in _BUSY_COLUMNS if at < len(fields)) / ticks_per_s
+
+
+def shares_of_others(readings: Sequence[CpuReading], cpus: int, budget: int) -> Sequence[float]:
+    """For each two readings, what others took of the `budget` CPUs that we may use at once, of `cpus` in all.
+
+    Where we may not use all, others take nothing of ours as long as they find room beside us. A time that is too short
+    to be judged alone is judged with what was before and after it.
+    """
+    shares = []
+    for index in range(len(readings) - 1):
+        first, last = _window(readings, index)
+        elapsed_s = readings[last].at_s - readings[first].at_s
+        others_s = (readings[last].all_s - readings[first].all_s) - (readings[last].own_s - readings[first].own_s)
+        others = others_s / elapsed_s if elapsed_s > 0 else 0.0
+        shares.append(min(1.0, max(0.0, others - (cpus - budget)) / budget))
+    return shares
+
+
+def _window(readings: Sequence[CpuReading], index: int) -> tuple[int, int]:
+    """The readings around the time after one of them, as few as make it long enough."""
+    first, last = index, index + 1
+    while readings[last].at_s - readings[first].at_s < _SHORTEST_WINDOW_S and (first > 0 or last + 1 < len(readings)):
+        first, last = max(0, first - 1), min(len(readings) - 1, last + 1)
+    return first, last
+
 
 # A small network is measured in some seconds, and none for longer than a minute or two.
 PACE = Pace(budget_s=0.7, limit_s=20.0, warm_up=2, fewest=7, most=300)

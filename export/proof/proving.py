@@ -1,16 +1,20 @@
 """Every variant made, held against the labels, and made again with more layers kept where it fell short.
 
 Knows the loop between making and measuring. Each further look that a variant takes at the evaluation images is
-paid for with a wider bound (`Outcomes.accuracy`), and there are few of them: many would find a lucky file.
+paid for with a wider bound (`Outcomes.accuracy`), and there are few of them: many would find a lucky file. A file that
+cannot be made, checked or measured is left out with its reason (`LeftOut`), and the others go on without it.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from convoy.export.cache import StepCache
 from convoy.export.data import ExportData
@@ -18,12 +22,89 @@ from convoy.export.progress import Progress
 from convoy.export.proof.gate import AccuracyGate
 from convoy.export.proof.judging import Judge
 from convoy.export.proof.verify import Score, compare, measure_accuracy
-from convoy.export.variants.left_out import LeftOut
+from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.making import Made, Maker
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import opened
+from convoy.models.errors import ConvoyError
 from convoy.models.spec import ModelSpec
 from convoy.models.store import disk_errors
+
+_Result = TypeVar("_Result")
+
+
+def in_words(reasons: Mapping[str, str]) -> str:
+    """Reasons by file, in one line; files of one reason together. Empty where there are none."""
+    files: dict[str, list[str]] = {}
+    for file, reason in reasons.items():
+        files.setdefault(reason, []).append(file)
+    return "; ".join(f"no {' and no '.join(own)}: {reason}" for reason, own in files.items())
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """The reasons by file, as far as they are known."""
+
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def where_it_fails(self, recipe: Recipe) -> Iterator[None]:
+        """Note the recipe's file where the block raises any exception, and go on behind it."""
+        try:
+            yield
+        except Exception as error:
+            if _is_of_the_disk(error):
+                raise
+            self.reasons[recipe.file] = _reason(error)
+
+    def of(self, recipes: Sequence[Recipe]) -> list[Recipe]:
+        """The recipes without those that are left out."""
+        return [recipe for recipe in recipes if recipe.file not in self.reasons]
+
+    def without_failing(
+        self, recipes: Sequence[Recipe], work: Callable[[Sequence[Recipe]], _Result]
+    ) -> tuple[Sequence[Recipe], _Result]:
+        """What `work` gives for all recipes, or for those that it does not fail for; and which these are.
+
+        The first is the reference: what fails for it alone is raised.
+        """
+        try:
+            return recipes, work(recipes)
+        except Exception as error:
+            if _is_of_the_disk(error):
+                raise
+            reference, *others = recipes
+            alone = work([reference])
+            reason = _reason(error)
+        for recipe in others:
+            with self.where_it_fails(recipe):
+                work([reference, recipe])
+        left = self.of(recipes)
+        if len(left) == 1:
+            return left, alone
+        try:
+            return left, work(left)
+        except Exception as error:  # each does by itself, and all together do not, as where memory is short
+            if _is_of_the_disk(error):
+                raise
+            self.reasons |= {recipe.file: reason for recipe in left[1:]}
+            return [reference], alone
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+    """Whether it is, or was made of, what the system says of a disk that is full or takes nothing."""
+    refused = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+    return any(isinstance(one, OSError) and one.errno in refused for one in (error, error.__cause__))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ConvoyError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "there was not enough memory for it"
+    words = one_line(str(error))
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
 
 _MOST_LOOKS = 3
 

@@ -16,7 +16,7 @@ from convoy.app.engines.limits import limit, share_of_limit
 from convoy.app.engines.speedup import WORTHWHILE_SPEEDUP, best_per_sample_ms
 from convoy.export.proof.judging import what_scores
 from convoy.export.report import charts
-from convoy.export.report.layers import kept_layers, recovery
+from convoy.export.report.charts import kept_layers, recovery
 from convoy.export.report.mistakes import wrong_answers
 from convoy.export.report.verdict import verdict_of
 from convoy.models.bundle import (

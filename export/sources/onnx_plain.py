@@ -27,7 +27,6 @@ from convoy.export.ahead import accepted
 from convoy.export.arrays import is_array_file
 from convoy.export.assemble import publish
 from convoy.export.class_names import read_labels
-from convoy.export.noise import noise_of_both_signs
 from convoy.export.options import ExportOptions
 from convoy.export.plan import check_max_batch, parse_activation, priorities_of
 from convoy.export.profiling.profile import measured_everywhere
@@ -35,7 +34,7 @@ from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.outcomes import WHOLE
 from convoy.export.proof.ranges import normalised_outputs
 from convoy.export.proof.verify import MAX_FP32_ERROR
-from convoy.export.rows import Rows, count_of, joined, picked
+from convoy.export.rows import Rows, count_of, joined, noise_of_both_signs, picked
 from convoy.export.signing import signer_of
 from convoy.export.sources import onnx_file, to_onnx
 from convoy.export.sources.free_input import FreeInput, listed, settle

@@ -1,7 +1,9 @@
 """What values the network's tensors take on real images: one pass, from which every converter takes its ranges.
 
 Min-max, percentile and entropy ranges come from the same histograms, so that both INT8 files and the FP16
-file rest on the same images. Memory is bounded: values are counted batch by batch and thrown away.
+file rest on the same images. Memory is bounded: values are counted batch by batch and thrown away. The range by
+entropy is TensorRT's (Migacz, 8-bit Inference with TensorRT, 2017), in the form of onnxruntime's HistogramCollector.
+`drift_of` tells whether the images of the evaluation leave the ranges of calibration.
 """
 
 from __future__ import annotations
@@ -9,18 +11,116 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.onnx_session import unoptimised_session
 from convoy.export.rows import Chunk, count_of, picked
-from convoy.export.variants.entropy import least_divergent
-from convoy.export.variants.histogram import ActivationHistogram
 from convoy.models.errors import JobError
+
+BINS = 2048
+# So many values of one tensor and batch are enough for its shape; the extremes are always taken from all.
+_MOST_VALUES = 1 << 18
+
+
+@dataclass(slots=True)
+class ActivationHistogram:
+    """`counts` int64 [BINS] over [-limit, limit]; `lowest` and `highest` are exact."""
+
+    lowest: float = float("inf")
+    highest: float = float("-inf")
+    limit: float = 0.0
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(BINS, np.int64))
+
+    def add(self, values: np.ndarray) -> None:
+        """Count finite float values of any shape. Raises ValueError for NaN or infinity."""
+        flat = values.reshape(-1)
+        if flat.size == 0:
+            return
+        low, high = float(flat.min()), float(flat.max())
+        if not np.isfinite([low, high]).all():
+            raise ValueError("not every value is finite")
+        self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
+        self._widen(max(abs(low), abs(high)))
+        # An odd stride walks through all positions of a power-of-two map instead of hitting one column.
+        stride = (flat.size // _MOST_VALUES) | 1
+        self.counts += np.histogram(flat[::stride], BINS, (-self.limit, self.limit))[0]
+
+    def percentile(self, percent: float) -> tuple[float, float]:
+        """The range that holds `percent` of the values, as much cut off at each end."""
+        cumulated = np.cumsum(self.counts) / max(1, self.counts.sum())
+        cut = (100 - percent) / 200
+        left = int(np.searchsorted(cumulated, cut))
+        right = int(np.searchsorted(cumulated, 1 - cut)) + 1
+        edges = np.linspace(-self.limit, self.limit, BINS + 1)
+        return max(self.lowest, float(edges[left])), min(self.highest, float(edges[min(right, BINS)]))
+
+    def coarse(self, bins: int) -> tuple[np.ndarray, np.ndarray]:
+        """Counts [bins] and edges [bins + 1] with bins merged; `bins` divides BINS."""
+        merged = self.counts.reshape(bins, -1).sum(axis=1)
+        return merged, np.linspace(-self.limit, self.limit, bins + 1, dtype=np.float32)
+
+    def _widen(self, limit: float) -> None:
+        if self.limit == 0:
+            # All zeros so far, if anything: they lie in the middle whatever the range is.
+            self.limit = max(limit, float(np.finfo(np.float32).tiny))
+        while self.limit < limit:
+            pairs = self.counts.reshape(-1, 2).sum(axis=1)
+            self.counts = np.concatenate([np.zeros(BINS // 4, np.int64), pairs, np.zeros(BINS // 4, np.int64)])
+            self.limit *= 2
+
+
+Counts = npt.NDArray[np.int64]
+Shares = npt.NDArray[np.float64]
+
+_QUANTISED_BINS = 128
+# What an empty bin gets, in counts: of a bin with nothing in it the divergence would be infinite.
+_LEAST = 1e-4
+
+
+def least_divergent(counts: Counts) -> tuple[int, int]:
+    """The first and one past the last of the bins to keep; `counts` are [bins], symmetric around zero, more than 128.
+
+    Tried are all ranges around the middle. What lies outside is what its last bin becomes (the reference); inside, as
+    many bins share one of the 128 as they fill (the candidate).
+    """
+    middle = len(counts) // 2
+    ranges = [(middle - half, min(middle + half + 1, len(counts))) for half in range(_QUANTISED_BINS // 2, middle + 1)]
+    return ranges[int(np.argmin([_divergence(counts, start, end) for start, end in ranges]))]
+
+
+def _divergence(counts: Counts, start: int, end: int) -> float:
+    """Kullback and Leibler's, of the reference from the candidate, for the bins from `start` to `end`."""
+    inside = counts[start:end]
+    reference = inside.copy()
+    reference[0] += counts[:start].sum()
+    reference[-1] += counts[end:].sum()
+    width = len(inside) // _QUANTISED_BINS
+    most = width * _QUANTISED_BINS
+    totals = inside[:most].reshape(_QUANTISED_BINS, width).sum(axis=1)
+    totals[-1] += inside[most:].sum()
+    filled = np.count_nonzero(reference[:most].reshape(_QUANTISED_BINS, width), axis=1)
+    candidate = np.zeros_like(reference)
+    candidate[:most] = np.repeat(np.where(filled, totals // np.maximum(filled, 1), 0), width)
+    if not reference.any() or not candidate.any():
+        return float("inf")
+    of, by = _smooth(reference), _smooth(candidate)
+    return float(np.sum(of * np.log(of / by)))
+
+
+def _smooth(counts: Counts) -> Shares:
+    """As shares of one, none of them zero: a little of what is filled goes to what is not."""
+    empty = counts == 0
+    empties = int(empty.sum())
+    shares: Shares = np.where(empty, _LEAST, counts - _LEAST * empties / (len(counts) - empties))
+    shares /= shares.sum()
+    return shares
+
 
 Method = Literal["minmax", "entropy", "percentile"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -142,3 +242,49 @@ _RANGE: dict[Method, Callable[[ActivationHistogram], Range]] = {
     "entropy": _entropy,
     "percentile": lambda histogram: histogram.percentile(_PERCENT),
 }
+
+
+# Held-out images of the same kind go beyond the range of as many others, in a few tensors and by a little; and they use
+# most of it.
+_BEYOND = 0.25
+_UNUSED = 4.0
+_SHARE = 0.25
+
+
+def drift_of(calibrated: Ranges, seen: Ranges) -> str:
+    """How the ranges that were `seen` fall out of the `calibrated` ones, for people; empty where they fit."""
+    shared = [name for name in seen if name in calibrated and _width(calibrated[name]) > 0]
+    beyond = {name: _beyond(calibrated[name], seen[name]) for name in shared}
+    unused = {name: _width(calibrated[name]) / max(_width(seen[name]), 1e-30) for name in shared}
+    over = [name for name in shared if beyond[name] > _BEYOND]
+    under = [name for name in shared if unused[name] > _UNUSED]
+    if len(over) < _SHARE * len(shared) and len(under) < _SHARE * len(shared):
+        return ""
+    if len(over) >= len(under):
+        worst = max(over, key=lambda name: beyond[name])
+        how = (
+            f"go beyond the range of calibration (worst {worst}: {_shown(seen[worst])}, "
+            f"calibrated for {_shown(calibrated[worst])})"
+        )
+    else:
+        worst = max(under, key=lambda name: unused[name])
+        how = (
+            f"use less than a quarter of the range of calibration (worst {worst}: {_shown(seen[worst])} "
+            f"of {_shown(calibrated[worst])})"
+        )
+    return (
+        f"the images of --calibrate move the network unlike those of --evaluate: {max(len(over), len(under))} of "
+        f"{len(shared)} tensors {how}; calibrate on images like those that will be served"
+    )
+
+
+def _beyond(calibrated: Range, seen: Range) -> float:
+    return max(seen[1] - calibrated[1], calibrated[0] - seen[0], 0.0) / _width(calibrated)
+
+
+def _width(limits: Range) -> float:
+    return limits[1] - limits[0]
+
+
+def _shown(limits: Range) -> str:
+    return f"{limits[0]:.3g} to {limits[1]:.3g}"

@@ -8,12 +8,14 @@ what it computed before. (Of a sigmoid and its product ONNX Runtime makes one op
 
 Method: cross-layer equalisation (Nagel et al., Data-Free Quantization, 2019, section 4.1) with two differences. Ranges
 are those of the activations, measured on the calibration images, since weights have a scale per channel here and need
-none. And what residual additions tie together is scaled as one. Knows graphs and ranges of channels. Knows nothing of
-how a file is rounded.
+none. And what residual additions tie together is scaled as one. `level_inputs` brings channels to one range by a
+product in front of each layer instead, for engines that round a tensor only where a layer reads it. Knows graphs and
+ranges of channels. Knows nothing of how a file is rounded.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,8 @@ import numpy as np
 
 from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import observed
-from convoy.export.variants.onnx_graph import array, attribute, initializers, tidy
-from convoy.export.variants.streams import GATES, Stream, streams
+from convoy.export.variants.onnx_graph import array, attribute, front_nodes, initializers, tidy
+from convoy.export.variants.streams import GATES, Stream, input_channels, is_scalable, own_weights, streams
 
 # How many of its 8 bits a channel may lack on average before its stream is touched. Trained with batch normalisation
 # ResNet-18 and MobileNetV2 lack 0.4 to 0.9, where balancing gains nothing; over three decades they lack 4 to 5.
@@ -166,3 +168,56 @@ def multiply(tensor: Any, factors: np.ndarray) -> None:
     from onnx import numpy_helper
 
     tensor.CopyFrom(numpy_helper.from_array(array(tensor) * factors, tensor.name))
+
+
+def read_channels(graph: Any) -> dict[str, int]:
+    """How many channels there are in each tensor [N, channels, ...] that layers with weights of their own read."""
+    found: dict[str, int] = {}
+    constants = initializers(graph)
+    for tensor, nodes in _readers(graph).items():
+        counts = {input_channels(node, constants) for node in nodes}
+        if len(counts) == 1:
+            found[tensor] = counts.pop()
+    return found
+
+
+def level_inputs(graph: Path, levels: Levels, target: Path) -> tuple[Path, tuple[str, ...]]:
+    """Write to `target` the graph with unbalanced inputs of layers balanced; returns `target` and the new tensors.
+
+    Where all are balanced nothing is written, and `graph` is returned.
+    """
+    import onnx
+    from onnx import helper, numpy_helper
+
+    model = onnx.load(str(graph))
+    constants, added = initializers(model.graph), []
+    for tensor, nodes in _readers(model.graph).items():
+        scales = scales_for(np.array(levels[tensor])) if tensor in levels else None
+        if scales is None:
+            continue
+        rank = len(constants[nodes[0].input[1]].dims)
+        factors, levelled = f"{tensor}.scales", f"{tensor}.levelled"
+        shaped = scales.reshape(1, -1, *[1] * (rank - 2))
+        model.graph.initializer.append(numpy_helper.from_array(shaped, factors))
+        model.graph.node.append(helper.make_node("Mul", [tensor, factors], [levelled], f"{tensor}.level"))
+        for node in nodes:
+            multiply(constants[node.input[1]], for_reader(node, constants, 1 / scales))
+            node.input[0] = levelled
+        added.append(levelled)
+    if not added:
+        return graph, ()
+    tidy(model.graph)
+    onnx.save(model, str(target))
+    return target, tuple(added)
+
+
+def _readers(graph: Any) -> dict[str, list[Any]]:
+    """The layers that read each tensor, where their weights are their own; bytes of images are level."""
+    weights, found = own_weights(graph), defaultdict(list)
+    given = {tensor.name for tensor in graph.input}
+    front = set(front_nodes(graph))
+    given |= {name for node in graph.node if node.name in front for name in node.output}
+    for node in graph.node:
+        if node.input and node.input[0] not in given and is_scalable(node, weights):
+            found[node.input[0]].append(node)
+    return found

@@ -1,7 +1,7 @@
 """Making the variants: channels balanced, the ranges that measure best, and layers kept where 8 bits still hurt.
 
 Knows the order of making. What a file is worth it learns from the calibration images alone
-(`convoy.export.variants.trials`); whether it may serve is decided elsewhere, on images that nothing here has seen.
+(`convoy.export.variants.recover`); whether it may serve is decided elsewhere, on images that nothing here has seen.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ from typing import Any, cast
 from convoy.export.cache import StepCache, step_key
 from convoy.export.data import SampleSet
 from convoy.export.plan import MethodChoice
-from convoy.export.profiling.work import multiply_adds
+from convoy.export.profiling.roofline import multiply_adds
 from convoy.export.progress import Progress
 from convoy.export.proof.judging import Judge
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.audit import audit
-from convoy.export.variants.calibrate import METHODS, Calibration, Conversion, Method, Ranges, collect
-from convoy.export.variants.drift import drift_of
-from convoy.export.variants.equalize import Levels, channels_of, equalize, measure_levels
-from convoy.export.variants.level import level_inputs, read_channels
+from convoy.export.variants.calibrate import METHODS, Calibration, Conversion, Method, Ranges, collect, drift_of
+from convoy.export.variants.equalize import Levels, channels_of, equalize, level_inputs, measure_levels, read_channels
 from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.precision import INT8_CPU, REFERENCE, Recipe
 from convoy.export.variants.quantize import layers
-from convoy.export.variants.recover import Ladder, Sensitivity, TimeBudget, measure_sensitivity, ordered
+from convoy.export.variants.recover import (
+    Bench,
+    Ladder,
+    Sensitivity,
+    TimeBudget,
+    best_method,
+    measure_sensitivity,
+    ordered,
+)
 from convoy.export.variants.streams import streams
-from convoy.export.variants.trials import Bench, best_method
 from convoy.models.bundle import NodeAudit, TradeOff, sha256_file
 from convoy.models.errors import JobError
 from convoy.models.spec import ModelSpec
@@ -55,13 +60,6 @@ class Made:
     trade_offs: tuple[TradeOff, ...] = ()
     drift: str = ""
     search: str = ""
-
-
-def plain_calibration(folder: Path, images: SampleSet, progress: Progress) -> Calibration:
-    """Prepare the fp32 graph in `folder`, and measure its min-max ranges. Raises JobError when it cannot be done."""
-    graph = _prepared(folder)
-    with progress.step("calibrate", images.count) as step:
-        return Calibration(graph, collect(graph, images.chunks(step, _CHUNK_IMAGES), ["minmax"]))
 
 
 @dataclass(slots=True)

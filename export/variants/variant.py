@@ -1,6 +1,7 @@
 """One variant under test: its file, and the engine that will serve it.
 
-Knows how to open the serving engine for a file, which every measurement goes through.
+Knows how to open the serving engine for a file, which every measurement goes through. Of an FP16, BF16 or FP8 file
+whose arithmetic this machine has not, a twin is opened that rounds every result as a GPU would.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +21,103 @@ from convoy.app.engines.jobs import Job, Place
 from convoy.app.engines.machine import find_cpu
 from convoy.app.engines.table import REFERENCE, Row
 from convoy.export.rows import Rows
+from convoy.export.variants.fp8 import from_fp8
+from convoy.export.variants.onnx_graph import array, attribute, initializers, tidy
 from convoy.export.variants.precision import Recipe
-from convoy.export.variants.simulate import write_rounding_twin
 from convoy.models.bundle import Variant
 from convoy.models.spec import ModelSpec
+
+# What these give is exactly one of the values they take; and behind a dequantisation the kernel works on integers.
+_EXACT = frozenset(
+    {"Relu", "Clip", "MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split"}
+    | {"Concat", "Gather", "Identity", "Pad", "QuantizeLinear", "DequantizeLinear", "Cast", "Constant"}
+)
+
+
+def write_rounding_twin(path: Path, target: Path) -> Path:
+    """Write to `target` the FP32 graph that computes what the nodes of `path` would; returns `target`."""
+    import onnx
+
+    model = onnx.load(str(path))
+    is_bf16 = any(tensor.data_type == onnx.TensorProto.BFLOAT16 for tensor in model.graph.initializer)
+    # A file in BF16 is typed as FP32, and computed in BF16 throughout.
+    narrow = onnx.TensorProto.BFLOAT16 if is_bf16 else onnx.TensorProto.FLOAT16
+    rounded = _tensors_of(model, onnx.TensorProto.FLOAT if is_bf16 else narrow)
+    _widen(model.graph)
+    for node in list(model.graph.node):
+        if node.op_type not in _EXACT:
+            _round_results(model.graph, node, rounded, narrow)
+    _write_out_pairs_of_fp8(model.graph)
+    tidy(model.graph)
+    onnx.save(model, str(target))
+    return target
+
+
+def _tensors_of(model: Any, element_type: int) -> set[str]:
+    """The names of all tensors of a type."""
+    import onnx
+
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    return {
+        info.name
+        for info in (*inferred.value_info, *inferred.output)
+        if info.type.tensor_type.elem_type == element_type
+    }
+
+
+def _widen(graph: Any) -> None:
+    """Make FP32 of every FP16 constant and cast; a cast to FP16 becomes one there and back."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    for tensor in graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT16:
+            tensor.CopyFrom(numpy_helper.from_array(array(tensor).astype(np.float32), tensor.name))
+    for node in list(graph.node):
+        for own in node.attribute:
+            if own.name == "value" and own.t.data_type == TensorProto.FLOAT16:
+                own.t.CopyFrom(numpy_helper.from_array(array(own.t).astype(np.float32)))
+        if node.op_type == "Cast" and any(a.name == "to" and a.i == TensorProto.FLOAT16 for a in node.attribute):
+            inner = f"{node.output[0]}_in_half"
+            graph.node.append(helper.make_node("Cast", [inner], [node.output[0]], to=TensorProto.FLOAT))
+            node.output[0] = inner
+    del graph.value_info[:]
+
+
+def _write_out_pairs_of_fp8(graph: Any) -> None:
+    """Make a division and a cast of each FP8 quantisation, a cast and a product of each dequantisation."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    constants = initializers(graph)
+    for node in list(graph.node):
+        zero = constants.get(node.input[2]) if len(node.input) > 2 else None
+        if zero is None or zero.data_type != TensorProto.FLOAT8E4M3FN:
+            continue
+        (value, scale, _), (result,) = node.input, node.output
+        inner = f"{result}_unscaled"
+        if value in constants:
+            values = from_fp8(array(constants[value]), array(constants[scale]), attribute(node, "axis", 1))
+            graph.initializer.append(numpy_helper.from_array(values, result))
+        elif node.op_type == "QuantizeLinear":
+            graph.node.append(helper.make_node("Div", [value, scale], [inner]))
+            # Saturating is the default, and stands here because the twin is wrong without it.
+            cast = helper.make_node("Cast", [inner], [result], to=TensorProto.FLOAT8E4M3FN, saturate=1)
+            graph.node.append(cast)
+        else:
+            graph.node.append(helper.make_node("Cast", [value], [inner], to=TensorProto.FLOAT))
+            graph.node.append(helper.make_node("Mul", [inner, scale], [result]))
+        graph.node.remove(node)
+
+
+def _round_results(graph: Any, node: Any, names: set[str], narrow: int) -> None:
+    from onnx import TensorProto, helper
+
+    for index, name in enumerate(node.output):
+        if name not in names:
+            continue
+        exact, rounded = f"{name}_exact", f"{name}_rounded"
+        node.output[index] = exact
+        graph.node.append(helper.make_node("Cast", [exact], [rounded], to=narrow))
+        graph.node.append(helper.make_node("Cast", [rounded], [name], to=TensorProto.FLOAT))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,25 @@
-"""What a client asks, and what is right: tensors and images drawn from a seed, answers computed by numpy.
+"""What a client asks, as bytes, and what is right: tensors and pictures drawn from a seed, answers computed by numpy.
 
-Pure. Knows the campaign's models by their arithmetic and nothing of any wire.
+Pure. Knows the campaign's models by their arithmetic, and how HTTP carries requests and answers.
 """
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from convoy.models.tensors import pack
 from tests.support.pictures import enlarged
 from tests.support.stores import digit
+from tests.support.wire import chunk, head
 
 DIGIT_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-IMAGES = tuple(digit(word) for word in DIGIT_WORDS)
-# What users have: each way of decoding, of either colour, from what is decoded at once to what takes many milliseconds.
+# What users have: each way of decoding, from what is decoded at once to what takes many milliseconds.
 _FILES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("PNG", {}),
     ("JPEG", {"quality": 95}),
@@ -30,9 +31,8 @@ _FILES: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 SIDES_PX, LARGE_SIDES_PX = (28, 64, 200, 340), (500, 900)
 SHIFT_STEP = 100.0
-_IDENTITIES = {"identity_fp32": "FP32", "identity_int64": "INT64", "identity_bytes": "BYTES"}
-MODELS = ("simple", "shift", "mean", *_IDENTITIES)
-DTYPES = {"FP32": np.float32, "INT64": np.int64, "INT32": np.int32}
+MODELS = ("simple", "shift", "mean", "identity_fp32")
+_NUMPY = {"FP32": "<f4", "INT32": "<i4"}
 
 
 class WrongAnswer(Exception):
@@ -41,7 +41,7 @@ class WrongAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input. Strings are an object array of bytes."""
+    """An input."""
 
     name: str
     dtype: str
@@ -53,12 +53,14 @@ class Tensor:
 
     @property
     def data(self) -> bytes:
-        return bytes(pack(self.values.reshape(-1))) if self.dtype == "BYTES" else self.values.tobytes()
+        return self.values.tobytes()
 
-    @property
-    def json(self) -> list[Any]:
-        flat = self.values.reshape(-1).tolist()
-        return [one.decode() for one in flat] if self.dtype == "BYTES" else flat
+    def document(self, *, binary: bool) -> dict[str, Any]:
+        """As the protocol's JSON has it, with its values or with their size."""
+        values = (
+            {"parameters": {"binary_data_size": len(self.data)}} if binary else {"data": self.values.ravel().tolist()}
+        )
+        return {"name": self.name, "shape": self.shape, "datatype": self.dtype, **values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,44 @@ class Ask:
     timeout_ms: float | None = None
     priority: int = 0
 
+    def request(self, chunk_bytes: int | None = None) -> bytes:
+        """The whole request over HTTP, in chunks of this size if there is one."""
+        query = "" if self.timeout_ms is None else f"?timeout_ms={self.timeout_ms:g}"
+        body, headers = self._body()
+        sized = {"Transfer-Encoding": "chunked"} if chunk_bytes else {"Content-Length": str(len(body))}
+        if chunk_bytes:
+            pieces = [chunk(body[start : start + chunk_bytes]) for start in range(0, len(body), chunk_bytes)]
+            body = b"".join(pieces) + chunk(b"")
+        return head(f"/v2/models/{self.model}/infer{query}", {**sized, **headers}) + body
+
+    def _body(self) -> tuple[bytes, dict[str, str]]:
+        parameters: dict[str, Any] = {"binary_data_output": True} if self.binary else {}
+        if self.priority:
+            parameters["priority"] = self.priority
+        inputs = [one.document(binary=self.binary) for one in self.inputs]
+        text = json.dumps({"id": self.id, "inputs": inputs, "parameters": parameters}).encode()
+        if not self.binary:
+            return text, {"Content-Type": "application/json"}
+        return text + b"".join(one.data for one in self.inputs), {"Inference-Header-Content-Length": str(len(text))}
+
+    def check_reply(self, headers: Mapping[str, str], body: bytes) -> None:
+        """An answer over HTTP; header names in lower case. Raises WrongAnswer."""
+        text_bytes = int(headers.get("inference-header-content-length", len(body)))
+        try:
+            document, tail = json.loads(body[:text_bytes]), body[text_bytes:]
+        except ValueError as error:
+            raise WrongAnswer(f"the answer is no JSON ({error}): {body[:80]!r}") from error
+        outputs: dict[str, np.ndarray] = {}
+        for one in document["outputs"]:
+            nbytes = one.get("parameters", {}).get("binary_data_size")
+            if nbytes is not None and nbytes > len(tail):
+                raise WrongAnswer(f"{one['name']} should have {nbytes} bytes, and {len(tail)} are there")
+            outputs[one["name"]] = _values(one, None if nbytes is None else tail[:nbytes])
+            tail = tail[nbytes or 0 :]
+        if tail:
+            raise WrongAnswer(f"{len(tail)} bytes after the last output")
+        self.check(document["model_name"], document["model_version"], document.get("id", ""), outputs)
+
     def check(self, model: str, version: str, own_id: str, outputs: dict[str, np.ndarray]) -> None:
         """Whether these are the outputs, under their names. Raises WrongAnswer."""
         if self.is_wrong:
@@ -81,14 +121,14 @@ class Ask:
             raise WrongAnswer(f"asked {self.model} as {self.id!r} and was answered by {model} as {own_id!r}")
         for name, right in self._right(version).items():
             answer = outputs.get(name)
-            if answer is None or not _is_equal(np.asarray(answer), right):
+            # The runtime may add up in another order.
+            if answer is None or answer.shape != right.shape or not np.allclose(answer, right, rtol=1e-5, atol=1e-4):
                 raise WrongAnswer(f"{model} version {version} said {name} = {_brief(answer)}, not {_brief(right)}")
 
     def _right(self, version: str) -> dict[str, np.ndarray]:
-        if self.model == "simple":
-            left, right = (one.values for one in self.inputs)
-            return {"OUTPUT0": left + right, "OUTPUT1": left - right}
         values = self.inputs[0].values
+        if self.model == "simple":
+            return {"OUTPUT0": values + self.inputs[1].values, "OUTPUT1": values - self.inputs[1].values}
         if self.model == "shift":
             return {"y": values + np.float32(SHIFT_STEP * int(version))}
         if self.model == "mean":
@@ -98,17 +138,38 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One image and its label. `data` that is no image has none, and 400 is right."""
+    """One picture and its label. `data` that is no picture has none, and 400 is right."""
 
     data: bytes
     label: str | None
     timeout_ms: float | None = None
 
+    @property
+    def model(self) -> str:
+        return "digits"
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.label is None
+
+    def request(self, chunk_bytes: int | None = None) -> bytes:
+        query = "" if self.timeout_ms is None else f"?timeout_ms={self.timeout_ms:g}"
+        return head(f"/predictions/digits{query}", {"Content-Length": str(len(self.data))}) + self.data
+
+    def check_reply(self, headers: Mapping[str, str], body: bytes) -> None:
+        try:
+            self.check(json.loads(body))
+        except ValueError as error:
+            raise WrongAnswer(f"the answer is no JSON ({error}): {body[:80]!r}") from error
+
     def check(self, document: dict[str, Any]) -> None:
         """Raises WrongAnswer unless the best of the predictions is the digit that is seen."""
         best = document["predictions"][0]
         if best["label"] != self.label or not 0.3 < best["score"] <= 1.0:
-            raise WrongAnswer(f"an image of {self.label} is said to be {best['label']} ({best['score']:.3f})")
+            raise WrongAnswer(f"a picture of {self.label} is said to be {best['label']} ({best['score']:.3f})")
+
+
+Asked = Ask | Picture
 
 
 class Script:
@@ -123,14 +184,14 @@ class Script:
     def ask(self, number: int, *, hurried: bool = False, models: tuple[str, ...] = MODELS) -> Ask:
         chance = self.chance(number)
         model = chance.choice(models)
-        own_id = f"{self.seed:08x}-{number}"
         timeout_ms = chance.choice((2.0, 10.0, 50.0, 400.0)) if hurried else None
         is_wrong = not hurried and chance.random() < 0.05
         priority = chance.randrange(3) if hurried else 0
         inputs = _inputs(model, chance, is_wrong=is_wrong)
+        own_id = f"{self.seed:08x}-{number}"
         return Ask(model, inputs, own_id, chance.random() < 0.6, is_wrong, timeout_ms, priority)
 
-    def file(self, number: int, sides_px: tuple[int, ...] = SIDES_PX, *, hurried: bool = False) -> Picture:
+    def picture(self, number: int, sides_px: tuple[int, ...] = SIDES_PX, *, hurried: bool = False) -> Picture:
         """A digit as a file of any format and one of these sizes; some are cut off."""
         chance = self.chance(number)
         which, side_px = chance.randrange(10), chance.choice(sides_px)
@@ -140,18 +201,12 @@ class Script:
             return Picture(data[: min(len(data) // 2, 60)], None)
         return Picture(data, str(which), timeout_ms)
 
-    def picture(self, number: int, *, hurried: bool = False) -> Picture:
-        chance = self.chance(number)
-        which = chance.randrange(10)
-        timeout_ms = chance.choice((2.0, 10.0, 50.0, 400.0)) if hurried else None
-        if not hurried and chance.random() < 0.05:
-            return Picture(chance.choice((b"no image", IMAGES[which][:60], chance.randbytes(300))), None)
-        return Picture(IMAGES[which], str(which), timeout_ms)
-
 
 @cache
 def _file(which: int, side_px: int, form: int) -> bytes:
     name, options = _FILES[form]
+    if side_px == 28 and form == 0:
+        return digit(DIGIT_WORDS[which])
     return enlarged(DIGIT_WORDS[which], side_px, name, **options)
 
 
@@ -165,30 +220,15 @@ def _inputs(model: str, chance: random.Random, *, is_wrong: bool) -> tuple[Tenso
     if model in ("shift", "mean"):
         values = numbers.integers(-64, 64, (rows, 5 if is_wrong else 4)).astype(np.float32)
         return (Tensor("x", "FP32", values),)
-    dtype = _IDENTITIES[model]
-    size = chance.choice((1, 3, 17, 1000, 8_000 if dtype == "FP32" else 50))
-    shape = (rows, 1, size) if is_wrong else (rows, size)
-    if dtype == "BYTES":
-        strings = np.empty(shape, object)
-        strings.reshape(-1)[:] = [b"%d \xc3\xa9" % one for one in range(rows * size)]
-        return (Tensor("x", dtype, strings),)
-    if dtype == "INT64":
-        return (Tensor("x", dtype, numbers.integers(-(1 << 52), 1 << 52, shape, np.int64)),)
-    return (Tensor("x", dtype, numbers.random(shape, np.float32)),)
+    size = chance.choice((1, 3, 17, 1000, 8_000))
+    return (Tensor("x", "FP32", numbers.random((rows, 1, size) if is_wrong else (rows, size), np.float32)),)
 
 
-def _is_equal(answer: np.ndarray, right: np.ndarray) -> bool:
-    if answer.shape != right.shape:
-        return False
-    if right.dtype == object:
-        return all(_as_bytes(a) == b for a, b in zip(answer.reshape(-1), right.reshape(-1), strict=True))
-    if right.dtype.kind == "f":  # the runtime may add up in another order
-        return bool(np.allclose(answer, right, rtol=1e-5, atol=1e-4))
-    return bool((answer == right).all())
-
-
-def _as_bytes(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
+def _values(output: dict[str, Any], data: bytes | None) -> np.ndarray:
+    """An output's values, from its JSON or from these bytes of its own."""
+    dtype = _NUMPY[output["datatype"]]
+    flat = np.array(output["data"], dtype) if data is None else np.frombuffer(data, dtype)
+    return flat.reshape(output["shape"])
 
 
 def _brief(values: Any) -> str:

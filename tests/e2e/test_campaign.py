@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.stores import ROOT
 
-SEED = "1366"  # leavers and a restart among others
+SEED = "44"  # leavers, large pictures, a kill, overload and a pause
 
 
 @pytest.mark.long
@@ -22,5 +22,5 @@ def test_a_short_campaign_holds(tmp_path: Path) -> None:
         command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=280, check=False
     )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
-    assert "every invariant held" in (tmp_path / "campaign.html").read_text()
+    assert "every invariant held" in ended.stdout
     assert f"--seed {SEED}" in ended.stdout

@@ -21,10 +21,10 @@ from convoy.export.cache import StepCache
 from convoy.export.command import export_bundle
 from convoy.export.data import ImageSet
 from convoy.export.options import ExportOptions
-from convoy.export.progress import SILENT
+from convoy.export.progress import IGNORED, SILENT
 from convoy.export.proof.verify import measure_accuracy
-from convoy.export.variants.calibrate import Conversion
-from convoy.export.variants.making import plain_calibration
+from convoy.export.variants.calibrate import Calibration, Conversion, collect
+from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.precision import INT8_CPU, REFERENCE
 from convoy.export.variants.quantize import quantize_for_cpu
 from convoy.export.variants.variant import opened
@@ -175,7 +175,9 @@ def plain_loss_points(bundle: Bundle, folder: Path) -> float:
     }
     folder.mkdir()
     (folder / REFERENCE.file).write_bytes(bundle.path(REFERENCE.file).read_bytes())
-    quantize_for_cpu(Conversion(plain_calibration(folder, parts["calibration"], SILENT)), folder / INT8_CPU.file)
+    graph = prepare(folder / REFERENCE.file, folder / "prepared.onnx")
+    ranges = collect(graph, parts["calibration"].chunks(IGNORED, 32), ["minmax"])
+    quantize_for_cpu(Conversion(Calibration(graph, ranges)), folder / INT8_CPU.file)
     with opened(spec, [REFERENCE, INT8_CPU], folder) as candidates:
         _, score = measure_accuracy(candidates, parts["test"], SILENT)
     assert score.accuracy is not None

@@ -24,11 +24,7 @@ from tests.support.stores import ROOT, digit
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 OURS = ("app", "export", "loadtest", "models")
 # Needs a checkout, which whoever installs a wheel has not got.
-DEVELOPMENT = (
-    "convoy.export.engine_table",
-    "convoy.export.zoo_table",
-    "convoy.loadtest.peers",
-)
+DEVELOPMENT = ("convoy.loadtest.peers",)
 NETWORK = """
 import torch
 from app.width import WIDTH

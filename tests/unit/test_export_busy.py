@@ -19,8 +19,8 @@ from convoy.app.commands import inspect as inspect_command
 from convoy.export import command
 from convoy.export.command import export_bundle, run
 from convoy.export.options import ExportOptions
-from convoy.export.profiling import busy, profile
-from convoy.export.profiling.busy import CpuReading, CpuWatch, shares_of_others, taken_s
+from convoy.export.profiling import profile
+from convoy.export.profiling.profile import CpuReading, CpuWatch, shares_of_others, taken_s
 from convoy.export.report.page import render
 from convoy.models.bundle import (
     BUSY_MARK,
@@ -96,9 +96,9 @@ def test_a_watch_tells_of_each_two_looks_and_of_none_where_nothing_is_told(tmp_p
     def write(busy_s: float) -> None:
         stat.write_text("".join(f"cpu{cpu} {round(busy_s * ticks)} 0 0 0 0 0 0 0 0 0\n" for cpu in cpus))
 
-    monkeypatch.setattr(busy, "cpu_budget", lambda: len(cpus))
-    monkeypatch.setattr(busy.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(busy.time, "process_time", lambda: 0.0)
+    monkeypatch.setattr(profile, "cpu_budget", lambda: len(cpus))
+    monkeypatch.setattr(profile.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(profile.time, "process_time", lambda: 0.0)
     write(10)
     watch = CpuWatch(stat)
     for busy_s in (10, 11):

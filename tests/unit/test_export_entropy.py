@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnxruntime.quantization import calibrate
 
-from convoy.export.variants.entropy import least_divergent
+from convoy.export.variants.calibrate import least_divergent
 
 BINS = 512
 

@@ -23,7 +23,7 @@ from convoy.export.variants.calibrate import Calibration, Conversion
 from convoy.export.variants.fp8 import from_fp8, quantize_to_fp8, to_fp8, unfit
 from convoy.export.variants.onnx_graph import array, attribute, initializers, producers
 from convoy.export.variants.precision import select
-from convoy.export.variants.simulate import write_rounding_twin
+from convoy.export.variants.variant import write_rounding_twin
 from convoy.models.plans import BuildOptions
 from tests.support.pair_rules import violations
 

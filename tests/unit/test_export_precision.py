@@ -11,13 +11,12 @@ from precision_fixtures import calibrated, far, inputs, residual, run
 
 from convoy.export.variants.audit import audit, count_nodes
 from convoy.export.variants.bf16 import LAYERS, convert_to_bf16
-from convoy.export.variants.calibrate import Calibration, Conversion
+from convoy.export.variants.calibrate import BINS, ActivationHistogram, Calibration, Conversion
 from convoy.export.variants.fp16 import convert_to_fp16, out_of_range
-from convoy.export.variants.histogram import BINS, ActivationHistogram
 from convoy.export.variants.int8_trt import quantize_for_tensorrt, unprofitable
 from convoy.export.variants.onnx_graph import front_nodes
 from convoy.export.variants.quantize import layers, quantize_for_cpu
-from convoy.export.variants.simulate import write_rounding_twin
+from convoy.export.variants.variant import write_rounding_twin
 from convoy.models.errors import JobError
 from tests.support.pair_rules import violations
 

@@ -12,10 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.onnx_session import unoptimised_session
 from convoy.export.command import export_bundle
-from convoy.export.noise import noise_of_both_signs
 from convoy.export.options import ExportOptions
 from convoy.export.plan import ExportPlan
-from convoy.export.rows import Rows
+from convoy.export.rows import Rows, noise_of_both_signs
 from convoy.export.sources.torch_job import Answered, TorchResult
 from convoy.models.bundle import Bundle, open_bundle
 from convoy.models.errors import JobError

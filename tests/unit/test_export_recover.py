@@ -20,8 +20,16 @@ from convoy.export.variants.calibrate import METHODS, Method, collect
 from convoy.export.variants.making import Maker
 from convoy.export.variants.onnx_graph import array, initializers
 from convoy.export.variants.precision import INT8_CPU, RECIPES, REFERENCE, Recipe
-from convoy.export.variants.recover import Ladder, Sensitivity, TimeBudget, measure_sensitivity, ordered
-from convoy.export.variants.trials import Bench, Trial, best_method
+from convoy.export.variants.recover import (
+    Bench,
+    Ladder,
+    Sensitivity,
+    TimeBudget,
+    Trial,
+    best_method,
+    measure_sensitivity,
+    ordered,
+)
 from convoy.models.bundle import Accuracy
 from convoy.models.datasets import load
 from convoy.models.spec import ModelSpec, TensorSpec

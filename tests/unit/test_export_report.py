@@ -14,8 +14,7 @@ from report_fixtures import full_manifest
 
 from convoy.app.engines.limits import limit, share_of_limit
 from convoy.export import command
-from convoy.export.profiling.roofline import measure_roofline
-from convoy.export.profiling.work import Operator, count_work, flop
+from convoy.export.profiling.roofline import Operator, count_work, flop, measure_roofline
 from convoy.export.report.page import render
 from convoy.export.variants.precision import RECIPES, REFERENCE
 from convoy.export.variants.variant import opened

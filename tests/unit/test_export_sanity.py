@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from convoy.export.proof.bound import at_least, at_most
 from convoy.export.proof.outcomes import Outcomes
 from convoy.export.proof.sanity import Claim, Expectations, Sanity, chance_of, judge_reference
-from convoy.export.variants.drift import drift_of
+from convoy.export.variants.calibrate import drift_of
 
 TEN = tuple("abcdefghij")
 

@@ -17,16 +17,10 @@ import pytest
 import tensorrt_rtx
 from onnx import TensorProto, helper, numpy_helper
 
-from convoy.export.rows import Chunk
 from convoy.export.tensorrt.engine import Tuned, tune
 from convoy.export.tensorrt.watch import BuildWatch
-from convoy.export.variants.calibrate import Calibration, Conversion, collect
-from convoy.export.variants.onnx_graph import prepare
-from convoy.export.variants.precision import RECIPES, REFERENCE
-from convoy.export.zoo_table.table import prove
 from convoy.models.errors import JobError
 from convoy.models.plans import BuildEvent, BuildOptions
-from tests.support.pictures import SMALL
 from tests.support.stores import DEMO
 
 # Of no use to RTX, and it says so each time.
@@ -95,27 +89,6 @@ def test_every_variant_of_the_demo_is_built(file: str) -> None:
     steps = [event for event in builds.events if event.text == "Building engine"]
     assert steps[0].parent is None
     assert 0 < steps[-1].step == steps[-1].total
-
-
-@pytest.mark.long
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
-def test_every_variant_of_networks_with_random_weights_is_built(name: str, tmp_path: Path) -> None:
-    for path in _exported(name, tmp_path):
-        tuned = Builds().tune(path, PRECISIONS[path.name], (1, 2))
-        assert tuned.data is not None, (path.name, tuned.problem)
-
-
-def _exported(name: str, folder: Path) -> list[Path]:
-    """All files that TensorRT may be given of torchvision's `name`, with random weights and for small pictures."""
-    samples = prove(name, SMALL, folder, threads=2).samples
-    graph = prepare(folder / REFERENCE.file, folder / "prepared.onnx")
-    chunks = [Chunk({"images": samples}, None, np.arange(len(samples)))]
-    calibration = Calibration(graph, collect(graph, chunks, ["minmax"]))
-    for recipe in RECIPES:
-        if recipe.make is not None and recipe.file in PRECISIONS:
-            recipe.make(Conversion(calibration), folder / recipe.file)
-    return [folder / file for file in PRECISIONS]
 
 
 # What is refused

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("module", ["convoy.app.engines.onnxruntime", "convoy.export.profiling.work"])
+@pytest.mark.parametrize("module", ["convoy.app.engines.onnxruntime", "convoy.export.profiling.roofline"])
 def test_importing_onnx_runtime_leaves_no_trace_at_home(tmp_path: Path, module: str) -> None:
     code = f"import {module}, sys; assert 'onnxruntime' in sys.modules"
     env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -164,7 +164,7 @@ def test_a_pth_is_read_whatever_was_wrapped_around_its_weights(folder: Path, tmp
     assert result.header.training.started_from.endswith("; the prefix 'module.' was taken off the names")
 
 
-# What export takes, training does: the forms of the matrix that are no refusals, and what is said of them.
+# Training takes the forms that export takes, and says the same of them.
 WILD = {
     "lightning": "'state_dict' of .*; the prefix 'model.' was taken off the names; criterion.weight without it",
     "namespace": "'model' of .*; objects of argparse.Namespace, pathlib.PosixPath in it were not read$",
@@ -185,9 +185,9 @@ def test_training_begins_with_whatever_checkpoints_export_takes(form: str, class
     import torch
     from torch import nn
 
-    from convoy.export.matrix.made.checkpoints import MAKERS
     from convoy.models.training import networks
     from convoy.models.zoo import create
+    from tests.support.checkpoints import MAKERS
 
     torch.manual_seed(1)
     trained, fresh = create("resnet18", 2).eval(), create("resnet18", classes)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convoy.export.sources import torch_job as files
-from convoy.export.sources.torch_child import graph, networks, outputs, random_weights, registries, untrained
+from convoy.export.sources.torch_child import graph, networks, outputs, registries, untrained
 from convoy.export.sources.torch_job import IN, NOISE, OUT, Description, Inquiry, TorchJob, TorchOutcome, one_line
 from convoy.models.errors import ConvoyError, JobError, UsageError
 from convoy.models.records import from_jsonable, to_jsonable
@@ -145,7 +145,7 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
         untrained.refuse(network, lambda: _again(job, samples), lambda one: graph.answer(one, job, few), shown)
     if job.weights_from == "random":
         drawn = graph.normalised([one[: 1 if job.is_alone else None] for one in samples], job)
-        random_weights.draw(network, lambda: outputs.call(network, job.inputs, drawn))
+        untrained.draw(network, lambda: outputs.call(network, job.inputs, drawn))
     reference = graph.reference(network, job, samples)
     noisy = graph.on_noise(network, job, noise) if noise else {}
     answers, why_fixed = graph.elsewhere(network, job, given) if job.is_free and not why_alone else ({}, "")

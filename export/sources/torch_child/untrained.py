@@ -2,11 +2,12 @@
 
 A factory may load its weights itself or forget to, and a file of Python does not say which. So it is called once more
 with every generator at another place: what it loads is the same, what it draws is not. What the answers do not come
-from, such as a head for training alone, may be drawn. Knows torch's generators; knows nothing of accuracy.
+from, such as a head for training alone, may be drawn. `draw` makes such weights, to test a graph.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -118,3 +119,40 @@ def _other_seed() -> Iterator[None]:
     finally:
         torch.manual_seed = torch.random.manual_seed = seed_torch
         torch.set_rng_state(state)
+
+
+if TYPE_CHECKING:
+    import torch
+
+
+def draw(network: torch.nn.Module, run: Callable[[], object]) -> None:
+    """Random weights under which no output is constant: the samples that `run` shows the network set the statistics.
+
+    Fresh networks hide errors: ViT's head and class token start at zero, LayerScale at 1e-6, biases at 0, norms
+    at 1, and a running variance of 1 lets the values of a deep network vanish or explode.
+    """
+    import torch
+
+    with torch.inference_mode():
+        for parameter in network.parameters():
+            if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+                parameter.copy_(_in_place_of_constant(parameter))
+        norms = [m for m in network.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # so that the statistics are those of these images, not of a moving average
+            norm.train()
+        run()
+        for norm in norms:
+            norm.eval()
+
+
+def _in_place_of_constant(parameter: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    value = float(parameter.flatten()[0])
+    if value == 0:
+        fan_in = math.prod(parameter.shape[1:]) if parameter.ndim > 1 else 100
+        return torch.randn_like(parameter) / math.sqrt(fan_in)
+    # The scale of a norm, or a LayerScale that would switch its branch off.
+    return torch.empty_like(parameter).uniform_(0.5, 1.5) * (value if value > 1e-2 else 1)

@@ -1,1 +1,0 @@
-"""The engines of the CPU beside each other, on networks of torchvision; a development program, not installed."""

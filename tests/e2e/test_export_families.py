@@ -1,0 +1,81 @@
+"""One network of each family of torchvision and timm, and of operators that they lack, through the whole export.
+
+The weights are random, so nothing is said of accuracy: every file can be made and runs, fp32 answers as torch does, and
+TensorRT builds what is meant for it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+from convoy.app.engines.measure import Pace
+from convoy.app.engines.tensorrt_library import RTX
+from convoy.export.command import export_bundle
+from convoy.export.options import ExportOptions
+from convoy.export.proof.verify import MAX_FP32_ERROR
+from convoy.models.bundle import Bundle, open_bundle
+from tests.support import user_networks
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+TORCHVISION = (
+    *("shufflenet_v2_x0_5", "mobilenet_v3_small", "regnet_y_400mf", "efficientnet_b0", "googlenet", "densenet121"),
+    *("convnext_tiny", "swin_t"),
+)
+TIMM = ("ghostnet_100", "repvgg_a0", "fastvit_t8", "levit_128s", "mixnet_s")
+OWN = (
+    *("transposed", "pixel_shuffle", "u_net", "resized_inside", "pools", "norms_and_activations"),
+    *("vision_transformer", "recurrent_over_columns", "bilinear_pooling", "unfolded", "branch_and_flip", "spectrum"),
+)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(
+        "convoy.export.profiling.profile.PACE", Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2)
+    )
+
+
+def exported(source: str, store: Path, **changes: object) -> Bundle:
+    words = {"precisions": "fp32,fp16,int8", "random_weights": True, "force": True, "max_batch": 4}
+    made = {"allow_random_calibration": True, "calibration_method": "minmax"}
+    return open_bundle(export_bundle(ExportOptions(source, "net", store=store, **(words | made | changes))))  # type: ignore[arg-type]
+
+
+def is_right_in_all_precisions(bundle: Bundle) -> None:
+    variants = {variant.file: variant for variant in bundle.manifest.variants}
+    assert {"fp32.onnx", "fp16.onnx", "int8-cpu.onnx", "int8-trt.onnx"} <= set(variants)
+    assert variants["fp32.onnx"].max_relative_error <= MAX_FP32_ERROR
+    assert variants["fp16.onnx"].max_relative_error < 0.05
+    for file, variant in variants.items():
+        assert variant.latency is not None or variant.target != "cpu", file
+        assert variant.builder is None or variant.builder.accepted, (file, variant.builder)
+    if importlib.util.find_spec(RTX.module) is not None:
+        assert all(variants[file].builder is not None for file in ("fp32.onnx", "fp16.onnx", "int8-trt.onnx"))
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_a_family_of_torchvision_is_right_in_all_precisions(tmp_path, name):
+    is_right_in_all_precisions(exported(f"torchvision:{name}", tmp_path, input="3x64x64"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is missing; run pip install convoy[timm]")
+@pytest.mark.parametrize("name", TIMM)
+def test_a_family_of_timm_is_right_in_all_precisions(tmp_path, name):
+    bundle = exported(f"timm:{name}", tmp_path)
+    is_right_in_all_precisions(bundle)
+    if name in ("repvgg_a0", "fastvit_t8"):
+        assert "folded for inference by reparameterize()" in str(bundle.manifest.provenance.weights_entry)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_operators_of_users_networks_are_right(tmp_path, name):
+    shutil.copyfile(user_networks.__file__, tmp_path / "nets.py")
+    changes = {"preprocess": "unit", "input": "3x32x32", "precisions": "fp32"}
+    bundle = exported(f"{tmp_path / 'nets.py'}:{name}", tmp_path / "store", **changes)
+    assert bundle.manifest.variants[0].max_relative_error <= MAX_FP32_ERROR
+    assert bundle.manifest.spec.max_batch_size == 4
