@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,30 +79,9 @@ class Health:
         self._options, self._metrics = options, metrics
         self._absence = _Absence(options.watch_every_s)
         self._probing: set[asyncio.Task[None]] = set()
-        self._is_over = threading.Event()
 
     async def watch(self) -> None:
         """Until cancelled."""
-        threading.Thread(target=self._watch_loop, name="watch-loop", daemon=True).start()
-        try:
-            await self._watch_lanes()
-        finally:
-            self._is_over.set()
-
-    def _watch_loop(self) -> None:
-        """A batch that hangs on the loop's own thread stops everything that could replace its engine."""
-        absence = _Absence(self._options.watch_every_s)
-        while not self._is_over.wait(self._options.watch_every_s):
-            since_ns = self._scheduler.here_since_ns
-            absence.look()
-            ran_s = absence.ran_s(since_ns)
-            # Such a batch was predicted to take a few milliseconds at most.
-            if since_ns and ran_s > self._options.hang_after_s:
-                tell_stacks()
-                self._on_fatal(f"a batch has run for {ran_s:.1f} s on the event loop")
-                return
-
-    async def _watch_lanes(self) -> None:
         while True:
             await asyncio.sleep(self._options.watch_every_s)
             self._absence.look()

@@ -36,10 +36,6 @@ _log = logging.getLogger("convoy")
 
 # A device that failed lets its threads go at once; longer than this they hang, and nobody waits for them.
 _RETURN_WITHIN_S = 5.0
-# So long may a batch hold up the event loop, or a few times that where the loop has most of the work. Handing it to a
-# thread costs several tenths of it, and more where the loop is busy: the thread waits for the interpreter before and
-# after it computes.
-_SHORT_BATCH_NS = 1_000_000
 
 
 class Lanes:
@@ -79,13 +75,10 @@ class Lanes:
             self._page_locker = proved.engine
             self._tasks.spawn(self._lock_pages(proved.engine, self._slab.keep_pages()))
         served.lanes.append(ServedLane(lane, proved, last_success_ns=time.monotonic_ns()))
-        # Where there are several on the CPU, they are to compute at the same time, which one thread cannot.
-        is_alone = sum(one.info.is_on_cpu for one in served.loaded.engines) <= 1
-        here_below_ns = _SHORT_BATCH_NS if is_caller and is_alone else 0
         on_thread = give_way if is_caller else None
         run = lane_runner(self._slab, proved.engine)
         proved.engine.enter_service()
-        self._scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns, on_thread=on_thread)
+        self._scheduler.add_lane(served.key, lane, run, on_thread=on_thread)
 
     async def _lock_pages(self, engine: Engine, memory: memoryview) -> None:
         """In a thread: it takes as long as the memory is large. Until then the host gathers what it could read."""

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from convoy.app.scheduling.gathering import Gathering
 from convoy.app.scheduling.latency import LatencyModel
 from convoy.app.scheduling.request import SECOND_NS, ModelKey, Request, Shape
 from convoy.app.scheduling.staging import Staging
@@ -128,8 +127,7 @@ class Queue:
 
     `dated` is how many of the requests that wait have a deadline, `given_up_alone` how many were given up, or run to
     learn from them, when they were late, alone in the queue and in the way of another. `levels` and `default_level` are
-    what the model makes of priorities; `raised` are the ids of those that go before every level. `gathering` is for
-    how many of them a batch should wait.
+    what the model makes of priorities; `raised` are the ids of those that go before every level.
     """
 
     key: ModelKey
@@ -144,7 +142,6 @@ class Queue:
     dated: int = 0
     given_up_alone: int = 0
     raised: set[int] = field(default_factory=set)
-    gathering: Gathering = field(default_factory=Gathering)
 
     def order_of(self, request: Request) -> Entry:
         """Where the request stands in the queue."""

@@ -51,9 +51,8 @@ class Request:
     with equal shapes can share a batch. `slots` are all that the request holds, each once. `outputs` has a place
     for each wanted output, None where its size is not known before the run. `priority` is as the client said it: 1 is
     the most urgent, 0 or a level that the model does not have its default. `trace` is the `traceparent` of its call's
-    span, None where that is not sampled. `comes_alone` says that its wire gives the loop one request after the other,
-    however many have come. Times are CLOCK_MONOTONIC nanoseconds: the answer is worthless after `deadline_ns`, the run
-    must begin before `latest_start_ns`.
+    span, None where that is not sampled. Times are CLOCK_MONOTONIC nanoseconds: the answer is worthless after
+    `deadline_ns`, the run must begin before `latest_start_ns`.
     """
 
     id: int
@@ -69,7 +68,6 @@ class Request:
     deadline_ns: int | None = None
     latest_start_ns: int | None = None
     trace: str | None = None
-    comes_alone: bool = False
 
     @property
     def expiry_ns(self) -> int | None:

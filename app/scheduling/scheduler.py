@@ -19,7 +19,6 @@ from typing import Protocol
 
 from convoy.app.batch import BatchResult, BatchTrace, EngineFailure, FailureScope
 from convoy.app.listeners import tell, tell_bug
-from convoy.app.scheduling.gathering import Arrival
 from convoy.app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide, learn
 from convoy.app.scheduling.queues import Lane, Queue, State
 from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey, Outcome, Request, SlotRef
@@ -30,35 +29,6 @@ OnDone = Callable[[Done], None]
 Runner = Callable[[tuple[Request, ...]], BatchResult]
 # The span of a batch that began then, and ended then with that; None where none of its requests is traced.
 TraceBatch = Callable[[Dispatch, int, int, BatchResult | EngineFailure], BatchTrace | None]
-# Batches that run on the loop itself may follow each other for so long before sockets and other lanes have a turn.
-_TURN_NS = 2_000_000
-# So many answers to give, and so many requests that wait: then a short batch is worth a thread, too. Fewer would be
-# parsed and answered in the time that two threads need to take turns.
-_WORTH_A_THREAD = 16
-# A thread gains at most what the engine has of a sample's time, and that both take turns at the interpreter costs up to
-# 60 us a sample. Where the engine has less than a fifth, a batch of up to twice the usual limit runs on the loop: with
-# PNGs on 64 connections 1.11 times the rate for 0.77 of the CPU. With tensors it has two fifths: a thread gains 9 %.
-_LITTLE_OF_IT = 5
-_LONGER = 2
-# Where a thread costs more than it can gain, a quarter of the time and four times the limit: 1.15 and 1.27 times the
-# rate of the same for 0.85 and 0.69 of the CPU. With JPEGs, of which the engine has more, it would be 0.9 times.
-_TAKING_TURNS_NS = 60_000
-_PART_IF_DEARER = 4
-_LONGER_IF_DEARER = 4
-# Clients that are answered together ask again while the loop reads from the first of them. Where the engine has at most
-# a third of a sample's time, and would run on the loop, a batch begins when a turn has brought nothing more, or the
-# second one ends: with PNGs on 4 and 16 connections 1.34 and 1.12 times the rate for 0.75 and 0.9 of the CPU.
-_SMALL_PART = 3
-_MOST_TURNS = 2
-# Of requests that come one after the other, however many there are, it does not begin before enough have come together,
-# by the rules of `gathering`, or one has waited for so long. With gRPC on 16 connections each had a batch of its own;
-# now nine share one. Half as long again costs 0.93 of the CPU on 64 connections, and 1.1 times as much on 16.
-_HELD_NS = 2_000_000
-# Turns in which many pictures are read are long; nobody who has no more time than this is to wait for them.
-_HURRY_NS = 50_000_000
-# How far the time of a sample is believed to differ from the engine's share, where nobody asked for a while.
-_MOST_OF_IT = 10
-_PACE_WEIGHT = 1 / 8
 
 
 class Observer(Protocol):
@@ -79,9 +49,10 @@ class Observer(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Pending(Arrival):
-    """A request that waits or runs. `busy_ns` is 0 unless it comes alone."""
+class _Pending:
+    """A request that waits or runs."""
 
+    submitted_ns: int
     on_done: OnDone | None  # None once nobody waits for the answer any more
     was_split: bool = False  # its batch was halved for want of memory, which is done once
 
@@ -104,51 +75,23 @@ class _LaneEntry:
     lane: Lane
     key: ModelKey
     run: Runner
-    here_below_ns: int = 0  # a batch that is expected to take no longer need not wait for a thread
     jobs: queue.SimpleQueue[Callable[[], None] | None] = field(default_factory=queue.SimpleQueue)
     running: list[Running] = field(default_factory=list)
     jobs_out: int = 0
-    is_out: bool = False  # a job is with a thread, so that somebody may wait for its end
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)  # which owns all of this
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # no thread is in the engine
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the same, or the lane was given up
-    last_end_ns: int = 0  # of a batch
-    sample_ns: float = 0.0  # from one sample's end to the next one's, of late
-
-    def runs_here(self, samples: int) -> bool:
-        """Whether a batch of so many need not wait for a thread."""
-        took_ns = self.lane.expect_ns(samples)
-        if took_ns <= self.here_below_ns:
-            return True
-        if took_ns <= samples * _TAKING_TURNS_NS:
-            return took_ns <= _LONGER_IF_DEARER * self.here_below_ns and self.is_part(_PART_IF_DEARER, samples)
-        return took_ns <= _LONGER * self.here_below_ns and self.is_part(_LITTLE_OF_IT, samples)
-
-    def is_part(self, part: int, samples: int) -> bool:
-        """Whether of a sample's time at most a `part`-th goes to the engine."""
-        return self.lane.expect_ns(samples) * part <= samples * self.sample_ns
-
-    def batch_ended(self, ended_ns: int, took_ns: int, samples: int) -> None:
-        """Learn how fast samples follow each other."""
-        since_ns, self.last_end_ns = ended_ns - self.last_end_ns, ended_ns
-        self.sample_ns += _PACE_WEIGHT * (min(since_ns, _MOST_OF_IT * took_ns) / samples - self.sample_ns)
-
-    def begin(self) -> None:
-        """The engine is in use from here to `take_back`."""
-        self.jobs_out += 1
 
     def give(self, job: Callable[[], None]) -> None:
-        self.begin()
-        self.is_out = True
+        self.jobs_out += 1
         self.idle.clear()
         self.ended.clear()
         self.jobs.put(job)
 
     def take_back(self) -> None:
-        """A job has come back from its thread, or has ended here, where nobody could wait for it."""
+        """A job has come back from its thread."""
         self.jobs_out -= 1
-        if self.is_out and not self.jobs_out:
-            self.is_out = False
+        if not self.jobs_out:
             self.idle.set()
             self.ended.set()
 
@@ -162,26 +105,15 @@ class _LaneEntry:
 class Scheduler:
     """Takes requests, runs them in batches on lanes, and says how each ended, exactly once."""
 
-    def __init__(
-        self,
-        slab: Slab,
-        observer: Observer,
-        now_ns: Callable[[], int] = time.monotonic_ns,
-        busy_ns: Callable[[], int] = time.thread_time_ns,
-    ) -> None:
-        """`busy_ns` is the CPU time of the thread that calls it, which is the loop's."""
+    def __init__(self, slab: Slab, observer: Observer, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.state = State()
         self._slab = slab
         self._observer = observer
-        self._now_ns, self._busy_ns = now_ns, busy_ns
+        self._now_ns = now_ns
         self._pending: dict[int, _Pending] = {}
         self._lanes: dict[int, _LaneEntry] = {}
         self._lost: dict[int, _LaneEntry] = {}  # given up with a thread in their engines
         self._pump_is_due = False
-        self._turns = self._waited = 0  # since the pump is due; and how many requests waited at the last of them
-        # The next batch is held back for others; and has been for as long as it may be.
-        self._is_held = self._was_held = False
-        self.here_since_ns = 0  # when the batch that runs on the loop itself began; 0 when none does
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self.trace_batch: TraceBatch | None = None
@@ -208,22 +140,9 @@ class Scheduler:
             self._end(request, Outcome.STOPPED, reason)
         del self.state.queues[key]
 
-    def add_lane(
-        self,
-        key: ModelKey,
-        lane: Lane,
-        run: Runner,
-        *,
-        here_below_ns: int = 0,
-        on_thread: Callable[[], None] | None = None,
-    ) -> None:
-        """Let a lane work for a queue from now on.
-
-        A batch that is expected to take at most `here_below_ns` is run by the loop's own thread: waking another
-        one, being woken by it, and taking turns at the interpreter would take as long. Up to four times as much is run
-        there where the engine has little of a sample's time. `on_thread` is what the lane's own threads begin with.
-        """
-        entry = _LaneEntry(lane, key, run, here_below_ns)
+    def add_lane(self, key: ModelKey, lane: Lane, run: Runner, *, on_thread: Callable[[], None] | None = None) -> None:
+        """Let a lane work for a queue from now on. `on_thread` is what the lane's own threads begin with."""
+        entry = _LaneEntry(lane, key, run)
         entry.ended.set()
         self._lanes[lane.id] = entry
         for number in range(lane.depth):
@@ -327,7 +246,7 @@ class Scheduler:
         verdict = admit(self.state, request, now_ns)
         if isinstance(verdict, Refuse):
             return verdict
-        self._pending[request.id] = _Pending(now_ns, self._busy_ns() if request.comes_alone else 0, on_done)
+        self._pending[request.id] = _Pending(now_ns, on_done)
         self._slab.move(request.slots, SlotState.QUEUED)
         self._wake()
         return None
@@ -359,84 +278,27 @@ class Scheduler:
     # The loop's side
 
     def _wake(self) -> None:
-        # Once per turn of the loop, or a few of them: requests that come meanwhile share a batch.
+        # Once per turn of the loop: requests that come in one turn share a batch.
         if not self._pump_is_due:
             self._pump_is_due = True
-            self._turns = self._waited = 0
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        # Still due while it runs: whatever a batch that ran here changes is seen by the next decision.
-        is_all, others_ns = True, None
-        try:
-            others_ns = self._worth_waiting_ns()
-            if others_ns is None:
-                is_all = self._decide_all()
-        finally:
-            self._pump_is_due = others_ns == 0
-        if others_ns == 0:
-            self._turns += 1
-            asyncio.get_running_loop().call_soon(self._pump)
-        elif others_ns is not None and not self._is_held:
-            self._is_held = True
-            self._set_timer(self._now_ns() + others_ns)
-        elif not is_all:
-            self._wake()
+        self._pump_is_due = False
+        self._decide_all()
 
-    def _worth_waiting_ns(self) -> int | None:
-        """How long no batch is to begin, so that others can come: 0 until the loop has read who is there already.
-
-        None where the next batch is to begin now.
-        """
-        state, before = self.state, self._waited
-        waited = self._waited = len(state.waiting)
-        is_growing = self._turns < _MOST_TURNS and waited > max(1, before)
-        if not waited:
-            return None
-        oldest = next(iter(state.waiting.values()))
-        may_be_held = oldest.comes_alone and not self._was_held
-        if not is_growing and not may_be_held:
-            return None
-        queue, expiry_ns, now_ns = state.queues[oldest.key], state.next_expiry_ns, self._now_ns()
-        samples = queue.waiting
-        if queue.requests < waited or samples >= queue.max_batch or samples + queue.max_batch > queue.max_waiting:
-            return None  # it would cost others their time, or those that come their place
-        if expiry_ns is not None and expiry_ns - now_ns < _HURRY_NS:
-            return None
-        for lane in state.having_room(queue):
-            entry = self._lanes[lane.id]
-            if not entry.runs_here(samples) or not entry.is_part(_SMALL_PART, samples):
-                continue
-            if is_growing and now_ns - oldest.arrival_ns <= _TURN_NS:
-                return 0
-            if may_be_held and queue.gathering.hold(waited):
-                return self._time_to_hold_ns(oldest, now_ns)
-        return None
-
-    def _time_to_hold_ns(self, oldest: Request, now_ns: int) -> int | None:
-        """How long this one may still be held back for those like it; None where it may not."""
-        left_ns = self._pending[oldest.id].submitted_ns + _HELD_NS - now_ns
-        if left_ns <= 0 or not all(one.comes_alone for one in self.state.waiting.values()):
-            return None
-        return left_ns
-
-    def _decide_all(self, *, may_run_here: bool = True) -> bool:
-        """Whether nothing is left to decide now; else others wait for the loop."""
-        self._is_held = self._was_held = False
-        began_ns = self._now_ns()
+    def _decide_all(self) -> None:
         while True:
             decision: Decision = decide(self.state, self._now_ns())
             match decision:
                 case Dispatch():
-                    self._start(decision, may_run_here=may_run_here)
-                    if self._now_ns() - began_ns > _TURN_NS:
-                        return False
+                    self._start(decision)
                 case Drop(requests, outcome):
                     for request in requests:
                         self._end(request, outcome, "")
                 case Wait(until_ns):
                     self._set_timer(until_ns)
-                    return True
+                    return
 
     def _set_timer(self, until_ns: int | None) -> None:
         if self._timer is not None:
@@ -451,29 +313,15 @@ class Scheduler:
 
     def _timer_fired(self) -> None:
         self._timer = None
-        self._was_held = self._is_held
         self._wake()
 
-    def _start(self, dispatch: Dispatch, *, may_run_here: bool) -> None:
+    def _start(self, dispatch: Dispatch) -> None:
         entry = self._lanes[dispatch.lane.id]
         self._slab.move([slot for request in dispatch.requests for slot in request.slots], SlotState.COPYING)
         lane = dispatch.lane
         running = Running(dispatch, self._now_ns(), is_behind=lane.in_flight > lane.depth)
         entry.running.append(running)
-        came: list[Arrival] = [self._pending[request.id] for request in dispatch.requests if request.comes_alone]
-        if came:
-            self.state.queues[entry.key].gathering.batch_began(came, running.started_ns, self._busy_ns())
-        if may_run_here and not entry.jobs_out and entry.runs_here(dispatch.samples):
-            self._run_here(entry, running)
-        else:
-            entry.give(lambda: self._run(entry, running))
-
-    def _run_here(self, entry: _LaneEntry, running: Running) -> None:
-        entry.begin()
-        self.here_since_ns = running.started_ns
-        result = _result(entry.run, running.dispatch.requests)
-        self.here_since_ns = 0
-        self._finished(entry, running, result, self._now_ns())
+        entry.give(lambda: self._run(entry, running))
 
     def _finished(
         self, entry: _LaneEntry, running: Running, result: BatchResult | EngineFailure, ended_ns: int
@@ -488,30 +336,17 @@ class Scheduler:
         complete(self.state, dispatch, ended_ns)
         if isinstance(result, BatchResult):
             try:
-                if self._is_thread_next(entry, len(dispatch.requests)):
+                if self.state.queues[entry.key].waiting:
                     # First the engine's next batch, and then the answers, which occupy this thread meanwhile.
-                    self._decide_all(may_run_here=False)
+                    self._decide_all()
             finally:  # nothing may cost these their answers
                 self._answer(running, result, ended_ns)
             times = result.times
             took_ns = ended_ns - running.started_ns - times.waited_ns
             learn(dispatch, took_ns, took_ns - times.compute_ns - times.copy_out_ns)
-            entry.batch_ended(ended_ns, took_ns, dispatch.samples)
         else:
             self._blame(entry, running, result, ended_ns)
         self._wake()
-
-    def _is_thread_next(self, entry: _LaneEntry, answers: int) -> bool:
-        """Whether what waits for the lane should run beside this thread, which has so many answers to give."""
-        queue = self.state.queues[entry.key]
-        samples = min(queue.waiting, queue.max_batch)
-        if not samples:
-            return False
-        if not entry.runs_here(samples):
-            return True
-        if entry.is_part(_LITTLE_OF_IT, samples):
-            return False
-        return answers >= _WORTH_A_THREAD and queue.requests >= _WORTH_A_THREAD
 
     def _answer(self, running: Running, result: BatchResult, ended_ns: int) -> None:
         dispatch = running.dispatch

@@ -117,17 +117,6 @@ def test_a_gpu_that_is_lost_ends_the_process_with_70() -> None:
         assert server.wait() == 70
 
 
-def test_a_batch_that_hangs_on_the_event_loop_itself_ends_the_process_with_70() -> None:
-    with start_fake_server(fake={**fake(), "in_caller": True}, exit_code=70) as server:
-        assert server.infer(1.0).status_code == 200
-        with ThreadPoolExecutor(1) as pool:
-            hanging = pool.submit(server.infer, HANG)
-            wait_until(lambda: "on the event loop" in server.log_so_far, "the hang is seen")
-            assert hanging.exception() is not None or hanging.result().status_code == 503
-        assert "Thread 0x" in server.log
-        server.wait()
-
-
 @pytest.mark.parametrize(
     ("switch", "words", "result"),
     [("wrong", "off by", "failed"), ("hang", "the canary has run", "hung"), ("break", "every run fails", "failed")],

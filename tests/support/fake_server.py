@@ -72,7 +72,6 @@ class Fakes:
         self._latency_s = options.get("latency_ms", 0.0) / 1e3
         self._per_sample_s = options.get("per_sample_ms", 0.0) / 1e3
         self._max_batch = options.get("max_batch", 16)
-        self._in_caller = options.get("in_caller", False)
         self._tells_runs = options.get("tells_runs", False)
         self._reload_s = options.get("reload_ms", 0.0) / 1e3
         self._switches = switches
@@ -96,7 +95,6 @@ class Fakes:
             latency_s=self._expected_s,
             sleep=self._tell_and_sleep if self._tells_runs else time.sleep,
         )
-        engine.computes_in_caller = self._in_caller
         if stored.name.startswith(("echo_", "scalar_")):
             return self._loaded_model(stored, spec, engine)
         born_ns = time.time_ns()

@@ -81,7 +81,6 @@ class Meeting(WatchedEngine):
     """Ends no run before another one runs beside it."""
 
     barrier: threading.Barrier
-    computes_in_caller = True  # alone it would run its short batches in the loop's own thread
 
     def run(self, parts: Sequence[Part]) -> BatchResult:
         self.barrier.wait(60)

@@ -100,8 +100,7 @@ class GrpcInference:
         return reply
 
     def _call(self) -> Call:
-        # The library takes the next call, or a stream's next message, when the loop has had a turn since the last one.
-        return Call(self._core, _PROTOCOL, comes_alone=True)
+        return Call(self._core, _PROTOCOL)
 
     def turned_away(self, call: GrpcCall, error: RequestError) -> None:
         """Count a call whose message nobody has read, or could."""
@@ -206,7 +205,6 @@ class GrpcInference:
 
     async def _look(self, meant: _Picture, asked: _Asked) -> bytes:
         (own_id, picture, wanted, terms), served = meant
-        asked.own.comes_alone = False  # decoders give several back at once
         is_alone = not asked.in_stream
         predicted = await self._predictor.predict(asked.own, served, picture, terms, wanted, is_alone=is_alone)
         return response_of(own_id, served, [picture_output(served, wanted, predicted)], is_final=asked.wants_final)

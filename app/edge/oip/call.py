@@ -82,12 +82,12 @@ class _Waiting:
 class Call:
     """The edge's side of one HTTP or gRPC call. Times are CLOCK_MONOTONIC nanoseconds.
 
-    `protocol` is its name in the metrics; `comes_alone` is as its requests have it. `decode_ns` is what its first input
+    `protocol` is its name in the metrics. `decode_ns` is what its first input
     took to read, after `decode_wait_ns`, `answered_ns` when the last of its answers came, to be written.
     """
 
-    def __init__(self, core: Core, protocol: str, *, comes_alone: bool = False) -> None:
-        self.core, self.protocol, self.comes_alone = core, protocol, comes_alone
+    def __init__(self, core: Core, protocol: str) -> None:
+        self.core, self.protocol = core, protocol
         self.arrival_ns = time.monotonic_ns()
         self.answered_ns = 0
         self.served: Served | None = None
@@ -314,7 +314,6 @@ class Call:
             self.deadline_ns(terms.timeout_ms),
             self.latest_start_ns(terms.latest_start_us),
             None if self.span is None else self.span.traceparent,
-            self.comes_alone,
         )
 
     def run(self, request: Request) -> asyncio.Future[Done]:
