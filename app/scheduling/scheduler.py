@@ -108,7 +108,6 @@ class _LaneEntry:
     jobs: queue.SimpleQueue[Callable[[], None] | None] = field(default_factory=queue.SimpleQueue)
     running: list[Running] = field(default_factory=list)
     jobs_out: int = 0
-    is_out: bool = False  # a job is with a thread, so that somebody may wait for its end
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)  # which owns all of this
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # no thread is in the engine
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the same, or the lane was given up
@@ -136,19 +135,17 @@ class _LaneEntry:
     def begin(self) -> None:
         """The engine is in use from here to `take_back`."""
         self.jobs_out += 1
+        self.idle.clear()
+        self.ended.clear()
 
     def give(self, job: Callable[[], None]) -> None:
         self.begin()
-        self.is_out = True
-        self.idle.clear()
-        self.ended.clear()
         self.jobs.put(job)
 
     def take_back(self) -> None:
-        """A job has come back from its thread, or has ended here, where nobody could wait for it."""
+        """A job has come back from its thread, or has ended here."""
         self.jobs_out -= 1
-        if self.is_out and not self.jobs_out:
-            self.is_out = False
+        if not self.jobs_out:
             self.idle.set()
             self.ended.set()
 
