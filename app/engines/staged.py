@@ -45,12 +45,10 @@ class StagingBuffer:
         """The bytes of the memory."""
         return self.memory.data
 
-    def keep_only(self, nbytes: int) -> bool:
-        """Give back what is more than this; whether the memory moved. What lies here is lost."""
-        if len(self.memory) <= nbytes:
-            return False
-        self.memory = np.zeros(nbytes, np.uint8)
-        return True
+    def keep_only(self, nbytes: int) -> None:
+        """Give back what is more than this. What lies here is lost."""
+        if len(self.memory) > nbytes:
+            self.memory = np.zeros(nbytes, np.uint8)
 
     def ensure(self, nbytes: int) -> bool:
         """Whether the memory moved, so that bindings to it are void."""
