@@ -38,23 +38,23 @@ class StagingBuffer:
         self.spec = spec
         self.is_strings = spec.is_strings
         self.memory = np.zeros(capacity_bytes, np.uint8)
-        self.view = self.memory.data
         self._strings: list[str] = []
 
-    def keep_only(self, nbytes: int) -> bool:
-        """Give back what is more than this; whether the memory moved. What lies here is lost."""
-        if len(self.memory) <= nbytes:
-            return False
-        self.memory = np.zeros(nbytes, np.uint8)
-        self.view = self.memory.data
-        return True
+    @property
+    def view(self) -> memoryview:
+        """The bytes of the memory."""
+        return self.memory.data
+
+    def keep_only(self, nbytes: int) -> None:
+        """Give back what is more than this. What lies here is lost."""
+        if len(self.memory) > nbytes:
+            self.memory = np.zeros(nbytes, np.uint8)
 
     def ensure(self, nbytes: int) -> bool:
         """Whether the memory moved, so that bindings to it are void."""
         if nbytes <= len(self.memory):
             return False
         self.memory = np.zeros(nbytes, np.uint8)
-        self.view = self.memory.data
         return True
 
     def clear(self, shape: tuple[int, ...]) -> None:

@@ -38,7 +38,7 @@ ageing does (and `patience` for batches), whatever comes.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -230,7 +230,7 @@ class Decoding:
     max_waiting: int
     shares_cores: bool = False
     costs: dict[str, DecodeCost] = field(default_factory=dict)
-    lines: dict[ModelKey | None, DecodeLine] = field(default_factory=dict)
+    lines: defaultdict[ModelKey | None, DecodeLine] = field(default_factory=lambda: defaultdict(DecodeLine))
     running: dict[int, HandOver] = field(default_factory=dict)  # by job; those of one hand-over share theirs
     busy: int = 0  # hand-overs, but for the one beside them: threads, and what is behind them by rule 10
     is_busy_beside: bool = False
@@ -242,12 +242,6 @@ class Decoding:
         found = self.costs.get(kind)
         if found is None:
             found = self.costs[kind] = DecodeCost(*_MEASURED.get(kind, _MEASURED[""]))
-        return found
-
-    def line(self, key: ModelKey | None) -> DecodeLine:
-        found = self.lines.get(key)
-        if found is None:
-            found = self.lines[key] = DecodeLine()
         return found
 
     @property
@@ -301,7 +295,7 @@ def admit(state: Decoding, job: DecodeJob, now_ns: int) -> NotDecoded | None:
     job.predicted_ns, job.usual_ns = cost.predict_ns(job.units), cost.usual_ns(job.units)
     if job.level and not job.is_long:
         state.company_until_ns = now_ns + COMPANY_NS
-    line = state.line(job.key)
+    line = state.lines[job.key]
     line.most_ahead = job.most_ahead
     refusal = _refusal(state, line, job, now_ns)
     if refusal is not None:
@@ -398,7 +392,7 @@ def _begin(state: Decoding, job: DecodeJob, now_ns: int, begins_ns: int, reserve
 
 def _go(state: Decoding, job: DecodeJob) -> None:
     _leave(state, job)
-    state.line(job.key).ahead += job.most_ahead > 0
+    state.lines[job.key].ahead += job.most_ahead > 0
 
 
 def withdraw(state: Decoding, job: DecodeJob) -> None:
@@ -425,7 +419,7 @@ def begin_here(state: Decoding, key: ModelKey, most_ahead: int, now_ns: int, is_
 
     `is_short` is asked only where that decides it.
     """
-    line = state.line(key)
+    line = state.lines[key]
     line.most_ahead = most_ahead
     if line.places or line.ahead >= most_ahead or not is_short():
         return False
@@ -436,7 +430,7 @@ def begin_here(state: Decoding, key: ModelKey, most_ahead: int, now_ns: int, is_
 
 def answered(state: Decoding, key: ModelKey, took_ns: int | None) -> None:
     """A sample that was begun needs nothing more: it has its answer, so long after it was decoded, or gets none."""
-    line = state.line(key)
+    line = state.lines[key]
     line.ahead -= 1
     if took_ns is not None:
         line.behind_ns += (took_ns - line.behind_ns) * _LEARN if line.behind_ns else took_ns
@@ -444,14 +438,14 @@ def answered(state: Decoding, key: ModelKey, took_ns: int | None) -> None:
 
 
 def _leave(state: Decoding, job: DecodeJob) -> None:
-    line = state.line(job.key)
+    line = state.lines[job.key]
     del line.places[bisect_left(line.places, _place(job)[:-1])], line.by_age[job.id]
     state.waiting -= 1
 
 
 def _forget(state: Decoding, key: ModelKey | None) -> None:
     """What a model takes is forgotten with its last request: who is alone finds it out anew."""
-    line = state.line(key)
+    line = state.lines[key]
     if not line.ahead and not line.places:
         line.behind_ns = 0.0
         if len(state.lines) > _MOST_AT_REST:
@@ -465,7 +459,7 @@ def _given_up(state: Decoding, job: DecodeJob, now_ns: int, begins_ns: int) -> W
         return None
     if expiry_ns <= now_ns:
         return Why.EXPIRED
-    line, is_alone = state.line(job.key), state.waiting == 1 and not state.running
+    line, is_alone = state.lines[job.key], state.waiting == 1 and not state.running
     if _late_ns(line, job, begins_ns) and not (is_alone and not line.ahead):
         return Why.HOPELESS
     return None

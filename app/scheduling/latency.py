@@ -41,7 +41,6 @@ class LatencyModel:
 
     def __init__(self, measured_ns: Mapping[int, float] | None = None) -> None:
         self._profile = _Table({size: max(1.0, value) for size, value in (measured_ns or {}).items()})
-        self._profiled: dict[int, float] = {}
         self._table = _Table(dict(self._profile.values))
         self._ratios: deque[float] = deque(maxlen=_RECENT)
         # Asked several times for every request, and the same until the next batch has ended.
@@ -89,24 +88,15 @@ class LatencyModel:
 
     def _teach_others(self, samples: int) -> None:
         now_ns = self._table.at(samples)
-        factor = now_ns / self._profile_at(samples)
-        values, most_ns, least_ns = self._table.values, _SLACK * now_ns, now_ns / _SLACK
-        for size in self._table.sizes:  # every batch comes here: no calls where comparing does
-            value = values[size]
+        factor = now_ns / self._profile.at(samples)
+        for size in self._table.sizes:
+            value = self._table.at(size)
             if self._profile.sizes:
-                value += _WEIGHT_FOR_OTHERS * (factor * self._profile_at(size) - value)
-            bound_ns = most_ns if size < samples else most_ns * size / samples
-            if value > bound_ns:
-                value = bound_ns
-            if value < least_ns and size >= samples:
-                value = least_ns
-            values[size] = value if value > 1.0 else 1.0
-
-    def _profile_at(self, size: int) -> float:
-        known = self._profiled.get(size)
-        if known is None:
-            known = self._profiled[size] = self._profile.at(size)
-        return known
+                value += _WEIGHT_FOR_OTHERS * (factor * self._profile.at(size) - value)
+            value = min(value, _SLACK * now_ns if size < samples else _SLACK * now_ns * size / samples)
+            if size >= samples:
+                value = max(value, now_ns / _SLACK)
+            self._table.set(size, value)
 
 
 class _Table:

@@ -34,7 +34,6 @@ Rules 2 to 4 follow the early drop of Nexus (Shen et al., SOSP 2019) with late b
 from __future__ import annotations
 
 from enum import Enum
-from itertools import islice
 from typing import NamedTuple
 
 from convoy.app.scheduling.early_drop import early_drops, most_samples
@@ -157,7 +156,7 @@ def decide(state: State, now_ns: int) -> Decision:
         elif plan is not None:
             wake_ns = min(wake_ns, plan.at_ns)
     kept: list[Timeline] = []  # for a batch that is to start later and is more urgent than those that follow
-    for plan in plans if len(plans) < 2 else sorted(plans, key=_urgency):
+    for plan in sorted(plans, key=_urgency):
         timeline = state.timeline(plan.placement.forecast.lane)
         if timeline in kept:
             continue
@@ -186,7 +185,7 @@ def _plan(state: State, queue: Queue, now_ns: int) -> _Plan | LookAgain | None:
     if not having_room:
         return _plan_behind(state, queue, now_ns)
     entries = None if queue.retries else _most_urgent(queue)
-    requests = queue.retries[0] if entries is None else _fill(entries, queue, 0)
+    requests = queue.retries[0] if entries is None else _fill(entries, queue)
     samples = count_samples(requests)
     placement = place(state, queue, having_room, requests[0], samples, now_ns)
     if not isinstance(placement, Placement):
@@ -204,7 +203,7 @@ def _plan_behind(state: State, queue: Queue, now_ns: int) -> _Plan | None:
     if queue.waiting < queue.max_batch or queue.retries or state.next_expiry_ns is not None:
         return None
     entries = _most_urgent(queue)
-    requests = _fill(entries, queue, 0)
+    requests = _fill(entries, queue)
     samples = count_samples(requests)
     if len(requests) == len(entries) and samples < queue.max_batch:
         return None
@@ -217,10 +216,7 @@ def _plan_behind(state: State, queue: Queue, now_ns: int) -> _Plan | None:
 
 
 def _most_urgent(queue: Queue) -> list[Entry]:
-    groups = queue.by_shape.values()
-    if len(groups) == 1:
-        return next(iter(groups))
-    return min(groups, key=lambda entries: urgency(entries[0]))
+    return min(queue.by_shape.values(), key=lambda entries: urgency(entries[0]))
 
 
 def _urgency(plan: _Plan) -> tuple[int, int, int]:
@@ -306,11 +302,11 @@ def _late_heads(entries: list[Entry], forecast: LaneForecast) -> int:
     return len(entries)
 
 
-def _fill(entries: list[Entry], queue: Queue, first: int) -> tuple[Request, ...]:
-    """The longest run from `first` that fits into a batch, deadlines aside."""
+def _fill(entries: list[Entry], queue: Queue) -> tuple[Request, ...]:
+    """The longest run from the first that fits into a batch, deadlines aside."""
     chosen: list[Request] = []
     samples = 0
-    for entry in islice(entries, first, None):
+    for entry in entries:
         samples += entry[-1].samples
         if chosen and samples > queue.max_batch:
             break

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -40,15 +40,10 @@ class Lane:
     stopping: bool = False
     queues_one: bool = False
     staging: Staging = field(default_factory=Staging)
-    _padded: tuple[int, ...] = field(init=False)  # by number of samples: every batch asks several times
-
-    def __post_init__(self) -> None:
-        sizes = self.batch_sizes
-        self._padded = tuple(sizes[bisect_left(sizes, samples)] for samples in range(sizes[-1] + 1))
 
     def padded(self, samples: int) -> int:
         """The batch size that `samples` run as. Never more than the largest."""
-        return self._padded[samples] if samples < len(self._padded) else self.batch_sizes[-1]
+        return self.batch_sizes[bisect_left(self.batch_sizes, samples, hi=len(self.batch_sizes) - 1)]
 
     def expect_ns(self, samples: int) -> int:
         """From its start to its answers, for a batch that has the device for itself; without margin."""
@@ -178,7 +173,7 @@ class State:
     device_slots: dict[str, int] = field(default_factory=dict)
     queues: dict[ModelKey, Queue] = field(default_factory=dict)
     waiting: dict[int, Request] = field(default_factory=dict)
-    timelines: dict[str | int, Timeline] = field(default_factory=dict)
+    timelines: defaultdict[str | int, Timeline] = field(default_factory=lambda: defaultdict(Timeline))
     # A heap of (expiry, request id); entries of requests that left are thrown away when they surface.
     expiries: list[tuple[int, int]] = field(default_factory=list)
     look_for_overdue_ns: int = 0
@@ -204,11 +199,7 @@ class State:
 
     def timeline(self, lane: Lane) -> Timeline:
         """What computes before a batch that the lane is given: its device's, or its own where that is unbounded."""
-        place = lane.device if lane.device in self.device_slots else lane.id
-        found = self.timelines.get(place)
-        if found is None:
-            found = self.timelines[place] = Timeline()
-        return found
+        return self.timelines[lane.device if lane.device in self.device_slots else lane.id]
 
     def forecast(self, lane: Lane, now_ns: int) -> LaneForecast:
         return LaneForecast(lane, now_ns, self.timeline(lane).free_at_ns(now_ns))
@@ -288,8 +279,6 @@ class State:
 
         Afterwards `next_expiry_ns` is that of a request that waits.
         """
-        if not self.expiries:
-            return ()
         expired: list[Request] = []
         while self.expiries:
             expiry_ns, request_id = self.expiries[0]
@@ -317,8 +306,7 @@ class State:
         del self.waiting[request.id]
         queue.waiting -= request.samples
         queue.dated -= request.deadline_ns is not None
-        if queue.raised:
-            queue.raised.discard(request.id)
+        queue.raised.discard(request.id)
 
 
 def count_samples(requests: tuple[Request, ...]) -> int:

@@ -154,13 +154,12 @@ class Slab:
         slot.extent_bytes, slot.view = extent, slot.view[:nbytes]
 
     def move(self, refs: Iterable[SlotRef], state: SlotState) -> None:
-        """Take slots to their next state; FREE gives their memory back. Raises SlotError at the first that cannot go.
+        """Take slots to their next state; FREE gives their memory back.
 
-        Every request does so four times; so it is one call for a whole batch.
+        Raises SlotError at the first that cannot go.
         """
-        slots = self._slots
         for ref in refs:
-            slot = slots[ref]
+            slot = self._slots[ref]
             if state not in _NEXT[slot.state]:
                 raise SlotError(f"slot {ref} cannot go from {slot.state.name} to {state.name}; this is a bug")
             slot.state = state
@@ -201,17 +200,13 @@ class Slab:
 
         Raises SlotError when a slot is stale, or a place leaves it.
         """
-        slots, found = self._slots, list[memoryview | None]()
-        for place in places:
-            if place is None:
-                found.append(None)
-                continue
-            number, offset, nbytes = place
-            view, end = slots[refs[number]].view, offset + nbytes
-            if not 0 <= offset <= end <= len(view):
-                raise SlotError(f"tensor at {offset}+{nbytes} leaves its slot of {len(view)}; this is a bug")
-            found.append(view[offset:end])
-        return tuple(found)
+        return tuple([None if place is None else self._tensor(refs[place.slot], place) for place in places])
+
+    def _tensor(self, ref: SlotRef, place: TensorPlace) -> memoryview:
+        view, end = self._slots[ref].view, place.offset + place.nbytes
+        if not 0 <= place.offset <= end <= len(view):
+            raise SlotError(f"tensor at {place.offset}+{place.nbytes} leaves its slot of {len(view)}; this is a bug")
+        return view[place.offset : end]
 
     def keep_pages(self) -> memoryview:
         """The whole memory, for a device to lock; every page stays where it is from now on, locked or not yet."""

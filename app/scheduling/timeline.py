@@ -44,14 +44,12 @@ class Timeline:
         """When everything in flight is expected to have ended; now, where nothing is."""
         if not self.batches:
             return now_ns
-        ends_ns = 0
+        ends_ns = self.begun_ns
         for one in self.batches:
+            ends_ns = max(ends_ns, one.ready_ns) + one.takes_ns
             if one is self.batches[0]:
-                ends_ns = max(self.begun_ns, one.ready_ns) + one.takes_ns
                 # A batch that is late by a minute will hardly end in this moment: rather in another minute.
                 ends_ns = max(ends_ns, 2 * now_ns - ends_ns)
-            else:
-                ends_ns = max(ends_ns, one.ready_ns) + one.takes_ns
         return max(now_ns, ends_ns)
 
     def may_be_free_ns(self, now_ns: int) -> int:

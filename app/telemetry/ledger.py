@@ -11,6 +11,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -33,6 +34,21 @@ class _Failed(NamedTuple):
     ns: int
 
 
+@dataclass(slots=True, eq=False)
+class _Records:
+    """What has come in one second and is not counted yet; `number` of records in all."""
+
+    number: int = 0
+    stages: defaultdict[tuple[ModelKey, str], list[int]] = field(default_factory=lambda: defaultdict(list))
+    calls: defaultdict[tuple[ModelKey | None, str, CallEnd], list[int]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    answered: defaultdict[tuple[ModelKey, str], list[Spent]] = field(default_factory=lambda: defaultdict(list))
+    batches: defaultdict[ModelKey, list[BatchRecord]] = field(default_factory=lambda: defaultdict(list))
+    failed: list[_Failed] = field(default_factory=list)
+    turned_away: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
 class Ledger:
     """Belongs to one event loop. `live` finds a version by its key, also one that leaves.
 
@@ -44,43 +60,31 @@ class Ledger:
     ) -> None:
         self._metrics, self._live, self._now_ns = metrics, live, now_ns
         metrics.before_looking = self.count
-        self._records, self._second = 0, 0  # all of them are of one second
-        self._stages: defaultdict[tuple[ModelKey, str], list[int]] = defaultdict(list)
-        self._calls: defaultdict[tuple[ModelKey | None, str, CallEnd], list[int]] = defaultdict(list)
-        self._answered: defaultdict[tuple[ModelKey, str], list[Spent]] = defaultdict(list)
-        self._batches: defaultdict[ModelKey, list[BatchRecord]] = defaultdict(list)
-        self._failed: list[_Failed] = []
-        self._turned_away: defaultdict[str, int] = defaultdict(int)
+        self._records, self._second = _Records(), 0
 
     def stage(self, key: ModelKey, stage: str, ns: int) -> None:
         """A stage of one request has ended: `decode_wait`, `decode` or `encode`."""
-        self._one_more()
-        self._stages[key, stage].append(ns)
+        self._one_more().stages[key, stage].append(ns)
 
     def call(self, key: ModelKey | None, protocol: str, ending: CallEnd, ns: int) -> None:
         """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
-        self._one_more()
-        self._calls[key, protocol, ending].append(ns)
+        self._one_more().calls[key, protocol, ending].append(ns)
 
     def answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
         """A call has ended well: both at once."""
-        self._one_more()
-        self._answered[key, protocol].append(spent)
+        self._one_more().answered[key, protocol].append(spent)
 
     def batch(self, key: ModelKey, record: BatchRecord) -> None:
         """A batch ran, and its requests have their answers, in the same turn of the loop: nobody sees one alone."""
-        self._one_more()
-        self._batches[key].append(record)
+        self._one_more().batches[key].append(record)
 
     def failed(self, key: ModelKey, reason: str, ns: int) -> None:
         """A request was not answered, after so long; `reason` is one of the statistics' failures."""
-        self._one_more()
-        self._failed.append(_Failed(key, reason, ns))
+        self._one_more().failed.append(_Failed(key, reason, ns))
 
     def turned_away(self, reason: str) -> None:
         """Something was refused that is no call, or part of one: a connection, a file among others."""
-        self._one_more()
-        self._turned_away[reason] += 1
+        self._one_more().turned_away[reason] += 1
 
     def exemplify(self, exemplar: Exemplar) -> None:
         """A call has a span, which is an example of what took so long. Not counted, so it waits for nobody."""
@@ -88,35 +92,30 @@ class Ledger:
 
     def count(self) -> None:
         """Count all that has come. Comes before a version's series end, while it can be found."""
-        if not self._records:
+        if not self._records.number:
             return
-        self._records, second = 0, self._second
-        batches, self._batches = self._batches, defaultdict(list)
-        answered, self._answered = self._answered, defaultdict(list)
-        stages, self._stages = self._stages, defaultdict(list)
-        calls, self._calls = self._calls, defaultdict(list)
-        failed, self._failed = self._failed, []
-        turned_away, self._turned_away = self._turned_away, defaultdict(int)
-        for key, records in batches.items():
-            self._safely(partial(self._count_batches, key, RanBatches(records), second))
-        for (key, protocol), spent in answered.items():
+        records, self._records, second = self._records, _Records(), self._second
+        for key, batches in records.batches.items():
+            self._safely(partial(self._count_batches, key, RanBatches(batches), second))
+        for (key, protocol), spent in records.answered.items():
             self._safely(partial(self._count_answered, key, protocol, spent, second))
-        for (key, stage), values in stages.items():
+        for (key, stage), values in records.stages.items():
             self._safely(partial(self._count_stage, key, stage, values, second))
-        for (called, protocol, ending), values in calls.items():
+        for (called, protocol, ending), values in records.calls.items():
             self._safely(partial(self._count_calls, called, protocol, ending, values, second))
-        for one in failed:
+        for one in records.failed:
             self._safely(partial(self._count_failure, one))
-        for reason, count in turned_away.items():
+        for reason, count in records.turned_away.items():
             self._safely(partial(self._metrics.rejected, reason, count, second))
 
-    def _one_more(self) -> None:
-        """A record comes: those of an earlier second are counted as that second's, and many are counted together."""
+    def _one_more(self) -> _Records:
+        """For a record that comes: those of an earlier second are counted as that second's, and many together."""
         second = self._now_ns() // SECOND_NS
-        if second != self._second or self._records >= _MOST_RECORDS:
+        if second != self._second or self._records.number >= _MOST_RECORDS:
             self.count()
             self._second = second
-        self._records += 1
+        self._records.number += 1
+        return self._records
 
     def _safely(self, count: Callable[[], None]) -> None:
         # A bug must not cost whoever looks, or comes with the next record, more than what it is about.

@@ -44,7 +44,6 @@ class ModelMeters:
     def __init__(self, metrics: Metrics, labels: tuple[str, str]) -> None:
         self._calls = lru_cache(maxsize=None)(partial(metrics.calls_of, *labels))
         self._stages = {stage: metrics.stage.at(*labels, stage) for stage in STAGES if stage != "total"}
-        self._copy_in, self._compute, self._copy_out = (self._stages[stage] for stage in BATCH_STAGES)
         self._batch = metrics.batch.at(*labels)
         self._padding = metrics.padding.labels(*labels)
 
@@ -69,10 +68,9 @@ class ModelMeters:
         self._batch.observe(*ran.samples)
         if ran.padding:
             self._padding.inc(ran.padding)
-        self._copy_in.observe(*ran.copy_in_ns)
-        self._compute.observe(*ran.compute_ns)
-        self._copy_out.observe(*ran.copy_out_ns)
-        self._stages["queue"].observe(*ran.queued_ns)
+        for stage, each_ns in zip(BATCH_STAGES, (ran.copy_in_ns, ran.compute_ns, ran.copy_out_ns), strict=True):
+            self.stage_took(stage, each_ns)
+        self.stage_took("queue", ran.queued_ns)
 
 
 class Metrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,25 +50,18 @@ class RanBatches:
     """
 
     def __init__(self, records: Sequence[BatchRecord]) -> None:
-        self.samples: list[int] = []
-        self.copy_in_ns: list[int] = []
-        self.compute_ns: list[int] = []
-        self.copy_out_ns: list[int] = []
-        self.queued_ns: list[int] = []  # of each request
-        self.padding = self.total_ns = self.ended_ns = 0
+        self.samples = [one.samples for one in records]
+        self.copy_in_ns = [one.times.copy_in_ns for one in records]
+        self.compute_ns = [one.times.compute_ns for one in records]
+        self.copy_out_ns = [one.times.copy_out_ns for one in records]
+        self.queued_ns = [ns for one in records for ns in one.queued_ns]  # of each request
+        self.padding = sum([one.padded - one.samples for one in records])
+        self.total_ns = sum([one.total_ns for one in records])
+        self.ended_ns = max([one.ended_ns for one in records], default=0)
         self.for_requests = StageSums()
-        self.by_size: dict[int, StageSums] = {}
-        self.compute_ns_by_device: dict[str, int] = {}
+        self.by_size = defaultdict[int, StageSums](StageSums)
+        self.compute_ns_by_device = defaultdict[str, int](int)
         for one in records:
-            samples, times, device = one.samples, one.times, one.device
-            self.samples.append(samples)
-            self.copy_in_ns.append(times.copy_in_ns)
-            self.compute_ns.append(times.compute_ns)
-            self.copy_out_ns.append(times.copy_out_ns)
-            self.queued_ns.extend(one.queued_ns)
-            self.padding += one.padded - samples
-            self.total_ns += one.total_ns
-            self.ended_ns = max(self.ended_ns, one.ended_ns)
-            self.for_requests.add(times, len(one.queued_ns))
-            self.by_size.setdefault(samples, StageSums()).add(times, 1)
-            self.compute_ns_by_device[device] = self.compute_ns_by_device.get(device, 0) + times.compute_ns
+            self.for_requests.add(one.times, len(one.queued_ns))
+            self.by_size[one.samples].add(one.times, 1)
+            self.compute_ns_by_device[one.device] += one.times.compute_ns

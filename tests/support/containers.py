@@ -56,10 +56,10 @@ class Images:
         return ["buildah", "--storage-driver", "vfs", *place, *arguments]
 
     def make_base(self) -> str:
-        """A Debian with Python and nothing else; the image's name."""
+        """Debian 13 with its Python 3.13 and nothing else; the name of the image."""
         root = self._folder / "debian"
         packages = "--include=python3-venv,ca-certificates"
-        command = ["debootstrap", "--variant=minbase", packages, "bookworm", str(root)]
+        command = ["debootstrap", "--variant=minbase", packages, "trixie", str(root)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False)
         assert done.returncode == 0, f"debootstrap failed:\n{done.stdout[-4000:]}"
         for name in _INDEX_SETTINGS:

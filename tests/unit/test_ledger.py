@@ -196,4 +196,4 @@ def test_what_waits_is_bounded() -> None:
     server = Server(is_eager=False)
     for _ in range(5000):
         server.record("answered", KEYS[0], "v2", Spent(1, 2, 3, 4))
-    assert sum(len(spent) for spent in server.ledger._answered.values()) < 1000
+    assert sum(len(spent) for spent in server.ledger._records.answered.values()) < 1000
