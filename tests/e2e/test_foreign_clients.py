@@ -156,11 +156,11 @@ ODD_HEADERS = {
 @pytest.mark.parametrize(
     ("path", "status"), [("/v2/health/ready", 200), ("/nowhere", 404), ("/v2/models/d%69gits?x=%zz&=", 200)]
 )
-@pytest.mark.parametrize("odd", list(ODD_HEADERS.values()), ids=list(ODD_HEADERS))
-def test_odd_headers_are_answered_at_once(server: Server, odd: bytes, path: str, status: int) -> None:
+@pytest.mark.parametrize("odd", list(ODD_HEADERS))
+def test_odd_headers_are_answered_at_once(server: Server, odd: str, path: str, status: int) -> None:
     with Wire(server.port, timeout_s=60.0) as wire:  # less than the time to send one's headers
-        wire.send(b"GET " + path.encode() + b" HTTP/1.1\r\n" + odd + b"\r\n")
-        assert wire.reply().status == status
+        wire.send(b"GET " + path.encode() + b" HTTP/1.1\r\n" + ODD_HEADERS[odd] + b"\r\n")
+        assert wire.reply().status == (400 if odd == "two lengths that agree" else status)
 
 
 # A machine that stops
