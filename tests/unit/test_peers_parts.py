@@ -81,6 +81,7 @@ def test_an_unknown_peer_and_a_broken_definition_are_refused(tmp_path: Path) -> 
             find_contender("mine", tmp_path, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_environment_is_made_once_and_again_when_its_requirements_change(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
