@@ -63,7 +63,7 @@ _LOADS += [
     Load(f"{name}-{net}", net, body, 32) for net in LARGE for name, body in (("tensor", "binary"), ("picture",) * 2)
 ]
 _LOADS += [Load(f"overload-{net}", net, "picture", 32) for net in LARGE]
-LOADS = {load.name: load for load in [*_LOADS, Load("start", "digits", "picture", 1)]}
+LOADS = {load.name: load for load in [*_LOADS, Load("start", "cnn", "binary", 1)]}
 
 # What is served, and the options of its export. "thumbs" computes next to nothing of 224x224 pixels.
 _OF_32 = ("--input", "3x32x32", "--preprocess", "unit", "--resize", "32", "--crop", "32")
