@@ -49,7 +49,7 @@ class Route(msgspec.Struct, frozen=True):
     late: str = ""
 
 
-class Batching(msgspec.Struct, frozen=True):
+class SettingGrid(msgspec.Struct, frozen=True):
     """The settings to try are every combination of these, and no batching."""
 
     max_batch: tuple[int, ...]
@@ -62,7 +62,7 @@ class Contender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     title: str
     bodies: dict[str, Route]
-    batching: Batching | None = None
+    batching: SettingGrid | None = None
     environment: dict[str, str] = {}
     python: str = ""
     ready_within_s: float = 60.0

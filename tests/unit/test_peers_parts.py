@@ -5,7 +5,6 @@ from __future__ import annotations
 import email
 import json
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -209,8 +208,7 @@ def test_ctrl_c_in_the_midst_of_a_start_leaves_no_process(tmp_path: Path, monkey
     def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
         started.append(start(*arguments, **options))
         trees.append(ProcessTree(options["env"]["PEER_MARK"]))
-        signal.raise_signal(signal.SIGINT)
-        return started[0]
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     with pytest.raises(KeyboardInterrupt), serving(contender(tmp_path, SERVES), {}, tmp_path, lambda: True):
