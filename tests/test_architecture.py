@@ -74,7 +74,6 @@ WALLS: dict[str, tuple[str, ...]] = {
     EXPORT: (MODELS, *app("batch", "engines")),
     # The bound that a server is held against is made of that server's own parts.
     f"{LOADTEST}.peers.bare": (MODELS, *app("batch", "engines")),
-    f"{LOADTEST}.bulk": (MODELS, *app("engines.onnx_session")),
     LOADTEST: (
         *(f"{MODELS}.{name}" for name in ("errors", "option", "page", "tls")),
         *(f"{LOADTEST}.peers.bare", *app("scheduling", "engines.onnx_session")),

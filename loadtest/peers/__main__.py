@@ -27,8 +27,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from convoy.loadtest.peers.bursts import OBJECTIVE_MS, Burst, Reading, bare_rate
-from convoy.loadtest.peers.loads import LARGE, LOADS, AnswerSheet, Load, answer_sheet, ensure_network, sides_px
+from convoy.loadtest.peers.bare import bare_rate
+from convoy.loadtest.peers.bursts import OBJECTIVE_MS, Burst, Reading
+from convoy.loadtest.peers.loads import LARGE, LOADS, AnswerSheet, PeerLoad, answer_sheet, ensure_network, sides_px
 from convoy.loadtest.peers.servers import Contender, ProcessTree, Route, Setting, find_contender, free_port, serving
 from convoy.models.errors import ConvoyError, JobError, UsageError
 
@@ -36,7 +37,6 @@ HOME = Path("build/peers")
 BARE, SKETCH = "bare", "sketch"
 PEERS = "mosec,litserve,pytriton,bentoml,mlserver,ray"
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
-_SETTLE_S = 1.0
 AS_IT_COMES = Setting()
 _HEAD = "| load | against | what | ours | theirs | ours over theirs |\n|---|---|---|--:|--:|---|"
 
@@ -59,7 +59,7 @@ class Effort:
 class Subject:
     """A load, its network's file and the right answers."""
 
-    load: Load
+    load: PeerLoad
     file: Path
     sheet: AnswerSheet
     effort: Effort
@@ -72,12 +72,10 @@ class Subject:
         route = Route(route.form, path, late)
         port, grpc_port = free_port(), free_port()
         url = f"grpc://127.0.0.1:{grpc_port}" if route.form == "grpc" else f"http://127.0.0.1:{port}"
-        resize_px, crop_px = sides_px(load)
         asked = {
             "MODEL": self.file,
             "STORE": self.file.parents[2],
-            "RESIZE_PX": resize_px,
-            "CROP_PX": crop_px,
+            **dict(zip(("RESIZE_PX", "CROP_PX"), sides_px(load), strict=True)),
             "PORT": port,
             "GRPC_PORT": grpc_port,
             "METRICS_PORT": free_port(),
@@ -115,7 +113,7 @@ class Subject:
         begun_s = time.monotonic()
         with self.up(contender, setting) as (_, _, tree):
             ready_s = time.monotonic() - begun_s
-            time.sleep(_SETTLE_S)
+            time.sleep(1.0)  # until it is idle
             return {"start to first answer s": ready_s, "idle MiB": tree.resident_mib()}
 
     def best_setting(self, contender: Contender) -> Setting:
@@ -145,11 +143,9 @@ class Subject:
             with self.measuring(ours, AS_IT_COMES) as us, self.measuring(theirs, setting) as them:
                 for turn in range(self.effort.pairs):
                     # Whose turn is first changes, so that a drift helps nobody.
-                    if (start + turn) % 2:
-                        their = them(self.effort.seconds)
-                        pairs.append((us(self.effort.seconds), their))
-                    else:
-                        pairs.append((us(self.effort.seconds), them(self.effort.seconds)))
+                    before = them(self.effort.seconds) if (start + turn) % 2 else None
+                    our = us(self.effort.seconds)
+                    pairs.append((our, before or them(self.effort.seconds)))
             yield pairs
 
 
@@ -185,12 +181,17 @@ class Comparison:
 def conditions(effort: Effort) -> dict[str, Any]:
     """The machine and how much was measured."""
     _, _, model = Path("/proc/cpuinfo").read_text().partition("model name\t: ")
-    machine = {"cpu": model.partition("\n")[0] or platform.machine(), "cores": len(os.sched_getaffinity(0))}
-    now = {"started": datetime.now(UTC).isoformat(timespec="minutes"), "load average": os.getloadavg()[0]}
-    return {**now, **machine, "python": platform.python_version(), **asdict(effort)}
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="minutes"),
+        "load average": os.getloadavg()[0],
+        "cpu": model.partition("\n")[0] or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        **asdict(effort),
+    }
 
 
-def takes(name: str, contender: Contender | None, load: Load) -> bool:
+def takes(name: str, contender: Contender | None, load: PeerLoad) -> bool:
     """Whether that contender, None for the bare engine, is measured under that load."""
     if contender is None:
         return load.network in LARGE and not load.name.startswith("overload")
@@ -212,11 +213,6 @@ def measure(subject: Subject, us: Contender, others: Mapping[str, Contender | No
             print(f"{subject.load.name}, {name}: {error}", flush=True)
 
 
-def words(text: str) -> list[str]:
-    """Split at commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def contenders(
     ours: str, against: str, base: Path | None, more: Path | None, home: Path, done: list[Comparison]
 ) -> tuple[Contender, dict[str, Contender | None]]:
@@ -227,7 +223,7 @@ def contenders(
         if not python.is_file():
             raise UsageError(f"--base {base} has no .venv/bin/python; run make install there")
         others["base"] = msgspec.structs.replace(us, run=(str(python), us.run[1]))
-    for name in words(against):
+    for name in filter(None, against.split(",")):
         try:
             others[name] = None if name == BARE else find_contender(name, more, home)
         except JobError as error:
@@ -259,14 +255,14 @@ def main(
         signal.signal(number, signal.default_int_handler)
     code, done, effort = 0, list[Comparison](), Effort(threads, starts, pairs, seconds, sweep, warm_up)
     try:
-        if not LOADS.keys() >= set(words(loads)):
+        if not LOADS.keys() >= set(loads.split(",")):
             raise UsageError(f"--loads must be some of {', '.join(LOADS)}, not {loads}")
         if shutil.which("wrk") is None:
             raise UsageError("wrk is not installed, which makes the load; run apt-get install wrk")
         us, others = contenders(ours, against, base, peers_from, home, done)
         asked = conditions(effort)
         try:
-            for load in (LOADS[name] for name in words(loads)):
+            for load in (LOADS[name] for name in loads.split(",")):
                 taking = {name: them for name, them in others.items() if takes(name, them, load)}
                 if taking and takes(ours, us, load):
                     file = ensure_network(load.network, home, model)

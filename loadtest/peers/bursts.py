@@ -1,8 +1,5 @@
 """Bursts of requests: by wrk where it can, which costs the cores the least, and else by the load test, which knows gRPC
 and schedules. wrk reads nothing but statuses, which is why answers are checked before and after.
-
-Also the bare engine and decoder with nothing around them, what no server can exceed. They share the cores, so an image
-costs the sum of what each costs when it has all of them.
 """
 
 from __future__ import annotations
@@ -10,16 +7,10 @@ from __future__ import annotations
 import json
 import resource
 import subprocess
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from convoy.app.engines.cpu import cpu_budget
-from convoy.app.engines.measure import batch_knots, make_probe
-from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.bodies import Payload, request_bytes
 from convoy.loadtest.endpoint import find_endpoint
@@ -27,16 +18,12 @@ from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import Result, whole
 from convoy.loadtest.runner import run
-from convoy.models.bundle import open_bundle
 from convoy.models.errors import JobError
-from convoy.models.images import preprocess
-from convoy.models.spec import ImageSpec
 
 OBJECTIVE_MS = 500.0  # of an answer in overload, and the deadline that goes with its request
 _TIMES_OVER = 3.0
 _AROUND = (0.8, 1.0, 1.25)  # of what a closed loop gets through: the highest goodput lies near it
 _TRIES = 3  # of a rate at which the generator was late
-_TRIAL_S = 0.5  # of a batch size of the bare engine
 _SCRIPT = Path(__file__).parent / "wrk.lua"
 
 Reading = dict[str, float]  # what was measured, by name and unit
@@ -77,9 +64,8 @@ class Burst:
         for number, payload in enumerate(self.payloads):
             files.append(self.folder / f"request_{number:02d}")
             files[-1].write_bytes(request_bytes(endpoint, self.path, payload, None))
-        length = ["--duration", f"{max(1, round(seconds))}s", "--timeout", "10s"]
-        clients = ["--threads", "1", "--connections", str(self.connections), "--script", str(_SCRIPT)]
-        command = ["wrk", *length, *clients, self.url, "--", *map(str, files)]
+        command = ["wrk", "--duration", f"{max(1, round(seconds))}s", "--timeout", "10s", "--script", str(_SCRIPT)]
+        command += ["--threads", "1", "--connections", str(self.connections), self.url, "--", *map(str, files)]
         done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
         if done.returncode != 0:
             raise JobError(f"wrk failed: {done.stderr.strip() or done.stdout.strip()}")
@@ -130,49 +116,3 @@ class Burst:
 def _children_cpu_s() -> float:
     """Of the children that have been waited for: the server runs on, so the difference is the generator's alone."""
     return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
-
-
-def bare_rate(bundle_folder: Path, pictures: Sequence[bytes]) -> Callable[[float], float]:
-    """What gives images a second of the fp32 file on all cores, at the batch size that serves it best.
-
-    With pictures, which are decoded on as many threads.
-    """
-    bundle, threads = open_bundle(bundle_folder), cpu_budget()
-    spec = bundle.manifest.spec
-    engine = OnnxRuntimeCpuEngine(
-        bundle.path("fp32.onnx"),
-        inputs=spec.inputs,
-        outputs=spec.outputs,
-        max_batch_size=spec.max_batch_size,
-        precision="fp32",
-        threads=threads,
-    )
-    engine.warm_up()
-    probes = {size: make_probe(engine, size) for size in batch_knots(spec.max_batch_size)}
-    best = max(probes, key=lambda size: size * _per_s(lambda _: probes[size].run_ms(), _TRIAL_S))
-
-    def engine_rps(seconds: float) -> float:
-        return best * _per_s(lambda _: probes[best].run_ms(), seconds)
-
-    def decoder_rps(seconds: float) -> float:
-        assert spec.image is not None, "only a network with an image specification decodes"
-        decode = partial(_decode_one, pictures, spec.image)
-        with ThreadPoolExecutor(threads) as pool:
-            return sum(pool.map(lambda _: _per_s(decode, seconds), range(threads)))
-
-    if not pictures:
-        return engine_rps
-    return lambda seconds: 1 / (1 / engine_rps(seconds / 2) + 1 / decoder_rps(seconds / 2))
-
-
-def _decode_one(pictures: Sequence[bytes], image: ImageSpec, turn: int) -> None:
-    preprocess(pictures[turn % len(pictures)], image)
-
-
-def _per_s(work: Callable[[int], object], seconds: float) -> float:
-    """How often `work` can be done in a second; it is done at least once."""
-    started_s, turn = time.perf_counter(), 0
-    while turn == 0 or time.perf_counter() < started_s + seconds:
-        work(turn)
-        turn += 1
-    return turn / (time.perf_counter() - started_s)

@@ -43,7 +43,7 @@ _SAMPLES, _FEWEST_REQUESTS, _TIMEOUT_S = 16, 64, 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PeerLoad:
     """`connections`, each of which asks again as soon as it is answered. What begins with "overload" comes on a
     schedule, three times as much as can be answered; "start" sends nothing, and measures the time to the first answer.
     """
@@ -57,13 +57,13 @@ class Load:
 _SMALL = {"tensor": ("cnn", "binary"), "json": ("cnn", "json"), "grpc": ("cnn", "grpc")}
 _SMALL |= {"png": ("digits", "picture"), "jpeg": ("thumbs", "picture")}
 LARGE = ("mobilenet_v3_small", "resnet18")
-_LOADS = [Load(f"{name}-{count}", *how, count) for name, how in _SMALL.items() for count in (1, 16, 64)]
+_LOADS = [PeerLoad(f"{name}-{count}", *how, count) for name, how in _SMALL.items() for count in (1, 16, 64)]
 # Twice a full batch: one computes while the next one gathers.
 _LOADS += [
-    Load(f"{name}-{net}", net, body, 32) for net in LARGE for name, body in (("tensor", "binary"), ("picture",) * 2)
+    PeerLoad(f"{name}-{net}", net, body, 32) for net in LARGE for name, body in (("tensor", "binary"), ("picture",) * 2)
 ]
-_LOADS += [Load(f"overload-{net}", net, "picture", 32) for net in LARGE]
-LOADS = {load.name: load for load in [*_LOADS, Load("start", "digits", "picture", 1)]}
+_LOADS += [PeerLoad(f"overload-{net}", net, "picture", 32) for net in LARGE]
+LOADS = {load.name: load for load in [*_LOADS, PeerLoad("start", "cnn", "binary", 1)]}
 
 # What is served, and the options of its export. "thumbs" computes next to nothing of 224x224 pixels.
 _OF_32 = ("--input", "3x32x32", "--preprocess", "unit", "--resize", "32", "--crop", "32")
@@ -118,7 +118,7 @@ def ensure_network(name: str, home: Path, model: Path | None) -> Path:
     return file
 
 
-def sides_px(load: Load) -> tuple[int, int]:
+def sides_px(load: PeerLoad) -> tuple[int, int]:
     """What a picture's shorter side becomes, and the square in its centre that counts; 0 and 0 for tensors."""
     if load.body != "picture":
         return 0, 0
@@ -252,7 +252,7 @@ def _ask(url: str, route: Route, payload: Payload) -> bytes:
         )
 
 
-def answer_sheet(file: Path, load: Load) -> AnswerSheet:
+def answer_sheet(file: Path, load: PeerLoad) -> AnswerSheet:
     """Draws samples and asks the engine. Raises JobError for a network that cannot be compared with."""
     try:
         session = new_session(file)

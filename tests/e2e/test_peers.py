@@ -44,27 +44,37 @@ def read(folder: Path) -> dict[str, Any]:
     return document
 
 
-def test_convoy_is_paired_with_a_peer_a_sketch_and_a_base(tmp_path: Path) -> None:
-    """The base has the interpreter of this very checkout; a peer is tried with each of its settings first."""
+def test_convoy_is_paired_with_a_peer_at_its_best_setting_and_with_a_sketch(tmp_path: Path) -> None:
+    process = start(tmp_path, "echo,sketch", "tensor-1,json-16")
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    found = {(one["load"], one["against"]): one for one in read(tmp_path)["comparisons"]}
+    assert found.keys() == {("tensor-1", "sketch"), ("json-16", "echo")}
+    for (_, against), one in found.items():
+        assert one["setting"][0] in ((1, 8) if against == "echo" else (1,))
+        (pair,) = one["pairs"]
+        for reading in pair:
+            assert reading["answers/s"] > 0
+            assert reading["CPU us/answer"] > 0
+    assert "| tensor-1 | sketch | CPU us/answer |" in output
+
+
+def test_convoy_is_paired_with_an_earlier_one_over_grpc_and_in_its_starts(tmp_path: Path) -> None:
+    """The earlier one has the interpreter of this very checkout."""
     base = tmp_path / "base" / ".venv" / "bin"
     base.mkdir(parents=True)
     # No link: an interpreter finds its packages beside the path by which it was called.
     (base / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (base / "python").chmod(0o755)
-    process = start(tmp_path, "echo,sketch", "tensor-1,json-16,grpc-1", "--base", str(tmp_path / "base"))
+    process = start(tmp_path, "", "grpc-1,start", "--base", str(tmp_path / "base"))
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
-    found = {(one["load"], one["against"]): one for one in read(tmp_path)["comparisons"]}
-    assert found.keys() == {
-        *(("tensor-1", "base"), ("tensor-1", "sketch"), ("json-16", "base"), ("json-16", "echo"), ("grpc-1", "base"))
-    }
-    for one in found.values():
-        assert one["setting"][0] in ((1, 8) if one["against"] == "echo" else (1,))
-        (pair,) = one["pairs"]
-        for reading in pair:
-            assert reading["answers/s"] > 0
-            assert reading["CPU us/answer"] > 0
-    assert "| json-16 | echo | CPU us/answer |" in output
+    calls, starts = (one["pairs"][0] for one in read(tmp_path)["comparisons"])
+    for reading in calls:
+        assert reading["answers/s"] > 0
+    for reading in starts:
+        assert reading["start to first answer s"] > 0
+        assert reading["idle MiB"] > 10
 
 
 def test_peers_that_fail_are_named_with_their_reasons(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import email
 import json
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -81,6 +80,7 @@ def test_an_unknown_peer_and_a_broken_definition_are_refused(tmp_path: Path) -> 
             find_contender("mine", tmp_path, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_environment_is_made_once_and_again_when_its_requirements_change(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -208,8 +208,7 @@ def test_ctrl_c_in_the_midst_of_a_start_leaves_no_process(tmp_path: Path, monkey
     def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
         started.append(start(*arguments, **options))
         trees.append(ProcessTree(options["env"]["PEER_MARK"]))
-        signal.raise_signal(signal.SIGINT)
-        return started[0]
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     with pytest.raises(KeyboardInterrupt), serving(contender(tmp_path, SERVES), {}, tmp_path, lambda: True):

@@ -17,14 +17,14 @@ ASKED = settings()
 
 
 class Classifier(Worker):
-    """Bytes of one float32 sample to bytes of its logits."""
+    """Bytes of one sample to bytes of its logits."""
 
     def __init__(self) -> None:
         super().__init__()
         self._network = Network()
 
     def deserialize(self, data: bytes) -> np.ndarray:
-        return np.frombuffer(data, np.float32).reshape(self._network.sample_shape)
+        return np.frombuffer(data, self._network.dtype).reshape(self._network.sample_shape)
 
     def forward(self, data: np.ndarray | list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
         # Mosec gives a list only where batching is on.

@@ -28,7 +28,7 @@ ASKED = settings()
     logging_config={"enable_access_log": False},
 )
 class Classifier:
-    """Bytes of one float32 sample to bytes of its logits, a picture's to logits as JSON."""
+    """Bytes of one sample to bytes of its logits, a picture's to logits as JSON."""
 
     def __init__(self) -> None:
         self._network = Network()
@@ -42,7 +42,7 @@ class Classifier:
         if ASKED.crop_px:
             sample = decode(body, ASKED.resize_px, ASKED.crop_px)
         else:
-            sample = np.frombuffer(body, np.float32).reshape(self._network.sample_shape)
+            sample = np.frombuffer(body, self._network.dtype).reshape(self._network.sample_shape)
         logits = self._network(sample[None])[0] if ASKED.max_batch == 1 else await self.classify(sample)
         if ASKED.crop_px:
             return JSONResponse({"output": logits.tolist()})

@@ -5,6 +5,7 @@ Runs in the environment of the Convoy that is measured, and imports nothing else
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from pathlib import Path
@@ -28,12 +29,12 @@ def main() -> None:
     import ray
     from ray import serve
 
-    from convoy.ray import AppArguments, build_app
-
+    # By its name, because it is that of whatever Convoy is measured and not ours.
+    own = importlib.import_module("convoy.ray")
     ray.init(num_cpus=4, include_dashboard=False, object_store_memory=80_000_000)
     serve.start(http_options={"host": "127.0.0.1", "port": asked.port})
     arguments = {"store": asked.store, "engine": "cpu"} | ({"threads": asked.threads} if asked.threads else {})
-    serve.run(build_app(AppArguments.model_validate(arguments)), name="convoy", route_prefix="/")
+    serve.run(own.build_app(own.AppArguments.model_validate(arguments)), name="convoy", route_prefix="/")
     signal.pause()
 
 
