@@ -54,7 +54,6 @@ MIB = 1 << 20
 DEFAULT_KEY = "default"
 _KEY_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _MOST_EDGES = 64
-_DRIVER = Path("/proc/driver/nvidia/version")
 _ORIGIN = re.compile(r"https?://[\w.:\[\]-]+", re.ASCII)
 
 
@@ -286,10 +285,6 @@ class Settings(BaseModel):
         if self.edges != "auto" and not is_number:
             raise ValueError(f"edges must be auto or a number from 0 to {_MOST_EDGES}, got {self.edges!r}")
 
-    def _may_use_a_gpu(self) -> bool:
-        # To ask the driver itself would start it where nothing else has use for it.
-        return may_use_gpus(self.engine) and _DRIVER.exists()
-
     def versions(self) -> Policy:
         """The version policy, parsed. Raises ValueError."""
         if self.version_policy == "latest":
@@ -363,7 +358,6 @@ class Settings(BaseModel):
             body=BodyLimits(self.max_body_mb * MIB, self.body_timeout_s),
             decode_threads=cpu_budget(),
             max_decoding=self.max_queue,
-            engines_on_cpu=not self._may_use_a_gpu(),
             max_pixels=self.max_pixels,
             default_timeout_ms=self.default_timeout_ms,
             timeouts_ms={

@@ -39,7 +39,6 @@ _LIVE = (
 class EdgeOptions:
     """`default_timeout_ms` 0: none. `is_loopback`: nobody else can reach the server.
 
-    `engines_on_cpu`: engines compute on the cores that decode.
     `timeouts_ms` are instead of `default_timeout_ms` for single models.
     `allowed_hosts`: names by which own pages reach the routes that change something, beside this machine's.
     `cors_origins`: whose pages may read answers, `*` all. `tls` None: plain text. Some of them
@@ -49,7 +48,6 @@ class EdgeOptions:
     body: BodyLimits
     decode_threads: int
     max_decoding: int = 1024
-    engines_on_cpu: bool = False
     max_pixels: int = DEFAULT_MAX_PIXELS
     default_timeout_ms: float = 0.0
     timeouts_ms: dict[str, float] = field(default_factory=dict)

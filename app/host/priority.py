@@ -21,15 +21,6 @@ def give_way() -> None:
     Not to be taken back. Nothing where it would be the whole process that gives way, or where the system forbids it, as
     hardened services may have it.
     """
-    _be_nicer(_NICER)
-
-
-def give_way_to_engines() -> None:
-    """The same for what takes long: to those that give way themselves, too."""
-    _be_nicer(2 * _NICER)
-
-
-def _be_nicer(by: int) -> None:
     if sys.platform == "linux":
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + by)
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICER)

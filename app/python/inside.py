@@ -193,7 +193,7 @@ class Inside(Asking):
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         core = Core(settings.core_options(), on_loaded=self._has_loaded, on_fatal=self._fatal)
         options = settings.edge_options()
-        decoder = Decoder(options.decode_threads, options.max_decoding, shares_cores=options.engines_on_cpu)
+        decoder = Decoder(options.decode_threads, options.max_decoding)
         core.waiting_to_decode = lambda: decoder.waiting
         super().__init__(core, decoder, options, settings.max_queue)
 

@@ -271,5 +271,5 @@ def answer_sheet(file: Path, load: PeerLoad) -> AnswerSheet:
     # Answers that differ by less could be mixed up and still pass.
     if apart < 10 * TOLERANCE:
         raise JobError(f"{file} answers nearly the same to every sample, so that mixed-up answers would pass")
-    asked: Sequence[Any] = samples if load.body == "picture" else tensors
+    asked: Sequence[Any] = samples if load.body == "picture" else list(tensors)
     return AnswerSheet(entry.name, asked, logits)

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,18 +69,6 @@ def call_with_slot() -> tuple[Call, Slot]:
 
 def start(decoder: Decoder, call: Call, slot: Slot, job: Callable[..., object], **more: Any) -> asyncio.Task[Any]:
     return asyncio.ensure_future(decoder.run(call, DecodeWork("PNG", 1, (slot,), **more), job))
-
-
-def test_a_thread_goes_on_while_the_loop_has_no_time(decoder: Decoder) -> None:
-    async def play() -> None:
-        held, went_on = Held(), threading.Event()
-        tasks = [start(decoder, *call_with_slot(), job) for job in (held, went_on.set)]
-        await until(held.began.is_set)
-        held.may_end.set()
-        assert went_on.wait(60), "though the loop stands still"
-        await asyncio.gather(*tasks)
-
-    asyncio.run(play())
 
 
 @pytest.mark.parametrize("leave", ["client", "cancel", "deadline"])
@@ -151,7 +138,7 @@ def test_a_deadline_ends_the_wait(decoder: Decoder) -> None:
     asyncio.run(play())
 
 
-def test_one_error_among_those_that_share_a_hand_over_is_its_own(decoder: Decoder) -> None:
+def test_one_error_among_several_is_its_own(decoder: Decoder) -> None:
     def fail() -> None:
         raise InvalidRequest("poison")
 
@@ -189,45 +176,14 @@ def test_one_body_of_several_images_is_lent_until_the_last_returns() -> None:
     asyncio.run(play())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread has a priority of its own")
-def test_a_short_one_is_decoded_beside_a_long_one_that_gives_way(decoder: Decoder) -> None:
-    async def play() -> None:
-        long, short, held = call_with_slot(), call_with_slot(), Held()
-        nice: dict[str, int] = {}
-
-        def note(name: str) -> None:
-            nice[name] = os.getpriority(os.PRIO_PROCESS, 0)
-
-        def take_long() -> None:
-            note("long")
-            held()
-
-        running = asyncio.ensure_future(decoder.run(long[0], DecodeWork("PNG", 12_000_000, (long[1],)), take_long))
-        await until(held.began.is_set)
-        await decoder.run(short[0], DecodeWork("PNG", 1000, (short[1],)), note, "short")
-        assert not running.done()
-        with ThreadPoolExecutor(1, initializer=give_way) as an_engine:
-            nice["engine"] = an_engine.submit(os.getpriority, os.PRIO_PROCESS, 0).result()
-        assert nice["long"] > nice["engine"] > nice["short"] == os.getpriority(os.PRIO_PROCESS, 0)
-        held.may_end.set()
-        await running
-
-    asyncio.run(play())
-
-
 def test_where_the_system_forbids_it_threads_work_without_giving_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under systemd's `SystemCallFilter=~@resources`."""
 
     def forbid(*_: int) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    async def play() -> None:
-        call, slot = call_with_slot()
-        decoded = await Decoder(1, 8).run(call, DecodeWork("PNG", 12_000_000, (slot,)), os.getpriority, 0, 0)
-        assert decoded.result == os.getpriority(os.PRIO_PROCESS, 0)
-
     monkeypatch.setattr(os, "setpriority", forbid)
-    asyncio.run(play())
+    give_way()
 
 
 def test_an_answer_is_waited_for_even_when_nobody_wants_it(decoder: Decoder) -> None:

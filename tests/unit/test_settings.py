@@ -64,17 +64,6 @@ def test_who_asks_for_a_cpus_engine_touches_no_gpu(engine: str, monkeypatch: pyt
     assert not settings.core_options().load.machine.gpus
 
 
-def test_whether_engines_compute_on_the_cores_that_decode_is_told_by_the_driver_of_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = tmp_path / "version"
-    monkeypatch.setattr("convoy.app.settings._DRIVER", driver)
-    assert read_settings({}).edge_options().engines_on_cpu
-    driver.touch()
-    assert not read_settings({}).edge_options().engines_on_cpu
-    assert read_settings({"engine": "cpu"}).edge_options().engines_on_cpu
-
-
 @pytest.mark.parametrize("given", ["-1", "two", "1.5", "", "65"])
 def test_what_never_was_a_number_of_edge_processes_is_refused_as_before(given: str) -> None:
     with pytest.raises(UsageError, match="edges must be auto or a number"):

@@ -36,7 +36,7 @@ class HotRoutes:
     """By path; what stands in braces are its parameters. All are asked with POST."""
 
     def __init__(self, core: Core, options: EdgeOptions) -> None:
-        self.decoder = Decoder(options.decode_threads, options.max_decoding, shares_cores=options.engines_on_cpu)
+        self.decoder = Decoder(options.decode_threads, options.max_decoding)
         core.waiting_to_decode = lambda: self.decoder.waiting
         room = UploadRoom(core.slab)
         made = {kind: kind(core, options, self.decoder, room) for kind in _PATHS}

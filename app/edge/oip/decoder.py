@@ -16,10 +16,8 @@ from itertools import count
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from convoy.app.edge.oip.call import Call
-from convoy.app.host.priority import give_way_to_engines
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.decoding import (
-    LONG_NS,
     Begin,
     DecodeJob,
     Decoding,
@@ -84,16 +82,11 @@ class _Waiting:
 
 
 class Decoder:
-    """At most `threads` work, one more beside them that have long jobs, and `max_waiting` jobs wait.
+    """At most `threads` work, and `max_waiting` jobs wait."""
 
-    The engines compute on its cores where it `shares_cores`.
-    """
-
-    def __init__(self, threads: int, max_waiting: int, *, shares_cores: bool = False) -> None:
+    def __init__(self, threads: int, max_waiting: int) -> None:
         self._executor = ThreadPoolExecutor(threads, "decode")
-        self._beside = ThreadPoolExecutor(1, "decode-beside")
-        self._long = ThreadPoolExecutor(threads, "decode-long", give_way_to_engines)
-        self._state = Decoding(threads, max_waiting, shares_cores)
+        self._state = Decoding(threads, max_waiting)
         self._waiting: dict[int, _Waiting] = {}  # those that have not begun, by their job's id
         self._next_id = count(1).__next__
         self._is_due = False
@@ -175,7 +168,7 @@ class Decoder:
 
     def begin_here(self, served: Served, is_short: Callable[[], bool]) -> bool:
         """Whether the caller may decode a sample at once, on the event loop; `answered` is to follow, if so."""
-        return begin_here(self._state, served.key, self._most_ahead(served), time.monotonic_ns(), is_short)
+        return begin_here(self._state, served.key, self._most_ahead(served), is_short)
 
     def answered(self, key: ModelKey, done: Done | None = None) -> None:
         """A sample that was decoded needs nothing more: it has its answer, or will have none."""
@@ -187,8 +180,7 @@ class Decoder:
     def close(self) -> None:
         if self._giving_back is not None:
             self._giving_back.cancel()
-        for executor in (self._executor, self._beside, self._long):
-            executor.shutdown(wait=False)
+        self._executor.shutdown(wait=False)
 
     def _most_ahead(self, served: Served) -> int:
         """So many of its samples may be decoded and unanswered: so many full batches for each engine."""
@@ -230,39 +222,32 @@ class Decoder:
         return True
 
     def _begin(self, begin: Begin) -> None:
-        group = []
-        for job in begin.jobs:
-            waiting = self._waiting.pop(job.id)
-            if waiting.future.done():  # nobody waits for it, as of this turn
-                self._left(waiting, None)
-                continue
-            if waiting.call is not None:
-                waiting.call.lend(waiting.slots)
-            group.append(waiting)
-        if group:
-            is_long = sum(one.job.predicted_ns for one in group) >= LONG_NS
-            executor = self._beside if begin.is_beside else self._long if is_long else self._executor
-            executor.submit(_work, group, asyncio.get_running_loop(), self._returned)
+        waiting = self._waiting.pop(begin.job.id)
+        if waiting.future.done():  # nobody waits for it, as of this turn
+            self._left(waiting, None)
+            return
+        if waiting.call is not None:
+            waiting.call.lend(waiting.slots)
+        self._executor.submit(_work, waiting, asyncio.get_running_loop(), self._returned)
 
-    def _returned(self, group: list[_Waiting], ends: list[_End]) -> None:
-        """A thread touches nothing of these any more."""
-        for waiting, end in zip(group, ends, strict=True):
-            waiting.began_ns = end.began_ns
-            if (call := waiting.call) is not None:
-                call.take_back(waiting.slots)
-                if (room := waiting.room) is not None:
-                    call.core.slab.move((room.ref,), SlotState.FILLING)
-                    call.core.slab.free(room.ref)
-            if waiting.future.done():
-                self._left(waiting, end.took_ns)
-            elif end.error is not None:
-                waiting.future.set_exception(end.error)
-                self._left(waiting, end.took_ns)
-            else:
-                ended(self._state, waiting.job, end.took_ns)
-                waiting.is_decoded = True
-                waiting.future.set_result(end.result)
-        self._look()
+    def _returned(self, waiting: _Waiting, end: _End) -> None:
+        """The thread touches nothing of it any more."""
+        waiting.began_ns = end.began_ns
+        if (call := waiting.call) is not None:
+            call.take_back(waiting.slots)
+            if (room := waiting.room) is not None:
+                call.core.slab.move((room.ref,), SlotState.FILLING)
+                call.core.slab.free(room.ref)
+        if waiting.future.done():
+            self._left(waiting, end.took_ns)
+        elif end.error is not None:
+            waiting.future.set_exception(end.error)
+            self._left(waiting, end.took_ns)
+        else:
+            ended(self._state, waiting.job, end.took_ns)
+            waiting.is_decoded = True
+            waiting.future.set_result(end.result)
+        self._look_soon()
         if self._giving_back is None and KEPT_MEMORY.kept_bytes:
             self._give_back_later()
 
@@ -298,13 +283,9 @@ class _End(NamedTuple):
     took_ns: int | None
 
 
-def _work(
-    group: list[_Waiting],
-    loop: asyncio.AbstractEventLoop,
-    on_return: Callable[[list[_Waiting], list[_End]], None],
-) -> None:
-    """In a thread: one job after the other, each for itself."""
-    loop.call_soon_threadsafe(on_return, group, [_end_of(waiting) for waiting in group])
+def _work(waiting: _Waiting, loop: asyncio.AbstractEventLoop, on_return: Callable[[_Waiting, _End], None]) -> None:
+    """In a thread."""
+    loop.call_soon_threadsafe(on_return, waiting, _end_of(waiting))
 
 
 def _end_of(waiting: _Waiting) -> _End:
