@@ -11,7 +11,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from convoy.app.batch import Answer
-from convoy.models.class_numbers import ClassNumbers, class_numbers
+from convoy.models.activation import ClassNumbers, class_numbers
 from convoy.models.errors import InvalidRequest
 from convoy.models.geometry import UNSEEN, ImagePlacement
 from convoy.models.spec import ModelSpec

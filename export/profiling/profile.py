@@ -26,6 +26,11 @@ _SHORTEST_WINDOW_S = 0.5
 _BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)
 
 
+# Was the machine busy with something else while it was measured? CPU time of others, against what was left for us.
+# Linux counts in /proc/stat what all processes take of each CPU, in hundredths of a second, and what a hypervisor
+# gives to other guests. Without our own time that is what others took.
+
+
 @dataclass(frozen=True, slots=True)
 class CpuReading:
     """Seconds since some time in the past: of the clock, of CPU that all processes took, and of it this one."""

@@ -43,6 +43,12 @@ _PRODUCTS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 _IN_PLACE = {"BatchNormalization", "Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid"}
 
 
+# How much a network computes and moves for one sample, counted while the runtime runs one. The runtime's own profile
+# tells the shapes that every operator really saw, where inference from the graph gives up at the first computed
+# shape. Convolutions and matrix products are counted exactly, poolings and element-wise operators roughly, at one
+# operation per element; what only renames or rearranges data computes nothing.
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """Of one sample: operations, and the bytes of all tensors between operators; of the network: its weights'."""

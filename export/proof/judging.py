@@ -21,9 +21,9 @@ import numpy as np
 from convoy.export.proof.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes, errors_by_output
 from convoy.export.proof.ranges import declared_shares
 from convoy.export.rows import Rows
+from convoy.models.activation import class_numbers
 from convoy.models.boxes import InputBoxes, find_boxes
 from convoy.models.bundle import TOP_1, Accuracy
-from convoy.models.class_numbers import class_numbers
 from convoy.models.errors import JobError, ModelFailed
 from convoy.models.spec import Activation, ModelSpec
 from convoy.models.tasks import DetectionOutputs, Task

@@ -33,6 +33,11 @@ from convoy.models.store import disk_errors
 _Result = TypeVar("_Result")
 
 
+# Files that cannot be made, checked or measured, each with its reason. The others go on without them. Whatever a
+# library raises about one file says nothing of the rest, so every exception counts, memory that ran out included. An
+# interrupt ends all, and so does a disk that takes no more: the bundle would not fit either.
+
+
 def in_words(reasons: Mapping[str, str]) -> str:
     """Reasons by file, in one line; files of one reason together. Empty where there are none."""
     files: dict[str, list[str]] = {}

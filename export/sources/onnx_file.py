@@ -21,6 +21,10 @@ from convoy.app.engines.free_sizes import Size
 from convoy.export.sources.torch_job import EXTERNAL_DATA, one_line
 from convoy.models.errors import JobError
 
+# Pools whose last window reaches beyond the padding, with that padding written out. What a runtime makes of
+# `ceil_mode` differs: ONNX Runtime's blocked kernels count one window more than its plain ones, where that window
+# would begin in the padding.
+
 
 def write_out_ceil(model: Any) -> None:
     """Change every such pool of known sizes, in place; what is not known stays as it is."""

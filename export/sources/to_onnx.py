@@ -107,6 +107,10 @@ _REUSABLE = frozenset({"zoo", "torchvision"})
 _PACKAGES = ("torch", "torchvision", "onnxscript")
 
 
+# The torch step's result from the run before, where nothing that it depends on has changed. A user's Python file may
+# import anything from anywhere, so it runs every time; the steps behind it are reused where it makes the same graph.
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     """What a result says beside its graph and its answers; `outputs` are in the graph's order."""

@@ -170,6 +170,13 @@ def multiply(tensor: Any, factors: np.ndarray) -> None:
     tensor.CopyFrom(numpy_helper.from_array(array(tensor) * factors, tensor.name))
 
 
+# Channels brought to one range where a layer reads them in 8 bits, by a product in front of the layer. For engines
+# that round a tensor only where a layer reads it, and compute all that stands before it together with the layer that
+# wrote it: there a product per channel costs nothing, and no operator in between has to be crossed as above. The
+# layer's weights take the inverse, so that in float nothing changes; factors are powers of two. Method: SmoothQuant
+# (Xiao et al., 2023, section 4) with all of the difference on the weights' side, which have a scale per channel.
+
+
 def read_channels(graph: Any) -> dict[str, int]:
     """How many channels there are in each tensor [N, channels, ...] that layers with weights of their own read."""
     found: dict[str, int] = {}

@@ -39,6 +39,12 @@ _BATCH = 16
 _TIMED_RUNS = 5
 
 
+# Trying out INT8 files on the calibration images, before any of them is held against the evaluation images. Decides
+# nothing. The ranges come from the same images, so that no value here is cut off unseen, and a file looks a little
+# better than it is. Whoever then finds it worse on other images should believe these less (`Ladder.passes` with
+# caution).
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One file on the calibration images.

@@ -34,6 +34,14 @@ _EXACT = frozenset(
 )
 
 
+# The arithmetic of FP16, BF16 and FP8 files on a machine that has none. ONNX Runtime runs FP16 nodes on a CPU in FP32
+# and takes the casts between them out, so that neither rounding nor overflow shows: 70,000 passes through such a node
+# unharmed, where a GPU gives infinity. Here every result of an FP16 node is rounded by a cast that is written into
+# the graph, which it must obey. Sums are taken in FP32, as tensor cores do. Pairs of FP8 become casts, too: ONNX
+# Runtime 1.31 takes a ReLU before such a pair out as if it were UINT8, so that negative values pass, and does not
+# load a file in which it has moved one over a MaxPool.
+
+
 def write_rounding_twin(path: Path, target: Path) -> Path:
     """Write to `target` the FP32 graph that computes what the nodes of `path` would; returns `target`."""
     import onnx

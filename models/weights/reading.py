@@ -1,20 +1,106 @@
 """A checkpoint that may come from anywhere, read for a network: which entry, which names, and whether it fits.
 
-Reads tensors and nothing else: safetensors, or torch's files with `weights_only`. Knows nothing of who asks: `convoy
-train` and `convoy export` take the same files.
+Reads tensors and nothing else: safetensors, or torch's files with `weights_only`. An object of a class that is not
+here, or that may not be run, becomes a stand-in that does nothing, and its name is told. `convoy train` and `convoy
+export` take the same files.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convoy.models.errors import JobError
 from convoy.models.samples import some
-from convoy.models.weights import foreign, names
-from convoy.models.weights.misfit import misfit
+from convoy.models.weights import names
 from convoy.models.weights.versions import versions_of, with_versions
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def misfit(found: Shapes, expected: Shapes) -> str | None:
+    """What is missing, unknown or of another shape; None when the weights fit."""
+    missing = [name for name in expected if name not in found]
+    unknown = [name for name in found if name not in expected]
+    differing = [
+        f"{name} is {list(found[name])} instead of {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    problems = [
+        f"{what}{some(names)}"
+        for what, names in (("missing ", missing), ("unknown ", unknown), ("", differing))
+        if names
+    ]
+    return "; ".join(problems) or None
+
+
+_UNKNOWN = re.compile(r"Unsupported global: GLOBAL (\S+) was not an allowed global")
+# Each is met by reading the file once more.
+_MOST_CLASSES = 100
+
+
+class _Kind(type):
+    def __eq__(cls, other: object) -> bool:
+        # Only what is equal to a dict may be filled like one, and a class of the user's may well be a kind of dict.
+        return cls is other or other is dict
+
+    __hash__ = type.__hash__
+
+
+class StandIn(metaclass=_Kind):
+    """What the file calls an object of a foreign class; it keeps the state that the object had, and does nothing."""
+
+    def __new__(cls, *args: object, **kwargs: object) -> StandIn:
+        return object.__new__(cls)
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """A kind of dict is filled; nobody reads it."""
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+
+def load_tensors(path: Path) -> tuple[Any, list[str]]:
+    """What the file holds, on the CPU, and the names of the classes that were left out.
+
+    Raises JobError where it cannot be read so, such as for whole programs.
+    """
+    import torch
+
+    foreign: list[str] = []
+    while True:
+        try:
+            with torch.serialization.safe_globals([(StandIn, name) for name in foreign]):
+                return torch.load(path, map_location="cpu", weights_only=True), foreign
+        except Exception as error:  # a zip, pickle or storage error, by format; torch's advice is to trust the file
+            unknown = _UNKNOWN.search(str(error))
+            name = "" if unknown is None else unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"
+            if not name or name in foreign or len(foreign) == _MOST_CLASSES:
+                raise JobError(
+                    f"{path.name} is not plain tensors; save the network's state_dict as safetensors"
+                ) from error
+            foreign.append(name)
+
+
+def tensors_of_module(value: object) -> Iterator[tuple[str, Any]]:
+    """The state_dict of a network that was saved whole, by name; nothing for what is no such network."""
+    import torch
+
+    state = value.state if isinstance(value, StandIn) and hasattr(value, "state") else None
+    if not isinstance(state, dict) or not isinstance(state.get("_modules"), dict):
+        return
+    passing = state.get("_non_persistent_buffers_set") or ()
+    for kind in ("_parameters", "_buffers"):
+        for name, tensor in (state.get(kind) or {}).items():
+            if isinstance(tensor, torch.Tensor) and not (kind == "_buffers" and name in passing):
+                yield name, tensor
+    for child, module in state["_modules"].items():
+        for name, tensor in tensors_of_module(module):
+            yield f"{child}.{name}", tensor
+
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +181,7 @@ def read_weights(path: Path, key: str | None = None) -> FoundWeights:
             return FoundWeights(path.name, load(path.read_bytes()), [])
         except Exception as error:  # safetensors raises several kinds
             raise JobError(f"cannot read {path.name} as safetensors ({error}); check the file") from error
-    content, classes = foreign.load(path)
+    content, classes = load_tensors(path)
     skipped = [f"objects of {some(classes)} in it were not read"] if classes else []
     own = _weights_of(content)
     if own is not None:
@@ -131,7 +217,7 @@ def _weights_of(value: Any) -> dict[str, torch.Tensor] | None:
     if isinstance(value, dict):
         is_weights = bool(value) and all(isinstance(one, torch.Tensor) for one in value.values())
         return value if is_weights else None
-    return dict(foreign.tensors_of_module(value)) or None
+    return dict(tensors_of_module(value)) or None
 
 
 def _entries(found: Any, prefix: str = "", depth: int = 3) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:

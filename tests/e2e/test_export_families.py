@@ -22,11 +22,8 @@ from tests.support import user_networks
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-TORCHVISION = (
-    *("shufflenet_v2_x0_5", "mobilenet_v3_small", "regnet_y_400mf", "efficientnet_b0", "googlenet", "densenet121"),
-    *("convnext_tiny", "swin_t"),
-)
-TIMM = ("ghostnet_100", "repvgg_a0", "fastvit_t8", "levit_128s", "mixnet_s")
+TORCHVISION = ("shufflenet_v2_x0_5", "mobilenet_v3_small", "efficientnet_b0", "densenet121", "convnext_tiny", "swin_t")
+TIMM = ("repvgg_a0", "levit_128s", "mixnet_s")
 OWN = (
     *("transposed", "pixel_shuffle", "u_net", "resized_inside", "pools", "norms_and_activations"),
     *("vision_transformer", "recurrent_over_columns", "bilinear_pooling", "unfolded", "branch_and_flip", "spectrum"),
@@ -42,7 +39,8 @@ def quick(monkeypatch):
 
 def exported(source: str, store: Path, **changes: object) -> Bundle:
     words = {"precisions": "fp32,fp16,int8", "random_weights": True, "force": True, "max_batch": 4}
-    made = {"allow_random_calibration": True, "calibration_method": "minmax"}
+    # A budget that nothing exceeds: which layers INT8 hurts is chance with random weights, and is not searched for.
+    made = {"allow_random_calibration": True, "calibration_method": "minmax", "accuracy_budget_points": 100.0}
     return open_bundle(export_bundle(ExportOptions(source, "net", store=store, **(words | made | changes))))  # type: ignore[arg-type]
 
 
@@ -68,7 +66,7 @@ def test_a_family_of_torchvision_is_right_in_all_precisions(tmp_path, name):
 def test_a_family_of_timm_is_right_in_all_precisions(tmp_path, name):
     bundle = exported(f"timm:{name}", tmp_path)
     is_right_in_all_precisions(bundle)
-    if name in ("repvgg_a0", "fastvit_t8"):
+    if name == "repvgg_a0":
         assert "folded for inference by reparameterize()" in str(bundle.manifest.provenance.weights_entry)
 
 

@@ -12,7 +12,7 @@ from export_fixtures import options
 from convoy.export.plan import make_plan
 from convoy.export.sources import to_onnx, torch_process
 from convoy.models.errors import JobError
-from convoy.models.weights.misfit import misfit
+from convoy.models.weights.reading import misfit
 
 SAMPLES = np.zeros((2, 8, 8, 3), np.uint8)
 
