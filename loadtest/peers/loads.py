@@ -260,15 +260,15 @@ def answer_sheet(file: Path, load: PeerLoad) -> AnswerSheet:
         shape = tuple(int(size) for size in entry.shape[1:])
     except Exception as error:  # onnxruntime's errors share no base class
         raise JobError(f"{file}: {error}; it needs one input [batch, ...] whose other sizes are fixed") from error
-    samples: Sequence[Sample]
-    samples = [one.body for one in image_payloads()[:_SAMPLES]] if load.network == "digits" else jpegs(500, 375)
+    pictures = list[bytes]()
     tensors = np.random.default_rng(0).standard_normal((_SAMPLES, *shape), dtype=np.float32)
     if entry.type == "tensor(uint8)":
-        resize_px, crop_px = (32, 32) if load.network == "digits" else (256, 224)
-        tensors = np.stack([decode(picture, resize_px, crop_px) for picture in samples])
+        is_small = load.network == "digits"
+        pictures = [one.body for one in image_payloads()[:_SAMPLES]] if is_small else jpegs(500, 375)
+        tensors = np.stack([decode(picture, *((32, 32) if is_small else (256, 224))) for picture in pictures])
     logits = session.run(None, {entry.name: tensors})[0].reshape(_SAMPLES, -1)
     apart = min(np.abs(logits[one] - logits[other]).max() for one in range(_SAMPLES) for other in range(one))
     # Answers that differ by less could be mixed up and still pass.
     if apart < 10 * TOLERANCE:
         raise JobError(f"{file} answers nearly the same to every sample, so that mixed-up answers would pass")
-    return AnswerSheet(entry.name, samples if load.body == "picture" else tensors, logits)
+    return AnswerSheet(entry.name, pictures if load.body == "picture" else tensors, logits)
