@@ -271,4 +271,4 @@ def answer_sheet(file: Path, load: PeerLoad) -> AnswerSheet:
     # Answers that differ by less could be mixed up and still pass.
     if apart < 10 * TOLERANCE:
         raise JobError(f"{file} answers nearly the same to every sample, so that mixed-up answers would pass")
-    return AnswerSheet(entry.name, pictures if load.body == "picture" else tensors, logits)
+    return AnswerSheet(entry.name, pictures if load.body == "picture" else list(tensors), logits)
