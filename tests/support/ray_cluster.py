@@ -30,9 +30,6 @@ from tests.support.servers import free_port
 from tests.support.stores import ROOT
 
 _START_S = 120.0
-# Ray kills a proxy that is not up after 5 s; two raylets that start at once on two cores take longer.
-# Whatever this says, `serve.start` itself gives up after 60 s.
-_PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50"}
 # HAProxy can send again only what had come whole before it passed anything on. Ray has no variable for that option; it
 # writes this one's value into HAProxy's file as it is, under `defaults`.
 WHOLE_BODIES = {
@@ -187,9 +184,7 @@ def ray_cluster(
     tree, port = ProcessTree(uuid.uuid4().hex), free_port()
     # A short path: Ray puts sockets into it, whose names have a limit.
     folder = Path(tempfile.mkdtemp(prefix="cr", dir="/tmp"))
-    own = environment(folder, tree.mark, {"RAY_SERVE_LOG_TO_STDERR": "1", **_PATIENT, **env}) | {
-        "PYTHONPATH": str(ROOT)
-    }
+    own = environment(folder, tree.mark, {"RAY_SERVE_LOG_TO_STDERR": "1", **env}) | {"PYTHONPATH": str(ROOT)}
     orders = json.dumps([nodes, cpus, port, resources, runtime_env or {}, dashboard_port])
     with (folder / "stderr").open("wb") as log:
         process = subprocess.Popen(

@@ -34,7 +34,9 @@ def cluster_environment(folder: Path) -> dict[str, str]:
     files = {f"RAY_SERVE_HAPROXY_{name}": str(folder / "ha" / path) for name, path in _HAPROXY_FILES.items()}
     ports = {f"RAY_SERVE_{name}": str(_free_port()) for name in _PORTS}
     own = {"RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
-    return files | ports | own | {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2"}
+    # Ray kills a proxy that is not up after 5 s, which takes longer on a busy machine.
+    patience = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2"}
+    return files | ports | own | patience
 
 
 def _free_port() -> int:
