@@ -275,8 +275,8 @@ def main(
         output.write_text(
             json.dumps({"conditions": asked, "comparisons": [asdict(one) for one in done]}, indent=1) + "\n"
         )
-        told = ", ".join(f"{name} {value}" for name, value in asked.items())
-        print("\n".join([told, "", _HEAD, *(row for one in done for row in one.rows())]))
+        print(", ".join(f"{name} {value}" for name, value in asked.items()), "", _HEAD, sep="\n")
+        print(*(row for one in done for row in one.rows()), sep="\n")
     except ConvoyError as error:
         print(f"peers: {error}", file=sys.stderr)
         code = error.exit_code

@@ -54,16 +54,24 @@ class PeerLoad:
     connections: int
 
 
-_SMALL = {"tensor": ("cnn", "binary"), "json": ("cnn", "json"), "grpc": ("cnn", "grpc")}
-_SMALL |= {"png": ("digits", "picture"), "jpeg": ("thumbs", "picture")}
+_SMALL = {
+    "tensor": ("cnn", "binary"),
+    "json": ("cnn", "json"),
+    "grpc": ("cnn", "grpc"),
+    "png": ("digits", "picture"),
+    "jpeg": ("thumbs", "picture"),
+}
 LARGE = ("mobilenet_v3_small", "resnet18")
-_LOADS = [PeerLoad(f"{name}-{count}", *how, count) for name, how in _SMALL.items() for count in (1, 16, 64)]
-# Twice a full batch: one computes while the next one gathers.
-_LOADS += [
-    PeerLoad(f"{name}-{net}", net, body, 32) for net in LARGE for name, body in (("tensor", "binary"), ("picture",) * 2)
-]
-_LOADS += [PeerLoad(f"overload-{net}", net, "picture", 32) for net in LARGE]
-LOADS = {load.name: load for load in [*_LOADS, PeerLoad("start", "cnn", "binary", 1)]}
+_LARGE = {"tensor": "binary", "picture": "picture", "overload": "picture"}
+# Of large ones twice a full batch: one computes while the next one gathers.
+LOADS = {
+    load.name: load
+    for load in (
+        *(PeerLoad(f"{name}-{count}", *how, count) for name, how in _SMALL.items() for count in (1, 16, 64)),
+        *(PeerLoad(f"{name}-{network}", network, body, 32) for network in LARGE for name, body in _LARGE.items()),
+        PeerLoad("start", "cnn", "binary", 1),
+    )
+}
 
 # What is served, and the options of its export. "thumbs" computes next to nothing of 224x224 pixels.
 _OF_32 = ("--input", "3x32x32", "--preprocess", "unit", "--resize", "32", "--crop", "32")
@@ -110,8 +118,8 @@ def ensure_network(name: str, home: Path, model: Path | None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         factory = folder.with_suffix(".py")
         factory.write_text(_FACTORY.format(expression=expression, side=224 if options is _OF_224 else 32))
-        export = [sys.executable, "-m", "convoy", "export", f"{factory}:network", "--name", name, *options]
-        export += ["--random-weights", "--precisions", "fp32", "--store", str(folder)]
+        what = (f"{factory}:network", "--name", name, *options, "--random-weights", "--precisions", "fp32")
+        export = (sys.executable, "-m", "convoy", "export", *what, "--store", str(folder))
         done = subprocess.run(export, capture_output=True, text=True)
         if done.returncode != 0:
             raise JobError(f"the network {name} cannot be exported: {done.stderr.strip()[-300:]}")
@@ -143,12 +151,8 @@ def _tensors(name: str, sample: Sample) -> tuple[list[Input], list[Sample]]:
     return [Input(name, "UINT8" if sample.dtype == np.uint8 else "FP32", (1, *sample.shape))], [sample]
 
 
-def _json_body(value: object) -> Payload:
-    return Payload(compact_json(value), (("Content-Type", "application/json"),))
-
-
-def _bytes_body(body: bytes) -> Payload:
-    return Payload(body, (("Content-Type", "application/octet-stream"),))
+_JSON = (("Content-Type", "application/json"),)
+_BYTES = (("Content-Type", "application/octet-stream"),)
 
 
 def _form_body(picture: bytes) -> Payload:
@@ -162,15 +166,15 @@ def _form_body(picture: bytes) -> Payload:
 
 # The ways in which servers want a sample, of an input of that name.
 FORMS: dict[str, Callable[[str, Sample], Payload]] = {
-    "raw": lambda _, sample: _bytes_body(sample.tobytes()),
+    "raw": lambda _, sample: Payload(sample.tobytes(), _BYTES),
     "v2-binary": lambda name, sample: binary_payload(*_tensors(name, sample)),
     "v2-json": lambda name, sample: json_payload(*_tensors(name, sample)),
     "grpc": lambda name, sample: Payload(infer_message("cnn", *_tensors(name, sample)), ()),
-    "flat-json": lambda _, sample: _json_body({"input": sample.ravel().tolist()}),
-    "nested-json": lambda _, sample: _json_body({"input": [sample.tolist()]}),
-    "picture": lambda _, picture: _bytes_body(picture),
+    "flat-json": lambda _, sample: Payload(compact_json({"input": sample.ravel().tolist()}), _JSON),
+    "nested-json": lambda _, sample: Payload(compact_json({"input": [sample.tolist()]}), _JSON),
+    "picture": lambda _, picture: Payload(picture, _BYTES),
     "picture-form": lambda _, picture: _form_body(picture),
-    "predictions": lambda _, picture: _bytes_body(picture),
+    "predictions": lambda _, picture: Payload(picture, _BYTES),
 }
 
 
@@ -260,16 +264,15 @@ def answer_sheet(file: Path, load: PeerLoad) -> AnswerSheet:
         shape = tuple(int(size) for size in entry.shape[1:])
     except Exception as error:  # onnxruntime's errors share no base class
         raise JobError(f"{file}: {error}; it needs one input [batch, ...] whose other sizes are fixed") from error
-    samples: Sequence[Sample]
-    samples = [one.body for one in image_payloads()[:_SAMPLES]] if load.network == "digits" else jpegs(500, 375)
+    pictures = list[bytes]()
     tensors = np.random.default_rng(0).standard_normal((_SAMPLES, *shape), dtype=np.float32)
     if entry.type == "tensor(uint8)":
-        resize_px, crop_px = (32, 32) if load.network == "digits" else (256, 224)
-        tensors = np.stack([decode(picture, resize_px, crop_px) for picture in samples])
+        is_small = load.network == "digits"
+        pictures = [one.body for one in image_payloads()[:_SAMPLES]] if is_small else jpegs(500, 375)
+        tensors = np.stack([decode(picture, *((32, 32) if is_small else (256, 224))) for picture in pictures])
     logits = session.run(None, {entry.name: tensors})[0].reshape(_SAMPLES, -1)
     apart = min(np.abs(logits[one] - logits[other]).max() for one in range(_SAMPLES) for other in range(one))
     # Answers that differ by less could be mixed up and still pass.
     if apart < 10 * TOLERANCE:
         raise JobError(f"{file} answers nearly the same to every sample, so that mixed-up answers would pass")
-    asked: Sequence[Any] = samples if load.body == "picture" else list(tensors)
-    return AnswerSheet(entry.name, asked, logits)
+    return AnswerSheet(entry.name, pictures if load.body == "picture" else list(tensors), logits)

@@ -107,9 +107,8 @@ def _ensure_environment(contender: Contender, requirements: Path, folder: Path) 
         return python
     shutil.rmtree(folder, ignore_errors=True)
     # With this environment's pip, because a pip for each takes longer to install than most peers.
-    pip = [sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check"]
-    venv = [interpreter, "-m", "venv", "--without-pip", str(folder)]
-    for command in venv, [*pip, "install", "--requirement", str(requirements)]:
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--requirement", str(requirements)]
+    for command in [interpreter, "-m", "venv", "--without-pip", str(folder)], pip:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_WITHIN_S)
         if done.returncode != 0:
             output = " / ".join((done.stdout + done.stderr).split("\n")[-6:])

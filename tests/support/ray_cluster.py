@@ -24,34 +24,18 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from convoy.loadtest.peers.replica.serve import FAST
+from convoy.loadtest.peers.replica.serve import FAST, cluster_environment
 from convoy.loadtest.peers.servers import MARK, ProcessTree
 from tests.support.servers import free_port
 from tests.support.stores import ROOT
 
 _START_S = 120.0
-# Ray kills a proxy that is not up after 5 s; two raylets that start at once on two cores take longer.
-# Whatever this says, `serve.start` itself gives up after 60 s.
-_PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50"}
 # HAProxy can send again only what had come whole before it passed anything on. Ray has no variable for that option; it
 # writes this one's value into HAProxy's file as it is, under `defaults`.
 WHOLE_BODIES = {
     "RAY_SERVE_HAPROXY_RETRY_ON": f"{FAST['RAY_SERVE_HAPROXY_RETRY_ON']}\n    option http-buffer-request",
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(1 << 20),
 }
-_HAPROXY_FILES = {
-    "CONFIG_FILE_LOC": "haproxy.cfg",
-    "SOCKET_PATH": "admin.sock",
-    "SERVER_STATE_BASE": "",
-    "SERVER_STATE_FILE": "server-state",
-    "METRICS_SOCKET_PATH": "metrics.sock",
-}
-_OWN_PORTS = (
-    "RAY_SERVE_HAPROXY_METRICS_PORT",
-    "RAY_SERVE_HAPROXY_STATS_PORT",
-    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
-    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
-)
 
 
 class RayCluster:
@@ -200,9 +184,7 @@ def ray_cluster(
     tree, port = ProcessTree(uuid.uuid4().hex), free_port()
     # A short path: Ray puts sockets into it, whose names have a limit.
     folder = Path(tempfile.mkdtemp(prefix="cr", dir="/tmp"))
-    own = environment(folder, tree.mark, {"RAY_SERVE_LOG_TO_STDERR": "1", **_PATIENT, **env}) | {
-        "PYTHONPATH": str(ROOT)
-    }
+    own = environment(folder, tree.mark, {"RAY_SERVE_LOG_TO_STDERR": "1", **env}) | {"PYTHONPATH": str(ROOT)}
     orders = json.dumps([nodes, cpus, port, resources, runtime_env or {}, dashboard_port])
     with (folder / "stderr").open("wb") as log:
         process = subprocess.Popen(
@@ -227,12 +209,9 @@ def ray_cluster(
 
 
 def environment(folder: Path, mark: str, more: Mapping[str, str]) -> dict[str, str]:
-    """For a cluster of Ray's that shares neither files nor ports with any other on this machine."""
+    """Of every node; nothing of this process's own that Ray or Convoy would read."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "CONVOY_"))}
-    own |= {MARK: mark, "RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
-    own |= {f"RAY_SERVE_HAPROXY_{name}": str(folder / "ha" / path) for name, path in _HAPROXY_FILES.items()}
-    own |= {name: str(free_port()) for name in _OWN_PORTS}
-    return own | {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2", **more}
+    return {**own, MARK: mark, **cluster_environment(folder), **more}
 
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:

@@ -150,7 +150,7 @@ def test_peers_make_of_a_picture_what_we_make_of_it(size: tuple[int, int]) -> No
 def test_the_answer_sheet_has_the_engines_own_answers_and_refuses_what_proves_nothing(tmp_path: Path) -> None:
     load = LOADS["tensor-1"]
     sheet = answer_sheet(identity(tmp_path / "identity.onnx", dims=("batch", 3, 2)), load)
-    np.testing.assert_array_equal(sheet.logits, sheet.samples.reshape(len(sheet.samples), -1))  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(sheet.logits, np.stack(sheet.samples).reshape(len(sheet.samples), -1))
     with pytest.raises(JobError, match="sizes are fixed"):
         answer_sheet(identity(tmp_path / "open.onnx"), load)
     with pytest.raises(JobError, match="nearly the same"):

@@ -45,7 +45,8 @@ class PictureClassifier(Classifier):
 
 if __name__ == "__main__":
     asked = settings()
-    kind = PictureClassifier if asked.crop_px else Classifier
-    api = kind(max_batch_size=asked.max_batch, batch_timeout=asked.window_ms / 1e3)
+    api = (PictureClassifier if asked.crop_px else Classifier)(
+        max_batch_size=asked.max_batch, batch_timeout=asked.window_ms / 1e3
+    )
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, fast_queue=True)
     server.run(host="127.0.0.1", port=asked.port, log_level="warning", generate_client_file=False)

@@ -61,7 +61,11 @@ if __name__ == "__main__":
     server = Server()
     if ASKED.decoders:
         server.append_worker(Decoder, num=ASKED.decoders)
-    kind = PictureClassifier if ASKED.crop_px else Classifier
     # Mosec knows whole milliseconds from 1 on; 0 means its default of 10.
-    server.append_worker(kind, num=1, max_batch_size=ASKED.max_batch, max_wait_time=int(ASKED.window_ms))
+    server.append_worker(
+        PictureClassifier if ASKED.crop_px else Classifier,
+        num=1,
+        max_batch_size=ASKED.max_batch,
+        max_wait_time=int(ASKED.window_ms),
+    )
     server.run()

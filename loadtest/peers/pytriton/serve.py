@@ -23,11 +23,12 @@ def main() -> None:
         (samples,) = inputs.values()
         return {network.output_name: network(samples)}
 
-    batching = asked.max_batch > 1
     config = ModelConfig(
         batching=True,
         max_batch_size=asked.max_batch,
-        batcher=DynamicBatcher(max_queue_delay_microseconds=int(asked.window_ms * 1e3)) if batching else None,
+        batcher=DynamicBatcher(max_queue_delay_microseconds=int(asked.window_ms * 1e3))
+        if asked.max_batch > 1
+        else None,
     )
     ports = TritonConfig(
         http_address="127.0.0.1",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +19,6 @@ from peer_side import Network, settings
 
 _MAX_BATCH = 32
 _LENGTH = b"inference-header-content-length"
-Channel = Callable[..., Awaitable[Any]]
 
 
 class Sketch:
@@ -35,7 +34,7 @@ class Sketch:
         self._head = json.dumps({"outputs": [{**output, "parameters": {"binary_data_size": size}}]}).encode()
         self._headers = [(b"content-length", b"%d" % (len(self._head) + size)), (_LENGTH, b"%d" % len(self._head))]
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Channel, send: Channel) -> None:
+    async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
         message = await receive()
