@@ -8,6 +8,7 @@ until there is some, and the client gets a 429 if that takes too long. A client 
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -27,6 +28,8 @@ SMALL_BYTES = 64 << 10
 _UPLOADS_SHARE = 0.75
 # A time limit that passes while there may be bytes to read is looked at again so much later.
 LOOK_AGAIN_S = 0.1
+# Whole pages.
+_COPIED_AT_ONCE_BYTES = 1 << 20
 # Uploads that try again when some memory is free; the others keep their place behind them.
 _WOKEN_AT_ONCE = 16
 
@@ -117,7 +120,8 @@ class BodyReader:
     def __init__(self, call: Call, declared: int | None, limits: BodyLimits, room: UploadRoom) -> None:
         """Raises BodyTooLarge where the slab can never hold it."""
         self._call, self._declared, self._limits, self._room = call, declared or 0, limits, room
-        self._pieces: list[bytes] = []
+        self._small = b""
+        self._large: mmap.mmap | None = None  # above SMALL_BYTES; only what has arrived takes memory
         self._held_bytes = 0
         self._stalled_s = 0.0  # nobody read here; that time is not the client's
         if not call.may_ever_hold(self._declared):
@@ -149,8 +153,15 @@ class BodyReader:
     def _add(self, piece: bytes) -> bool:
         if not self._room.take(self, self._held_bytes, len(piece)):
             return False
-        self._pieces.append(piece)
-        self._held_bytes += len(piece)
+        end = self._held_bytes + len(piece)
+        if self._large is None and end <= SMALL_BYTES:
+            self._small += piece
+        else:
+            if self._large is None:
+                self._large = mmap.mmap(-1, max(end, self._declared or self._limits.max_bytes))
+                self._large[: self._held_bytes] = self._small
+            self._large[self._held_bytes : end] = piece
+        self._held_bytes = end
         return True
 
     def _stored(self) -> Body | None:
@@ -162,11 +173,15 @@ class BodyReader:
         except Overloaded:
             slab.count_outside(nbytes)
             return None
-        self._held_bytes, end = 0, 0
-        for piece in self._pieces:
-            start, end = end, end + len(piece)
-            slot.view[start:end] = piece
-        self._pieces.clear()
+        self._held_bytes = 0
+        if self._large is None:
+            slot.view[:] = self._small
+            return Body(slot, nbytes)
+        for start in range(0, nbytes, _COPIED_AT_ONCE_BYTES):  # so that no byte is held twice
+            end = min(nbytes, start + _COPIED_AT_ONCE_BYTES)
+            slot.view[start:end] = self._large[start:end]
+            self._large.madvise(mmap.MADV_DONTNEED, start, end - start)
+        self._large.close()
         return Body(slot, nbytes)
 
     async def _wait_until(self, attempt: Callable[[], Result | None], deadline_s: float | None) -> Result:
