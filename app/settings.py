@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from convoy.app.core import CoreOptions
-from convoy.app.edge.entry import ADMIN
+from convoy.app.edge.access import ADMIN
 from convoy.app.edge.http.connection import ConnectionLimits
 from convoy.app.edge.http.own_pages import host_name, is_loopback
 from convoy.app.edge.options import ApiKey, BodyLimits, EdgeOptions

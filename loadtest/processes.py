@@ -210,7 +210,7 @@ class GeneratorProcess:
             else:
                 self.finished = msgspec.json.decode(line, type=Finished)
         if not said and not self.is_over:
-            self.death = self._last_words(self._process.wait())
+            self.death = self._final_error(self._process.wait())
 
     def part(self) -> ProcessRecords:
         """Its rows and its problems. Only once it is over."""
@@ -221,7 +221,7 @@ class GeneratorProcess:
             self._voice.write(line)
             self._voice.flush()
 
-    def _last_words(self, exit_code: int) -> str:
+    def _final_error(self, exit_code: int) -> str:
         self._complaints.seek(0)
         complaints = self._complaints.read().decode(errors="replace").strip().splitlines()
         how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with code {exit_code}"

@@ -388,7 +388,7 @@ def _decode_large(opened: ImageFile, encoded: bytes, image: ImageSpec, memory: E
     plain = plain_jpeg(encoded, any_metadata=True)
     if plain is None or plain.channels != image.channels or (plain.width, plain.height) != opened.size:
         return None
-    return large_jpeg(encoded, plain, memory.enter_context(KEPT_MEMORY.lend(large_jpeg_bytes(plain))))
+    return large_jpeg(encoded, plain, memory.enter_context(KEPT_MEMORY.begin_decode(large_jpeg_bytes(plain))))
 
 
 def _refuse_endless(encoded: bytes) -> None:

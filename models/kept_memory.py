@@ -35,7 +35,7 @@ class KeptMemory:
         self._turn = 0
 
     @contextmanager
-    def lend(self, nbytes: int) -> Iterator[npt.NDArray[np.uint8]]:
+    def begin_decode(self, nbytes: int) -> Iterator[npt.NDArray[np.uint8]]:
         """uint8 [nbytes], whatever it holds, until the block ends. Nobody may read it from then on."""
         with self._lock:
             place = next((place for place, piece in enumerate(self._free) if piece.nbytes >= nbytes), None)

@@ -16,11 +16,11 @@ from typing import TypeVar, overload
 
 import numpy as np
 
-from convoy.app.client.asking import WireQuestion, arun, ask, run
+from convoy.app.client.connect import reach, reach_async
 from convoy.app.client.images import encoded
 from convoy.app.client.own_headers import OwnHeaders, checked
-from convoy.app.client.reaching import reach, reach_async
 from convoy.app.client.records import RemoteModel, Sight
+from convoy.app.client.retry import WireQuestion, arun, ask, run
 from convoy.app.client.trust import Cert, Verify, trust_of
 from convoy.app.python.pictures import OneImage, one_or_several
 from convoy.app.python.records import Classification, Detections, Segmentation
@@ -32,7 +32,7 @@ _ASKED_BY = {Classification: "predict", Segmentation: "segment", Detections: "de
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-class _Manners:
+class ClientOptions:
     """What both clients are told: how long they ask, how often, and how many images at once."""
 
     def __init__(self, timeout_s: float, retries: int, at_once: int) -> None:
@@ -74,7 +74,7 @@ class Client:
         cert: Cert | None = None,
         headers: OwnHeaders | None = None,
     ) -> None:
-        self._manners = _Manners(timeout_s, retries, at_once)
+        self._client_options = ClientOptions(timeout_s, retries, at_once)
         self._wire, self._transport = reach(url, api_key, trust_of(verify, cert), checked(headers))
 
     @overload
@@ -138,7 +138,7 @@ class Client:
             return one(several)
         # A trace's context is the caller's, whichever thread asks.
         contexts = [copy_context() for _ in several]
-        with ThreadPoolExecutor(min(self._manners.at_once, max(1, len(several)))) as threads:
+        with ThreadPoolExecutor(min(self._client_options.at_once, max(1, len(several)))) as threads:
             return list(threads.map(lambda context, image: context.run(one_or_error, image), contexts, several))
 
     def segment(
@@ -199,14 +199,14 @@ class Client:
     @property
     def at_once(self) -> int:
         """So many images of one call are on their way at a time."""
-        return self._manners.at_once
+        return self._client_options.at_once
 
     def close(self) -> None:
         """End the connections. A second time it does nothing."""
         self._transport.close()
 
     def _ask(self, question: WireQuestion[Answer], timeout_s: float | None) -> Answer:
-        manners = self._manners
+        manners = self._client_options
         steps = ask(question, timeout_s or manners.timeout_s, manners.retries, time.monotonic)
         return run(steps, self._transport.send, time.sleep)
 
@@ -234,7 +234,7 @@ class AsyncClient:
         cert: Cert | None = None,
         headers: OwnHeaders | None = None,
     ) -> None:
-        self._manners = _Manners(timeout_s, retries, at_once)
+        self._client_options = ClientOptions(timeout_s, retries, at_once)
         self._wire, self._transport = reach_async(url, api_key, trust_of(verify, cert), checked(headers))
 
     @overload
@@ -282,7 +282,7 @@ class AsyncClient:
         several = one_or_several(images)
         if not isinstance(several, list):
             return await one(several)
-        room = asyncio.Semaphore(self._manners.at_once)
+        room = asyncio.Semaphore(self._client_options.at_once)
 
         async def in_turn(image: OneImage) -> Classification:
             async with room:
@@ -349,7 +349,7 @@ class AsyncClient:
         await self._transport.close()
 
     async def _ask(self, question: WireQuestion[Answer], timeout_s: float | None) -> Answer:
-        manners = self._manners
+        manners = self._client_options
         steps = ask(question, timeout_s or manners.timeout_s, manners.retries, time.monotonic)
         return await arun(steps, self._transport.send, asyncio.sleep)
 

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from convoy.app.client.asking import Send
 from convoy.app.client.errors import NOT_A_SERVER, of_grpc_code
 from convoy.app.client.own_headers import OwnHeaders, headers_of
+from convoy.app.client.retry import Send
 from convoy.app.client.trust import Trust
 from convoy.models.errors import BodyTooLarge, DeadlineExceeded, RequestError, Unavailable, UsageError
 from convoy.models.tls import ClientTls

@@ -12,10 +12,10 @@ import numpy as np
 import orjson
 from tritonclient.grpc import service_pb2
 
-from convoy.app.client.asking import WireQuestion
 from convoy.app.client.errors import NOT_A_SERVER
 from convoy.app.client.records import RemoteModel, Sight
-from convoy.app.client.sights import sight_of
+from convoy.app.client.response import sight_of
+from convoy.app.client.retry import WireQuestion
 from convoy.app.client.tensors import NamedTensor, array_from, tensors_of
 from convoy.models.errors import RequestError
 from convoy.models.tensors import pack

@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 
-from convoy.app.client.asking import Send
 from convoy.app.client.errors import NOT_A_SERVER
 from convoy.app.client.own_headers import OwnHeaders, headers_of
+from convoy.app.client.retry import Send
 from convoy.app.client.trust import Trust
 from convoy.models.errors import DeadlineExceeded, RequestError, Unavailable, UsageError
 from convoy.models.tls import ClientTls

@@ -94,7 +94,7 @@ class Digests:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanWish:
+class PlanRequest:
     """A plan that does not serve yet: to be built, or there and to be compiled for the device.
 
     `onnx` is what it is built from, `device` a GPU of this process.
@@ -112,7 +112,7 @@ class PlanWish:
 
 
 @dataclass(frozen=True, slots=True)
-class Untried:
+class TuningCandidate:
     """A file that ONNX Runtime may yet serve better than what serves on a device: tuned, and measured beside it."""
 
     device: Device

@@ -23,7 +23,7 @@ from convoy.app.engines.base import Engine
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.engine import CudaEngine, bucket_sizes
 from convoy.app.engines.cuda.trials import best_of, read_memory, told, try_all, write_memory
-from convoy.app.engines.jobs import Job, NotProved, OpenEngine, Place, Untried
+from convoy.app.engines.jobs import Job, NotProved, OpenEngine, Place, TuningCandidate
 from convoy.app.engines.onnxruntime_cuda import ConvolutionSearch, ConvolutionTuning, OnnxRuntimeCudaEngine
 from convoy.models.bundle import Variant
 
@@ -52,14 +52,14 @@ def ways_as_it_comes(job: Job, variant: Variant, place: Place) -> tuple[OpenEngi
     return partial(opener.open_as, ConvolutionTuning()), partial(opener.open_as, ConvolutionTuning(graphs=False))
 
 
-def left_to_tune(job: Job, variant: Variant, place: Place, is_open: bool | None) -> Untried | None:
+def left_to_tune(job: Job, variant: Variant, place: Place, is_open: bool | None) -> TuningCandidate | None:
     """What serves for want of it, or as it comes, may be slower than it is when it is tuned."""
     assert place.gpu is not None
     if is_open is False or job.machine.why_no_code(place.gpu):
         return None
     if is_open and (not place.is_hurried or _OnnxOpener(job, variant, place.gpu).is_tuned()):
         return None
-    return Untried(place.gpu, variant)
+    return TuningCandidate(place.gpu, variant)
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,7 @@ async def _attend(process: Process, build: _Build) -> str:
     """Listen until the child has ended, and say how. Raises _BuildFailed for what no builder says."""
     assert process.stdout is not None
     assert process.stderr is not None
-    _, complaint = await asyncio.gather(_listen(process.stdout, build), _last_words(process.stderr))
+    _, complaint = await asyncio.gather(_listen(process.stdout, build), _final_error(process.stderr))
     code = await process.wait()
     how = f"the builder was ended by signal {-code}" if code < 0 else f"the builder ended with code {code}"
     return f"{how}: {complaint}" if complaint else how
@@ -250,7 +250,7 @@ async def _listen(stdout: StreamReader, build: _Build) -> None:
         build.hear(event)
 
 
-async def _last_words(stderr: StreamReader) -> str:
+async def _final_error(stderr: StreamReader) -> str:
     """The last line of what the child complains of; it is read all along, or the child would stand still."""
     kept = b""
     while chunk := await stderr.read(_KEPT_COMPLAINT_BYTES):

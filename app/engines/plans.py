@@ -16,7 +16,7 @@ from convoy.app.engines.base import Engine
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.engine import bucket_sizes
 from convoy.app.engines.cuda.trials import best_of, read_memory, told, try_all, write_memory
-from convoy.app.engines.jobs import Job, NotProved, Place, PlanWish
+from convoy.app.engines.jobs import Job, NotProved, Place, PlanRequest
 from convoy.app.engines.tensorrt import Captures, TensorRtEngine, supports
 from convoy.app.engines.tensorrt_contexts import Kernels
 from convoy.app.engines.tensorrt_library import TensorRt, library_named, nameable_capabilities
@@ -42,7 +42,9 @@ def open_plan(library: TensorRt, job: Job, variant: Variant, place: Place) -> En
     raise NotProved(f"{variant.file}: {reason}")
 
 
-def wish_for_plan(library: TensorRt, job: Job, variant: Variant, place: Place, is_open: bool | None) -> PlanWish | None:
+def wish_for_plan(
+    library: TensorRt, job: Job, variant: Variant, place: Place, is_open: bool | None
+) -> PlanRequest | None:
     """What has to be built or compiled so that a plan of the variant serves, where it could."""
     assert place.gpu is not None
     if is_open is not False:
@@ -53,7 +55,7 @@ def wish_for_plan(library: TensorRt, job: Job, variant: Variant, place: Place, i
     return None
 
 
-def _find(library: TensorRt, job: Job, variant: Variant, device: Device) -> PlanOpener | tuple[PlanWish, str]:
+def _find(library: TensorRt, job: Job, variant: Variant, device: Device) -> PlanOpener | tuple[PlanRequest, str]:
     """The variant's plan, ready to be opened at once, or what could mend that and why it is not. Raises NotProved."""
     if not supports((*job.spec.inputs, *job.spec.outputs)):
         raise NotProved("TensorRT takes only numbers of fixed shapes")
@@ -76,11 +78,11 @@ def _find(library: TensorRt, job: Job, variant: Variant, device: Device) -> Plan
         if not target.covers(gpu):
             raise NotProved(f"{variant.file}: {library.title} is for {target.where}, not {gpu.compute_capability}")
         key = plan_key(query.onnx_sha256, target, options)
-        return PlanWish(device, onnx, variant, options, key), found.reason
+        return PlanRequest(device, onnx, variant, options, key), found.reason
     opener = PlanOpener(job, device, found)
     if opener.is_compiled() or job.may_wait:
         return opener
-    wish = PlanWish(device, onnx, variant, found.record.options, found.record.key)
+    wish = PlanRequest(device, onnx, variant, found.record.options, found.record.key)
     return wish, f"its kernels are not compiled for {gpu.name} and its driver yet"
 
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from convoy.app.engines import cpu
 from convoy.app.engines.base import Engine
-from convoy.app.engines.jobs import Job, OpenEngine, Place, PlanWish, Untried
+from convoy.app.engines.jobs import Job, OpenEngine, Place, PlanRequest, TuningCandidate
 from convoy.app.engines.machine import Machine
 from convoy.app.engines.onnxruntime import LIBRARY, OnnxRuntimeCpuEngine
 from convoy.app.engines.onnxruntime_tuned import left_to_tune, open_tuned, ways_as_it_comes
@@ -44,7 +44,7 @@ Open = Callable[[Job, Variant, Place], Engine]
 # Ways to open a variant that could serve before `Open` can, best first. Raises JobError or OSError.
 Sooner = Callable[[Job, Variant, Place], tuple[OpenEngine, ...]]
 # What would serve a variant better on a GPU, later. Whether the row has opened it comes last; None: it was not asked.
-AfterLoad = Callable[[Job, Variant, Place, bool | None], PlanWish | Untried | None]
+AfterLoad = Callable[[Job, Variant, Place, bool | None], PlanRequest | TuningCandidate | None]
 
 
 @dataclass(frozen=True, slots=True)

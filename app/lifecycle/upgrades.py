@@ -16,7 +16,7 @@ from pathlib import Path
 
 from convoy.app.batch import EngineFailure
 from convoy.app.engines.cuda.device import Device
-from convoy.app.engines.jobs import Job, NotProved, PlanWish, Untried, refusal
+from convoy.app.engines.jobs import Job, NotProved, PlanRequest, TuningCandidate, refusal
 from convoy.app.engines.measure import Rounds
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.app.engines.tensorrt_library import library_named
@@ -83,7 +83,7 @@ class Upgrades:
         finally:
             self._at_work.discard(served.key)
 
-    async def _fulfil(self, served: Served, wish: PlanWish) -> list[PlanWish]:
+    async def _fulfil(self, served: Served, wish: PlanRequest) -> list[PlanRequest]:
         """Which wishes were tried. Whatever goes wrong, the version is served as before and the next gets its turn."""
         try:
             await self._move_to_plan(served, wish)
@@ -102,7 +102,7 @@ class Upgrades:
             self._give_up(served, wish, f"{type(error).__name__}: {error}")
         return [wish]
 
-    async def _move_to_plan(self, served: Served, wish: PlanWish) -> None:
+    async def _move_to_plan(self, served: Served, wish: PlanRequest) -> None:
         """Raises NotProved or JobError."""
         if served.options.plan_cache is None:
             raise NotProved("there is no plan cache")
@@ -117,7 +117,7 @@ class Upgrades:
         name, version, device = served.key.model, served.key.version, wish.device.name
         _log.info("%s version %d on %s is served by %s now: %s", name, version, device, wish.library, serves.reason)
 
-    async def _try(self, served: Served, untried: Untried) -> None:
+    async def _try(self, served: Served, untried: TuningCandidate) -> None:
         """What serves now may be slower than ONNX Runtime, or ONNX Runtime as it came; and either serves for good."""
         if served.withdrawn or not any(one.lane.device == untried.device.name for one in served.lanes):
             return
@@ -151,7 +151,7 @@ class Upgrades:
             raise
         return proved if await self._swap(served, proved) else None
 
-    async def _build(self, served: Served, wish: PlanWish, plan_cache: Path) -> None:
+    async def _build(self, served: Served, wish: PlanRequest, plan_cache: Path) -> None:
         """Return when the plan is there. Raises NotProved when it cannot be built."""
         if isinstance(await asyncio.to_thread(find_plan, plan_cache, wish.key), Plan):
             # Built meanwhile: for another GPU of the same name, another version, or by another server.
@@ -195,7 +195,7 @@ class Upgrades:
             info = rival.proved.engine.info
             raise _NotFaster(f"it is not faster than {info.engine} in {info.precision}")
 
-    def _give_up(self, served: Served, wish: PlanWish, reason: str) -> None:
+    def _give_up(self, served: Served, wish: PlanRequest, reason: str) -> None:
         """The version is served as before, and whoever looks is told why."""
         build = served.plan_build or PlanBuild("failed", file=wish.variant.file)
         served.plan_build = replace(build, reason=reason)
@@ -226,7 +226,7 @@ class _NotFaster(NotProved):
     """It is right, and what serves already is as good."""
 
 
-def _has_same_build(one: PlanWish, other: PlanWish) -> bool:
+def _has_same_build(one: PlanRequest, other: PlanRequest) -> bool:
     """Whether what one cannot have the other cannot, either. On a GPU itself a build may just lack memory."""
     return one.key == other.key and library_named(one.library).builds_anywhere
 
@@ -235,13 +235,13 @@ def _in_file(file: str, reason: object) -> str:
     return f"{file}: {str(reason).removeprefix(f'{file}: ')}"
 
 
-def _is_served(served: Served, wish: PlanWish) -> bool:
+def _is_served(served: Served, wish: PlanRequest) -> bool:
     infos = [one.proved.engine.info for one in served.at_work]
     wanted = (wish.device.name, wish.library, wish.variant.precision)
     return any((info.device, info.engine, info.precision) == wanted for info in infos)
 
 
-def _fulfilled(served: Served, wish: PlanWish) -> None:
+def _fulfilled(served: Served, wish: PlanRequest) -> None:
     """It is an equal one, and not the same, where the version was loaded again."""
     wishes = tuple(other for other in served.loaded.wishes if other != wish)
     served.loaded = replace(served.loaded, skipped=still_refused(served.loaded.skipped, wish), wishes=wishes)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from convoy.app.engines.base import Engine
-from convoy.app.engines.jobs import Job, NotProved, Place, PlanWish, Untried, refusal
+from convoy.app.engines.jobs import Job, NotProved, Place, PlanRequest, TuningCandidate, refusal
 from convoy.app.engines.onnxruntime_tuned import open_tuned
 from convoy.app.engines.plans import PlanOpener
 from convoy.app.loading.choice import NOTHING_SERVES, choose
@@ -19,7 +19,7 @@ from convoy.models.plan_cache import find_plan
 from convoy.models.plans import NoPlan
 
 
-def prove_plan(job: Job, wish: PlanWish) -> ProvedEngine:
+def prove_plan(job: Job, wish: PlanRequest) -> ProvedEngine:
     """The engine of a plan that has just been built, or is compiled now. Raises NotProved."""
     if job.plan_cache is None:
         raise NotProved(f"{wish.variant.file}: there is no plan cache")
@@ -29,7 +29,7 @@ def prove_plan(job: Job, wish: PlanWish) -> ProvedEngine:
     return _proved(job, wish.variant, PlanOpener(job, wish.device, found).open, "its plan was built")
 
 
-def prove_tuned(job: Job, untried: Untried) -> ProvedEngine:
+def prove_tuned(job: Job, untried: TuningCandidate) -> ProvedEngine:
     """ONNX Runtime at its best. Raises NotProved."""
     variant, place = untried.variant, Place(untried.device)
     return _proved(job, variant, partial(open_tuned, job, variant, place), "tuned, and no plan is faster")
@@ -43,7 +43,7 @@ def _proved(job: Job, variant: Variant, open_engine: Callable[[], Engine], why: 
     return choose([candidate], [])
 
 
-def still_refused(skipped: tuple[str, ...], wish: PlanWish) -> tuple[str, ...]:
+def still_refused(skipped: tuple[str, ...], wish: PlanRequest) -> tuple[str, ...]:
     """Of what was told, all that holds when the wish has been tried: there was no plan, and now there is an answer."""
     device = wish.device.name
     of_file, of_all = (refusal(wish.library, device, why) for why in (f"{wish.variant.file}: ", NOTHING_SERVES))

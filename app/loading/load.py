@@ -21,7 +21,7 @@ from typing import NamedTuple
 from convoy.app.batch import EngineFailure
 from convoy.app.engines.base import Engine, nth_of_cpu
 from convoy.app.engines.cuda.device import Device, UnusableGpu
-from convoy.app.engines.jobs import Job, NotProved, Place, PlanWish, Untried, refusal
+from convoy.app.engines.jobs import Job, NotProved, Place, PlanRequest, TuningCandidate, refusal
 from convoy.app.engines.machine import CPU_ONLY, Machine
 from convoy.app.engines.memory import available_bytes, check_batch, resident_bytes
 from convoy.app.engines.select import (
@@ -103,8 +103,8 @@ class LoadedModel:
     engines: tuple[ProvedEngine, ...]
     skipped: tuple[str, ...]
     load_s: float
-    wishes: tuple[PlanWish, ...] = ()
-    untried: tuple[Untried, ...] = ()
+    wishes: tuple[PlanRequest, ...] = ()
+    untried: tuple[TuningCandidate, ...] = ()
     objections: tuple[str, ...] = ()
     copy: SignedCopy | None = None
 
@@ -142,8 +142,8 @@ def _load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
             engines=tuple(walk.engines),
             skipped=tuple(dict.fromkeys(walk.skipped)),
             load_s=time.monotonic() - started,
-            wishes=tuple(one for one in walk.later if isinstance(one, PlanWish)) if options.engine == AUTO else (),
-            untried=tuple(one for one in walk.later if isinstance(one, Untried)),
+            wishes=tuple(one for one in walk.later if isinstance(one, PlanRequest)) if options.engine == AUTO else (),
+            untried=tuple(one for one in walk.later if isinstance(one, TuningCandidate)),
             objections=walk.objections,
         )
     except BaseException:
@@ -220,7 +220,7 @@ class _Walk:
     objections: tuple[str, ...] = ()
     why_bare: str = ""
     engines: list[ProvedEngine] = field(default_factory=list)
-    later: list[PlanWish | Untried] = field(default_factory=list)
+    later: list[PlanRequest | TuningCandidate] = field(default_factory=list)
     before: tuple[ServedBefore, ...] = ()
     _first_bytes: int = 0  # what the first engine on the CPU took
     _answers: list[CanaryCheck | EngineFailure] = field(default_factory=list)

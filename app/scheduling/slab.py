@@ -36,7 +36,7 @@ ALIGNMENT_BYTES = 64
 KEEP_RESIDENT_BYTES = 16 << 20
 
 # Fewer are not worth asking the system for.
-VACATE_BYTES = 1 << 20
+DISCARD_BYTES = 1 << 20
 
 
 class SlotState(IntEnum):
@@ -170,7 +170,7 @@ class Slab:
         """Give slots back. Raises SlotError for one that is already free."""
         self.move(refs, SlotState.FREE)
 
-    def vacate(self, refs: Iterable[SlotRef]) -> None:
+    def discard_pages(self, refs: Iterable[SlotRef]) -> None:
         """Give the pages of large slots back, of which nothing is read any more; they stay taken until freed.
 
         So a copy elsewhere is counted, and the memory is not needed twice.
@@ -179,7 +179,7 @@ class Slab:
             slot = self._slots[ref]
             start = -(-slot.offset // mmap.PAGESIZE) * mmap.PAGESIZE
             nbytes = (slot.offset + slot.extent_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
-            if nbytes >= VACATE_BYTES and not self.keeps_pages:
+            if nbytes >= DISCARD_BYTES and not self.keeps_pages:
                 self._memory.madvise(mmap.MADV_DONTNEED, start, nbytes)
 
     def state(self, ref: SlotRef) -> SlotState:

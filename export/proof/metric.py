@@ -75,13 +75,13 @@ class MetricProcess:
             answer = json.loads(read_frame(self._child.stdout))
         except (OSError, EOFError):
             raise JobError(
-                f"--metric {self.shown} ended its process{self._last_words()}; let it return scores"
+                f"--metric {self.shown} ended its process{self._final_error()}; let it return scores"
             ) from None
         if "error" in answer:
             raise JobError(f"--metric {answer['error']}")
         return dict(answer)
 
-    def _last_words(self) -> str:
+    def _final_error(self) -> str:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return f" ({one_line(lines[-1], 160)})" if lines else ""

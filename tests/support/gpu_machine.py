@@ -8,7 +8,7 @@ from pathlib import Path
 
 from convoy.app.engines.cuda.device import find_devices
 from convoy.app.engines.cuda.driver import Cuda
-from convoy.app.engines.jobs import PlanWish
+from convoy.app.engines.jobs import PlanRequest
 from convoy.app.engines.machine import Library, Machine
 from convoy.export.tensorrt.build import BuildJob, build_plan
 from convoy.export.tensorrt.watch import BuildWatch
@@ -42,7 +42,7 @@ class GpuBench:
             machine = replace(machine, rtx=Library(runs_rtx.module()))
         return GpuBench(cuda, runtime, runs, machine, runs_rtx)
 
-    def build(self, wish: PlanWish, plan_cache: Path) -> None:
+    def build(self, wish: PlanRequest, plan_cache: Path) -> None:
         """What the builder's child does, with the real builder and a library that plays its part."""
         self.build_for(wish.onnx, wish.key.target, wish.options, plan_cache, wish.device.properties.name)
 

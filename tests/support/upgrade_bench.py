@@ -21,7 +21,7 @@ import pytest
 from convoy.app.core import Core, CoreOptions
 from convoy.app.edge.http.application import create_app
 from convoy.app.edge.options import BodyLimits, EdgeOptions
-from convoy.app.engines.jobs import PlanWish
+from convoy.app.engines.jobs import PlanRequest
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.app.lifecycle import upgrades
 from convoy.app.lifecycle.control import ControlMode, ControlOptions
@@ -41,7 +41,7 @@ class ToldBuilder(PlanBuilder):
 
     bench: GpuBench
     plan_cache: Path
-    wishes: Callable[[BuildOrder], PlanWish]
+    wishes: Callable[[BuildOrder], PlanRequest]
     fails: str | None = None
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     orders: list[BuildOrder] = field(default_factory=list)
@@ -107,7 +107,7 @@ async def running(
     plan_cache = tmp_path / "plans"
     load = LoadOptions(precision, 1, 4, engine=engine, machine=bench.machine, plan_cache=plan_cache)  # type: ignore[arg-type]
 
-    def wish_of(order: BuildOrder) -> PlanWish:
+    def wish_of(order: BuildOrder) -> PlanRequest:
         (served,) = core.catalog.served()
         return next(wish for wish in served.loaded.wishes if wish.options == order.options)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from convoy.app.edge.entry import CallFacts, Entry
+from convoy.app.edge.access import AccessLog, CallFacts
 from convoy.app.edge.options import BodyLimits, EdgeOptions
 from convoy.app.host import logs
 
@@ -29,7 +29,7 @@ def write(asked: list[str]) -> None:
         asked.append("facts")
         return CallFacts("digits", 2, "late", "", {"queue": 1.5})
 
-    Entry(EdgeOptions(BodyLimits(1 << 20), decode_threads=1)).log(
+    AccessLog(EdgeOptions(BodyLimits(1 << 20), decode_threads=1)).log(
         *("10.0.0.1", "POST /predictions/digits", "504", 12.25),
         is_error=True,
         trace=TRACE,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.client.asking import Send, WireQuestion, ask, run
+from convoy.app.client.retry import Send, WireQuestion, ask, run
 from convoy.models.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError, Unavailable
 
 

@@ -779,7 +779,7 @@ def test_slow_requests_and_those_whose_client_left_have_a_line_where_only_errors
         gate.set()
         await second.reply()
         assert len(caplog.records) == 1
-        house.gate._entry._options = replace(OPTIONS, access_log="errors", slow_request_ms=0.0)
+        house.gate._access_log._options = replace(OPTIONS, access_log="errors", slow_request_ms=0.0)
         await second.ask(rows(1.0))
         assert f"POST {ROWS} 200" in caplog.records[-1].getMessage()
         assert len(caplog.records) == 2

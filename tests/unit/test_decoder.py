@@ -252,7 +252,7 @@ def test_memory_that_large_images_left_goes_back_when_none_has_come_for_a_while(
     monkeypatch.setattr("convoy.app.edge.oip.decoder._KEEP_S", 0.01)
 
     def decode() -> int:
-        with kept.lend(500) as memory:
+        with kept.begin_decode(500) as memory:
             return memory.ctypes.data
 
     async def play() -> None:

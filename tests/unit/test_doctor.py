@@ -13,7 +13,7 @@ from rich.console import Console
 
 from convoy.app.commands import doctor as doctor_command
 from convoy.app.commands.doctor import diagnose
-from convoy.app.engines.jobs import PlanWish
+from convoy.app.engines.jobs import PlanRequest
 from convoy.app.engines.machine import Library, Machine
 from convoy.models.bundle import open_bundle
 from convoy.models.onnx_digest import onnx_digest
@@ -37,7 +37,7 @@ def build_plan(bench: GpuBench, cache: Path) -> None:
     onnx, options = bundle.path(variant.file), BuildOptions("fp16", (1, 4))
     gpu = Gpu("Fake H200", "9.0")
     key = plan_key(onnx_digest(onnx), tensorrt_target(bench.machine.tensorrt.module.__version__, gpu, options), options)
-    bench.build(PlanWish(bench.machine.gpus[0], onnx, variant, options, key), cache)
+    bench.build(PlanRequest(bench.machine.gpus[0], onnx, variant, options, key), cache)
 
 
 def why_not(machine: Machine, cache: Path) -> str:

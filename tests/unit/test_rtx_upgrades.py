@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.engines.jobs import Job, PlanWish
+from convoy.app.engines.jobs import Job, PlanRequest
 from convoy.app.engines.machine import Library
 from convoy.app.loading.later import prove_plan
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
@@ -224,7 +224,7 @@ def test_a_plan_that_took_over_while_the_version_was_loaded_again_is_not_held_ag
 ):
     compiles, loads, may_prove, may_load = (threading.Event() for _ in range(4))
 
-    def slowly(job: Job, wish: PlanWish) -> ProvedEngine:
+    def slowly(job: Job, wish: PlanRequest) -> ProvedEngine:
         compiles.set()
         assert may_prove.wait(60)
         return prove_plan(job, wish)

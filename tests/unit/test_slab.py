@@ -14,8 +14,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from convoy.app.scheduling.request import SlotRef, TensorPlace
 from convoy.app.scheduling.slab import (
     ALIGNMENT_BYTES,
+    DISCARD_BYTES,
     KEEP_RESIDENT_BYTES,
-    VACATE_BYTES,
     Slab,
     Slot,
     SlotError,
@@ -219,14 +219,14 @@ def _resident_bytes() -> int:
 
 
 def test_a_slot_that_is_vacated_keeps_its_room_and_not_its_neighbours_bytes() -> None:
-    slab = Slab(8 * VACATE_BYTES)
-    slots = [slab.reserve(nbytes) for nbytes in (100, 3 * VACATE_BYTES, 100)]
+    slab = Slab(8 * DISCARD_BYTES)
+    slots = [slab.reserve(nbytes) for nbytes in (100, 3 * DISCARD_BYTES, 100)]
     assert all(slots)
     first, large, last = (slot for slot in slots if slot is not None)
     for slot in (first, large, last):
         slot.view[:] = b"x" * len(slot.view)
     used = slab.used_bytes
-    slab.vacate([first.ref, large.ref, last.ref])
+    slab.discard_pages([first.ref, large.ref, last.ref])
     assert slab.used_bytes == used
     assert bytes(first.view) == bytes(last.view) == b"x" * 100
     assert bytes(large.view[mmap.PAGESIZE : 2 * mmap.PAGESIZE]) == bytes(mmap.PAGESIZE)

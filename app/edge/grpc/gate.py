@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from convoy.app.edge.entry import ADMIN, KEY_IS_WRONG, Entry
+from convoy.app.edge.access import ADMIN, KEY_IS_WRONG, AccessLog
 from convoy.app.edge.grpc.room import MessageRoom, Turn
 from convoy.app.edge.oip.call import Call
 from convoy.app.edge.orca import ASKS, TRAILER, report_message
@@ -106,7 +106,7 @@ class GrpcGate:
 
     def __init__(
         self,
-        entry: Entry,
+        access_log: AccessLog,
         room: MessageRoom,
         max_calls: int,
         on_turned_away: Callable[[GrpcCall, RequestError], None],
@@ -114,7 +114,12 @@ class GrpcGate:
         begin_span: Callable[[GrpcCall], RequestSpan | None] = lambda call: None,
     ) -> None:
         self._current_load, self._begin_span = current_load, begin_span
-        self._entry, self._room, self._max_calls, self._on_turned_away = entry, room, max_calls, on_turned_away
+        self._access_log, self._room, self._max_calls, self._on_turned_away = (
+            access_log,
+            room,
+            max_calls,
+            on_turned_away,
+        )
         self._open_calls = 0
 
     @property
@@ -200,7 +205,7 @@ class GrpcGate:
 
     def _enter(self, method: str, context: Any) -> GrpcCall:
         metadata = {name: _as_bytes(value) for name, value in context.invocation_metadata() or ()}
-        own_id = self._entry.request_id(metadata.get("x-request-id"))
+        own_id = self._access_log.request_id(metadata.get("x-request-id"))
         request_id.set(own_id.decode())
         deadline_ns = _deadline_ns(context.time_remaining())
         peer = context.peer()
@@ -231,7 +236,7 @@ class GrpcGate:
             raise
 
     def _check_key(self, call: GrpcCall) -> None:
-        keys, given = self._entry.keys, call.metadata.get("authorization")
+        keys, given = self._access_log.keys, call.metadata.get("authorization")
         name = keys.name_of(given)
         if name is not None:
             call.key_name = name
@@ -273,7 +278,7 @@ class GrpcGate:
         line = f"gRPC {call.method}"
         # Taken out, because the library may keep the call, and with it what it has found.
         inference, call.inference = call.inference, None
-        self._entry.log(
+        self._access_log.log(
             call.client,
             line,
             call.status,

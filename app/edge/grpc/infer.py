@@ -13,7 +13,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from convoy.app.core import Core
-from convoy.app.edge.entry import KEY_IS_WRONG
+from convoy.app.edge.access import KEY_IS_WRONG
 from convoy.app.edge.grpc.gate import GrpcCall, Read, ReadOn, parse
 from convoy.app.edge.grpc.tensors import (
     asked_of,
@@ -245,7 +245,7 @@ def _is_held(own: Call, reply: bytes) -> bool:
     if len(reply) <= INLINE_BYTES:
         own.end(ANSWERED)
         return False
-    own.vacate()
+    own.discard_pages()
     return True
 
 

@@ -8,7 +8,7 @@ from google.protobuf.json_format import ParseDict
 from tritonclient.grpc import service_pb2
 
 from convoy.app.core import Core
-from convoy.app.edge.entry import Keys
+from convoy.app.edge.access import Authenticator
 from convoy.app.edge.grpc.gate import GrpcCall, Unary
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.repository import check_repository, load_model, unload_model
@@ -17,7 +17,7 @@ from convoy.app.edge.oip.repository import check_repository, load_model, unload_
 class GrpcRepository:
     """One method per row of `methods`."""
 
-    def __init__(self, core: Core, keys: Keys) -> None:
+    def __init__(self, core: Core, keys: Authenticator) -> None:
         self._core, self._keys = core, keys
 
     def methods(self) -> dict[str, Unary]:

@@ -16,7 +16,7 @@ from grpc_health.v1.health import aio as health_aio
 from tritonclient.grpc import service_pb2
 
 from convoy.app.core import Core
-from convoy.app.edge.entry import Entry
+from convoy.app.edge.access import AccessLog
 from convoy.app.edge.grpc.control import GrpcControl, unsupported
 from convoy.app.edge.grpc.gate import GrpcCall, GrpcGate, Unary
 from convoy.app.edge.grpc.infer import GrpcInference
@@ -68,15 +68,15 @@ class GrpcServer:
             ],
         )
         inference = GrpcInference(core, options, decoder)
-        entry = Entry(options)
+        access_log = AccessLog(options)
         methods = {
             **GrpcControl(core, options.server_name).methods(),
-            **GrpcRepository(core, entry.keys).methods(),
+            **GrpcRepository(core, access_log.keys).methods(),
             **GrpcSharedMemory(core).methods(),
         }
         room = MessageRoom(core.slab, options.body)
         gate = GrpcGate(
-            *(entry, room, max_calls, lambda call, error: self._turned_away(inference, call, error)),
+            *(access_log, room, max_calls, lambda call, error: self._turned_away(inference, call, error)),
             core.current_load,
             lambda call: inference.begin_span(call) if call.method == "ModelInfer" else None,
         )

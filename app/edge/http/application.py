@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from convoy.app.core import Core
-from convoy.app.edge.entry import Keys
+from convoy.app.edge.access import Authenticator
 from convoy.app.edge.http.control import control_routes
 from convoy.app.edge.http.cors import Cors
 from convoy.app.edge.http.docs_routes import docs_routes
@@ -83,7 +83,7 @@ def create_app(core: Core, options: EdgeOptions, routes: HotRoutes | None = None
     regions = shared_memory_routes(core, own_pages, limits)
     for router in (docs_routes(), not_offered_routes(), regions, torchserve_routes(core)):
         app.include_router(router)
-    app.include_router(repository_routes(core, Keys(options), own_pages, limits))
+    app.include_router(repository_routes(core, Authenticator(options), own_pages, limits))
     app.include_router(control_routes(core, options))
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -109,8 +109,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unread_bytes = 0
         self._has_hung_up = False
         # What comes cannot be read any more; and what is to be said of it when all requests before have their answers.
-        self._is_deaf = False
-        self._last_words: tuple[int, str] | None = None
+        self._read_closed = False
+        self._final_error: tuple[int, str] | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -146,7 +146,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._close()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._read_closed:
             return
         if self.pipeline or self.flow.ahead:
             self._keep(data)
@@ -154,7 +154,7 @@ class GuardedProtocol(HttpToolsProtocol):
         awaited_before = self._headers_begun if self._in_headers else 0
         begun_before, self._has_moved = self._headers_begun, False
         self._feed(data)
-        if self._has_hung_up or self._is_deaf or self.transport.is_closing():
+        if self._has_hung_up or self._read_closed or self.transport.is_closing():
             return
         if not self._in_headers:
             # Bytes that are neither headers nor body nor an end: a trailer that never ends, empty lines.
@@ -191,7 +191,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._feed_piece(data)
             return
         view, start = memoryview(data), 0
-        while start < len(view) and not self._is_deaf and not self.transport.is_closing():
+        while start < len(view) and not self._read_closed and not self.transport.is_closing():
             if self.pipeline:
                 self._keep(view[start:])
                 return
@@ -290,8 +290,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
             if not self.pipeline and self.flow.ahead:
                 self.loop.call_soon(self._read_on)
-        elif self._last_words is not None:
-            self._say_last_words()
+        elif self._final_error is not None:
+            self._send_final_error()
         elif not waits_for_rest and not self._in_headers:  # those have time limits of their own
             self._arm_keep_alive()
         if waits_for_rest:
@@ -322,8 +322,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._has_hung_up or self.transport.is_closing():
             return
         self._has_hung_up = True
-        if self._is_deaf or self.pipeline or (self._is_answered() and self._is_sent_to()):
-            self._hear_out()
+        if self._read_closed or self.pipeline or (self._is_answered() and self._is_sent_to()):
+            self._drain_then_close()
         else:
             self.transport.close()
 
@@ -390,37 +390,37 @@ class GuardedProtocol(HttpToolsProtocol):
         Its client is told what is wrong where it still waits for an answer to it, which the rest of a body that has
         been answered early does not get, nor one whose answer has begun.
         """
-        if self._is_deaf or self._has_hung_up or self.transport.is_closing():
+        if self._read_closed or self._has_hung_up or self.transport.is_closing():
             return
-        self._is_deaf, self._last_words = True, (status, message)
+        self._read_closed, self._final_error = True, (status, message)
         if self._is_answered() and not self.pipeline:
             if self._linger_timer is None:
-                self._say_last_words()
+                self._send_final_error()
             else:
-                self._last_words, self._has_hung_up = None, True
-                self._hear_out()
+                self._final_error, self._has_hung_up = None, True
+                self._drain_then_close()
         elif not self.cycle.more_body:
             return
         elif self.pipeline:  # it is the last one there that cannot be read
             self.pipeline.popleft()
             self.cycle = self.pipeline[0][0] if self.pipeline else self._answering
         elif getattr(self.cycle, "response_started", False):
-            self._last_words, self.cycle.keep_alive = None, False
+            self._final_error, self.cycle.keep_alive = None, False
             if self._linger_timer is None:  # it may wait for the rest
                 self._linger_timer = self.loop.call_later(self.limits.linger_s, self._close)
         else:
-            self._say_last_words()
+            self._send_final_error()
 
-    def _say_last_words(self) -> None:
-        assert self._last_words is not None, "there is something to say; this is a bug"
-        words, self._last_words = self._last_words, None
+    def _send_final_error(self) -> None:
+        assert self._final_error is not None, "there is something to say; this is a bug"
+        words, self._final_error = self._final_error, None
         if not self._tell(*words):
             return
         self._has_hung_up = True
         if not self._is_answered():  # nothing else is to be said of it
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._hear_out()
+        self._drain_then_close()
 
     def _tell(self, status: int, message: str, extra: bytes = b"") -> bool:
         """Write the last answer; False where there has been one."""
@@ -432,7 +432,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.write(start.encode() + extra + b"connection: close\r\n\r\n" + body)
         return True
 
-    def _hear_out(self) -> None:
+    def _drain_then_close(self) -> None:
         """Close when the client has done so, has sent all of its request, or has had time enough.
 
         A client that still sends does not read yet, and loses what was said to it when its bytes are not taken.

@@ -1,8 +1,7 @@
 """What every HTTP call passes, on the way in and on the way out.
 
-In: a request id, the API key. Out: the id, the access log, and `{"error": ...}` for whatever nobody
-foresaw. A `Visit` is one call's passing, on whatever way; the gate itself is a bare ASGI wrapper, because Starlette's
-`BaseHTTPMiddleware` hides that a client has left.
+In: a request id, the API key. Out: the id, the access log, and `{"error": ...}` for whatever nobody foresaw. A bare
+ASGI wrapper, because Starlette's `BaseHTTPMiddleware` hides that a client has left.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from convoy.app.core import Core
-from convoy.app.edge.entry import ADMIN, KEY_IS_WRONG, SHUT_DOWN, Entry, in_line
+from convoy.app.edge.access import ADMIN, KEY_IS_WRONG, SHUT_DOWN, AccessLog, in_line
 from convoy.app.edge.http.hot_routes import protocol_of
 from convoy.app.edge.http.replies import Headers, Reply, error_reply, internal_error, send_reply
 from convoy.app.edge.oip.call import CALL_IN_SCOPE, Call
@@ -48,14 +47,14 @@ def takes_admin_token(path: str) -> bool:
     return _ADMIN.fullmatch(path) is not None
 
 
-class Visit:
+class RequestContext:
     """One call's way through the gate: who it is, whether it may, what every answer says, its line in the log."""
 
-    __slots__ = ("_core", "_entry", "key_name", "load_format", "own_id", "span", "started_ns", "status", "trace")
+    __slots__ = ("_access_log", "_core", "key_name", "load_format", "own_id", "span", "started_ns", "status", "trace")
 
-    def __init__(self, entry: Entry, core: Core, headers: Mapping[bytes, bytes]) -> None:
-        self._entry, self._core = entry, core
-        self.own_id = entry.request_id(headers.get(b"x-request-id"))
+    def __init__(self, access_log: AccessLog, core: Core, headers: Mapping[bytes, bytes]) -> None:
+        self._access_log, self._core = access_log, core
+        self.own_id = access_log.request_id(headers.get(b"x-request-id"))
         self.trace = headers.get(b"traceparent")
         self.load_format = headers.get(_ASKS_LOAD)
         self.started_ns = time.monotonic_ns()
@@ -65,7 +64,7 @@ class Visit:
 
     def check_key(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Raises Unauthorized."""
-        keys, given = self._entry.keys, headers.get(b"authorization")
+        keys, given = self._access_log.keys, headers.get(b"authorization")
         name = keys.name_of(given)
         if name is not None:
             self.key_name = name
@@ -104,11 +103,11 @@ class Visit:
 
     def wants_line(self) -> bool:
         """Whether the access log has a line about it."""
-        return self._entry.wants_line(self._is_error, self._took_ms)
+        return self._access_log.wants_line(self._is_error, self._took_ms)
 
     def log(self, client: str, call: str, inference: Call | None) -> None:
         status = str(self.status or "left")  # the client closed the connection before there was an answer
-        self._entry.log(
+        self._access_log.log(
             client,
             call,
             status,
@@ -134,45 +133,45 @@ class Gate:
     def __init__(self, app: ASGIApp, core: Core, options: EdgeOptions) -> None:
         self._app = app
         self._core = core
-        self._entry = Entry(options)
+        self._access_log = AccessLog(options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers, call = dict(scope["headers"]), f"{scope['method']} {scope['path']}"
-        visit = Visit(self._entry, self._core, headers)
-        request_id.set(visit.own_id.decode())
+        context = RequestContext(self._access_log, self._core, headers)
+        request_id.set(context.own_id.decode())
 
         async def visible(message: Message) -> None:
             if message["type"] == "http.response.start":
                 inference: Call | None = scope.get(CALL_IN_SCOPE)
                 if inference is not None and inference.span is not None:
-                    visit.follow(inference.span)
-                message["headers"] = [*message.get("headers", ()), *visit.headers(message["status"])]
+                    context.follow(inference.span)
+                message["headers"] = [*message.get("headers", ()), *context.headers(message["status"])]
             await send(message)
 
         try:
-            visit.check_key(scope["path"], headers)
+            context.check_key(scope["path"], headers)
             await self._app(scope, receive, visible)
         except Unauthorized as error:
             reply = error_reply(error)
             if (protocol := protocol_of(scope)) is not None:
                 turned_away = Call(self._core, protocol)
-                turned_away.arrival_ns = visit.started_ns
+                turned_away.arrival_ns = context.started_ns
                 turned_away.end(reply.ending)
                 scope[CALL_IN_SCOPE] = turned_away
             await send_reply(visible, reply)
         except asyncio.CancelledError:
             # Only the end of the process cancels, when the time to drain is over.
-            if visit.status == 0:
+            if context.status == 0:
                 await send_reply(visible, error_reply(Unavailable(SHUT_DOWN)))
         except ClientDisconnect:
             pass  # in the midst of its body: there is nobody to answer, and the log says that it left
         except Exception as error:
-            reply = visit.failed(call, error)
-            if visit.status == 0:
+            reply = context.failed(call, error)
+            if context.status == 0:
                 await send_reply(visible, reply)
         finally:
             # Taken out, because the scope stays as long as the connection, and with it would what the call has found.
-            visit.log((scope.get("client") or ("-", 0))[0], call, scope.pop(CALL_IN_SCOPE, None))
+            context.log((scope.get("client") or ("-", 0))[0], call, scope.pop(CALL_IN_SCOPE, None))

@@ -1,8 +1,4 @@
-"""The routes that infer, on either way: finding the model, reading the body, answering, counting how it ended.
-
-A route turns a body into a reply. Who has the connection asks it for that: plain ASGI here, and for connections of our
-own `direct`, which needs no task.
-"""
+"""The routes that infer, as raw ASGI callables: find the model, read the body, answer, count how it ended."""
 
 from __future__ import annotations
 
@@ -109,7 +105,7 @@ class HotRoute(ABC):
             call.watch_client(_until_client_leaves(receive))
             reply = await self.reply(call, head, body)
             ending = reply.ending
-            await send_reply(send, reply, call.vacate)
+            await send_reply(send, reply, call.discard_pages)
         except ClientGone:
             pass  # nobody to answer; counted as cancelled
         except RequestError as error:

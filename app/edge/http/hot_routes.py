@@ -1,8 +1,8 @@
-"""The routes that infer: one row each, for the framework and for the shortcut past it.
+"""The routes that infer: one row each, for the shortcut past the framework and for the framework itself.
 
 The framework's middlewares and its router cost about a third of what a small request costs, and do nothing for these
-routes: errors and ids are handled by the routes themselves and by the gate. Everything else, a wrong verb on these
-paths included, goes the usual way, where the same routes are mounted.
+routes: the routes themselves and the gate handle errors and ids. Everything else, a wrong verb on these paths included,
+goes the usual way, where the same routes are mounted.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from convoy.app.edge.entry import Keys
+from convoy.app.edge.access import Authenticator
 from convoy.app.edge.options import EdgeOptions
 from convoy.models.errors import Forbidden
 
@@ -25,7 +25,7 @@ class OwnPages:
     """The rule of one server."""
 
     def __init__(self, options: EdgeOptions) -> None:
-        self._keys, self._options = Keys(options), options
+        self._keys, self._options = Authenticator(options), options
 
     def check(self, headers: Headers) -> None:
         """Raises Forbidden. The API key has been checked where there is one."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from fastapi import APIRouter, Request, Response
 
 from convoy.app.core import Core
-from convoy.app.edge.entry import Keys
+from convoy.app.edge.access import Authenticator
 from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.http.own_pages import OwnPages
 from convoy.app.edge.http.replies import json_response
@@ -25,7 +25,7 @@ _REPOSITORY = "/v2/repository"
 _LOAD_EXAMPLE = '{"parameters": {"config": "{\\"max_batch_size\\": 16}"}}'
 
 
-def repository_routes(core: Core, keys: Keys, own_pages: OwnPages, limits: BodyLimits) -> APIRouter:
+def repository_routes(core: Core, keys: Authenticator, own_pages: OwnPages, limits: BodyLimits) -> APIRouter:
     router = APIRouter(tags=["repository"], responses=ERRORS)
 
     def check_admin(request: Request) -> None:

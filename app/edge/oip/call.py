@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from convoy.app.batch import StageTimes
 from convoy.app.core import Core
-from convoy.app.edge.entry import CallFacts
+from convoy.app.edge.access import CallFacts
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.lifecycle.catalog import Served
@@ -150,7 +150,7 @@ class Call:
         self._decoding.add(future)
         future.add_done_callback(self._decoding.discard)
 
-    def lend(self, slots: tuple[Slot, ...]) -> None:
+    def begin_decode(self, slots: tuple[Slot, ...]) -> None:
         """A decoder's thread works on these until they are taken back, whatever becomes of the call meanwhile."""
         for slot in slots:
             jobs = self._lent.get(slot.ref, 0)
@@ -159,7 +159,7 @@ class Call:
                 del self._slots[slot.ref]
             self._lent[slot.ref] = jobs + 1
 
-    def take_back(self, slots: tuple[Slot, ...]) -> None:
+    def end_decode(self, slots: tuple[Slot, ...]) -> None:
         """One thread does not touch them any more. Nobody needs them when the call has ended."""
         for slot in slots:
             self._lent[slot.ref] -= 1
@@ -223,9 +223,9 @@ class Call:
         del self._slots[slot.ref]
         self.core.slab.free(slot.ref)
 
-    def vacate(self) -> None:
+    def discard_pages(self) -> None:
         """What it holds has been copied: the room stays its own until it ends, and the memory does not."""
-        self.core.slab.vacate(self._slots)
+        self.core.slab.discard_pages(self._slots)
 
     def end(self, ending: CallEnd) -> int:
         """Give back all that it holds, and count it. The answer has been sent.

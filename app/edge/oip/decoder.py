@@ -227,14 +227,14 @@ class Decoder:
             self._left(waiting, None)
             return
         if waiting.call is not None:
-            waiting.call.lend(waiting.slots)
+            waiting.call.begin_decode(waiting.slots)
         self._executor.submit(_work, waiting, asyncio.get_running_loop(), self._returned)
 
     def _returned(self, waiting: _Waiting, end: _End) -> None:
         """The thread touches nothing of it any more."""
         waiting.began_ns = end.began_ns
         if (call := waiting.call) is not None:
-            call.take_back(waiting.slots)
+            call.end_decode(waiting.slots)
             if (room := waiting.room) is not None:
                 call.core.slab.move((room.ref,), SlotState.FILLING)
                 call.core.slab.free(room.ref)

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from convoy.app.client import http_wire
-from convoy.app.client.asking import Send, WireQuestion
 from convoy.app.client.http_transport import AsyncHttpTransport, HttpTransport, http_options
 from convoy.app.client.own_headers import OwnHeaders
 from convoy.app.client.records import RemoteModel, Sight
+from convoy.app.client.retry import Send, WireQuestion
 from convoy.app.client.trust import Trust
 
 _GRPC = ("grpc://", "grpcs://")

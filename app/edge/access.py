@@ -24,7 +24,7 @@ ADMIN = "admin"
 KEY_IS_WRONG = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
 
 
-class Keys:
+class Authenticator:
     """Who may ask for what. Values are those of the `Authorization` header or metadata."""
 
     def __init__(self, options: EdgeOptions) -> None:
@@ -79,12 +79,12 @@ class CallFacts(NamedTuple):
     stages_ms: dict[str, float]
 
 
-class Entry:
+class AccessLog:
     """The rules of one server's gates."""
 
     def __init__(self, options: EdgeOptions) -> None:
         self._options = options
-        self.keys = Keys(options)
+        self.keys = Authenticator(options)
         self._process = secrets.token_hex(4).encode()
         self._numbers = count(1)
 
