@@ -23,7 +23,7 @@ from tests.support import user_networks
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 TORCHVISION = ("shufflenet_v2_x0_5", "mobilenet_v3_small", "efficientnet_b0", "densenet121", "convnext_tiny", "swin_t")
-TIMM = ("repvgg_a0", "levit_128s", "mixnet_s")
+TIMM = ("repvgg_a0", "mobilevit_xxs")
 OWN = (
     *("transposed", "pixel_shuffle", "u_net", "resized_inside", "pools", "norms_and_activations"),
     *("vision_transformer", "recurrent_over_columns", "bilinear_pooling", "unfolded", "branch_and_flip", "spectrum"),
