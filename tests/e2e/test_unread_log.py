@@ -98,10 +98,10 @@ def test_a_pipe_that_nobody_reads_stops_nothing_and_tells_what_is_missing(tmp_pa
         dropped = server.dropped(client)
         assert dropped > 0
         server.read_on()
-        wait_until(lambda: "lines of the log were dropped here" in server.log_so_far, "it says what is missing")
+        wait_until(lambda: "lines of the log were dropped here" in server.log, "it says what is missing")
         for number in range(50):
             client.get(f"/v2/models/after-{number}")
-        wait_until(lambda: "/v2/models/after-49 " in server.log_so_far, "the log goes on")
+        wait_until(lambda: "/v2/models/after-49 " in server.log, "the log goes on")
         server.process.terminate()
         assert server.process.wait(STOP_S) == 0
         log = server.whole_log()
