@@ -22,8 +22,8 @@ from tests.support import user_networks
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-TORCHVISION = ("shufflenet_v2_x0_5", "mobilenet_v3_small", "efficientnet_b0", "densenet121", "convnext_tiny", "swin_t")
-TIMM = ("repvgg_a0", "mobilevit_xxs")
+TORCHVISION = ("mobilenet_v3_small", "densenet121")
+TIMM = ("mobilevit_xxs",)
 OWN = (
     *("transposed", "pixel_shuffle", "u_net", "resized_inside", "pools", "norms_and_activations"),
     *("vision_transformer", "recurrent_over_columns", "bilinear_pooling", "unfolded", "branch_and_flip", "spectrum"),
@@ -66,8 +66,6 @@ def test_a_family_of_torchvision_is_right_in_all_precisions(tmp_path, name):
 def test_a_family_of_timm_is_right_in_all_precisions(tmp_path, name):
     bundle = exported(f"timm:{name}", tmp_path)
     is_right_in_all_precisions(bundle)
-    if name == "repvgg_a0":
-        assert "folded for inference by reparameterize()" in str(bundle.manifest.provenance.weights_entry)
 
 
 @pytest.mark.parametrize("name", OWN)

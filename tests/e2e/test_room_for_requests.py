@@ -62,8 +62,7 @@ def test_what_never_fits_is_too_large_and_not_too_early(server: Server) -> None:
         refused(infer(server, header, data, is_compressed=True))
 
 
-def test_what_others_are_in_the_way_of_may_be_sent_again(server: Server) -> None:
-    """A body that cannot grow where it lies would need its room twice."""
+def test_a_body_grows_whatever_others_have_begun(server: Server) -> None:
     header, data = incompressible(700_000)
     before = json.dumps({"inputs": [header]}).encode()
     fields = {"Inference-Header-Content-Length": str(len(before)), "Transfer-Encoding": "chunked"}
@@ -73,9 +72,7 @@ def test_what_others_are_in_the_way_of_may_be_sent_again(server: Server) -> None
         other.send(head(INFER, {"Content-Length": "100000"}) + b"{")
         wait_until(lambda: server.stats()["open_calls"] == 2, "the other one lies behind it")
         grows.send(chunk(data[300_000:]) + chunk(b""))
-        reply = grows.reply()
-        assert reply.status == 429, reply.error
-        assert "retry-after" in reply.headers
+        assert grows.reply().status == 200
     wait_until(server.is_at_rest, "both have gone")
 
 
