@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from convoy.app.edge.oip.answering import CLASSES, Wanted
 from convoy.app.edge.scores import best_classes, best_classes_of_batch
 from convoy.models.activation import activate
 from convoy.models.errors import ModelFailed
@@ -159,49 +157,3 @@ def test_a_batch_is_ranked_as_its_samples_are_to_the_last_bit(
 class Output(NamedTuple):
     shape: tuple[int, ...]
     data: memoryview
-
-
-@given(
-    arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 40)), elements=st.floats(width=32)),
-    st.sampled_from(["softmax", "sigmoid", "none"]),
-    st.one_of(st.none(), st.integers(1, 50)),
-    st.one_of(st.none(), st.floats(0, 1)),
-)
-def test_pictures_that_are_read_together_say_what_each_says_alone(
-    outputs: np.ndarray, activation: Activation, top_k: int | None, threshold: float | None
-) -> None:
-    """Whatever stands beside it, and if that is not a number."""
-    tensor = TensorSpec("y", "FP32", (outputs.shape[1],))
-    own = ModelSpec("m", (TensorSpec("x", "FP32", (1,)),), (tensor,), 4, None, activation, ("a", "b"))
-    several = [(Output(row.shape, memoryview(row.tobytes())),) for row in outputs]
-    wanted, size = Wanted(CLASSES, top_k, threshold), (1, 1)
-    with np.errstate(all="ignore"):
-        together = CLASSES.read_each(several, own, [size] * len(several), wanted)
-        for answers, found in zip(several, together, strict=True):
-            if isinstance(found, ModelFailed):
-                with pytest.raises(ModelFailed, match=f"^{found}$"):
-                    CLASSES.read(answers, own, size, wanted)
-            else:
-                assert CLASSES.read(answers, own, size, wanted) == found
-
-
-@pytest.mark.parametrize("together", [1, 4])
-def test_the_error_of_what_cannot_be_read_holds_no_outputs(together: int) -> None:
-    tensor = TensorSpec("y", "FP32", (3,))
-    own = ModelSpec("m", (TensorSpec("x", "FP32", (1,)),), (tensor,), 4, None, "softmax", ())
-    broken = np.full(3, np.nan, np.float32)
-    held = weakref.ref(broken)
-    several = [(Output((3,), broken.data),)] * together
-    found = CLASSES.read_each(several, own, [(1, 1)] * together, Wanted(CLASSES, 5))
-    del broken, several
-    assert [type(one) for one in found] == [ModelFailed] * together
-    assert held() is None
-
-
-def test_outputs_of_any_length_are_each_read_as_long_as_they_are() -> None:
-    tensor = TensorSpec("y", "FP32", (-1,))
-    own = ModelSpec("m", (TensorSpec("x", "FP32", (1,)),), (tensor,), 4, None, "none", ())
-    rows = [np.arange(size, dtype=np.float32) for size in (4, 6, 5)]
-    several = [(Output(row.shape, memoryview(row.tobytes())),) for row in rows]
-    found = CLASSES.read_each(several, own, [(1, 1)] * 3, Wanted(CLASSES, None))
-    assert [[one.class_id for one in best] for best in found] == [[3, 2, 1, 0], [5, 4, 3, 2, 1, 0], [4, 3, 2, 1, 0]]
