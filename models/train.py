@@ -31,10 +31,10 @@ from convoy.models.errors import FormRefused, JobError, UsageError
 from convoy.models.samples import Dataset
 from convoy.models.train_options import Layout, Optimizer, TrainOptions, TrainPrecision
 from convoy.models.training.epochs import EpochRecord
+from convoy.models.training.held_out import hold_out
 from convoy.models.training.log import EpochLog, refuse_no_tensorboard
 from convoy.models.training.page import TrainingStory, render
 from convoy.models.training.schedule import WARM_UP_SHARES
-from convoy.models.training.split_data import hold_out
 from convoy.models.training.variants import TrainingVariant, parse_variants
 
 if TYPE_CHECKING:

@@ -1,70 +1,19 @@
-"""A data set as a network learns from it: read, split, measured, each part in batches.
-
-The validation part chooses the best epoch: a share of the training images, chosen by content, or a folder of its own.
-"""
+"""A data set as a network learns from it: read, split, measured, each part in batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from convoy.models.checkpoint import PartRecord
-from convoy.models.datasets import load_folder
-from convoy.models.errors import JobError
 from convoy.models.samples import PARTS, Dataset, Sample, content_sha256, decode, refuse_broken
 from convoy.models.spec import ImageSpec
-from convoy.models.train_options import parse_validation
 from convoy.models.training.feed import Feed, MemoryFeed, Survey, WorkerFeed, survey, surveyed
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """What is left to learn from, and what is held out; `left_out` of the folder's images are in the data set, too."""
-
-    training: Sequence[Sample]
-    validation: Sequence[Sample]
-    left_out: int = 0
-
-
-def hold_out(dataset: Dataset, wanted: str | None) -> HeldOut:
-    """The training part, and what `--validation` says. Raises UsageError, and JobError where a part has no image or the
-    folder other classes."""
-    samples = dataset.part("train")
-    if wanted is None:
-        return HeldOut(samples, ())
-    choice = parse_validation(wanted)
-    if isinstance(choice, Path):
-        return _from_folder(dataset, choice)
-    apart = [_is_apart(sample, choice) for sample in samples]
-    training = tuple(sample for sample, is_apart in zip(samples, apart, strict=True) if not is_apart)
-    validation = tuple(sample for sample, is_apart in zip(samples, apart, strict=True) if is_apart)
-    if not training or not validation:
-        raise JobError(
-            f"--validation {wanted} of {len(samples)} training images leaves {len(validation)} for validation and "
-            f"{len(training)} to learn from; choose another share"
-        )
-    return HeldOut(training, validation)
-
-
-def _from_folder(dataset: Dataset, folder: Path) -> HeldOut:
-    found = load_folder(folder).in_order_of(dataset.labels)
-    samples = [sample for part in PARTS for sample in found.parts[part]]
-    known = {sample.sha256 for part in PARTS for sample in dataset.parts[part]}
-    validation = tuple(sample for sample in samples if sample.sha256 not in known)
-    if not validation:
-        raise JobError(f"all images of {folder} are in {dataset.name}, too; put others there, or pass a share")
-    return HeldOut(dataset.part("train"), validation, len(samples) - len(validation))
-
-
-def _is_apart(sample: Sample, share: float) -> bool:
-    # Not the bits that chose the part: within one of them those are no longer evenly spread.
-    return int(sample.sha256[-16:-8], 16) < share * 2**32
-
+from convoy.models.training.held_out import HeldOut
 
 Progress = Callable[[int, int], None]
 
