@@ -205,7 +205,15 @@ def make_core(core_options: CoreOptions, **own: Any) -> Core:
 
 
 # What answers a call whose handler fails, or is asked at times when there is no call.
-_NO_HANDLERS = ("http.gate", "grpc.gate", "grpc.opening", "grpc.server", "http.application", "http.connection", "entry")
+_NO_HANDLERS = (
+    "http.gate",
+    "grpc.gate",
+    "grpc.opening",
+    "grpc.server",
+    "http.application",
+    "http.connection",
+    "access",
+)
 
 
 def _with_bugs(switch: Path) -> type[Core]:

@@ -23,7 +23,7 @@ from convoy.models.train import TrainProgress, train
 from convoy.models.train_command import run
 from convoy.models.train_options import TrainOptions, parse_validation
 from convoy.models.training.epochs import EpochRecord
-from convoy.models.training.split_data import hold_out
+from convoy.models.training.held_out import hold_out
 
 
 def write_images(root: Path, count: int, seed: int = 0) -> Path:
