@@ -32,7 +32,7 @@ test: $(VENV)/.dev
 	$(PYTEST) -m "not gpu and not image and not long"
 
 # What is long by nature: crowds of leavers, wheels, whole exports, training over seeds, clusters of Ray.
-test-long: $(VENV)/.ray $(VENV)/.timm
+test-long: $(VENV)/.ray
 	$(PYTEST) -m "long and not alone and not gpu and not image"
 	$(BIN)/python -m pytest -m "alone and not gpu"
 
@@ -104,11 +104,6 @@ peers: $(VENV)/.dev
 gpu-proof: OUT = build/gpu-proof
 gpu-proof:
 	$(PYTHON) -m tests.gpu.proof --out $(OUT) $(if $(CARRIED),--carried $(CARRIED))
-
-# For SOURCE timm:NAME, which only long tests need.
-$(VENV)/.timm: $(VENV)/.dev
-	$(PIP_INSTALL) --editable '.[timm]'
-	touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

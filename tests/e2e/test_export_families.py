@@ -1,4 +1,4 @@
-"""One network of each family of torchvision and timm, and of operators that they lack, through the whole export.
+"""Networks of several families of torchvision, and of operators that they lack, through the whole export.
 
 The weights are random, so nothing is said of accuracy: every file can be made and runs, fp32 answers as torch does, and
 TensorRT builds what is meant for it.
@@ -23,7 +23,6 @@ from tests.support import user_networks
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 TORCHVISION = ("mobilenet_v3_small", "densenet121")
-TIMM = ("mobilevit_xxs",)
 OWN = (
     *("transposed", "pixel_shuffle", "u_net", "resized_inside", "pools", "norms_and_activations"),
     *("vision_transformer", "recurrent_over_columns", "bilinear_pooling", "unfolded", "branch_and_flip", "spectrum"),
@@ -59,13 +58,6 @@ def is_right_in_all_precisions(bundle: Bundle) -> None:
 @pytest.mark.parametrize("name", TORCHVISION)
 def test_a_family_of_torchvision_is_right_in_all_precisions(tmp_path, name):
     is_right_in_all_precisions(exported(f"torchvision:{name}", tmp_path, input="3x64x64"))
-
-
-@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is missing; run pip install convoy[timm]")
-@pytest.mark.parametrize("name", TIMM)
-def test_a_family_of_timm_is_right_in_all_precisions(tmp_path, name):
-    bundle = exported(f"timm:{name}", tmp_path)
-    is_right_in_all_precisions(bundle)
 
 
 @pytest.mark.parametrize("name", OWN)
