@@ -47,7 +47,7 @@ from convoy.models.store import Store, StoredVersion
 from convoy.models.version_policy import allows
 
 _log = logging.getLogger("convoy")
-# So long is waited at the end for the last spans to be sent.
+# How long to wait at the end for the last spans to be sent.
 _LAST_SPANS_S = 2.0
 
 
@@ -167,7 +167,6 @@ class Core:
                 _log.exception("loading the store failed")
             self.load_failure = f"loading {self._store.root} failed: {error}"
         self.initial_load_done = self.catalog.is_complete = True
-        self.catalog.changed()
         self._on_loaded()
         loaded = self.catalog.served()
         if not loaded and not self.control.may_be_empty and self.load_failure is None:

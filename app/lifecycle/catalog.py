@@ -135,7 +135,6 @@ class Catalog:
     """Versions by name."""
 
     def __init__(self) -> None:
-        self.edition = 0
         self.is_complete = False  # once the initial load has ended: what is not here is not there
         self._served: dict[str, dict[int, Served]] = {}
         self._live: dict[ModelKey, Served] = {}
@@ -143,19 +142,15 @@ class Catalog:
 
     def set_loading(self, name: str, version: int) -> None:
         self._others[name, version] = Listing(name, version, ModelState.LOADING)
-        self.changed()
 
     def set_refused(self, name: str, version: int, reason: str) -> None:
         self._others[name, version] = Listing(name, version, ModelState.UNAVAILABLE, reason)
-        self.changed()
 
     def drop_absent(self, name: str, on_disk: Container[int]) -> None:
         """Say nothing more of versions that have left the store."""
         gone = [(one, version) for one, version in self._others if one == name and version not in on_disk]
         for place in gone:
             del self._others[place]
-        if gone:
-            self.changed()
 
     def reason(self, name: str, version: int) -> str:
         """Why it was refused when it was last tried; nothing where it was not."""
@@ -164,8 +159,7 @@ class Catalog:
 
     def forget_refusal(self, name: str, version: int) -> None:
         """What stood in the way is gone, and nothing had to be loaded."""
-        if self._others.pop((name, version), None) is not None:
-            self.changed()
+        self._others.pop((name, version), None)
 
     def add(self, served: Served) -> Served | None:
         """Let new requests find it. What was served under its name and version is withdrawn and returned."""
@@ -174,7 +168,6 @@ class Catalog:
         self._others.pop((name, version), None)
         self._live[served.key] = served
         self._served.setdefault(name, {})[version] = served
-        self.changed()
         return before
 
     def withdraw(self, name: str, version: int) -> Served | None:
@@ -184,7 +177,6 @@ class Catalog:
             served.withdrawn = True
             if not self._served[name]:
                 del self._served[name]
-            self.changed()
         return served
 
     def forget(self, served: Served) -> None:
@@ -235,10 +227,6 @@ class Catalog:
         if served is None:
             raise self._not_found(name, version, versions)
         return served
-
-    def changed(self) -> None:
-        """Something else is found than before."""
-        self.edition += 1
 
     def _not_found(self, name: str, version: int | None, served: Container[int]) -> NotFound | Unavailable:
         # The beginnings of these sentences are Triton's: clients compare them.

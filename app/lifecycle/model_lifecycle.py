@@ -79,7 +79,6 @@ class ModelLifecycle:
             self._scheduler.change_queue(
                 served.key, max_waiting=max_waiting, levels=priorities.levels, default_level=priorities.default
             )
-        self._catalog.changed()
 
     def _put_priorities(self, served: Served) -> None:
         model, asked = served.key.model, self._rules.of(served.key.model)

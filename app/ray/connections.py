@@ -48,9 +48,10 @@ class HotPaths(NamedTuple):
         prefix, path = self.here.prefix, scope["path"]
         if prefix is None or scope["root_path"] or scope["method"] != "POST" or not path.startswith(f"{prefix}/"):
             return None
-        if self.routes.find(path[len(prefix) :]) is None or any(name == _RAYS_TIMEOUT for name, _ in scope["headers"]):
+        inside = path.removeprefix(prefix)
+        if self.routes.find(inside) is None or any(name == _RAYS_TIMEOUT for name, _ in scope["headers"]):
             return None
-        return {**scope, "path": path[len(prefix) :]}
+        return {**scope, "path": inside}
 
 
 class ReplicaConnection(GuardedProtocol):

@@ -142,17 +142,6 @@ class Slab:
         self._count(slot, more)
         return True
 
-    def trim(self, slot: Slot, nbytes: int) -> None:
-        """Make a slot that is being filled as short as this, and give back what was behind."""
-        extent = aligned(max(1, nbytes))
-        rest = slot.extent_bytes - extent
-        if rest:
-            self._extents.give_back(slot.offset + extent, rest)
-            self._taken_bytes -= rest
-            if self.on_freed is not None:
-                self.on_freed()
-        slot.extent_bytes, slot.view = extent, slot.view[:nbytes]
-
     def move(self, refs: Iterable[SlotRef], state: SlotState) -> None:
         """Take slots to their next state; FREE gives their memory back.
 

@@ -1,4 +1,4 @@
-"""Calls to the routes that infer go past ASGI, those that repeat others past the parser, and no client can tell."""
+"""Calls to the routes that infer, alone and one after the other on a connection: each is answered by itself."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ DIGITS = "/predictions/digits"
 SIMPLE = "/v2/models/simple/infer"
 ROWS = "/v2/models/rows/infer"
 BROAD = 16 << 10  # values of a sample of `broad`
-# An escape in a path is for the framework to read.
-ROWS_THROUGH_ASGI = ROWS.replace("rows", "%72ows")
-BOTH_WAYS = pytest.mark.parametrize("path", [ROWS, ROWS_THROUGH_ASGI], ids=["direct", "through-asgi"])
 LENGTH = "Inference-Header-Content-Length"
 STAGES = ("decode_wait", "decode", "queue", "encode")
 CHANGING = {"server-timing", "x-request-id"}
@@ -489,9 +486,8 @@ def unfinished(server: Server) -> int:
     return int(server.stats()["unfinished_requests"])
 
 
-@BOTH_WAYS
-def test_a_client_that_leaves_is_counted_and_leaves_nothing_behind(held: FakeServer, path: str) -> None:
-    asked = rows(1.0, path)
+def test_a_client_that_leaves_is_counted_and_leaves_nothing_behind(held: FakeServer) -> None:
+    asked = rows(1.0)
     before = held.statistics("rows")
     cancelled = metric(held, "convoy_requests_total", outcome="cancelled")
     wires = []
@@ -514,12 +510,11 @@ def test_a_client_that_leaves_is_counted_and_leaves_nothing_behind(held: FakeSer
     assert grown == {"success": 0, "fail": 4}, "nobody was answered"
 
 
-@BOTH_WAYS
-def test_a_full_queue_turns_away_those_it_knows_too(held: FakeServer, path: str) -> None:
+def test_a_full_queue_turns_away_those_it_knows_too(held: FakeServer) -> None:
     rejected = metric(held, "convoy_rejected_total", reason="queue_full")
     wires = [Wire(held.port) for _ in range(12)]
     for number, wire in enumerate(wires):
-        wire.send(rows(float(number), path).whole())
+        wire.send(rows(float(number)).whole())
     wait_until(lambda: metric(held, "convoy_rejected_total", reason="queue_full") > rejected, "some are refused")
     held.switch_off("hold")
     replies = [wire.reply() for wire in wires]
@@ -535,7 +530,7 @@ def test_a_full_queue_turns_away_those_it_knows_too(held: FakeServer, path: str)
         lambda: metric(held, "convoy_rejected_total", reason="queue_full") == rejected + refusals, "it is counted"
     )
     for wire in wires:
-        tensors(ask(wire, rows(1.0, path)))
+        tensors(ask(wire, rows(1.0)))
         wire.close()
 
 
@@ -682,7 +677,7 @@ def test_what_follows_a_picture_is_answered_as_if_nothing_had_been_before(
         alone.send(request)
         expected = same_answer(alone.reply())
     with Wire(demo.port) as wire:
-        for body in (SEVEN, TWO, SEVEN):  # from the second on the head is known
+        for body in (SEVEN, TWO, SEVEN):
             assert wire.ask(DIGITS, body).json()["predictions"][0]["label"] == ("7" if body is SEVEN else "2")
         if in_pieces:
             for at in range(0, len(request), 700):  # whether they come together is up to the system

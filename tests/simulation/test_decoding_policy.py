@@ -53,7 +53,6 @@ class Decoders:
     most_ahead: Counter[ModelKey] = field(default_factory=Counter)
     most_at_once: int = 0
     _working: int = 0
-    given: dict[int, int] = field(default_factory=dict)
     _ahead: Counter[ModelKey] = field(default_factory=Counter)
     _events: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
     _ids: count[int] = field(default_factory=count)
@@ -81,12 +80,12 @@ class Decoders:
             self._refused(refusal)
 
     def _refused(self, refusal: NotDecoded) -> None:
-        assert refusal.job.id not in self.given
+        assert refusal.job.id not in self.began
         self.refused[refusal.job.id] = (refusal.why, self.now_ns)
 
     def _leave(self, job: DecodeJob) -> None:
         self.left.add(job.id)
-        if job.id not in self.given and job.id not in self.refused:
+        if job.id not in self.began and job.id not in self.refused:
             withdraw(self.state, job)
 
     def _reserve(self, job: DecodeJob) -> bool:
@@ -107,7 +106,7 @@ class Decoders:
         assert job.id not in self.left, "nobody waits for it"
         self._working += 1
         self.most_at_once = max(self.most_at_once, self._working)
-        self.given[job.id] = self.began[job.id] = self.now_ns
+        self.began[job.id] = self.now_ns
         if job.key is not None and job.most_ahead:
             self._ahead[job.key] += 1
             self.most_ahead[job.key] = max(self.most_ahead[job.key], self._ahead[job.key])
@@ -347,8 +346,8 @@ def test_whatever_comes(jobs: list[tuple[object, ...]], threads: int, answer_ms:
     for one in made:
         outcomes = (one.id in play.ended_at) + (one.id in play.refused)
         assert outcomes == 1 or (outcomes == 0 and one.id in play.left)
-        if one.id in play.given and one.expiry_ns is not None and one.level:
-            assert play.given[one.id] < one.expiry_ns
+        if one.id in play.began and one.expiry_ns is not None and one.level:
+            assert play.began[one.id] < one.expiry_ns
         if one.needs_bytes > play.memory_bytes:
             assert one.id not in play.began
     assert all(most <= 4 for most in play.most_ahead.values())

@@ -72,13 +72,6 @@ class SlabMachine(RuleBasedStateMachine):
         assert len(slot.view) in (len(before), nbytes)
         slot.view[:] = bytes([self.marks[slot.ref]]) * len(slot.view)
 
-    @rule(slot=live_slots, share=st.floats(0, 1))
-    def trim(self, slot: Slot, share: float) -> None:
-        if slot.ref in self.live:
-            before, nbytes = bytes(slot.view), int(share * len(slot.view))
-            self.slab.trim(slot, nbytes)
-            assert bytes(slot.view) == before[:nbytes]
-
     @rule(slot=live_slots, state=st.sampled_from(SlotState))
     def move(self, slot: Slot, state: SlotState) -> None:
         if slot.ref not in self.live:

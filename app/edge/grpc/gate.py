@@ -114,12 +114,8 @@ class GrpcGate:
         begin_span: Callable[[GrpcCall], RequestSpan | None] = lambda call: None,
     ) -> None:
         self._current_load, self._begin_span = current_load, begin_span
-        self._access_log, self._room, self._max_calls, self._on_turned_away = (
-            access_log,
-            room,
-            max_calls,
-            on_turned_away,
-        )
+        self._access_log, self._room = access_log, room
+        self._max_calls, self._on_turned_away = max_calls, on_turned_away
         self._open_calls = 0
 
     @property

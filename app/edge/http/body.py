@@ -23,8 +23,8 @@ from convoy.app.submission.refusals import no_room
 from convoy.models.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
 
 Result = TypeVar("Result")
-SMALL_BYTES = 64 << 10
-# Of the slab, for all uploads above `SMALL_BYTES` together while they arrive.
+_SMALL_BYTES = 64 << 10
+# Of the slab, for all uploads above `_SMALL_BYTES` together while they arrive.
 _UPLOADS_SHARE = 0.75
 # A time limit that passes while there may be bytes to read is looked at again so much later.
 LOOK_AGAIN_S = 0.1
@@ -60,19 +60,19 @@ def declared_length(headers: dict[bytes, bytes], limits: BodyLimits) -> int | No
 class UploadRoom:
     """Shares a slab's room among the bodies that are still arriving. Belongs to one event loop.
 
-    They are in memory of their own, which the slab counts. Those above `SMALL_BYTES` leave a part of it free, except
+    They are in memory of their own, which the slab counts. Those above `_SMALL_BYTES` leave a part of it free, except
     the oldest of them, so that uploads never all wait for each other.
     """
 
     def __init__(self, slab: Slab) -> None:
         self._slab = slab
-        self._uploads: dict[BodyReader, int] = {}  # above SMALL_BYTES, the oldest first
+        self._uploads: dict[BodyReader, int] = {}  # above _SMALL_BYTES, the oldest first
         self._waiting: dict[asyncio.Future[None], None] = {}  # the one that has waited longest first
         self._is_waking = False
 
     def take(self, upload: BodyReader, held: int, more: int) -> bool:
         """Count `more` bytes of an upload that holds some; False, and nothing is counted: there is no room now."""
-        if held + more > SMALL_BYTES:
+        if held + more > _SMALL_BYTES:
             self._uploads.setdefault(upload, held)
             is_oldest = next(iter(self._uploads)) is upload
             if not is_oldest and sum(self._uploads.values()) + more > _UPLOADS_SHARE * self._slab.capacity_bytes:
@@ -121,7 +121,7 @@ class BodyReader:
         """Raises BodyTooLarge where the slab can never hold it."""
         self._call, self._declared, self._limits, self._room = call, declared or 0, limits, room
         self._small = b""
-        self._large: mmap.mmap | None = None  # above SMALL_BYTES; only what has arrived takes memory
+        self._large: mmap.mmap | None = None  # above _SMALL_BYTES; only what has arrived takes memory
         self._held_bytes = 0
         self._stalled_s = 0.0  # nobody read here; that time is not the client's
         if not call.may_ever_hold(self._declared):
@@ -154,7 +154,7 @@ class BodyReader:
         if not self._room.take(self, self._held_bytes, len(piece)):
             return False
         end = self._held_bytes + len(piece)
-        if self._large is None and end <= SMALL_BYTES:
+        if self._large is None and end <= _SMALL_BYTES:
             self._small += piece
         else:
             if self._large is None:
@@ -212,39 +212,6 @@ async def _next_message(receive: Receive, until_s: float, patience_s: float) -> 
             return await receive()
     except TimeoutError:
         raise too_slow(patience_s) from None
-
-
-def grow(call: Call, slot: Slot, filled: int, needed: int, limits: BodyLimits) -> Slot:
-    """A slot of up to twice the size, and at least of what is needed, with the same first bytes. Raises Overloaded.
-
-    It stays where it is if there is room behind it; else for a moment the body needs room twice.
-    """
-    twice = wanted = min(limits.max_bytes, max(needed, 2 * len(slot.view)))
-    while not call.core.slab.extend(slot, wanted):
-        if wanted == needed:
-            break
-        wanted = needed + (wanted - needed) // 2  # a byte at a time would take for ever
-    else:
-        return slot
-    try:
-        larger = reserve_up_to(call, twice, needed)
-    except BodyTooLarge:
-        if not call.may_ever_hold(needed - slot.extent_bytes):
-            raise
-        raise no_room(
-            needed, call.core.slab
-        ) from None  # it would fit where it lies, but for what others have there now
-    larger.view[:filled] = slot.view[:filled]
-    call.release(slot)
-    return larger
-
-
-def reserve_up_to(call: Call, wanted: int, needed: int) -> Slot:
-    """A slot of the bytes that are wanted, or at least of those that are needed. Raises Overloaded."""
-    try:
-        return call.reserve(wanted)
-    except (Overloaded, BodyTooLarge):
-        return call.reserve(needed)
 
 
 def too_slow(patience_s: float) -> RequestTimeout:

@@ -10,12 +10,14 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from convoy.app.edge.http.body import Body, grow, reserve_up_to, too_large
+from convoy.app.edge.http.body import Body, too_large
 from convoy.app.edge.http.replies import Reply
 from convoy.app.edge.oip.call import Call
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.options import BodyLimits
-from convoy.models.errors import InvalidRequest, UnsupportedCompression
+from convoy.app.scheduling.slab import Slot
+from convoy.app.submission.refusals import no_room
+from convoy.models.errors import BodyTooLarge, InvalidRequest, Overloaded, UnsupportedCompression
 
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 _KNOWN_AS = {"gzip": "gzip", "deflate": "deflate, which in HTTP is zlib's format"}
@@ -44,7 +46,7 @@ async def inflate(body: Body, encoding: bytes, call: Call, decoder: Decoder, lim
     """The body as it was before it was compressed. Raises InvalidRequest, BodyTooLarge or Overloaded."""
     inflater = _Inflater(body.view, encoding)
     guessed = min(limits.max_bytes, max(_READ_BYTES, _GUESSED_RATIO * body.nbytes))
-    slot = reserve_up_to(call, guessed, min(limits.max_bytes, max(_READ_BYTES, body.nbytes)))
+    slot = _reserve_up_to(call, guessed, min(limits.max_bytes, max(_READ_BYTES, body.nbytes)))
     filled = 0
     while True:
         work = DecodeWork("inflate", len(slot.view), (body.slot, slot))
@@ -54,7 +56,40 @@ async def inflate(body: Body, encoding: bytes, call: Call, decoder: Decoder, lim
             return Body(slot, filled)
         if filled >= limits.max_bytes:
             raise too_large(filled + 1, limits)
-        slot = grow(call, slot, filled, filled + 1, limits)
+        slot = _grow(call, slot, filled, filled + 1, limits)
+
+
+def _grow(call: Call, slot: Slot, filled: int, needed: int, limits: BodyLimits) -> Slot:
+    """A slot of up to twice the size, and at least of what is needed, with the same first bytes. Raises Overloaded.
+
+    It stays where it is if there is room behind it; else for a moment the body needs room twice.
+    """
+    twice = wanted = min(limits.max_bytes, max(needed, 2 * len(slot.view)))
+    while not call.core.slab.extend(slot, wanted):
+        if wanted == needed:
+            break
+        wanted = needed + (wanted - needed) // 2  # a byte at a time would take for ever
+    else:
+        return slot
+    try:
+        larger = _reserve_up_to(call, twice, needed)
+    except BodyTooLarge:
+        if not call.may_ever_hold(needed - slot.extent_bytes):
+            raise
+        raise no_room(
+            needed, call.core.slab
+        ) from None  # it would fit where it lies, but for what others have there now
+    larger.view[:filled] = slot.view[:filled]
+    call.release(slot)
+    return larger
+
+
+def _reserve_up_to(call: Call, wanted: int, needed: int) -> Slot:
+    """A slot of the bytes that are wanted, or at least of those that are needed. Raises Overloaded."""
+    try:
+        return call.reserve(wanted)
+    except (Overloaded, BodyTooLarge):
+        return call.reserve(needed)
 
 
 class _Inflater:

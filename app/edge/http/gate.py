@@ -101,10 +101,6 @@ class RequestContext:
         _errors.error("%s failed; this is a bug", in_line(call), exc_info=error)
         return internal_error(self.own_id)
 
-    def wants_line(self) -> bool:
-        """Whether the access log has a line about it."""
-        return self._access_log.wants_line(self._is_error, self._took_ms)
-
     def log(self, client: str, call: str, inference: Call | None) -> None:
         status = str(self.status or "left")  # the client closed the connection before there was an answer
         self._access_log.log(

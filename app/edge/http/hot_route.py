@@ -23,6 +23,7 @@ from convoy.app.edge.oip.predicting import check_timeout_ms
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.outcomes import CANCELLED, FAILED
+from convoy.app.scheduling.request import SECOND_NS
 from convoy.models.errors import RequestError
 
 _log = logging.getLogger("convoy")
@@ -35,6 +36,7 @@ class HttpHead:
 
     headers: dict[bytes, bytes]
     query: Mapping[str, str]
+    timeout_ms: float | None = None  # the client's or the model's default, once the model is known; None: no limit
 
 
 def parsed_query(raw: bytes) -> Mapping[str, str]:
@@ -86,11 +88,7 @@ class HotRoute(ABC):
         assert call.served is not None, "begin() has found it; this is a bug"
         reply = await self.answer(call, head, call.served, body)
         wanted = reply_encoding(head.headers, reply)
-        return reply if wanted is None else await self.compressed(reply, wanted)
-
-    async def compressed(self, reply: Reply, encoding: bytes) -> Reply:
-        """The reply, compressed beside the event loop."""
-        return await self.decoder.run_owed(compress, reply, encoding)
+        return reply if wanted is None else await self.decoder.run_owed(compress, reply, wanted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, from its head to its last byte."""
@@ -101,7 +99,8 @@ class HotRoute(ABC):
         scope[CALL_IN_SCOPE] = call
         try:
             reader = self.begin(call, head, scope["path_params"])
-            body = await reader.read(receive, self._deadline_s(call, head))
+            head.timeout_ms = self._timeout_ms(head, call)
+            body = await reader.read(receive, _deadline_s(call, head.timeout_ms))
             call.watch_client(_until_client_leaves(receive))
             reply = await self.reply(call, head, body)
             ending = reply.ending
@@ -118,24 +117,25 @@ class HotRoute(ABC):
         finally:
             call.end(ending)
 
-    def _deadline_s(self, call: Call, head: HttpHead) -> float | None:
-        """When the answer is worthless, by the event loop's clock; None: no limit. Raises InvalidRequest."""
-        assert call.served is not None, "begin() has found it; this is a bug"
-        deadline_ns = call.deadline_ns(self.timeout_ms(head, call.served))
-        if deadline_ns is None:
-            return None
-        return asyncio.get_running_loop().time() + (deadline_ns - time.monotonic_ns()) / 1e9
-
-    def timeout_ms(self, head: HttpHead, served: Served) -> float | None:
+    def _timeout_ms(self, head: HttpHead, call: Call) -> float | None:
         """The client's time from the query, else the default; None: no limit. Raises InvalidRequest."""
         asked = head.query.get("timeout_ms")
         if asked is None:
-            return self.options.timeout_ms(served.key.model)
+            assert call.served is not None, "begin() has found it; this is a bug"
+            return self.options.timeout_ms(call.served.key.model)
         try:
             timeout_ms = float(asked)
         except ValueError:
             timeout_ms = -1.0
         return check_timeout_ms(timeout_ms, asked)
+
+
+def _deadline_s(call: Call, timeout_ms: float | None) -> float | None:
+    """When the answer is worthless, by the event loop's clock; None: no limit."""
+    deadline_ns = call.deadline_ns(timeout_ms)
+    if deadline_ns is None:
+        return None
+    return asyncio.get_running_loop().time() + (deadline_ns - time.monotonic_ns()) / SECOND_NS
 
 
 async def _until_client_leaves(receive: Receive) -> None:

@@ -30,7 +30,7 @@ class InferRoute(HotRoute):
 
     async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
         started_ns = time.monotonic_ns()
-        timeout_ms, header_length = self.timeout_ms(head, served), _header_length(head)
+        timeout_ms, header_length = head.timeout_ms, _header_length(head)
         meaning, wait_ns = await self._parse(call, body, header_length, served, timeout_ms)
         request = request_for(meaning, served, call, within(meaning.terms, timeout_ms))
         call.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)

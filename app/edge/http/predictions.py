@@ -56,7 +56,7 @@ class PredictionsRoute(HotRoute):
         check_takes_pictures(served)
 
     async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
-        wanted, terms = _wanted(head, served), Terms(self.timeout_ms(head, served))
+        wanted, terms = _wanted(head, served), Terms(head.timeout_ms)
         picture = EncodedPicture(body.view, (body.slot,))
         if not picture.kind:
             content_type = head.headers.get(b"content-type", b"")

@@ -104,11 +104,6 @@ class Call:
         self._presence: asyncio.Future[None] | None = None
         self._has_begun = self._has_ended = self._client_left = False
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether all that it held is another's."""
-        return self._has_ended
-
     def begin(self) -> None:
         """Make it one that is owed an answer, until its end. Raises Unavailable when the server is shutting down."""
         self.core.begin_call()
@@ -117,13 +112,9 @@ class Call:
     def find(self, model: str, version: str | None) -> Served:
         """Hold the version that it asks for until its end. Raises Unavailable when that is not ready, and NotFound."""
         served = find_served(self.core.catalog, model, version)
-        self.hold(served)
-        return served
-
-    def hold(self, served: Served) -> None:
-        """The same for a version that has just been found."""
         served.enter()
         self.served = served
+        return served
 
     def decoded(self, ns: int, wait_ns: int = 0) -> None:
         """An input of it waited so long for its turn, and then took so long to read; a form has several."""

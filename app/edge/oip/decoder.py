@@ -194,7 +194,7 @@ class Decoder:
         self._look_soon()
 
     def _look_soon(self) -> None:
-        # After this turn: whoever else comes in it may share a hand-over, or be shorter.
+        # After this turn: another job that comes in it may be more urgent.
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._look)
