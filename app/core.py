@@ -1,6 +1,6 @@
 """The core: engines, scheduler, metrics and statistics in one object. No HTTP, no globals, no signals.
 
-Any host can run it: it needs one asyncio event loop, `start`, `take` and `stop`.
+Any host can run it: it needs one asyncio event loop, `start` and `stop`.
 """
 
 from __future__ import annotations
@@ -9,40 +9,37 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
 
+from convoy.app.calls.open_calls import OpenCalls
+from convoy.app.calls.shared_memory import SharedMemory
 from convoy.app.engines.plan_builder import PlanBuilder
-from convoy.app.host import logs
 from convoy.app.lifecycle.catalog import Catalog
 from convoy.app.lifecycle.control import ControlOptions, ModelControl
 from convoy.app.lifecycle.health import Health, HealthOptions
 from convoy.app.lifecycle.lanes import Lanes
 from convoy.app.lifecycle.load_watch import CoreLoad, LoadWatch
 from convoy.app.lifecycle.loads import LoadVersion, load_giving_way
-from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
-from convoy.app.lifecycle.queue_options import QueueRules
+from convoy.app.lifecycle.model_lifecycle import ModelLifecycle, QueueRules
+from convoy.app.lifecycle.remote_store import RemoteStore
 from convoy.app.lifecycle.reports import Reports
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.upgrades import Upgrades
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
-from convoy.app.outcomes import Refusal
-from convoy.app.remote.remote_store import RemoteStore
-from convoy.app.scheduling.request import Done, ModelKey, Request
+from convoy.app.scheduling.request import ModelKey
 from convoy.app.scheduling.scheduler import Scheduler
-from convoy.app.scheduling.slab import Slab, Slot
-from convoy.app.submission.refusals import no_room, refused
-from convoy.app.submission.shared_memory import SharedMemory
+from convoy.app.scheduling.slab import Slab
+from convoy.app.server import logs
 from convoy.app.telemetry.gpu_metrics import GpuWatch
 from convoy.app.telemetry.ledger import Ledger
 from convoy.app.telemetry.metrics import EngineMetrics, Metrics, ShapeMetrics, TritonMetrics
 from convoy.app.telemetry.process_metrics import ProcessMetrics
-from convoy.app.tracing.spans import Tracing
+from convoy.app.telemetry.tracing import Tracing
 from convoy.app.version import VERSION
-from convoy.models.errors import ConvoyError, Unavailable, UsageError
+from convoy.models.errors import ConvoyError, UsageError
 from convoy.models.store import Store, StoredVersion
 from convoy.models.version_policy import allows
 
@@ -85,11 +82,9 @@ class Core:
         plan_builder: PlanBuilder | None = None,
     ) -> None:
         self.leaving = False  # said to be not ready, but still serving
-        self.draining = False  # taking no new calls
-        self.open_calls = 0  # that are owed an answer
+        self.calls = OpenCalls()
         self.waiting_to_decode: Callable[[], int] = lambda: 0
         self.tracing: Tracing | None = None  # None: no call has a span
-        self._last_has_ended = asyncio.Event()  # when it has been said that no new one may begin
         self._store, self.load_options = _open(options), options.load
         self._on_loaded, self._on_fatal = on_loaded, on_fatal
         self.started_s = time.monotonic()
@@ -151,7 +146,7 @@ class Core:
 
     async def stop(self) -> None:
         """Stop watching, give the engines' memory back, and send the last spans. What still runs is abandoned."""
-        self.leaving = self.draining = True
+        self.leaving = self.calls.draining = True
         await self._tasks.cancel()
         await self.lifecycle.close()
         await self.lanes.unlock_pages()
@@ -223,63 +218,15 @@ class Core:
         self.lifecycle.change_rules(queues)
         self.control.change_loads(load_by_model)
 
-    # Calls
-
-    def begin_call(self) -> None:
-        """From here to `end_call` a client waits, and `drain` waits for it. Raises Unavailable when draining.
-
-        A call begins before its body is read: a client that was still sending when the end was announced
-        is as much owed an answer as one that waits in the queue.
-        """
-        if self.draining:
-            raise Unavailable("the server is shutting down; send the request to another one", reason=Refusal.DRAINING)
-        self.open_calls += 1
-
-    def end_call(self) -> None:
-        """The client has its answer, or has gone."""
-        self.open_calls -= 1
-        if self.draining and not self.open_calls:
-            self._last_has_ended.set()
+    @property
+    def open_calls(self) -> int:
+        """How many calls are owed an answer."""
+        return len(self.calls)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no new call; whether every call that had begun ended within the time."""
-        self.leaving = self.draining = True
-        if self.open_calls:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._last_has_ended.wait(), timeout_s)
-        return self.open_calls == 0
-
-    # Requests
-
-    def reserve(self, nbytes: int) -> Slot:
-        """Memory for a body or a tensor. Raises Overloaded when too many bytes are in flight."""
-        slot = self.slab.reserve(nbytes)
-        if slot is None:
-            raise no_room(nbytes, self.slab)
-        return slot
-
-    def take(self, request: Request, on_done: Callable[[Done], None]) -> None:
-        """Queue the request; `on_done` is called once, unless it is cancelled before.
-
-        Raises Overloaded, DeadlineExceeded or Unavailable when it is not taken; then its slots stay the caller's.
-        """
-        served = self.catalog.live(request.key)
-        if not served.takes_requests:
-            sentence = f"the engine of '{request.key.model}' is being replaced; send the request again"
-            raise Unavailable(sentence, reason=Refusal.NOT_READY)
-
-        refusal = self.scheduler.submit(request, on_done)
-        if refusal is not None:
-            self.request_failed(request.key, "REJECTED", time.monotonic_ns() - request.arrival_ns)
-            raise refused(request, refusal, self.max_waiting(request.key))
-
-    def cancel(self, request: Request, reason: str) -> None:
-        """Nobody waits any more. The request leaves the queue; a run that has begun goes on for the others.
-
-        `reason` is one of the statistics' failures, as which it counts whatever becomes of its batch.
-        """
-        if self.scheduler.cancel(request.id):
-            self.request_failed(request.key, reason, time.monotonic_ns() - request.arrival_ns)
+        """Take no new call. Returns whether every call that had begun ended within the time."""
+        self.leaving = True
+        return await self.calls.drain(timeout_s)
 
 
 def _load_fetched(

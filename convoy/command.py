@@ -3,8 +3,8 @@
 Every option has a twin in the environment, `CONVOY_` and the option's name, or `CONVOY_EXPORT_MAX_BATCH` where
 another command has an option of that name that means something else. Priority: command line, environment, the file of
 `serve`, default.
-Exit codes: 0 done, 1 the job failed, 2 wrong call; `serve` has more (`convoy.app.main`). What went wrong is one line on
-stderr, so that stdout holds nothing but the answer.
+Exit codes: 0 done, 1 the job failed, 2 wrong call; `serve` has more (`convoy.app.server.main`). What went wrong is one
+line on stderr, so that stdout holds nothing but the answer.
 """
 
 from __future__ import annotations
@@ -267,20 +267,20 @@ def doctor(
 ) -> None:
     """Show devices, libraries, plans, and which engines can run here and why the others cannot."""
     from convoy.app.commands.doctor import run
-    from convoy.app.settings import read_settings
+    from convoy.app.config.settings import read_settings
 
     settings = read_settings({} if plan_cache is None else {"plan_cache": plan_cache})
     run(json, settings.plan_folder(), _console())
 
 
-@_of_record("convoy.app.batch_job.job", "BatchOptions")
+@_of_record("convoy.app.batch.job", "BatchOptions")
 def batch(**asked: Any) -> None:
     """Label millions of images into parquet files; the same command goes on where it stopped."""
     try:
-        from convoy.app.batch_job.command import run
+        from convoy.app.batch.command import run
     except ModuleNotFoundError as error:
         raise UsageError(f"convoy batch needs {error.name}; pip install 'convoy-serve[batch]'") from error
-    from convoy.app.batch_job.job import BatchOptions
+    from convoy.app.batch.job import BatchOptions
 
     raise typer.Exit(run(BatchOptions(**asked), _console()))
 
@@ -288,8 +288,8 @@ def batch(**asked: Any) -> None:
 @cli.command(name="serve")
 def _serve(context: typer.Context, **given: object) -> None:
     """Serve the models of a store over HTTP and gRPC."""
-    from convoy.app.main import serve
-    from convoy.app.settings import read_settings
+    from convoy.app.config.settings import read_settings
+    from convoy.app.server.main import serve
 
     raise typer.Exit(serve(read_settings(_on_command_line(context, given)), _unknown_variables(os.environ)))
 
@@ -298,7 +298,7 @@ def _serve(context: typer.Context, **given: object) -> None:
 def _show(context: typer.Context, json: bool, **given: object) -> None:
     """Print what holds with these options of `serve`, and whence."""
     from convoy.app.commands.config import show
-    from convoy.app.settings import read_settings
+    from convoy.app.config.settings import read_settings
 
     show(read_settings(_on_command_line(context, given)), json)
 
@@ -320,8 +320,8 @@ def _on_command_line(context: typer.Context, given: dict[str, object]) -> dict[s
 
 def _unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Those that begin as the options' twins do and are none of any command, each with the nearest of `serve`."""
-    from convoy.app.setting_sources import PREFIX
-    from convoy.app.settings import Settings
+    from convoy.app.config.settings import Settings
+    from convoy.app.config.sources import PREFIX
 
     options = {name.upper() for name in Settings.model_fields}
     asked = {
@@ -369,7 +369,7 @@ def _tell(function: Any, parameters: list[python_inspect.Parameter]) -> None:
 
 
 def _of_settings() -> Iterator[python_inspect.Parameter]:
-    from convoy.app.settings import Settings, has_names
+    from convoy.app.config.settings import Settings, has_names
 
     for name, field in Settings.model_fields.items():
         if has_names(field):

@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from convoy.app.batch import EngineFailure
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cpu import cpu_budget
 from convoy.export.ahead import accepted
 from convoy.export.assemble import Measured, make_canary, provenance, publish, remarked, verdicts

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from convoy.app.batch import EngineFailure
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cpu import cpu_budget
 from convoy.export.ahead import judged_by_builder
 from convoy.export.assemble import judged_by_speed, publish_again

@@ -31,52 +31,58 @@ def app(*rooms: str) -> tuple[str, ...]:
     return tuple(f"{APP}.{room}" for room in rooms)
 
 
-BELOW_ALL = ("host", "batch", "outcomes", "scheduling", "submission", "tracing", "version")
-BELOW_THE_CORE = (*BELOW_ALL, "remote", "engines", "loading", "telemetry", "lifecycle")
-BELOW_THE_EDGES = (*BELOW_ALL, "telemetry.statistics", "telemetry.observed", "lifecycle", "core")
+OF_CALLS = ("calls.open_calls", "calls.shared_memory")
+SERVED = ("lifecycle", "core", "calls", "protocol", "pictures")
 # What each room may import of ours beside itself, from the bottom up. The first row that fits a module counts.
 WALLS: dict[str, tuple[str, ...]] = {
     MODELS: (),
     f"{APP}.version": (),
-    f"{APP}.batch": (),
-    f"{APP}.listeners": (),
-    f"{APP}.outcomes": (f"{MODELS}.errors",),
-    f"{APP}.host": (f"{MODELS}.errors", f"{MODELS}.files", f"{MODELS}.tls"),
-    f"{APP}.scheduling": app("batch", "listeners"),
-    f"{APP}.engines": (MODELS, *app("batch")),
-    f"{APP}.loading": (MODELS, *app("batch", "engines")),
-    f"{APP}.tracing": (f"{MODELS}.errors", *app("batch", "outcomes", "scheduling", "version")),
-    f"{APP}.telemetry": (MODELS, *app("batch", "outcomes", "engines", "scheduling", "tracing", "version")),
-    f"{APP}.submission": (MODELS, *app("outcomes", "scheduling")),
-    f"{APP}.remote": (MODELS,),
+    f"{APP}.server.main": (MODELS, APP),
+    f"{APP}.server": (f"{MODELS}.errors", f"{MODELS}.files", f"{MODELS}.tls"),
+    f"{APP}.engines.batch": (),
+    f"{APP}.scheduling": app("engines.batch"),
+    f"{APP}.engines": (MODELS, *app("engines.batch")),
+    f"{APP}.loading": (MODELS, *app("engines.batch", "engines")),
+    f"{APP}.telemetry": (MODELS, *app("engines.batch", "engines", "scheduling", "version")),
     f"{APP}.lifecycle": (
         MODELS,
-        *app("host", "remote", "batch", "outcomes", "scheduling", "engines", "loading", "telemetry"),
+        *app("server", "engines.batch", "scheduling", "engines", "loading", "telemetry"),
     ),
-    f"{APP}.core": (MODELS, *app(*BELOW_THE_CORE)),
-    # What both wires need lies in these two, which know none; the wires do not know each other.
-    f"{APP}.edge.oip": (MODELS, *app(*BELOW_THE_EDGES, "edge")),
-    f"{APP}.edge.http": (MODELS, *app(*BELOW_THE_EDGES, "edge", "edge.oip")),
-    f"{APP}.edge.grpc": (MODELS, *app(*BELOW_THE_EDGES, "edge", "edge.oip")),
-    f"{APP}.edge": (MODELS, *app(*BELOW_THE_EDGES)),
-    f"{APP}.config_file": (f"{MODELS}.errors",),
-    f"{APP}.setting_sources": (f"{MODELS}.errors", *app("config_file")),
-    f"{APP}.model_settings": app("engines", "loading", "lifecycle"),
-    f"{APP}.settings": (MODELS, APP),
-    f"{APP}.reload": (MODELS, *app(*BELOW_THE_CORE, "core", "settings", "edge")),
-    f"{APP}.ray": (MODELS, *app(*BELOW_THE_CORE, "core", "settings", "edge", "edge.oip", "edge.http", "python")),
-    f"{APP}.main": (MODELS, APP),
+    # What a core has of calls: their table, and registered shared memory.
+    f"{APP}.calls.open_calls": (MODELS, *app("telemetry")),
+    f"{APP}.calls.shared_memory": (MODELS,),
+    f"{APP}.core": (
+        MODELS,
+        *app("server", "scheduling", "engines", "loading", "telemetry", "lifecycle", "version", *OF_CALLS),
+    ),
+    f"{APP}.calls": (
+        MODELS,
+        *app("server", "engines.batch", "scheduling", "telemetry", "lifecycle", "core", *OF_CALLS),
+    ),
+    f"{APP}.protocol": (
+        MODELS,
+        *app("engines.batch", "scheduling", "telemetry", *SERVED[:3], "calls.shared_memory", "version"),
+    ),
+    f"{APP}.pictures": (MODELS, *app("engines.batch", "scheduling", "telemetry", *SERVED[:4])),
+    # The two wires do not know each other.
+    f"{APP}.http": (MODELS, *app("server", "scheduling", "telemetry", "version", "calls.shared_memory", *SERVED)),
+    f"{APP}.grpc": (MODELS, *app("server", "scheduling", "telemetry", "calls.shared_memory", *SERVED)),
+    f"{APP}.config.sources": (f"{MODELS}.errors",),
+    f"{APP}.config.model_settings": app("engines", "loading", "lifecycle"),
+    f"{APP}.config": (MODELS, APP),
+    f"{APP}.ray": (MODELS, APP),
     # Of the server it knows what a request and an answer are, so that a program has the same records either way.
-    f"{APP}.client": (MODELS, *app("edge", "python")),
+    f"{APP}.client": (MODELS, *app("calls", "pictures", "python")),
     f"{APP}.commands": (MODELS, APP),
     f"{APP}.python": (MODELS, APP),
-    f"{APP}.batch_job": (MODELS, APP),
-    EXPORT: (MODELS, *app("batch", "engines")),
+    f"{APP}.batch": (MODELS, APP),
+    f"{APP}.__main__": (MODELS, APP),
+    EXPORT: (MODELS, *app("engines.batch", "engines")),
     # The bound that a server is held against is made of that server's own parts.
-    f"{LOADTEST}.peers.bare": (MODELS, *app("batch", "engines")),
+    f"{LOADTEST}.peers.bare": (MODELS, *app("engines.batch", "engines")),
     LOADTEST: (
         *(f"{MODELS}.{name}" for name in ("errors", "option", "page", "tls")),
-        *(f"{LOADTEST}.peers.bare", *app("scheduling", "engines.onnx_session")),
+        *(f"{LOADTEST}.peers.bare", *app("engines.batch", "scheduling", "engines.onnx_session")),
     ),
     "convoy": (MODELS, EXPORT, LOADTEST, APP),
 }

@@ -40,12 +40,12 @@ PROGRAMS = {
 PROGRAMS |= {"model_signing", "openssl", "python", "serve"}  # Ray's `serve`
 # What does the work of each subcommand, once its options have been read and checked.
 WORK = {
-    "convoy.app.batch_job.command": "run",
+    "convoy.app.batch.command": "run",
     "convoy.app.commands.config": "show",
     "convoy.app.commands.doctor": "run",
     "convoy.app.commands.inspect": "run",
     "convoy.app.commands.predict": "predict",
-    "convoy.app.main": "serve",
+    "convoy.app.server.main": "serve",
     "convoy.export.build_command": "run",
     "convoy.export.command": "run",
     "convoy.loadtest.command": "run",

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from convoy.app.calls.timing import Timing
 from convoy.app.client.errors import NOT_A_SERVER
 from convoy.app.client.records import Sight
-from convoy.app.edge.boxes import Detection
-from convoy.app.edge.class_map import ClassShare
-from convoy.app.edge.scores import Prediction
-from convoy.app.edge.timing import Timing
+from convoy.app.pictures.answering import Detection
+from convoy.app.pictures.class_map import ClassShare
+from convoy.app.pictures.scores import Prediction
 from convoy.app.python.records import Classification, Detections, Segmentation
 from convoy.models.errors import RequestError
 from convoy.models.geometry import UNSEEN

@@ -7,7 +7,7 @@ import shutil
 import sys
 from typing import Any, NamedTuple
 
-from convoy.app.settings import Settings
+from convoy.app.config.settings import Settings
 
 
 class Shown(NamedTuple):

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from convoy.app.engines.limits import share_of_limit
 from convoy.app.engines.speedup import best_per_sample_ms
+from convoy.app.lifecycle.remote_files import RemoteError, is_url
+from convoy.app.lifecycle.remote_store import RemoteStore
 from convoy.app.loading.bare_model import read_bare_model
-from convoy.app.remote.remote_files import RemoteError, is_url
-from convoy.app.remote.remote_store import RemoteStore
 from convoy.models.bundle import (
     BUSY_MARK,
     ON_CPU,
@@ -81,7 +81,7 @@ def run(place: str | None, name: str | None, console: Console) -> int:
 def _open(place: str, name: str | None) -> Store | RemoteStore:
     """Raises UsageError."""
     if is_url(place):
-        from convoy.app.settings import read_settings  # which imports the server
+        from convoy.app.config.settings import read_settings  # which imports the server
 
         cache_folder = read_settings({}).store_cache_folder()
         return RemoteStore(place, name or _name_of(Path(place)), cache_folder, is_name_asked_for=False)

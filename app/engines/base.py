@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from convoy.app.batch import BatchResult
+from convoy.app.engines.batch import BatchResult
 from convoy.app.engines.parts import Part
 from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from convoy.app.batch import EngineFailure
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.memory import Growth
 from convoy.app.engines.onnx_tensors import run_arrays_on
 from convoy.app.engines.onnxruntime import first_line, open_session

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from convoy.app.batch import Answer, EngineFailure
+from convoy.app.engines.batch import Answer, EngineFailure
 from convoy.app.engines.parts import Part
 from convoy.models.spec import TensorSpec, fits
 from convoy.models.tensors import TensorBytes, objection_to_strings, pack

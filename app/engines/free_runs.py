@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.memory import available_bytes, resident_bytes
 from convoy.app.engines.parts import Part
 from convoy.models.spec import TensorSpec

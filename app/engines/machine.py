@@ -16,8 +16,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from convoy.app.batch import EngineFailure
 from convoy.app.engines import tensorrt
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cuda.code import codes_of, has_code, in_words
 from convoy.app.engines.cuda.device import Device, UnusableGpu, open_all_devices
 from convoy.app.engines.cuda.driver import CudaUnavailable

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime as ort
 
-from convoy.app.batch import EngineFailure
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.delivery import Landed
 from convoy.app.engines.free_runs import FreeRuns
 from convoy.app.engines.onnx_session import Level, new_session, session_options

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.device import RESERVED_BYTES, Device
 from convoy.app.engines.cuda.driver import CaptureDisturbed, Handle, undisturbed
 from convoy.app.engines.cuda.engine import SLOTS, CudaEngine

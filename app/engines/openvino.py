@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from convoy.app.batch import EngineFailure
 from convoy.app.engines import cpu
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.delivery import Landed
 from convoy.app.engines.memory import is_short
 from convoy.app.engines.parts import Shapes

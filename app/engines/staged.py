@@ -16,9 +16,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from convoy.app.batch import BatchResult, EngineFailure, StageTimes
 from convoy.app.engines import cpu
 from convoy.app.engines.base import CPU, Engine, EngineInfo, WarmShapes
+from convoy.app.engines.batch import BatchResult, EngineFailure, StageTimes
 from convoy.app.engines.delivery import Landed, check_landed, scatter
 from convoy.app.engines.free_runs import FreeRuns
 from convoy.app.engines.memory import Growth, check_batch

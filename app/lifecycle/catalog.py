@@ -9,18 +9,50 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 
-from convoy.app.lifecycle.listing import Listing, ModelState
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import ProvedEngine
-from convoy.app.outcomes import Refusal
 from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import ModelKey
+from convoy.app.telemetry.outcomes import Refusal
 from convoy.app.telemetry.statistics import ModelStatistics
 from convoy.models.errors import NotFound, Unavailable
 from convoy.models.plans import PlanBuild
 from convoy.models.priorities import ORDINARY_PRIORITIES, Priorities
 from convoy.models.spec import ModelSpec
+from convoy.models.version_policy import Policy
+
+
+class ModelState(Enum):
+    """The protocol's words for how far a version is."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNLOADING = "UNLOADING"
+
+
+# In the place of a version: the model's folder itself, whose versions nobody can see.
+WHOLE_MODEL = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One line of the repository's index; `version` may be WHOLE_MODEL."""
+
+    name: str
+    version: int
+    state: ModelState
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What a request to load says in the place of configuration; None: as it is without."""
+
+    max_batch_size: int | None = None
+    versions: Policy | None = None
 
 
 @dataclass(slots=True, eq=False)

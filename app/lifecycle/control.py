@@ -19,16 +19,15 @@ from difflib import get_close_matches
 from typing import Literal
 
 from convoy.app.engines.table import AUTO, rows_for
-from convoy.app.lifecycle.catalog import Catalog
-from convoy.app.lifecycle.listing import WHOLE_MODEL, Override
+from convoy.app.lifecycle.catalog import WHOLE_MODEL, Catalog, Override
 from convoy.app.lifecycle.loads import Loads, LoadVersion
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
+from convoy.app.lifecycle.remote_store import RemoteStore
 from convoy.app.lifecycle.store_scan import ModelLook, StoreLook
 from convoy.app.lifecycle.store_watch import StoreWatch
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.version_plan import Load, Unload, VersionOnDisk, VersionRecord, next_step, settle
 from convoy.app.loading.load import LoadOptions
-from convoy.app.remote.remote_store import RemoteStore
 from convoy.app.telemetry.metrics import Metrics
 from convoy.models.errors import BundleError, InvalidRequest, JobError, NotFetched, NotFound, Unavailable, UsageError
 from convoy.models.store import CONFIG, Store, StoredVersion, check_name

@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from convoy.app.engines.cuda.device import Device
-from convoy.app.host.logs import tell_stacks
 from convoy.app.lifecycle.catalog import Catalog, Served, ServedLane
 from convoy.app.scheduling.request import SECOND_NS
 from convoy.app.scheduling.scheduler import Scheduler
+from convoy.app.server.logs import tell_stacks
 from convoy.app.telemetry.metrics import Metrics
 
 _log = logging.getLogger("convoy")

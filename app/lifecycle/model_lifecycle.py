@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from convoy.app.lifecycle.catalog import Catalog, Served
 from convoy.app.lifecycle.lanes import Lanes
-from convoy.app.lifecycle.queue_options import QueueRules
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.upgrades import Upgrades
 from convoy.app.loading.load import LoadedModel, LoadOptions
@@ -21,6 +21,41 @@ from convoy.app.scheduling.request import ModelKey
 from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.telemetry.ledger import Ledger
 from convoy.app.telemetry.metrics import Metrics
+from convoy.models.priorities import Priorities
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """Of one model. `max_waiting` in samples. None: as the server's others, or as the model says of itself."""
+
+    max_waiting: int | None = None
+    levels: int | None = None
+    default_level: int | None = None
+
+    def priorities(self, own: Priorities) -> Priorities:
+        """What holds for a model that says `own` of itself; a default level that there is no more is the last one."""
+        levels = own.levels if self.levels is None else self.levels
+        default = own.default if self.default_level is None else self.default_level
+        return Priorities(levels, min(default, levels))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRules:
+    """Of all models: `max_waiting` samples for each, and what is otherwise for some, by name."""
+
+    max_waiting: int = 1024
+    by_model: Mapping[str, QueueOptions] = field(default_factory=dict)
+
+    def of(self, model: str) -> QueueOptions:
+        return self.by_model.get(model, _NOTHING_SAID)
+
+    def max_waiting_of(self, model: str) -> int:
+        own = self.of(model).max_waiting
+        return self.max_waiting if own is None else own
+
+
+_NOTHING_SAID = QueueOptions()
+
 
 _log = logging.getLogger("convoy")
 

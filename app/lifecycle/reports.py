@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from convoy.app.batch import BatchResult, FailureScope
+from convoy.app.engines.batch import BatchResult, FailureScope
 from convoy.app.lifecycle.catalog import Catalog
 from convoy.app.scheduling.policy import Dispatch
 from convoy.app.scheduling.queues import Lane

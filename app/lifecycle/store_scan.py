@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
+from convoy.app.lifecycle.remote_files import RemoteError
+from convoy.app.lifecycle.remote_store import RemoteStore
 from convoy.app.lifecycle.version_plan import Seen, Stamp
 from convoy.app.loading.triton_config import version_policy
-from convoy.app.remote.remote_files import RemoteError
-from convoy.app.remote.remote_store import RemoteStore
 from convoy.models.bundle import MANIFEST
 from convoy.models.errors import BundleError
 from convoy.models.files import read_small

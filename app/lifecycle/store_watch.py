@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from weakref import WeakValueDictionary
 
-from convoy.app.host.daemon_threads import begin
+from convoy.app.lifecycle.remote_store import RemoteStore
 from convoy.app.lifecycle.store_scan import ModelLook, StoreLook, Sweep, look_at_model, names_in
-from convoy.app.remote.remote_store import RemoteStore
+from convoy.app.server.daemon_threads import begin
 from convoy.models.store import Store
 
 # So long may the look at one model take. It is a few calls to the file system, each of microseconds or a few

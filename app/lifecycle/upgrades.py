@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from convoy.app.batch import EngineFailure
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.jobs import Job, NotProved, PlanRequest, TuningCandidate, refusal
 from convoy.app.engines.measure import Rounds

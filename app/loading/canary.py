@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from convoy.app.batch import EngineFailure
 from convoy.app.engines.base import Engine, run_arrays
+from convoy.app.engines.batch import EngineFailure
 from convoy.models.bundle import Canary, Variant
 from convoy.models.tensors import as_numbers, random_values
 

@@ -5,7 +5,7 @@ Knows engines that have proved themselves, and how it is told why one does not s
 
 from __future__ import annotations
 
-from convoy.app.batch import EngineFailure
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.jobs import NotProved, refusal
 from convoy.app.engines.measure import summarise
 from convoy.app.engines.select import measured_here

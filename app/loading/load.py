@@ -18,8 +18,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from convoy.app.batch import EngineFailure
 from convoy.app.engines.base import Engine, nth_of_cpu
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cuda.device import Device, UnusableGpu
 from convoy.app.engines.jobs import Job, NotProved, Place, PlanRequest, TuningCandidate, refusal
 from convoy.app.engines.machine import CPU_ONLY, Machine

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.base import Engine, EngineInfo, WarmShapes
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.jobs import NotProved
 from convoy.app.engines.measure import Pace, Rounds, batch_knots, run_in_turns
 from convoy.app.engines.speedup import is_beyond_doubt, paired_speedup

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from convoy.app.edge.oip.tensors import OutputIn, RawRequest, Target, TensorIn, TensorOut
-from convoy.app.submission.shared_memory import SharedMemory
+from convoy.app.calls.shared_memory import SharedMemory
+from convoy.app.protocol.tensors import OutputIn, RawRequest, Target, TensorIn, TensorOut
 from convoy.models.errors import InvalidRequest
 from convoy.models.spec import NUMPY_DTYPES
 from convoy.models.tensors import from_bytes

@@ -16,6 +16,8 @@ from typing import NoReturn, overload
 import numpy as np
 from pydantic import ValidationError
 
+from convoy.app.config.settings import Settings
+from convoy.app.config.sources import Sources
 from convoy.app.engines.select import PrecisionChoice
 from convoy.app.engines.table import AUTO
 from convoy.app.loading.load import DEFAULT_LIMIT_S
@@ -25,8 +27,6 @@ from convoy.app.python.pictures import OneImage, one_or_several
 from convoy.app.python.private_loop import PrivateLoop
 from convoy.app.python.questions import Question, WhichBoxes, WhichClasses, WhichPixels
 from convoy.app.python.records import Classification, Detections, ImageAnswer, ModelSummary, Segmentation
-from convoy.app.setting_sources import Sources
-from convoy.app.settings import Settings
 from convoy.models.errors import UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
 

@@ -12,22 +12,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from convoy.app.calls.call import Call, Terms, find_served
+from convoy.app.calls.options import EdgeOptions
+from convoy.app.config.settings import Settings
 from convoy.app.core import Core
-from convoy.app.edge.oip.answers import answers_of
-from convoy.app.edge.oip.call import Call, Terms
-from convoy.app.edge.oip.decoder import Decoder, DecodeWork
-from convoy.app.edge.oip.inference import InferRequest, is_heavy, request_for, understand, within
-from convoy.app.edge.oip.lookup import find_served
-from convoy.app.edge.oip.predicting import Predictor, check_timeout_ms
-from convoy.app.edge.oip.tensors import RawRequest
-from convoy.app.edge.options import EdgeOptions
 from convoy.app.lifecycle.catalog import Served
-from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, Refusal, ending_of
+from convoy.app.pictures.decoder import Decoder, DecodeWork
+from convoy.app.pictures.predictor import Predictor, check_timeout_ms
+from convoy.app.protocol.inference import InferRequest, answers_of, is_heavy, request_for, understand
+from convoy.app.protocol.tensors import RawRequest
 from convoy.app.python.arrays import array_of, bytes_of
 from convoy.app.python.pictures import OneImage, picture_of
 from convoy.app.python.questions import Question
 from convoy.app.python.records import ImageAnswer, ModelSummary
-from convoy.app.settings import Settings
+from convoy.app.telemetry.outcomes import ANSWERED, Refusal, ending_of
 from convoy.models.errors import DeadlineExceeded, JobError, Overloaded, RequestError
 
 PROTOCOL = "python"
@@ -81,9 +79,9 @@ class Asking:
         with self._call() as call:
             call.begin()
             served = call.find(asked.model, asked.version)
-            timeout_ms = self._timeout_ms(asked)
-            meaning = await self._understood(call, served, request, timeout_ms)
-            done = await call.run(request_for(meaning, served, call, within(meaning.terms, timeout_ms)))
+            call.limit(self._timeout_ms(asked))
+            meaning = await self._understood(call, served, request)
+            done = await call.run(request_for(meaning, served, call))
             return {answer.spec.name: array_of(answer) for answer in answers_of(meaning, served, done)}
 
     async def ask(
@@ -150,17 +148,16 @@ class Asking:
             call.begin()
             served = call.find(asked.model, asked.version)
             wanted = question.wanted(served)
-            picture, terms = await picture_of(given), Terms(self._timeout_ms(asked))
-            found = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=is_alone)
+            call.limit(self._timeout_ms(asked))
+            picture = await picture_of(given)
+            found = await self._predictor.predict(call, served, picture, Terms(), wanted, is_alone=is_alone)
             return question.answer(served.key, found)
 
-    async def _understood(
-        self, call: Call, served: Served, request: RawRequest, timeout_ms: float | None
-    ) -> InferRequest:
+    async def _understood(self, call: Call, served: Served, request: RawRequest) -> InferRequest:
         nbytes = bytes_of(request)
         if not is_heavy(nbytes, served):
             return understand(request, served)
-        work = DecodeWork("tensors", nbytes, deadline_ns=call.deadline_ns(timeout_ms))
+        work = DecodeWork("tensors", nbytes)
         return (await self._decoder.run(call, work, understand, request, served)).result
 
     def _timeout_ms(self, asked: Asked) -> float | None:
@@ -169,16 +166,18 @@ class Asking:
     @contextmanager
     def _call(self) -> Iterator[Call]:
         """Counted once, however it ends."""
-        call, ending = Call(self._core, PROTOCOL), CANCELLED
+        call, ending = Call(self._core, PROTOCOL), ANSWERED
         try:
             yield call
-            ending = ANSWERED
-        except RequestError as error:
-            ending = ending_of(error)
-            raise
-        except Exception:
-            ending = FAILED  # a bug
-            raise
+        except BaseException as raised:
+            error = call.cause_of(raised)
+            try:
+                ending = ending_of(error)
+                if error is raised:
+                    raise
+                raise error from None
+            finally:
+                del error  # it would hold this frame, and this frame it
         finally:
             call.end(ending)
             self._ended.set()

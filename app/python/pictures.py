@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeGuard
 import numpy as np
 from PIL import Image
 
-from convoy.app.edge.oip.pictures import EncodedPicture, Picture
+from convoy.app.pictures.predictor import EncodedPicture, Picture
 from convoy.models.errors import ImageError, InvalidRequest
 from convoy.models.geometry import Extent
 from convoy.models.headers import Header

@@ -16,7 +16,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from convoy.app.host.runtime import run
+from convoy.app.server.runtime import run
 from convoy.models.errors import Unavailable, UsageError
 
 Result = TypeVar("Result")

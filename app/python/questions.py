@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Generic
 
-from convoy.app.edge.class_map import SegmentedPicture
-from convoy.app.edge.oip.answering import ANSWERING, BOXES, CLASS_MAP, CLASSES, Answering, Wanted, why_no_predictions
-from convoy.app.edge.oip.predicting import Predicted, check_threshold, check_top_k, wanted_classes
 from convoy.app.lifecycle.catalog import Served
+from convoy.app.pictures.answering import ANSWERING, BOXES, CLASS_MAP, CLASSES, Answering, Wanted, why_no_predictions
+from convoy.app.pictures.class_map import SegmentedPicture
+from convoy.app.pictures.predictor import Predicted, check_threshold, check_top_k, wanted_classes
 from convoy.app.python.records import Classification, Detections, ImageAnswer, Segmentation
 from convoy.app.scheduling.request import ModelKey
 from convoy.models.errors import InvalidRequest, RequestError

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from convoy.app.edge.boxes import Detection
-from convoy.app.edge.class_map import ClassShare
-from convoy.app.edge.scores import Prediction
-from convoy.app.edge.timing import Timing
+from convoy.app.calls.timing import Timing
+from convoy.app.pictures.answering import Detection
+from convoy.app.pictures.class_map import ClassShare
+from convoy.app.pictures.scores import Prediction
 from convoy.models.errors import RequestError
 from convoy.models.spec import ModelSpec
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from convoy.app.remote.remote_files import is_url
-from convoy.app.settings import Settings, read_settings
+from convoy.app.config.settings import Settings, read_settings
+from convoy.app.lifecycle.remote_files import is_url
 from convoy.models.errors import UsageError
 
 # Ray listens, and ends the process; one replica is one process.

@@ -15,13 +15,10 @@ from ray import serve
 from starlette.types import ASGIApp
 
 from convoy.app.core import Core
-from convoy.app.edge.http.application import create_app
-from convoy.app.edge.http.connection import guarded_protocol
-from convoy.app.edge.http.hot_routes import HotRoutes
-from convoy.app.host import logs
-from convoy.app.host.runtime import collect_only_what_comes, give_large_allocations_back, raise_file_limit
+from convoy.app.http.application import create_app
+from convoy.app.http.connection import guarded_protocol
+from convoy.app.http.hot_routes import HotRoutes
 from convoy.app.lifecycle.load_watch import batch_speed
-from convoy.app.outcomes import Refusal
 from convoy.app.python.inside import Asking
 from convoy.app.ray.arguments import replica_settings
 from convoy.app.ray.autoscaling import REQUESTS_PER_S, UTILISATION, WAITING_S
@@ -29,7 +26,10 @@ from convoy.app.ray.connections import HotPaths, RouteHere, take_connections
 from convoy.app.ray.handle import HandleCalls
 from convoy.app.ray.ingress import Ingress
 from convoy.app.ray.ways import Ways
-from convoy.app.tracing.starting import start_tracing
+from convoy.app.server import logs
+from convoy.app.server.runtime import collect_only_what_comes, give_large_allocations_back, raise_file_limit
+from convoy.app.telemetry.outcomes import Refusal
+from convoy.app.telemetry.start_tracing import start_tracing
 
 _log = logging.getLogger("convoy")
 _LOOK_EVERY_S = 0.02

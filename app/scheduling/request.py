@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, NewType
 
-from convoy.app.batch import Answer, BatchTrace, StageTimes
+from convoy.app.engines.batch import Answer, BatchTrace, StageTimes
 
 Shape = tuple[int, ...]
 
@@ -30,6 +30,14 @@ class ModelKey(NamedTuple):
 
 # One use of some memory of the slab. It counts up, so none is ever mistaken for an earlier or a later one.
 SlotRef = NewType("SlotRef", int)
+
+
+class TensorRef(NamedTuple):
+    """Bytes in the slab: `nbytes` from `offset` inside a slot."""
+
+    slot: SlotRef
+    offset: int
+    nbytes: int
 
 
 class TensorPlace(NamedTuple):

@@ -15,16 +15,31 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVarTuple
 
-from convoy.app.batch import BatchResult, BatchTrace, EngineFailure, FailureScope
-from convoy.app.listeners import tell, tell_bug
+from convoy.app.engines.batch import BatchResult, BatchTrace, EngineFailure, FailureScope
 from convoy.app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide, learn
 from convoy.app.scheduling.queues import Lane, Queue, State
 from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey, Outcome, Request, SlotRef
 from convoy.app.scheduling.slab import Slab, SlotState
 
-OnDone = Callable[[Done], None]
+Args = TypeVarTuple("Args")
+
+
+def tell(listener: Callable[[*Args], None], *args: *Args) -> None:
+    """Call it, on the event loop; what it raises goes to the loop's handler of exceptions."""
+    try:
+        listener(*args)
+    except Exception as error:
+        tell_bug(repr(listener), error)
+
+
+def tell_bug(what: str, error: Exception) -> None:
+    """Have the event loop's handler of exceptions, which is the log, say what has failed."""
+    context = {"message": f"{what} failed; this is a bug", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)
+
+
 # What a lane runs batches with; called in the lane's thread. Raises EngineFailure.
 Runner = Callable[[tuple[Request, ...]], BatchResult]
 # The span of a batch that began then, and ended then with that; None where none of its requests is traced.
@@ -34,9 +49,8 @@ TraceBatch = Callable[[Dispatch, int, int, BatchResult | EngineFailure], BatchTr
 class Observer(Protocol):
     """Who wants to know what happened; called on the loop, once per batch, lane lost and request without an answer.
 
-    Of a batch that ran `done` are the requests that somebody still waited for, at `now_ns`; they have their answers,
-    which are not to wait for what is written down of them. A request that nobody waits for has no failure, either. A
-    lane is lost alone, or with its whole device.
+    Of a batch that ran, `done` are the requests that somebody still waited for; they have their answers at `now_ns`. A
+    request that nobody waits for has no failure, either. A lane is lost alone, or with its whole device.
     """
 
     def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done], now_ns: int) -> None: ...
@@ -50,10 +64,10 @@ class Observer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A request that waits or runs."""
+    """A request that waits or runs. Its future is cancelled when nobody waits for the answer any more."""
 
     submitted_ns: int
-    on_done: OnDone | None  # None once nobody waits for the answer any more
+    future: asyncio.Future[Done]
     was_split: bool = False  # its batch was halved for want of memory, which is done once
 
 
@@ -103,7 +117,10 @@ class _LaneEntry:
 
 
 class Scheduler:
-    """Takes requests, runs them in batches on lanes, and says how each ended, exactly once."""
+    """Takes requests, runs them in batches on lanes, and says how each ended, exactly once.
+
+    This is the only table of requests that wait or run.
+    """
 
     def __init__(self, slab: Slab, observer: Observer, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.state = State()
@@ -240,30 +257,34 @@ class Scheduler:
 
     # Requests
 
-    def submit(self, request: Request, on_done: OnDone) -> Refuse | None:
-        """Take the request, whose slots must be FILLING; or say why not, and the slots stay the caller's."""
+    def submit(self, request: Request) -> asyncio.Future[Done] | Refuse:
+        """Take the request, whose slots must be FILLING; or say why not, and the slots stay the caller's.
+
+        Who cancels the future calls `cancel`, too.
+        """
         now_ns = self._now_ns()
         verdict = admit(self.state, request, now_ns)
         if isinstance(verdict, Refuse):
             return verdict
-        self._pending[request.id] = _Pending(now_ns, on_done)
+        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        self._pending[request.id] = _Pending(now_ns, future)
         self._slab.move(request.slots, SlotState.QUEUED)
         self._wake()
-        return None
+        return future
 
-    def cancel(self, request_id: int) -> bool:
-        """Nobody waits for this answer any more; whether somebody did until now. The observer hears nothing of it."""
-        pending = self._pending.get(request_id)
-        if pending is None or pending.on_done is None:
-            return False
-        request = self.state.waiting.get(request_id)
-        if request is None:  # it runs
-            pending.on_done = None
-            return True
-        self.state.remove(request)
-        del self._pending[request_id]
-        self._free(request)
-        return True
+    def cancel(self, request: Request) -> None:
+        """Nobody waits for this answer any more. It leaves the queue; a run that has begun goes on for the others.
+
+        The observer hears nothing of it. Harmless for a request that has ended.
+        """
+        pending = self._pending.get(request.id)
+        if pending is None:
+            return
+        pending.future.cancel()
+        if request.id in self.state.waiting:
+            self.state.remove(request)
+            del self._pending[request.id]
+            self._free(request)
 
     @property
     def unfinished(self) -> int:
@@ -350,7 +371,7 @@ class Scheduler:
 
     def _answer(self, running: Running, result: BatchResult, ended_ns: int) -> None:
         dispatch = running.dispatch
-        ended: list[tuple[OnDone, Done]] = []
+        ended: list[Done] = []
         answered: list[SlotRef] = []
         unwanted: list[SlotRef] = []
         times, samples = result.times, dispatch.samples
@@ -359,20 +380,17 @@ class Scheduler:
         began_ns = running.started_ns + times.waited_ns
         for request, answers in zip(dispatch.requests, result.answers, strict=True):
             pending = self._pending.pop(request.id)
-            listener = pending.on_done
-            if listener is None:
+            if pending.future.done():
                 unwanted.extend(request.slots)
                 continue
             queue_ns = began_ns - pending.submitted_ns
             done = Done(request, Outcome.ANSWERED, answers, times, queue_ns, samples, "", batch)
-            ended.append((listener, done))
+            ended.append(done)
             answered.extend(request.slots)
+            pending.future.set_result(done)
         self._slab.free(*unwanted)
         self._slab.move(answered, SlotState.ANSWERED)
-        now_ns = self._now_ns()
-        for listener, done in ended:
-            tell(listener, done)
-        tell(self._observer.batch_ran, dispatch, result, [done for _, done in ended], now_ns)
+        tell(self._observer.batch_ran, dispatch, result, ended, self._now_ns())
 
     def _traced(self, running: Running, result: BatchResult | EngineFailure, ended_ns: int) -> BatchTrace | None:
         if self.trace_batch is None:
@@ -396,7 +414,7 @@ class Scheduler:
                 self.give_up_lane(entry.lane, str(failure))
             return
         for request in dispatch.requests:
-            if self._pending[request.id].on_done is None:
+            if self._pending[request.id].future.done():
                 self._end(request, Outcome.STOPPED, "cancelled")
         suspects = tuple(request for request in dispatch.requests if request.id in self._pending)
         if suspects:
@@ -428,10 +446,10 @@ class Scheduler:
 
     def _tell(self, request: Request, done: Done) -> None:
         pending = self._pending.pop(request.id, None)
-        if pending is None or pending.on_done is None:
+        if pending is None or pending.future.done():
             return
         tell(self._observer.request_failed, done)
-        tell(pending.on_done, done)
+        pending.future.set_result(done)
 
     def _free(self, request: Request) -> None:
         self._slab.free(*request.slots)

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from convoy.app.outcomes import ANSWERED, CallEnd, CallOutcome
 from convoy.app.scheduling.request import SECOND_NS, ModelKey, Spent
 from convoy.app.telemetry.metrics import Metrics
-from convoy.app.telemetry.observed import Observed
+from convoy.app.telemetry.outcomes import ANSWERED, CallEnd, CallOutcome
 from convoy.app.telemetry.ran_batches import BatchRecord, RanBatches
-from convoy.app.tracing.spans import Exemplar
+from convoy.app.telemetry.statistics import Observed
+from convoy.app.telemetry.tracing import Exemplar
 
 _log = logging.getLogger("convoy")
 _ANSWERED = ANSWERED.outcome.value

@@ -17,14 +17,13 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from convoy.app.engines.base import WarmShapes
-from convoy.app.outcomes import ANSWERED, CallEnd, CallOutcome, Refusal
 from convoy.app.scheduling.request import SECOND_NS, ModelKey
 from convoy.app.telemetry.histograms import Distribution, Histogram
 from convoy.app.telemetry.last_minute import BATCH_STAGES, STAGES, MinuteCounts
-from convoy.app.telemetry.observed import Observed, shapes_of
+from convoy.app.telemetry.outcomes import ANSWERED, CallEnd, CallOutcome, Refusal
 from convoy.app.telemetry.ran_batches import RanBatches
-from convoy.app.telemetry.statistics import ModelStatistics
-from convoy.app.tracing.spans import Exemplar
+from convoy.app.telemetry.statistics import ModelStatistics, Observed, shapes_of
+from convoy.app.telemetry.tracing import Exemplar
 
 LATENCY_BUCKETS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),

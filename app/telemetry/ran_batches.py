@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from convoy.app.batch import StageTimes
+from convoy.app.engines.batch import StageTimes
 
 
 @dataclass(slots=True, eq=False)

@@ -7,8 +7,14 @@ ever grow.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import Protocol
 
+from convoy.app.engines.base import EngineInfo, WarmShapes
+from convoy.app.scheduling.request import ModelKey
 from convoy.app.telemetry.last_minute import LastMinute, MinuteCounts
 from convoy.app.telemetry.ran_batches import RanBatches, StageSums
 
@@ -73,3 +79,58 @@ class ModelStatistics:
         """One request that was not answered; `reason` is one of `failures_by_reason`."""
         self.fail.add(ns)
         self.failures_by_reason[reason] += 1
+
+
+class ObservedEngine(Protocol):
+    """An engine of a version. `reason` says why it serves, `platform` what it is in the protocol's words."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def shapes(self) -> WarmShapes | None: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def platform(self) -> str: ...
+
+
+class ObservedLoad(Protocol):
+    """What loading a version brought; the fields are those of `LoadedModel`."""
+
+    @property
+    def engines(self) -> Sequence[ObservedEngine]: ...
+
+    @property
+    def skipped(self) -> tuple[str, ...]: ...
+
+    @property
+    def objections(self) -> tuple[str, ...]: ...
+
+    @property
+    def load_s(self) -> float: ...
+
+
+class Observed(Protocol):
+    """One version, from its first request to its last."""
+
+    key: ModelKey
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        """With all that has happened until now."""
+
+    @property
+    def loaded(self) -> ObservedLoad: ...
+
+    @property
+    def listed(self) -> Iterable[ObservedEngine]:
+        """The engines that new requests find."""
+
+
+def shapes_of(engines: Iterable[ObservedEngine]) -> WarmShapes | None:
+    """What these hold for free sizes together; None where the sizes are fixed."""
+    held = [shapes for engine in engines if (shapes := engine.shapes) is not None]
+    return reduce(add, held) if held else None

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from convoy.app.batch import EngineFailure
+from convoy.app.engines.batch import EngineFailure
 from convoy.export.cache import NO_CACHE, StepCache, step_key
 from convoy.export.data import SampleSet
 from convoy.export.progress import IGNORED, Progress, Step

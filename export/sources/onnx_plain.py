@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from convoy.app.batch import EngineFailure
 from convoy.app.engines.base import run_arrays
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.batching import random_rows
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.free_sizes import Size, at_size, with_examples

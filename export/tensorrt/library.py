@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from convoy.app.batch import EngineFailure
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cuda.driver import Cuda, CudaUnavailable, load_runtime, probe_cuda
 from convoy.app.engines.tensorrt_library import TensorRt, nameable_capabilities
 from convoy.models.errors import JobError, UsageError

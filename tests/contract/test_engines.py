@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from convoy.app.batch import BatchResult, EngineFailure, FailureScope
 from convoy.app.engines import cpu, tensorrt
 from convoy.app.engines.base import Engine, run_arrays
+from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.app.engines.openvino import OpenVinoEngine
 from convoy.app.engines.parts import Part

@@ -22,12 +22,12 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from convoy.app.batch_job.command import run
-from convoy.app.batch_job.inputs import BatchInputs
-from convoy.app.batch_job.job import BatchOptions
-from convoy.app.batch_job.part_file import ERRORS
-from convoy.app.batch_job.reading import images_of
-from convoy.app.batch_job.run_file import RUN_FILE
+from convoy.app.batch.command import run
+from convoy.app.batch.inputs import BatchInputs
+from convoy.app.batch.job import BatchOptions
+from convoy.app.batch.part_file import ERRORS
+from convoy.app.batch.reading import images_of
+from convoy.app.batch.run_file import RUN_FILE
 from convoy.models.errors import ConvoyError, ImageError, JobError
 from convoy.models.store import disk_errors
 from tests.support.pictures import assortment
@@ -286,7 +286,7 @@ def stopped_workers(process: int) -> list[psutil.Process]:
     found = []
     for one in psutil.Process(process).children():
         with suppress(psutil.NoSuchProcess):  # it has just died
-            if "convoy.app.batch_job.worker" in one.cmdline():
+            if "convoy.app.batch.worker" in one.cmdline():
                 one.suspend()
                 found.append(one)
     return found

@@ -37,7 +37,7 @@ def test_the_version_loads_no_library_of_the_work() -> None:
     )
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "convoy.app.version" in imported
-    assert not imported & {"numpy", "torch", "onnxruntime", "fastapi", "convoy.app.settings"}
+    assert not imported & {"numpy", "torch", "onnxruntime", "fastapi", "convoy.app.config.settings"}
 
 
 @pytest.mark.parametrize(

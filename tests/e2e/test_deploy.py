@@ -20,7 +20,7 @@ import tritonclient.grpc as triton_grpc
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from convoy.app.outcomes import Refusal
+from convoy.app.telemetry.outcomes import Refusal
 from tests.support.manifests import DEPLOY, check, document
 from tests.support.servers import Server, free_port, start_server, wait_until
 from tests.support.stores import DEMO, StoreFolder, digit

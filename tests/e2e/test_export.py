@@ -32,7 +32,7 @@ USERS_REPOSITORY = {
         from torch import nn
         def block(i, o): return nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU())
     """,
-    "app/settings.py": "CLASSES = 5\n",
+    "app/config/settings.py": "CLASSES = 5\n",
     "export.py": "WIDTH = 8\n",
     "net.py": """
         from app.settings import CLASSES

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tritonclient.utils.shared_memory as shm
 
-from convoy.app.settings import read_settings
+from convoy.app.config.settings import read_settings
 from tests.support.servers import Server, run_convoy, start_server
 from tests.support.stores import StoreFolder
 from tests.support.wire import Wire

@@ -242,7 +242,7 @@ def test_uvicorn_serves_the_same_application(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "uvicorn", "convoy.app.main:app", "--port", str(port)]
+    command = [sys.executable, "-m", "uvicorn", "convoy.app.server.main:app", "--port", str(port)]
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log) as process:
         try:
             wait_until(lambda: _is_ready(port), "uvicorn serves")

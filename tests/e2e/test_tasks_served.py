@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import convoy
-from convoy.app.edge.oip import answering
+from convoy.app.pictures import answering
 from convoy.app.ray.handle import HandleCalls
 from convoy.models.errors import ImageError, InvalidRequest
 from convoy.models.tasks import DetectionOutputs

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.device import Device, open_devices
 from convoy.app.engines.cuda.driver import Cuda, CudaUnavailable, load_runtime
 from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_refused_and_costs_nothing(device) -> None:
 
 BREAK = """
 from cuda.bindings import driver, nvrtc
-from convoy.app.batch import FailureScope, EngineFailure
+from convoy.app.engines.batch import FailureScope, EngineFailure
 from convoy.app.engines.cuda.device import open_devices
 
 device = open_devices()[0][0]

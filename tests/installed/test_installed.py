@@ -173,9 +173,9 @@ def test_the_wheel_has_what_serves_and_not_what_develops(wheel: Path) -> None:
     files = zipfile.ZipFile(wheel).namelist()
     assert {top for file in files if ".dist-info" not in (top := file.partition("/")[0])} == {"convoy"}
     modules = {file.rpartition("/")[0].replace("/", ".") for file in files}
-    assert {"convoy.app.edge.http", "convoy.export.report", "convoy.loadtest.simulation"} <= modules
+    assert {"convoy.app.http", "convoy.export.report", "convoy.loadtest.simulation"} <= modules
     assert not [one for one in modules if one.startswith(DEVELOPMENT)]
-    assert {"convoy/models/demo/digits/1/manifest.json", "convoy/app/edge/http/page_parts/page.html"} <= set(files)
+    assert {"convoy/models/demo/digits/1/manifest.json", "convoy/app/http/page_parts/page.html"} <= set(files)
     assert {"convoy/models/page/chart.css", "convoy/export/report/page.css"} <= set(files)
 
 

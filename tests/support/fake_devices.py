@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from convoy.app.batch import BatchResult, EngineFailure
+from convoy.app.calls.refusals import failure_of
 from convoy.app.core import Core, CoreOptions
+from convoy.app.engines.batch import BatchResult, EngineFailure
 from convoy.app.engines.machine import CPU_ONLY, Machine
 from convoy.app.engines.parts import Part
 from convoy.app.lifecycle.catalog import Served
@@ -23,10 +24,9 @@ from convoy.app.lifecycle.health import HealthOptions
 from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import ProvedEngine
-from convoy.app.scheduling.request import Done, Request, TensorPlace
-from convoy.app.submission.refusals import failure_of
+from convoy.app.scheduling.request import Outcome, Request, TensorPlace
 from convoy.models.bundle import LatencyPoint
-from convoy.models.errors import RequestError
+from convoy.models.errors import RequestError, Unavailable
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 from convoy.models.store import StoredVersion
 from tests.support.fake_engine import FakeEngine
@@ -130,7 +130,9 @@ class Workshop:
         """What was added to the rows of a request. Raises the RequestError that a client would get."""
         core, served = self.core, self.served(name)
         nbytes = samples * ROW * 4
-        source, place = core.reserve(nbytes), core.reserve(nbytes)
+        source, place = core.slab.reserve(nbytes), core.slab.reserve(nbytes)
+        assert source is not None
+        assert place is not None
         source.view[:] = np.full((samples, ROW), value, np.float32).tobytes()
         request = Request(
             id=core.next_request_id(),
@@ -144,17 +146,15 @@ class Workshop:
             arrival_ns=0,
         )
         served.enter()
-        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         try:
-            core.take(request, future.set_result)
-        except RequestError:
-            for slot in request.slots:
-                core.slab.free(slot)
-            raise
-        else:
+            if not served.takes_requests:
+                core.slab.free(*request.slots)
+                raise Unavailable("the engine is being replaced")
+            future = core.scheduler.submit(request)
+            assert isinstance(future, asyncio.Future)
             done = await future
-            if error := failure_of(done):
-                raise error
+            if done.outcome is not Outcome.ANSWERED:
+                raise failure_of(done)
             rows = np.frombuffer(done.answers[0].data, np.float32) - value
             for slot in request.slots:
                 core.slab.free(slot)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from convoy.app.batch import BatchResult, EngineFailure, FailureScope, StageTimes
 from convoy.app.engines.base import Engine, EngineInfo
+from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope, StageTimes
 from convoy.app.engines.delivery import Landed, check_landed
 from convoy.app.engines.parts import Part
 from convoy.models.spec import TensorSpec

@@ -1,6 +1,6 @@
 """The real host over fake engines, as a process: `python -m tests.support.fake_server`.
 
-Settings come from `CONVOY_*`, as for `uvicorn convoy.app.main:app`. Two models are served: `rows` gives its FP32
+Settings come from `CONVOY_*`, as for `uvicorn convoy.app.server.main:app`. Two models are served: `rows` gives its FP32
 rows of four back, `images` takes any image and gives ten sums. With `"echo": true` there are more, which give
 back what they get: for each dtype `echo_<dtype>`, [batch, any size], and `scalar_<dtype>`, one element without
 a batch; BYTES may be any bytes. What a sample of `rows` starts with says
@@ -40,20 +40,20 @@ import numpy as np
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
-from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.config.settings import read_settings
 from convoy.app.core import Core, CoreOptions
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.machine import Machine
 from convoy.app.engines.memory import check_batch
-from convoy.app.host import logs
-from convoy.app.host.listening import listen
-from convoy.app.host.runtime import raise_file_limit, run
 from convoy.app.lifecycle.health import HealthOptions
 from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import ProvedEngine
-from convoy.app.main import Host
 from convoy.app.scheduling import patience
-from convoy.app.settings import read_settings
+from convoy.app.server import logs
+from convoy.app.server.http_server import listen
+from convoy.app.server.main import Host
+from convoy.app.server.runtime import raise_file_limit, run
 from convoy.models.bundle import LatencyPoint
 from convoy.models.errors import BundleError
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec, ModelSpec, TensorSpec
@@ -212,19 +212,20 @@ _NO_HANDLERS = (
     "grpc.server",
     "http.application",
     "http.connection",
-    "access",
+    "calls.access",
 )
+_HANDLERS = tuple(f"convoy.app.{name}." for name in ("http", "grpc", "protocol", "pictures", "calls"))
 
 
 def _with_bugs(switch: Path) -> type[Core]:
     """A core that cannot be used by any handler of either wire while the switch is on."""
-    sound = {f"convoy.app.edge.{name}" for name in _NO_HANDLERS}
+    sound = {f"convoy.app.{name}" for name in _NO_HANDLERS}
     assert all(importlib.util.find_spec(name) for name in sound)
 
     class CoreWithBugs(Core):
         def __getattribute__(self, name: str) -> Any:
             user = sys._getframe(1).f_globals["__name__"]
-            if user.startswith("convoy.app.edge.") and user not in sound and switch.exists():
+            if user.startswith(_HANDLERS) and user not in sound and switch.exists():
                 raise RuntimeError("the switch says that there is a bug")
             return super().__getattribute__(name)
 

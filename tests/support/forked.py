@@ -17,7 +17,7 @@ from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["tests.support.forked", "convoy.command", "convoy.app.main", "tests.support.fake_engine"]
+    ["tests.support.forked", "convoy.command", "convoy.app.server.main", "tests.support.fake_engine"]
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from convoy.app.batch import BatchResult
+from convoy.app.engines.batch import BatchResult
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import Cuda
 from convoy.app.engines.cuda.engine import CudaEngine, bucket_sizes

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import uvicorn
 from uvicorn.server import ServerState
 
+from convoy.app.config.settings import read_settings
 from convoy.app.core import Core
-from convoy.app.edge.http.application import create_app
-from convoy.app.edge.http.connection import GuardedProtocol, guarded_protocol
-from convoy.app.edge.http.hot_routes import HotRoutes
-from convoy.app.settings import read_settings
+from convoy.app.http.application import create_app
+from convoy.app.http.connection import GuardedProtocol, guarded_protocol
+from convoy.app.http.hot_routes import HotRoutes
 from tests.support.fake_devices import until
 from tests.support.wire import WireReply, head, read_reply
 

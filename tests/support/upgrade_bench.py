@@ -18,11 +18,11 @@ import httpx
 import numpy as np
 import pytest
 
+from convoy.app.calls.options import BodyLimits, EdgeOptions
 from convoy.app.core import Core, CoreOptions
-from convoy.app.edge.http.application import create_app
-from convoy.app.edge.options import BodyLimits, EdgeOptions
 from convoy.app.engines.jobs import PlanRequest
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
+from convoy.app.http.application import create_app
 from convoy.app.lifecycle import upgrades
 from convoy.app.lifecycle.control import ControlMode, ControlOptions
 from convoy.app.loading.load import LoadOptions

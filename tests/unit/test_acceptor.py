@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from convoy.app.host.acceptor import Acceptor, Handshakes
+from convoy.app.server.acceptor import Acceptor, Handshakes
 
 PLAIN = Handshakes(lambda: None, within_s=10.0, end_within_s=10.0, most=4)
 CLIENTS = 100

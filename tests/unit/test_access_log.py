@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from convoy.app.edge.access import AccessLog, CallFacts
-from convoy.app.edge.options import BodyLimits, EdgeOptions
-from convoy.app.host import logs
+from convoy.app.calls.access import AccessLog, CallFacts
+from convoy.app.calls.options import BodyLimits, EdgeOptions
+from convoy.app.server import logs
 
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from convoy.app.batch_job import job
+from convoy.app.batch import job
 
 GIB = 1 << 30
 

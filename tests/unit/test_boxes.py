@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.edge.boxes import detections
+from convoy.app.pictures.answering import detections
 from convoy.models.boxes import anchor_boxes, suppressed
 from convoy.models.errors import ModelFailed
 from convoy.models.geometry import ImagePlacement

@@ -13,7 +13,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import _default_anchorgen
 from torchvision.ops import batched_nms
 
-from convoy.app.edge.boxes import detections
+from convoy.app.pictures.answering import detections
 from convoy.models.boxes import anchor_boxes, suppressed
 from convoy.models.geometry import ImagePlacement
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from convoy.app.batch import EngineFailure
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.loading.canary import CanaryCheck, CanaryFailed
 from convoy.models.bundle import Canary, Variant
 from convoy.models.spec import TensorSpec

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.edge.http.compression import _Inflater, compress, reply_encoding
-from convoy.app.edge.http.replies import Reply
+from convoy.app.http.compression import _Inflater, compress, reply_encoding
+from convoy.app.http.replies import Reply
 from convoy.models.errors import InvalidRequest
 
 SQUEEZE = {b"gzip": gzip.compress, b"deflate": zlib.compress}

@@ -23,15 +23,14 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from convoy.app.batch import EngineFailure
-from convoy.app.edge.http.connection import ConnectionLimits, guarded_protocol
-from convoy.app.edge.http.gate import Gate
-from convoy.app.edge.http.hot_routes import HotRoutes, Shortcut
-from convoy.app.edge.http.replies import Reply, send_reply
-from convoy.app.edge.options import ApiKey, BodyLimits, EdgeOptions
-from convoy.app.host.logs import request_id
-from convoy.app.scheduling.request import Request
-from convoy.models.errors import Overloaded
+from convoy.app.calls.options import ApiKey, BodyLimits, EdgeOptions
+from convoy.app.engines.batch import EngineFailure
+from convoy.app.http.connection import ConnectionLimits, guarded_protocol
+from convoy.app.http.gate import Gate
+from convoy.app.http.hot_routes import HotRoutes, Shortcut
+from convoy.app.http.replies import Reply, send_reply
+from convoy.app.scheduling.policy import RefusalReason, Refuse
+from convoy.app.server.logs import request_id
 from tests.support.fake_devices import ROW, Workshop, in_workshop, until
 from tests.support.memory_server import Connection
 from tests.support.wire import WireReply, chunk, head
@@ -458,7 +457,7 @@ async def busy(house: House, workshop: Workshop) -> tuple[threading.Event, list[
     return gate, connections
 
 
-@pytest.mark.parametrize("broken", ["next_request_id", "take"])
+@pytest.mark.parametrize("broken", ["next_request_id", "submit"])
 def test_a_bug_is_a_500_that_the_log_explains(
     workshop: Workshop, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -468,7 +467,7 @@ def test_a_bug_is_a_500_that_the_log_explains(
     async def scene(house: House, workshop: Workshop) -> None:
         connection = await house.used()
         with monkeypatch.context() as patch:
-            patch.setattr(house.core, broken, bug)
+            patch.setattr(house.core if broken == "next_request_id" else house.core.scheduler, broken, bug)
             reply = await connection.ask(rows(1.0))
         assert reply.status == 500
         assert reply.error == f"internal error; the log has it under request {reply.headers['x-request-id']}"
@@ -849,15 +848,11 @@ def test_who_follows_a_refused_request_is_not_idle(workshop: Workshop, monkeypat
         await house.used()
         clock = Clock()
         connection = house.connect(clock)
-        gate, take = held(workshop), house.core.take
-        refusals = [Overloaded("the queue is full", reason="queue_full", retry_after_s=1.0)]
-
-        def refuse_once(request: Request, on_done: Callable[[Any], None]) -> None:
-            if refusals:
-                raise refusals.pop()
-            take(request, on_done)
-
-        monkeypatch.setattr(house.core, "take", refuse_once)
+        gate, submit = held(workshop), house.core.scheduler.submit
+        refusals = [Refuse(RefusalReason.QUEUE_FULL, 10**9)]
+        monkeypatch.setattr(
+            house.core.scheduler, "submit", lambda request: refusals.pop() if refusals else submit(request)
+        )
         connection.send(rows(1.0) + rows(2.0))
         clock.pass_s(10 * connection.protocol.timeout_keep_alive)
         assert not connection.is_closing()

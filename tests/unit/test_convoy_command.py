@@ -12,8 +12,8 @@ import pytest
 
 import convoy.command as convoy
 import convoy.export.options as export_options
-from convoy.app.batch_job import command as batch_command
-from convoy.app.batch_job.job import BatchOptions
+from convoy.app.batch import command as batch_command
+from convoy.app.batch.job import BatchOptions
 from convoy.export.plan import MethodChoice
 from convoy.export.sources.preprocess import parse_front
 from convoy.models.spec import Activation, Interpolation

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda import driver
 from convoy.app.engines.cuda.captures import CaptureGate
 from convoy.app.engines.cuda.device import Device, are_cores_few

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda import engine as cuda_engine
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import CaptureDisturbed, Cuda, Handle

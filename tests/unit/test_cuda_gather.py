@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda import gather
 from convoy.app.engines.cuda.engine import CudaEngine
 from convoy.app.engines.cuda.gather import NEVER_BYTES

@@ -11,8 +11,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.base import run_arrays
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.engine import CudaEngine
 from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning
 from convoy.models.errors import BundleError

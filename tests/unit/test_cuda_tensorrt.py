@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines import tensorrt
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.tensorrt_library import TENSORRT, load_tensorrt
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.batch import BatchResult
+from convoy.app.engines.batch import BatchResult
 from convoy.app.engines.cuda.engine import CudaEngine
 from tests.support.fake_cuda import FakeCuda, FakeGpu
 from tests.support.gpu_bench import KINDS, Batch, TwoEngines

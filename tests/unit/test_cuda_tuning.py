@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.batch import EngineFailure
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cuda.engine import CudaEngine
 from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning
 from convoy.app.engines.onnxruntime_tuned import tuned

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from convoy.app.edge.oip.call import Call, ClientGone
-from convoy.app.edge.oip.decoder import Decoder, DecodeWork
-from convoy.app.host.priority import give_way
-from convoy.app.outcomes import CANCELLED
+from convoy.app.calls.call import Call
+from convoy.app.calls.open_calls import OpenCalls
+from convoy.app.pictures.decoder import Decoder, DecodeWork
 from convoy.app.scheduling.slab import Slab, Slot, SlotState
+from convoy.app.server.runtime import give_way
+from convoy.app.telemetry.outcomes import CANCELLED, ClientGone
 from convoy.models.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from convoy.models.kept_memory import KeptMemory
 from convoy.models.priorities import Priorities
@@ -30,13 +31,8 @@ class Core:
     """As much of a core as a call asks for that never runs."""
 
     def __init__(self) -> None:
-        self.slab = Slab(1 << 20)
+        self.slab, self.calls = Slab(1 << 20), OpenCalls()
         self.ended: list[str] = []
-
-    def reserve(self, nbytes: int) -> Slot:
-        slot = self.slab.reserve(nbytes)
-        assert slot is not None
-        return slot
 
     def call_ended(self, key: object, protocol: str, ending: Any, ns: int) -> None:
         self.ended.append(ending.outcome)
@@ -68,20 +64,28 @@ def call_with_slot() -> tuple[Call, Slot]:
 
 
 def start(decoder: Decoder, call: Call, slot: Slot, job: Callable[..., object], **more: Any) -> asyncio.Task[Any]:
-    return asyncio.ensure_future(decoder.run(call, DecodeWork("PNG", 1, (slot,), **more), job))
+    async def decode() -> object:
+        if call not in call.core.calls._calls:
+            call.begin()
+        try:
+            return await decoder.run(call, DecodeWork("PNG", 1, (slot,), **more), job)
+        except asyncio.CancelledError as raised:
+            raise call.cause_of(raised) from None
+
+    return asyncio.ensure_future(decode())
 
 
 @pytest.mark.parametrize("leave", ["client", "cancel", "deadline"])
 def test_memory_stays_with_the_thread_until_it_returns(decoder: Decoder, leave: str) -> None:
     async def play() -> None:
         (call, slot), held = call_with_slot(), Held()
-        deadline_ns = call.arrival_ns + 1_000_000_000 if leave == "deadline" else None
-        task = start(decoder, call, slot, held, deadline_ns=deadline_ns)
+        call.limit(1000 if leave == "deadline" else None)
+        task = start(decoder, call, slot, held)
         await until(held.began.is_set)
         slab = call.core.slab
         assert slab.state(slot.ref) is SlotState.DECODING
         if leave == "client":
-            call.client_left()
+            call.cancel(ClientGone())
         elif leave == "cancel":
             task.cancel()
         expected = {"client": ClientGone, "cancel": asyncio.CancelledError, "deadline": DeadlineExceeded}[leave]
@@ -106,7 +110,7 @@ def test_who_left_while_waiting_never_begins(decoder: Decoder) -> None:
         waiting = [start(decoder, *one, never) for one in leavers]
         await asyncio.sleep(0)
         for call, _ in leavers:
-            call.client_left()
+            call.cancel(ClientGone())
         held.may_end.set()  # in the same turn: the thread comes back while they leave
         for task in waiting:
             with pytest.raises(ClientGone):
@@ -117,8 +121,6 @@ def test_who_left_while_waiting_never_begins(decoder: Decoder) -> None:
             call.end(CANCELLED)
             assert not call.core.slab.used_bytes
         assert not never.runs
-        with pytest.raises(ClientGone):
-            await start(decoder, *leavers[0], never)
 
     asyncio.run(play())
 
@@ -129,8 +131,9 @@ def test_a_deadline_ends_the_wait(decoder: Decoder) -> None:
         running = start(decoder, *first, held)
         await until(held.began.is_set)
         (call, slot), never = call_with_slot(), Held()
+        call.limit(50)
         with pytest.raises((DeadlineExceeded, Overloaded)):
-            await start(decoder, call, slot, never, deadline_ns=call.arrival_ns + 50_000_000)
+            await start(decoder, call, slot, never)
         held.may_end.set()
         await running
         assert not never.runs
@@ -248,8 +251,8 @@ def test_memory_that_large_images_left_goes_back_when_none_has_come_for_a_while(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = KeptMemory(1000)
-    monkeypatch.setattr("convoy.app.edge.oip.decoder.KEPT_MEMORY", kept)
-    monkeypatch.setattr("convoy.app.edge.oip.decoder._KEEP_S", 0.01)
+    monkeypatch.setattr("convoy.app.pictures.decoder.KEPT_MEMORY", kept)
+    monkeypatch.setattr("convoy.app.pictures.decoder._KEEP_S", 0.01)
 
     def decode() -> int:
         with kept.begin_decode(500) as memory:

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from convoy.app.settings import Settings, read_settings
+from convoy.app.config.settings import Settings, read_settings
 from tests.support.manifests import DEPLOY, PATCHES, check, document, documents, manifests, misspelt
 
 DATA = DEPLOY.parents[1] / "tests" / "data"

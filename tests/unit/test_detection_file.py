@@ -11,8 +11,8 @@ import pytest
 from export_fixtures import make_quick
 from onnx import TensorProto, helper, numpy_helper
 
-from convoy.app.edge.boxes import detections
 from convoy.app.engines.base import run_arrays
+from convoy.app.pictures.answering import detections
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.export.variants.precision import REFERENCE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.lifecycle.health import HealthOptions
 from convoy.models.errors import Unavailable
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeGpu

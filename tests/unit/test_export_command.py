@@ -13,8 +13,8 @@ from export_fixtures import answers, fake_torch, make_quick, options, write_imag
 from PIL import Image
 from rich.console import Console
 
-from convoy.app.batch import EngineFailure
 from convoy.app.commands import inspect as inspect_command
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.table import REFERENCE as REFERENCE_ROW
 from convoy.app.engines.table import ROWS
 from convoy.export import command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from convoy.app.edge.boxes import detections
+from convoy.app.pictures.answering import detections
 from convoy.models.errors import JobError
 from convoy.models.geometry import ImagePlacement
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from convoy.app.scheduling.extents import Extents
+from convoy.app.scheduling.slab import Extents
 
 SIZE = 64
 

@@ -12,8 +12,8 @@ from export_fixtures import make_quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.base import run_arrays
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.free_runs import FreeRuns, input_bytes
 from convoy.app.engines.free_sizes import Size, sizes_that_run, with_examples
 from convoy.app.engines.onnx_session import new_session

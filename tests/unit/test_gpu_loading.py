@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convoy.app.batch import EngineFailure
 from convoy.app.engines.base import Engine, run_arrays
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cpu import has_int8_dot_product
 from convoy.app.engines.jobs import Job
 from convoy.app.engines.machine import Library, Machine

@@ -11,17 +11,15 @@ from collections.abc import Callable
 
 import pytest
 
-from convoy.app.edge.http.connection import GuardedProtocol
-from convoy.app.host.grpc_host import GrpcHost
-from convoy.app.host.http_server import HttpServer
-from convoy.app.host.listening import take_port
+from convoy.app.http.connection import GuardedProtocol
+from convoy.app.server.grpc_host import GrpcHost
+from convoy.app.server.http_server import HttpServer, take_port
 from convoy.models.errors import JobError, UsageError
 
 
 def test_starting_a_server_does_not_wait_for_grpc_and_leaves_no_half_of_numpy_to_threads() -> None:
-    script = (
-        "import convoy.app.main, sys; print([name in sys.modules for name in ('grpc', 'tritonclient', 'numpy.ma')])"
-    )
+    modules = ("grpc", "tritonclient", "numpy.ma")
+    script = f"import convoy.app.server.main, sys; print([name in sys.modules for name in {modules}])"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[False, False, True]"
 
@@ -44,7 +42,7 @@ def test_a_port_that_is_held_can_be_listened_on_by_the_library() -> None:
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The codes with which this process would be ended beside a thread that hangs, as another test may leave one."""
     codes: list[int] = []
-    monkeypatch.setattr("convoy.app.host.grpc_host.end_if_held_up", codes.append)
+    monkeypatch.setattr("convoy.app.server.grpc_host.end_if_held_up", codes.append)
     return codes
 
 

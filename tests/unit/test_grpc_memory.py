@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -16,16 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from convoy.app.calls.call import Call
+from convoy.app.calls.options import BodyLimits
 from convoy.app.core import Core
-from convoy.app.edge.grpc import room as room_module
-from convoy.app.edge.grpc.gate import GrpcCall
-from convoy.app.edge.grpc.infer import GrpcInference
-from convoy.app.edge.grpc.room import MessageRoom, Turn
-from convoy.app.edge.grpc.server import GrpcServer
-from convoy.app.edge.grpc.tensors import split
-from convoy.app.edge.oip.call import Call
-from convoy.app.edge.oip.decoder import Decoder
-from convoy.app.edge.options import BodyLimits
+from convoy.app.grpc import room as room_module
+from convoy.app.grpc.gate import GrpcCall
+from convoy.app.grpc.infer import GrpcInference
+from convoy.app.grpc.room import MessageRoom, Turn
+from convoy.app.grpc.server import GrpcServer
+from convoy.app.grpc.tensors import split
+from convoy.app.pictures.decoder import Decoder
 from convoy.app.scheduling.slab import Slab
 from convoy.models.errors import RequestError, RequestTimeout
 from tests.support.fake_devices import ROW, Workshop, in_workshop, until
@@ -101,7 +102,11 @@ def test_a_call_that_has_ended_leaves_nothing_for_the_garbage_collector(workshop
                 gc.collect()
                 ours = GrpcCall, Call, Turn, RequestError
                 held = [one for one in gc.garbage if isinstance(one, ours)]
-                frames = [one for one in gc.garbage if "convoy/app/edge" in str(getattr(one, "f_code", ""))]
+                frames = [
+                    one
+                    for one in gc.garbage
+                    if re.search("convoy/app/(grpc|calls|protocol|pictures)/", str(getattr(one, "f_code", "")))
+                ]
             finally:
                 gc.set_debug(0)
                 gc.garbage.clear()

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from convoy.app.batch import BatchResult
+from convoy.app.config.model_settings import ModelSettings
+from convoy.app.engines.batch import BatchResult
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.app.engines.parts import Part
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
-from convoy.app.model_settings import ModelSettings
 from convoy.models.store import DEMO_STORE, Store
 from tests.support.fake_devices import WatchedEngine, Workshop
 

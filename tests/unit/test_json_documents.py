@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from convoy.app.edge.http import json_documents
-from convoy.app.edge.http.json_documents import loads
+from convoy.app.http import json_documents
+from convoy.app.http.json_documents import loads
 
 PADDING = " " * 4096  # so that it is long enough to be worth it
 

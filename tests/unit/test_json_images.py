@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from convoy.app.edge.http.json_images import is_json, split_images
+from convoy.app.http.uploads import is_json, split_images
 from convoy.models.errors import InvalidRequest
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.edge.http.json_weight import Weight, check_weight, needed_bytes, weigh
+from convoy.app.http.json_documents import Weight, check_weight, needed_bytes, weigh
 from convoy.app.scheduling.request import ModelKey
 from convoy.models.errors import InvalidRequest
 from convoy.models.spec import TensorSpec

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from convoy.app.batch import BatchResult, EngineFailure, FailureScope, StageTimes
-from convoy.app.lifecycle.lane_runner import lane_runner
+from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope, StageTimes
+from convoy.app.lifecycle.lanes import lane_runner
 from convoy.app.scheduling.request import ModelKey, Request, TensorPlace
 from convoy.app.scheduling.slab import Slab
 from convoy.models.spec import TensorSpec

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from convoy.app.batch import StageTimes
+from convoy.app.engines.batch import StageTimes
 from convoy.app.telemetry.last_minute import (
     _MOST_UNSORTED,
     MOST_ERROR,

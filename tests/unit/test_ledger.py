@@ -10,15 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convoy.app.batch import StageTimes
-from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, CallEnd, CallOutcome, Refusal
+from convoy.app.engines.batch import StageTimes
 from convoy.app.scheduling.request import SECOND_NS, ModelKey, Spent
 from convoy.app.telemetry.last_minute import LastMinute, MinuteCounts, PeriodSpan
-from convoy.app.telemetry.ledger import Ledger
+from convoy.app.telemetry.ledger import BatchRecord, Ledger
 from convoy.app.telemetry.metrics import Metrics
-from convoy.app.telemetry.observed import Observed
-from convoy.app.telemetry.ran_batches import BatchRecord
-from convoy.app.telemetry.statistics import ModelStatistics
+from convoy.app.telemetry.outcomes import ANSWERED, CANCELLED, FAILED, CallEnd, CallOutcome, Refusal
+from convoy.app.telemetry.statistics import ModelStatistics, Observed
 
 KEYS = [ModelKey("one", 1, 1), ModelKey("two", 3, 2)]
 GONE = ModelKey("gone", 1, 9)

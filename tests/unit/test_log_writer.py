@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from convoy.app.host import logs
-from convoy.app.host.log_writer import LogWriter
+from convoy.app.server import logs
+from convoy.app.server.log_writer import LogWriter
 from tests.support.stores import ROOT
 
 # What a pipe holds at least.
@@ -87,7 +87,7 @@ def test_a_line_that_cannot_be_made_is_told_in_the_log(pipe: tuple[int, int]) ->
 
 CRASH = """
 import sys, threading
-from convoy.app.host import logs
+from convoy.app.server import logs
 logs.configure("info", {form!r})
 {before}
 raise KeyError("what broke")

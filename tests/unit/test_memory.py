@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.batch import EngineFailure
 from convoy.app.engines.base import run_arrays
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.memory import (
     MOST_SAMPLES,
     Growth,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.edge.http import multipart
-from convoy.app.edge.http.multipart import boundary_of, split_files
+from convoy.app.http import uploads as multipart
+from convoy.app.http.uploads import boundary_of, split_files
 from convoy.models.errors import InvalidRequest
 
 BOUNDARY = b"frontier"

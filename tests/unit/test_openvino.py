@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.commands.doctor import diagnose
 from convoy.app.engines.base import run_arrays
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.machine import CPU_ONLY, Library, Machine
 from convoy.app.engines.openvino import OpenVinoEngine, load_openvino
 from convoy.app.loading.load import LoadedModel, LoadOptions, load

@@ -6,7 +6,8 @@ from itertools import count
 
 import pytest
 
-from convoy.app.scheduling import policy, staging
+from convoy.app.scheduling import policy
+from convoy.app.scheduling import queues as staging
 from convoy.app.scheduling.latency import LatencyModel
 from convoy.app.scheduling.policy import (
     Admit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.lifecycle.queue_options import QueueOptions, QueueRules
+from convoy.app.lifecycle.model_lifecycle import QueueOptions, QueueRules
 from convoy.app.scheduling.queues import Queue, State
 from convoy.app.scheduling.request import ModelKey, Request
 from convoy.models.priorities import Priorities

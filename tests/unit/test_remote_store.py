@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.remote.remote_files import RemoteError, RemoteFiles, RemoteObject
-from convoy.app.remote.remote_store import RemoteStore
-from convoy.app.settings import read_settings
+from convoy.app.config.settings import read_settings
+from convoy.app.lifecycle.remote_files import RemoteError, RemoteFiles, RemoteObject
+from convoy.app.lifecycle.remote_store import RemoteStore
 from convoy.models.errors import BundleError, NotFetched, UsageError
 from tests.support.stores import DEMO, StoreFolder
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.batch import EngineFailure
 from convoy.app.engines import tensorrt_contexts
 from convoy.app.engines.base import run_arrays
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.jobs import Job
 from convoy.app.engines.machine import Library
 from convoy.app.engines.tensorrt import TensorRtEngine

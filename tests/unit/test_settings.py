@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import pytest
 
+from convoy.app.config.settings import read_settings
 from convoy.app.core import Core
-from convoy.app.settings import read_settings
 from convoy.models.errors import UsageError
 
 
@@ -59,7 +59,7 @@ def test_who_asks_for_a_cpus_engine_touches_no_gpu(engine: str, monkeypatch: pyt
     def ask() -> NoReturn:
         raise AssertionError("the GPUs were asked")
 
-    monkeypatch.setattr("convoy.app.settings.find_machine", ask)
+    monkeypatch.setattr("convoy.app.config.settings.find_machine", ask)
     settings = read_settings({"engine": engine})
     assert not settings.core_options().load.machine.gpus
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from convoy.app.batch import EngineFailure
+from convoy.app.engines.batch import EngineFailure
 from convoy.models.spec import ImageSpec
 from tests.support.fake_devices import Workshop, until
 from tests.support.wire import head

@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from convoy.app.batch import BatchTrace, StageTimes
-from convoy.app.outcomes import ANSWERED
+from convoy.app.engines.batch import BatchTrace, StageTimes
 from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request
+from convoy.app.telemetry import start_tracing as starting
 from convoy.app.telemetry.histograms import Histogram
-from convoy.app.tracing import starting
-from convoy.app.tracing.sdk import SdkTracing
-from convoy.app.tracing.spans import EndedCall, RequestSpan
+from convoy.app.telemetry.otel import SdkTracing
+from convoy.app.telemetry.outcomes import ANSWERED
+from convoy.app.telemetry.tracing import EndedCall, RequestSpan
 from convoy.models.errors import UsageError
 
 NS = st.integers(0, 10**9)

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from convoy.app.commands.inspect import run
 from convoy.app.commands.predict import predict
-from convoy.app.edge.scores import Prediction
+from convoy.app.pictures.scores import Prediction
 from convoy.app.python.records import Classification
 from convoy.models.bundle import BUSY_MARK, FileRecord, Interval, Variant, seal
 from convoy.models.train import Compared

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.settings import Settings, read_settings
+from convoy.app.config.settings import Settings, read_settings
 from convoy.models.errors import UsageError
 from convoy.models.tls import ClientTls, ServerTls
 from tests.support.certificates import Authority

@@ -22,9 +22,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from convoy.app.edge.http.connection import GuardedProtocol
-from convoy.app.edge.http.replies import Reply, send_reply
-from convoy.app.host.http_server import HttpServer
+from convoy.app.http.connection import GuardedProtocol
+from convoy.app.http.replies import Reply, send_reply
+from convoy.app.server.http_server import HttpServer
 from tests.support.stores import ROOT
 from tests.support.wire import head
 from tests.unit.test_connection import Connection

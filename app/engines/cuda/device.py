@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
-from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines import cpu
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.driver import CaptureDisturbed, Cuda, CudaUnavailable, GpuProperties, Handle, open_cuda
 
 # Stays free when an engine is loaded: the driver, other processes and a library's late allocations live here.

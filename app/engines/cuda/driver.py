@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.captures import CaptureGate
 
 INSTALL = "pip install 'convoy-serve[gpu]', or [rtx] for TensorRT for RTX alone"

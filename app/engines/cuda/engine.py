@@ -18,8 +18,8 @@ from contextlib import ExitStack, suppress
 
 import numpy as np
 
-from convoy.app.batch import BatchResult, EngineFailure, FailureScope, StageTimes
 from convoy.app.engines.base import Engine, EngineInfo
+from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope, StageTimes
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import Handle, undisturbed
 from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold

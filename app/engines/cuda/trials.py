@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from convoy.app.batch import EngineFailure
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cuda.engine import CudaEngine
 from convoy.app.engines.measure import make_probe
 from convoy.models.errors import BundleError, ConvoyError

@@ -1,0 +1,158 @@
+"""What is asked of a run: options that hold, and the bundle that will answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, get_args
+
+from convoy.app.config.settings import Settings, read_settings
+from convoy.app.engines.cpu import cpu_budget
+from convoy.app.engines.memory import available_bytes
+from convoy.app.engines.select import PrecisionChoice
+from convoy.app.engines.table import AUTO, CHOICES
+from convoy.models.bundle import MANIFEST, Bundle, open_bundle, sha256_file
+from convoy.models.errors import BundleError, JobError, UsageError
+from convoy.models.images import DEFAULT_MAX_PIXELS
+from convoy.models.option import Option
+from convoy.models.spec import ModelSpec
+from convoy.models.store import DEMO_STORE, Store
+
+# More of them start slowly and share the machine no better; what one takes is libraries, a network, and its batches.
+_MOST_WORKERS = 16
+_WORKER_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """What the command was told. `workers` and `batch_size` 0: chosen here; `model_version` None: the newest sound one.
+
+    `ray` None: processes on this machine; otherwise the cluster's address, `auto` for the one that Ray finds.
+    """
+
+    name: Annotated[str, Option("The model.", is_argument=True)]
+    inputs: Annotated[
+        list[str], Option("Images, folders, patterns, lists (.txt), parquet files, tars.", is_argument=True)
+    ]
+    out: Annotated[Path, Option("Folder for part-*.parquet and errors.parquet.")]
+    store: Annotated[Path | None, Option("Folder of models. Without it the demo answers.")] = None
+    model_version: Annotated[int | None, Option("Version of the model; by default the newest.")] = None
+    top_k: Annotated[int, Option("Classes per image.")] = 5
+    embeddings: Annotated[str | None, Option("An output to keep whole, as a column of lists.")] = None
+    column: Annotated[str | None, Option("Parquet: the column of paths or images, if unclear.")] = None
+    batch_size: Annotated[int, Option("Images a batch; 0: the model's own.")] = 0
+    workers: Annotated[int, Option("Processes, or Ray's actors; 0: as the machine has devices and cores.")] = 0
+    engine: Annotated[str, Option("Which engine may label.", words=CHOICES)] = AUTO
+    precision: Annotated[str, Option("Which variant of the bundle labels.", words=get_args(PrecisionChoice))] = "auto"
+    max_pixels: Annotated[int, Option("Images with more pixels are not decoded.")] = DEFAULT_MAX_PIXELS
+    ray: Annotated[
+        str | None, Option("Label on a Ray cluster: its address, local, or auto (or nothing): the one found.")
+    ] = None
+
+    def checked(self) -> Settings:
+        """The server's settings of the same names. Raises UsageError."""
+        if not self.inputs:
+            raise UsageError("name at least one input: an image, a folder, a list, a parquet file or a tar")
+        for name, value, least in (
+            ("--top-k", self.top_k, 1),
+            ("--batch-size", self.batch_size, 0),
+            ("--workers", self.workers, 0),
+        ):
+            if value < least:
+                raise UsageError(f"{name} must be at least {least}, got {value}")
+        given = {"engine": self.engine, "precision": self.precision, "max_pixels": self.max_pixels}
+        return read_settings({"store": self.store, **given})
+
+
+@dataclass(frozen=True, slots=True)
+class BatchModel:
+    """The bundle that answers. `passed_over` says of newer versions why they do not."""
+
+    bundle: Bundle
+    version: int
+    sha256: str
+    passed_over: tuple[str, ...]
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.bundle.manifest.spec
+
+
+def find_model(options: BatchOptions) -> BatchModel:
+    """The version asked for, or the newest that is sound. Raises UsageError or JobError."""
+    store = Store.at(options.store or DEMO_STORE)
+    versions = store.versions(options.name)
+    if not versions:
+        have = ", ".join(store.names()) or "none"
+        raise UsageError(f"there is no model {options.name!r} in {store.root} (there is: {have})")
+    if options.model_version is not None:
+        wanted = [one for one in versions if one.version == options.model_version]
+        if not wanted:
+            have = ", ".join(str(one.version) for one in versions)
+            raise UsageError(f"{options.name!r} has no version {options.model_version} (there is: {have})")
+        versions = wanted
+    passed_over: list[str] = []
+    for stored in versions:
+        if not stored.is_bundle:
+            raise JobError(
+                f"{stored.folder} is a bare model, which does not say how images become its input; make a bundle of it "
+                "with convoy export --preprocess"
+            )
+        try:
+            bundle = open_bundle(stored.folder)
+            sha256 = sha256_file(stored.folder / MANIFEST)
+        except (BundleError, OSError) as error:
+            passed_over.append(f"version {stored.version}: {error}")
+            continue
+        _check_spec(bundle.manifest.spec, options)
+        return BatchModel(bundle, stored.version, sha256, tuple(passed_over))
+    raise JobError(f"no version of {options.name!r} can be used ({'; '.join(passed_over)})")
+
+
+def output_index(spec: ModelSpec, name: str) -> int:
+    """Raises UsageError."""
+    names = [output.name for output in spec.outputs]
+    if name not in names:
+        raise UsageError(f"the model has no output {name!r} for --embeddings; it has {', '.join(names)}")
+    return names.index(name)
+
+
+def workers_for(gpus: int) -> int:
+    """How many workers this machine is good for: one for each GPU; without any, one for each core that has memory.
+
+    Threads of one Python take turns at all that is not computing or decoding; processes do not.
+    """
+    if gpus:
+        return gpus
+    free = available_bytes()
+    room = _MOST_WORKERS if free is None else free // _WORKER_BYTES
+    return max(1, min(cpu_budget(), _MOST_WORKERS, room))
+
+
+def share_of_cpus(workers: int) -> int:
+    """Threads of each, where so many share the CPU budget."""
+    return max(1, cpu_budget() // workers)
+
+
+def _check_spec(spec: ModelSpec, options: BatchOptions) -> None:
+    if spec.image is None:
+        raise JobError(
+            f"{options.name!r} has no image preprocessing, so it cannot take images; export it with --preprocess"
+        )
+    if not spec.gives_classes:
+        raise JobError(
+            f"{options.name!r} has the task {spec.task!r}, and this labels images with classes; "
+            f"send the images to a server, or tensors to its /v2/models/{options.name}/infer"
+        )
+    if spec.outputs[0].is_strings or spec.outputs[0].numpy_dtype.kind not in "fiu":
+        raise JobError(f"{options.name!r} answers no scores, so there are no labels to write")
+    if options.batch_size > max(1, spec.max_batch_size):
+        raise UsageError(
+            f"--batch-size {options.batch_size} is above the model's own limit, {max(1, spec.max_batch_size)}"
+        )
+    if options.embeddings is not None:
+        index = output_index(spec, options.embeddings)
+        if spec.outputs[index].numpy_dtype.kind not in "fiub":
+            raise UsageError(
+                f"output {options.embeddings!r} is {spec.outputs[index].dtype}, which is no column of numbers"
+            )

@@ -1,0 +1,121 @@
+"""The same parts on a Ray cluster: Ray Data gives them to actors that hold an engine, and not a queue.
+
+A part is a row of Ray Data's, and an actor's answer is what its file says; images are read and results written by the
+actors themselves, so that nothing but names goes through Ray's memory, and a part that an actor was killed in is done
+again by another. Inputs and --out must lie where every node finds them.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec.json import decode, encode
+
+from convoy.app.batch.records import BatchJob, BatchPart, Fatal, Labelled, PartDone, Ready, Said
+from convoy.app.engines.table import may_use_gpus
+from convoy.models.errors import ConvoyError, JobError, UsageError
+
+# A worker on CPUs; more would wait for each other within one network.
+_MOST_CPUS = 4
+
+
+class RayLabeller:
+    """An actor: opened once, then a part a call."""
+
+    def __init__(self, job: bytes) -> None:
+        from convoy.app.batch.worker import open_model
+
+        self._job = decode(job, type=BatchJob)
+        self._fatal = ""
+        try:
+            self._opened = open_model(self._job)
+        except ConvoyError as error:
+            self._fatal = str(error)
+
+    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
+        """`rows["part"]` are parts in JSON; the answers are what a local worker would say."""
+        return {"said": np.array([encode(self._label(decode(one, type=BatchPart))) for one in rows["part"]], object)}
+
+    def _label(self, part: BatchPart) -> PartDone | Fatal:
+        from convoy.app.batch.worker import PartsWorker
+
+        if self._fatal:
+            return Fatal(self._fatal)
+        said: list[Said] = []
+        parts: queue.SimpleQueue[BatchPart | None] = queue.SimpleQueue()
+        parts.put(part)
+        parts.put(None)
+        try:
+            PartsWorker(self._job, self._opened, said.append).label(parts)
+        except ConvoyError as error:
+            return Fatal(str(error))
+        return next(one for one in said if isinstance(one, PartDone))
+
+
+def run_on_ray(
+    address: str,
+    job: BatchJob,
+    parts: Sequence[BatchPart],
+    workers: int,
+    *,
+    on_ready: Callable[[Ready], None],
+    tell: Callable[[Labelled | PartDone], None],
+    tick: Callable[[], None],
+) -> None:
+    """Until every part is done. Raises JobError or UsageError."""
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise UsageError(f"--ray needs Ray ({error}); pip install 'convoy-serve[ray]'") from error
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address or None, logging_level=logging.WARNING, log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UsageError(f"--ray: there is no cluster at {address or 'the default address'} ({error})") from error
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    cluster = ray.cluster_resources()
+    gpus = int(cluster.get("GPU", 0)) if may_use_gpus(job.engine) else 0
+    cpus = max(1, int(cluster.get("CPU", 1)))
+    cpus_each = max(1, min(_MOST_CPUS, cpus // (workers or gpus or 1)))
+    workers = min(workers or gpus or max(1, cpus // cpus_each), len(parts))
+    resources: dict[str, Any] = {"num_cpus": cpus_each} | ({"num_gpus": 1} if gpus else {})
+    job = msgspec.structs.replace(job, threads=cpus_each)
+    if job.runner is None:
+        found = decode(ray.get(ray.remote(**resources)(_prove).remote(encode(job))), type=Ready | Fatal)
+        if isinstance(found, Fatal):
+            raise JobError(found.message)
+        on_ready(found)
+        job = msgspec.structs.replace(job, runner=found.runner)
+    rows = [{"part": encode(part)} for part in parts]
+    done = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+        RayLabeller,
+        fn_constructor_args=(encode(job),),
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=workers),
+        **resources,
+    )
+    for row in done.iter_rows():
+        one = decode(row["said"], type=PartDone | Fatal)
+        if isinstance(one, Fatal):
+            raise JobError(one.message)
+        tell(Labelled(one.images, one.errors))
+        tell(one)
+        tick()
+
+
+def _prove(job: bytes) -> bytes:
+    """Which engine labels, found out where one will."""
+    from convoy.app.batch.worker import open_model
+
+    try:
+        return encode(open_model(decode(job, type=BatchJob)).ready)
+    except ConvoyError as error:
+        return encode(Fatal(str(error)))

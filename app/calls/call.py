@@ -1,0 +1,366 @@
+"""The life of one call, on any wire: begun once, ended once.
+
+    begin -> find -> (the body, by its wire) -> reserve, decode -> run -> settle -> (the answer) -> end
+
+Whatever happens on the way, an error, a deadline, a client that leaves, `end` gives back every slot that the call still
+owns, and counts the call, once. Knows no wire: no header, no message, no socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from convoy.app.calls.access import CallFacts
+from convoy.app.calls.refusals import EXPIRED_RUNNING, failure_of, no_room, refused
+from convoy.app.calls.shared_memory import Region
+from convoy.app.core import Core
+from convoy.app.engines.batch import StageTimes
+from convoy.app.lifecycle.catalog import Catalog, Served
+from convoy.app.scheduling.policy import Refuse
+from convoy.app.scheduling.request import (
+    MILLISECOND_NS,
+    Done,
+    Outcome,
+    Request,
+    Shape,
+    SlotRef,
+    Spent,
+    TensorPlace,
+    TensorRef,
+)
+from convoy.app.scheduling.slab import Slot, SlotState
+from convoy.app.telemetry.outcomes import ANSWERED, CallEnd, ClientGone, Refusal
+from convoy.app.telemetry.tracing import EndedCall, Exemplar, RequestSpan
+from convoy.models.errors import BodyTooLarge, DeadlineExceeded, NotFound, RequestError, Unavailable
+
+
+def find_served(catalog: Catalog, model: str, version: str | None) -> Served:
+    """The version asked for; without one, the highest. Raises NotFound or Unavailable."""
+    if version is None:
+        return catalog.find(model, None)
+    if not version:
+        told = "the version is empty; give its number, or leave the version out, with the slash before it"
+        raise NotFound(f"Request for unknown model: '{model}': {told}")
+    if not (version.isascii() and version.isdigit() and len(version) < 10):
+        shown = version[:40] if version.isprintable() and " " not in version else repr(version[:40])
+        raise NotFound(f"Request for unknown model: '{model}' version {shown} is not found")
+    return catalog.find(model, int(version))
+
+
+# Where the gate finds the call that a route has made, for its line in the log.
+CALL_IN_SCOPE = "convoy.call"
+
+
+class Inputs(NamedTuple):
+    """A request's decoded inputs: where they lie, how many samples, and their shapes without the batch."""
+
+    samples: int
+    shapes: tuple[Shape, ...]
+    tensors: tuple[TensorRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the client asks of the schedule beside its deadline. `latest_start_us` counts from the arrival."""
+
+    latest_start_us: int | None = None
+    priority: int = 0
+
+
+class Call:
+    """One HTTP, gRPC or Python call; afterwards its record. Times are CLOCK_MONOTONIC nanoseconds.
+
+    `protocol` is its name in the metrics. `deadline_ns` None: no limit. `late` makes the error for a call whose
+    deadline passes; it may change with what the call waits for. `until_client_leaves` is set when its body has been
+    read. `decode_ns` is what its first input took to read, after `decode_wait_ns`. `answered_ns` is when its last
+    answer came.
+    """
+
+    def __init__(self, core: Core, protocol: str) -> None:
+        self.core, self.protocol = core, protocol
+        self.arrival_ns = time.monotonic_ns()
+        self.answered_ns = 0
+        self.served: Served | None = None
+        self.decode_ns = self.decode_wait_ns = self.queue_ns = self.ended_ns = 0
+        self.times: StageTimes | None = None
+        self.ending: CallEnd | None = None
+        self.span: RequestSpan | None = None  # of one that is sampled
+        self._is_decoded = False
+        self.deadline_ns: int | None = None
+        self.late: Callable[[], RequestError] = _late
+        self.until_client_leaves: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._slots: dict[SlotRef, Slot] = {}
+        self._regions: list[Region] = []
+        self._lent: dict[SlotRef, int] = {}  # to so many jobs of a decoder
+        self._task: asyncio.Task[Any] | None = None  # which may be cancelled
+        self._cancelled_by: Exception | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._has_begun = self._has_ended = False
+
+    def begin(self) -> None:
+        """Make it one that is owed an answer, by the current task. Raises Unavailable when the server shuts down."""
+        self.core.calls.begin(self)
+        self._has_begun, self._task = True, asyncio.current_task()
+
+    def cancel(self, reason: Exception) -> None:
+        """End it from outside: cancel its task. Does nothing to one that is settled.
+
+        The task gets the reason from `cause_of`.
+        """
+        if self._task is not None and self._cancelled_by is None:
+            self._cancelled_by = reason
+            self._task.cancel()
+
+    def cause_of(self, raised: BaseException) -> BaseException:
+        """What ended the call: where it was cancelled the reason, else what was raised."""
+        if isinstance(raised, asyncio.CancelledError) and self._cancelled_by is not None:
+            return self._cancelled_by
+        return raised
+
+    def settle(self) -> None:
+        """It has its answer or its error; from now on nothing cancels it."""
+        if self._task is not None and self._cancelled_by is not None:
+            self._task.uncancel()
+        self._task = None
+
+    def tick(self, now_ns: int) -> None:
+        """Cancel it where its deadline has passed; watch for its client to leave."""
+        if self._task is None:
+            return
+        if self.deadline_ns is not None and now_ns >= self.deadline_ns:
+            self.cancel(self.late())
+        elif self.until_client_leaves is not None and self._watch is None:
+            self._watch = asyncio.ensure_future(self._watch_client(self.until_client_leaves))
+
+    async def _watch_client(self, until_it_leaves: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await until_it_leaves()
+        self.cancel(ClientGone())
+
+    def limit(self, timeout_ms: float | None) -> None:
+        """Give it so long from its arrival; None: no limit."""
+        self.deadline_ns = None if timeout_ms is None else self.arrival_ns + int(timeout_ms * MILLISECOND_NS)
+
+    def find(self, model: str, version: str | None) -> Served:
+        """Hold the version that it asks for until its end. Raises Unavailable when that is not ready, and NotFound."""
+        served = find_served(self.core.catalog, model, version)
+        served.enter()
+        self.served = served
+        return served
+
+    def decoded(self, ns: int, wait_ns: int = 0) -> None:
+        """An input of it waited so long for its turn, and then took so long to read; a form has several."""
+        if self.span is not None:
+            self.span.decoded(time.monotonic_ns(), ns, wait_ns)
+        if not self._is_decoded:
+            self._is_decoded, self.decode_ns, self.decode_wait_ns = True, ns, wait_ns  # counted with the call itself
+        elif self.served is not None:
+            self.core.stage_took(self.served.key, "decode_wait", wait_ns)
+            self.core.stage_took(self.served.key, "decode", ns)
+
+    def latest_start_ns(self, latest_start_us: int | None) -> int | None:
+        """When it must be computed, if it ever is, where the client says how long it may wait."""
+        return None if latest_start_us is None else self.arrival_ns + latest_start_us * 1000
+
+    def begin_decode(self, slots: tuple[Slot, ...]) -> None:
+        """A decoder's thread works on these until they are taken back, whatever becomes of the call meanwhile."""
+        for slot in slots:
+            jobs = self._lent.get(slot.ref, 0)
+            if not jobs:
+                self.core.slab.move((slot.ref,), SlotState.DECODING)
+                del self._slots[slot.ref]
+            self._lent[slot.ref] = jobs + 1
+
+    def end_decode(self, slots: tuple[Slot, ...]) -> None:
+        """One thread does not touch them any more. Nobody needs them when the call has ended."""
+        for slot in slots:
+            self._lent[slot.ref] -= 1
+            if self._lent[slot.ref]:
+                continue
+            del self._lent[slot.ref]
+            self.core.slab.move((slot.ref,), SlotState.FILLING)
+            if self._has_ended:
+                self.core.slab.free(slot.ref)
+            else:
+                self._slots[slot.ref] = slot
+
+    def hold_region(self, region: Region) -> None:
+        """Keep a region of shared memory until the call ends. Raises NotFound when it has just gone."""
+        self.core.shared_memory.hold(region)
+        self._regions.append(region)
+
+    def reserve(self, nbytes: int) -> Slot:
+        """Memory that is given back when the call ends. Raises Overloaded, and BodyTooLarge where it never fits."""
+        slab = self.core.slab
+        slot = slab.reserve(nbytes)
+        if slot is None:
+            if self.may_ever_hold(nbytes):
+                raise no_room(nbytes, slab)
+            raise BodyTooLarge(
+                f"the request takes {self.held_bytes + nbytes} bytes at once with all that it holds, and there are "
+                f"{slab.capacity_bytes} for all requests; send less at once, or raise --max-inflight-mb"
+            )
+        self._slots[slot.ref] = slot
+        return slot
+
+    @property
+    def held_bytes(self) -> int:
+        """What it has reserved and not given back."""
+        return sum([slot.extent_bytes for slot in self._slots.values()])
+
+    def may_ever_hold(self, more_bytes: int) -> bool:
+        """Whether so much fits beside what it holds where nobody else holds anything."""
+        return self.held_bytes + more_bytes <= self.core.slab.capacity_bytes
+
+    def release(self, slot: Slot) -> None:
+        """Give one slot back early."""
+        del self._slots[slot.ref]
+        self.core.slab.free(slot.ref)
+
+    def discard_pages(self) -> None:
+        """What it holds has been copied: the room stays its own until it ends, and the memory does not."""
+        self.core.slab.discard_pages(self._slots)
+
+    def end(self, ending: CallEnd) -> int:
+        """Give back all that it holds, and count it. The answer has been sent.
+
+        Returns the nanoseconds from its arrival to its end. Another end changes nothing.
+        """
+        now_ns = time.monotonic_ns()
+        took_ns = now_ns - self.arrival_ns
+        if self._has_ended:
+            return took_ns
+        self._has_ended, self.ended_ns, self.ending = True, now_ns, ending
+        core, served = self.core, self.served
+        self.settle()
+        # Kept no longer: they hold frames that hold the call.
+        self._cancelled_by = self.until_client_leaves = None
+        self.late = _late
+        if self._watch is not None:
+            self._watch.cancel()
+        core.slab.move(self._slots, SlotState.FREE)
+        self._slots.clear()
+        for region in self._regions:
+            core.shared_memory.release(region)
+        if served is None:
+            core.call_ended(None, self.protocol, ending, took_ns)
+        elif ending is ANSWERED and self._is_decoded:
+            spent = Spent(self.decode_wait_ns, self.decode_ns, now_ns - self.answered_ns, took_ns)
+            core.call_answered(served.key, self.protocol, spent)
+        else:
+            if self._is_decoded:
+                core.stage_took(served.key, "decode_wait", self.decode_wait_ns)
+                core.stage_took(served.key, "decode", self.decode_ns)
+            if self.answered_ns:
+                core.stage_took(served.key, "encode", now_ns - self.answered_ns)
+            core.call_ended(served.key, self.protocol, ending, took_ns)
+        if self.span is not None:
+            self._end_span(self.span, ending, took_ns)
+        if served is not None:
+            served.leave()
+        if self._has_begun:
+            core.calls.end(self)
+        return took_ns
+
+    def _end_span(self, span: RequestSpan, ending: CallEnd, took_ns: int) -> None:
+        key = None if self.served is None else self.served.key
+        span.end(EndedCall(self.arrival_ns, self.answered_ns, self.ended_ns, key, ending))
+        if key is not None:
+            where = span.trace_id, span.span_id
+            self.core.exemplify(Exemplar(key, self.protocol, ending, took_ns, span.stages_ns(), *where))
+
+    def facts(self) -> CallFacts:
+        """For the log, once it has ended, or its answer is being sent."""
+        key, ending = None if self.served is None else self.served.key, self.ending or ANSWERED
+        stages_ns: dict[str, int] = {}
+        if self._is_decoded:
+            stages_ns.update(decode_wait=self.decode_wait_ns, decode=self.decode_ns)
+        if self.times is not None:
+            copy_in_ns, compute_ns, copy_out_ns, _ = self.times
+            stages_ns.update(queue=self.queue_ns, copy_in=copy_in_ns, compute=compute_ns, copy_out=copy_out_ns)
+        if self.answered_ns and self.ended_ns:
+            stages_ns["encode"] = self.ended_ns - self.answered_ns
+        stages_ms = {stage: round(ns / MILLISECOND_NS, 3) for stage, ns in stages_ns.items()}
+        model, version = (None, None) if key is None else (key.model, key.version)
+        return CallFacts(model, version, ending.outcome.value, ending.reason, stages_ms)
+
+    def build_request(self, served: Served, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
+        """The scheduler's view of what was decoded, with room reserved for the outputs."""
+        outputs = self._reserve_outputs(served, inputs.samples, wanted)
+        slots: dict[SlotRef, int] = {}  # and their numbers in the request
+
+        def place(ref: TensorRef) -> TensorPlace:
+            return TensorPlace(slots.setdefault(ref.slot, len(slots)), ref.offset, ref.nbytes)
+
+        places_in = tuple([place(ref) for ref in inputs.tensors])
+        places_out = tuple([None if ref is None else place(ref) for ref in outputs])
+        return Request(
+            self.core.next_request_id(),
+            served.key,
+            inputs.samples,
+            inputs.shapes,
+            tuple(slots),
+            places_in,
+            wanted,
+            places_out,
+            self.arrival_ns,
+            terms.priority,
+            self.deadline_ns,
+            self.latest_start_ns(terms.latest_start_us),
+            None if self.span is None else self.span.traceparent,
+        )
+
+    async def run(self, request: Request) -> Done:
+        """Queue the request and wait for its answer. Raises RequestError.
+
+        The slots are the scheduler's meanwhile; with an answer they are the call's again.
+        """
+        core, key = self.core, request.key
+        if not core.catalog.live(key).takes_requests:
+            sentence = f"the engine of '{key.model}' is being replaced; send the request again"
+            raise Unavailable(sentence, reason=Refusal.NOT_READY)
+        future = core.scheduler.submit(request)
+        if isinstance(future, Refuse):
+            core.request_failed(key, "REJECTED", time.monotonic_ns() - request.arrival_ns)
+            raise refused(request, future, core.max_waiting(key))
+        slots = {ref: self._slots.pop(ref) for ref in request.slots}
+        try:
+            done = await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                core.scheduler.cancel(request)
+                reason = "REJECTED" if isinstance(self._cancelled_by, RequestError) else "CANCELED"
+                core.request_failed(key, reason, time.monotonic_ns() - request.arrival_ns)
+            elif future.result().outcome is Outcome.ANSWERED:  # in the same turn
+                self._slots.update(slots)
+            raise
+        if done.outcome is not Outcome.ANSWERED:
+            if self.span is not None and done.batch is not None:
+                self.span.batches.append(done.batch)
+            raise failure_of(done)
+        self._slots.update(slots)
+        self.answered_ns = time.monotonic_ns()
+        self.queue_ns, self.times = done.queue_ns, done.times
+        if self.span is not None:
+            self.span.answered(done)
+        return done
+
+    def _reserve_outputs(self, served: Served, samples: int, wanted: tuple[int, ...]) -> tuple[TensorRef | None, ...]:
+        sizes = [served.spec.outputs[index].sample_bytes for index in wanted]
+        known = [samples * size if size is not None else 0 for size in sizes]
+        if not any(known):
+            return (None,) * len(wanted)
+        slot = self.reserve(sum(known))
+        offsets = accumulate(known, initial=0)
+        return tuple(
+            None if size is None else TensorRef(slot.ref, offset, nbytes)
+            for size, offset, nbytes in zip(sizes, offsets, known, strict=False)
+        )
+
+
+def _late() -> RequestError:
+    return DeadlineExceeded(EXPIRED_RUNNING)

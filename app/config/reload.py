@@ -1,0 +1,95 @@
+"""What SIGHUP does: the file, the environment's file names and the secrets are read again, and what may change does.
+
+Knows settings, a core and the edge's options; knows no signal. Something that is wrong changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+from convoy.app.calls.options import EdgeOptions
+from convoy.app.config.settings import Settings
+from convoy.app.core import Core
+from convoy.app.server import logs
+from convoy.models.errors import UsageError
+from convoy.models.tls import ServerTls
+
+_log = logging.getLogger("convoy")
+
+
+class Differences(NamedTuple):
+    """The names of options that are otherwise than before: now, from a model's next load on, and after a restart."""
+
+    now: tuple[str, ...]
+    at_next_load: tuple[str, ...]
+    at_restart: tuple[str, ...]
+
+    @staticmethod
+    def between(before: Settings, after: Settings) -> Differences:
+        old, new = ({one.keys: one for one in settings.options()} for settings in (before, after))
+        found: tuple[list[str], list[str], list[str]] = [], [], []
+        for keys, held in {**old, **new}.items():
+            if _value(old, keys) != _value(new, keys):
+                later = 1 if keys[0] == "models" else 2
+                found[0 if held.changes_on_sighup else later].append(held.name)
+        return Differences(*map(tuple, found))
+
+
+class Reloading:
+    """What holds for one core and its edge, and how something else comes to hold."""
+
+    def __init__(self, settings: Settings, core: Core, options: EdgeOptions) -> None:
+        self._settings, self._core, self._options = settings, core, options
+
+    def read_again(self) -> None:
+        """Let hold what is said now. Raises nothing: what is wrong is in the log, and all stays as it was."""
+        before = self._settings
+        try:
+            after = before.read_again()
+            to = after.edge_options()
+            _check_tls(self._options.tls, to.tls)
+        except UsageError as error:
+            _log.error("read again, and nothing was changed: %s; mend it and send SIGHUP again", error)
+            return
+        differences = Differences.between(before, after)
+        had_keys = bool(self._options.api_keys)
+        if to.tls != self._options.tls:
+            _log.info("who connects from now on is shown the certificate that was read")
+        self._settings = _with_what_may_change(before, after)
+        logs.set_level(after.log_level)
+        self._options.change(to)
+        # Of what holds, and not of what was read: the length of all queues waits for a restart, a model's own does not.
+        self._core.change(self._settings.queue_rules(), after.load_by_model(self._core.load_options))
+        _tell(differences, to, had_keys)
+
+
+def _check_tls(before: ServerTls | None, after: ServerTls | None) -> None:
+    """Raises UsageError where clients would have to speak another language than the port was opened for."""
+    asks_before, asks_after = (tls and (tls.client_ca is not None) for tls in (before, after))
+    if asks_before != asks_after:
+        raise UsageError("TLS, and asking clients for certificates, begin and end with a restart of the server")
+
+
+def _value(held: dict[tuple[str, ...], Any], keys: tuple[str, ...]) -> Any:
+    return held[keys].value if keys in held else None
+
+
+def _with_what_may_change(before: Settings, after: Settings) -> Settings:
+    """So that what waits for a restart is said again as long as it waits."""
+    live = {one.keys[0] for one in [*before.options(), *after.options()] if one.changes_on_sighup} | {"models"}
+    return before.model_copy(update={name: getattr(after, name) for name in live})
+
+
+def _tell(differences: Differences, to: EdgeOptions, had_keys: bool) -> None:
+    names = ", ".join(key.name for key in to.api_keys)
+    _log.info("read again: %s; API keys: %s", ", ".join(differences.now) or "no option differs", names or "none")
+    if had_keys and not to.api_keys:
+        _log.warning("no API key is asked for any more: whoever reaches the port may ask")
+    if differences.at_next_load:
+        _log.warning(
+            "%s: holds when the model is loaded the next time; unload and load it, or restart the server",
+            ", ".join(differences.at_next_load),
+        )
+    if differences.at_restart:
+        _log.warning("%s: stays as it is until the server is restarted", ", ".join(differences.at_restart))

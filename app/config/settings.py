@@ -1,0 +1,433 @@
+"""What the operator can set, in one place: names, defaults, help and limits.
+
+The command line, the environment (`CONVOY_*`), the file of `--config`, its JSON schema and `convoy config show` read
+the same model; `app/config/sources.py` knows which of them goes before which. Read at the rim, at the start and on
+SIGHUP; the rooms inside take plain arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_origin
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+
+from convoy.app.calls.access import ADMIN
+from convoy.app.calls.options import ApiKey, BodyLimits, EdgeOptions
+from convoy.app.config.model_settings import LIVE, ModelSettings
+from convoy.app.config.sources import Sources
+from convoy.app.core import CoreOptions
+from convoy.app.engines.cpu import cpu_budget
+from convoy.app.engines.machine import CPU_ONLY, Machine, find_cpu, find_machine
+from convoy.app.engines.select import PrecisionChoice
+from convoy.app.engines.table import AUTO, CHOICES, REFERENCE, may_use_gpus
+from convoy.app.http.browsers import host_name, is_loopback
+from convoy.app.http.connection import ConnectionLimits
+from convoy.app.lifecycle.control import EVERYTHING, ControlMode, ControlOptions
+from convoy.app.lifecycle.model_lifecycle import QueueRules
+from convoy.app.lifecycle.remote_files import is_url
+from convoy.app.lifecycle.remote_store import RemoteStore
+from convoy.app.loading.load import DEFAULT_LIMIT_S, LoadOptions
+from convoy.app.loading.signed import SignedOnly
+from convoy.app.server.logs import LogFormat
+from convoy.models.errors import UsageError
+from convoy.models.images import DEFAULT_MAX_PIXELS
+from convoy.models.plan_cache import plan_folder
+from convoy.models.store import DEMO_STORE, check_name
+from convoy.models.tls import ServerTls
+from convoy.models.version_policy import Latest, Policy
+
+MIB = 1 << 20
+# What the log calls the key of --api-key-file.
+DEFAULT_KEY = "default"
+_KEY_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_MOST_EDGES = 64
+_ORIGIN = re.compile(r"https?://[\w.:\[\]-]+", re.ASCII)
+
+
+def _as_text(given: object) -> object:
+    """YAML takes `2` for a number."""
+    return str(given) if isinstance(given, int | Path) and not isinstance(given, bool) else given
+
+
+def _as_names(given: object) -> object:
+    """A list is how a file writes `a,b`."""
+    return ",".join(map(str, given)) if isinstance(given, list | tuple) else _as_text(given)
+
+
+Text = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int)]
+Names = Annotated[str, BeforeValidator(_as_names, json_schema_input_type=str | int | list[str | int])]
+
+
+class OptionHeld(NamedTuple):
+    """One option as it holds. `keys` lead to it in the file."""
+
+    keys: tuple[str, ...]
+    value: Any
+    changes_on_sighup: bool
+
+    @staticmethod
+    def of(keys: tuple[str, ...], value: Any, field: FieldInfo) -> OptionHeld:
+        extra = field.json_schema_extra
+        return OptionHeld(keys, value, isinstance(extra, dict) and LIVE.items() <= extra.items())
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.keys)
+
+
+class Settings(BaseModel):
+    """Every option of `convoy serve`; each has a twin in the environment.
+
+    What has names of its own, as keys and models, is no option of the command line. Making one reads nothing:
+    `read_settings` does.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    _sources: Sources = PrivateAttr(default_factory=Sources)
+
+    config: Path | None = Field(None, description="File of options, in YAML; docs/configuration.md has all of them.")
+    store: Annotated[str, BeforeValidator(_as_text)] | None = Field(
+        None, description="Folder of bundles and bare models, or a URL of one (s3://). Without it the demo is served."
+    )
+    store_cache: Path | None = Field(
+        None, description="Folder for what comes from a store's URL; by default beside the plan cache's."
+    )
+    model_name: Text = Field("", description="The model's name, where the store is one model and no folder of models.")
+    host: str = Field("0.0.0.0", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
+    address_file: str = Field("", description="File to write the HTTP URL to, once the server listens.")
+    grpc_port: int = Field(8001, ge=-1, le=65535, description="gRPC port; 0 takes a free one, -1 leaves gRPC out.")
+    engine: str = Field(
+        AUTO,
+        description="Which engine may serve, such as rtx or cpu: that one, or a clear failure.",
+        json_schema_extra={"enum": [*CHOICES]},
+    )
+    precision: PrecisionChoice = Field("auto", description="Which variant of a bundle serves.")
+    plan_cache: Path | None = Field(
+        None, description="Folder of TensorRT plans and tunings; by default convoy/ in the user's cache folder."
+    )
+    threads: int = Field(0, ge=0, description="Threads that compute, over all models; 0 takes the CPU budget.")
+    max_batch: int = Field(0, ge=0, description="Largest batch, if below the model's own; 0 leaves it.")
+    edges: Text = Field(
+        "auto",
+        description="Has no effect: one process serves. The next minor version refuses it.",
+        json_schema_extra={"deprecated": True},
+    )
+    version_policy: Names = Field("latest", description="latest, all, or numbers such as 1,3.")
+    model_control: ControlMode = Field("none", description="none, explicit (over the network), or poll (the store).")
+    load_model: Names = Field("", description="With explicit: names to load at the start, such as a,b, or *.")
+    load_timeout_s: float = Field(DEFAULT_LIMIT_S, gt=0, description="A version that takes longer to load is refused.")
+    poll_interval_s: float = Field(2, gt=0, description="With poll: look at the store so often.")
+    max_queue: int = Field(1024, ge=1, description="Samples that may wait per model.")
+    max_inflight_mb: int = Field(1024, ge=1, description="Memory for requests in flight and for decoding, MiB.")
+    max_body_mb: int = Field(64, ge=1, description="Largest request body, MiB.")
+    max_pixels: int = Field(DEFAULT_MAX_PIXELS, ge=1, description="Images with more pixels are refused undecoded.")
+    default_timeout_ms: float = Field(
+        0, ge=0, description="Deadline of requests that name none; 0: none.", json_schema_extra=LIVE
+    )
+    drain_delay_s: float = Field(0, ge=0, description="After SIGTERM, keep serving so long while not ready.")
+    drain_timeout_s: float = Field(30, ge=0, description="After that, so long to finish what was accepted.")
+    max_connections: int = Field(4096, ge=1, description="Open connections; more are answered 503.")
+    header_timeout_s: float = Field(10, gt=0, description="So long may a client take to send its headers.")
+    body_timeout_s: float = Field(10, gt=0, description="So long, and 1 s per 256 KiB, to send its body.")
+    write_timeout_s: float = Field(30, gt=0, description="So long may a client refuse to read its answer.")
+    allow_shared_memory: bool = Field(False, description="Let clients register system shared memory.")
+    server_name: str = Field("convoy", description="The name in /v2; some clients insist on 'triton'.")
+    api_key_file: Path | None = Field(
+        None, description="File with the API key that clients must send.", json_schema_extra=LIVE
+    )
+    admin_token_file: Path | None = Field(
+        None, description="File with the token that loading models wants.", json_schema_extra=LIVE
+    )
+    require_signature: Names = Field(
+        "", description="Files with public keys, such as a.pem,b.pem: what none of them has signed is not loaded."
+    )
+    tls_cert_file: Path | None = Field(
+        None,
+        description="File with the certificate, in PEM, its chain behind it; HTTPS and gRPC over TLS from then on.",
+        json_schema_extra=LIVE,
+    )
+    tls_key_file: Path | None = Field(
+        None, description="File with its key, in PEM; by default the same file.", json_schema_extra=LIVE
+    )
+    tls_client_ca_file: Path | None = Field(
+        None,
+        description="File with who signs clients' certificates, in PEM; who shows none of theirs is not let in.",
+        json_schema_extra=LIVE,
+    )
+    allowed_host: Names = Field(
+        "", description="Names, such as a,b, of pages that may load models without a token.", json_schema_extra=LIVE
+    )
+    # A line for each request costs a fifth of a small one; the statistics tell of those that went well.
+    access_log: Literal["all", "errors", "off"] = Field(
+        "errors", description="errors: errors and slow requests.", json_schema_extra=LIVE
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Log level.", json_schema_extra=LIVE
+    )
+    log_format: LogFormat = Field("text", description="text, or json: one object a line.")
+    tracing: bool = Field(
+        False, description="Send spans by OpenTelemetry (extra otel); OTEL_* variables say where, and how many."
+    )
+    cors_origins: Names = Field(
+        "",
+        description="Pages that may ask from a browser: origins such as https://a.example, or *.",
+        json_schema_extra=LIVE,
+    )
+    keys: dict[str, Path] = Field(
+        default_factory=dict,
+        description="API keys that clients may send: files with one each, by the name that the log has for it.",
+        json_schema_extra=LIVE,
+    )
+    models: dict[str, ModelSettings] = Field(
+        default_factory=dict, description="Options of single models, by the model's name."
+    )
+
+    @field_validator("engine")
+    @classmethod
+    def _is_in_the_table(cls, engine: str) -> str:
+        if engine not in CHOICES:
+            raise ValueError(f"choose from {', '.join(CHOICES)}")
+        return engine
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Settings:
+        if self.max_inflight_mb < self.max_body_mb:
+            raise ValueError("max_inflight_mb must be at least max_body_mb, or no body of that size could be read")
+        self.versions()
+        self._check_edges()
+        if self.load_model and self.model_control != "explicit":
+            raise ValueError("load_model needs model_control explicit; otherwise everything in the store is loaded")
+        self._check_names()
+        self._allowed_hosts()
+        self._cors_origins()
+        self._check_key_names()
+        if self.tls_cert_file is None and (self.tls_key_file or self.tls_client_ca_file):
+            raise ValueError("tls_key_file and tls_client_ca_file need tls_cert_file, which turns TLS on")
+        return self
+
+    @property
+    def sources(self) -> Sources:
+        """Who said what of it."""
+        return self._sources
+
+    @property
+    def scheme(self) -> str:
+        """How URLs of the server begin."""
+        return "http" if self.tls_cert_file is None else "https"
+
+    def options(self) -> Iterator[OptionHeld]:
+        """Every option, with those of single models that somebody said."""
+        for name, field in type(self).model_fields.items():
+            if not has_names(field):
+                yield OptionHeld.of((name,), getattr(self, name), field)
+        for name, path in self.keys.items():
+            yield OptionHeld.of(("keys", name), path, type(self).model_fields["keys"])
+        for model, own in self.models.items():
+            for name, field in type(own).model_fields.items():
+                if name in own.model_fields_set:
+                    yield OptionHeld.of(("models", model, name), getattr(own, name), field)
+
+    def read_again(self) -> Settings:
+        """What holds now, by the same command line. Raises UsageError."""
+        return read_settings(self._sources.command_line)
+
+    def _allowed_hosts(self) -> tuple[str, ...]:
+        """Without their ports. Raises ValueError."""
+        hosts = {given: host_name(given) for given in _names(self.allowed_host)}
+        if wrong := [given for given, name in hosts.items() if not name]:
+            raise ValueError(f"allowed_host must be names such as a.example,b.example; got {wrong[0]!r}")
+        return tuple(hosts.values())
+
+    def _cors_origins(self) -> tuple[str, ...]:
+        """Raises ValueError."""
+        origins = _names(self.cors_origins)
+        if wrong := [one for one in origins if one != "*" and not _ORIGIN.fullmatch(one)]:
+            raise ValueError(f"cors_origins must be origins such as https://a.example:8443, or *; got {wrong[0]!r}")
+        return origins
+
+    def _check_key_names(self) -> None:
+        for name in self.keys:
+            if not _KEY_NAME.fullmatch(name) or name in (ADMIN, DEFAULT_KEY):
+                raise ValueError(
+                    f"keys: {name!r} cannot be a key's name; use letters, digits, '.', '_' and '-', and neither "
+                    f"{ADMIN!r} nor {DEFAULT_KEY!r}, which are those of --admin-token-file and --api-key-file"
+                )
+
+    def _check_names(self) -> None:
+        asked: dict[str, set[str]] = {
+            "load_model": set(_names(self.load_model)) - {EVERYTHING},
+            "model_name": {self.model_name} - {""},
+            "models": set(self.models),
+        }
+        for option, names in asked.items():
+            try:
+                for name in names:
+                    check_name(name)
+            except UsageError as error:
+                raise ValueError(f"{option}: {error}") from error
+
+    def _check_edges(self) -> None:
+        is_number = self.edges.isascii() and self.edges.isdigit() and int(self.edges) <= _MOST_EDGES
+        if self.edges != "auto" and not is_number:
+            raise ValueError(f"edges must be auto or a number from 0 to {_MOST_EDGES}, got {self.edges!r}")
+
+    def versions(self) -> Policy:
+        """The version policy, parsed. Raises ValueError."""
+        if self.version_policy == "latest":
+            return Latest()
+        if self.version_policy == "all":
+            return "all"
+        numbers = self.version_policy.split(",")
+        if not all(number.strip().isdigit() for number in numbers):
+            raise ValueError(f"version_policy must be latest, all, or numbers such as 1,3; got {self.version_policy!r}")
+        return tuple(int(number) for number in numbers)
+
+    def plan_folder(self) -> Path:
+        """Where plans and tunings are kept. Raises UsageError."""
+        return plan_folder(self.plan_cache)
+
+    def store_place(self) -> Path | RemoteStore:
+        """The store's folder, or what speaks to it. Raises UsageError where that needs what is not installed."""
+        if self.store is None or not is_url(self.store):
+            return DEMO_STORE if self.store is None else Path(self.store)
+        return RemoteStore(self.store, self.model_name, self.store_cache_folder())
+
+    def store_cache_folder(self) -> Path:
+        """Where what comes from a store's URL is kept. Raises UsageError."""
+        if self.store_cache is not None:
+            return self.store_cache.expanduser()
+        plans = self.plan_folder()
+        return plans.with_name(f"{plans.name}-store")
+
+    def core_options(self) -> CoreOptions:
+        load = LoadOptions(
+            self.precision,
+            self.threads or cpu_budget(),
+            self.max_batch or None,
+            engine=self.engine,
+            machine=self._machine(),
+            plan_cache=self.plan_folder(),
+            limit_s=self.load_timeout_s,
+            signed=self.signed_only(),
+        )
+        return CoreOptions(
+            store=self.store_place(),
+            load=load,
+            load_by_model=self.load_by_model(load),
+            control=ControlOptions(self.model_control, self.versions(), self.poll_interval_s, _names(self.load_model)),
+            model_name=self.model_name,
+            queues=self.queue_rules(),
+            max_inflight_bytes=self.max_inflight_mb * MIB,
+            allow_shared_memory=self.allow_shared_memory,
+        )
+
+    def signed_only(self) -> SignedOnly | None:
+        """Whose signature is wanted; None: nobody's. Raises UsageError."""
+        keys = tuple(Path(one).expanduser() for one in _names(self.require_signature))
+        return SignedOnly.by(keys, self.store_cache_folder() / "signed") if keys else None
+
+    def load_by_model(self, load: LoadOptions) -> dict[str, LoadOptions]:
+        """Where something else holds than for the others."""
+        return {name: own.load_options(load) for name, own in self.models.items()}
+
+    def queue_rules(self) -> QueueRules:
+        return QueueRules(self.max_queue, {name: own.queue_options() for name, own in self.models.items()})
+
+    def _machine(self) -> Machine:
+        """What may serve here; what is not in question is not even asked."""
+        if self.engine == REFERENCE.runner:
+            return CPU_ONLY
+        return find_machine() if may_use_gpus(self.engine) else find_cpu()
+
+    def edge_options(self) -> EdgeOptions:
+        return EdgeOptions(
+            body=BodyLimits(self.max_body_mb * MIB, self.body_timeout_s),
+            decode_threads=cpu_budget(),
+            max_decoding=self.max_queue,
+            max_pixels=self.max_pixels,
+            default_timeout_ms=self.default_timeout_ms,
+            timeouts_ms={
+                name: own.default_timeout_ms for name, own in self.models.items() if own.default_timeout_ms is not None
+            },
+            server_name=self.server_name,
+            api_keys=self._api_keys(),
+            admin_token=self._admin_token(),
+            is_loopback=is_loopback(self.host),
+            allowed_hosts=self._allowed_hosts(),
+            cors_origins=self._cors_origins(),
+            tls=self.tls(),
+            access_log=self.access_log,
+        )
+
+    def _api_keys(self) -> tuple[ApiKey, ...]:
+        """Raises UsageError."""
+        files = {name: (f"keys.{name}", path) for name, path in self.keys.items()}
+        if self.api_key_file is not None:
+            files[DEFAULT_KEY] = ("--api-key-file", self.api_key_file)
+        return tuple(ApiKey(name, _secret(option, path)) for name, (option, path) in files.items())
+
+    def _admin_token(self) -> str | None:
+        """Raises UsageError."""
+        return None if self.admin_token_file is None else _secret("--admin-token-file", self.admin_token_file)
+
+    def tls(self) -> ServerTls | None:
+        """What the server shows and asks of its clients; None: nothing. Raises UsageError."""
+        if self.tls_cert_file is None:
+            return None
+        return ServerTls.read(self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file)
+
+    def connection_limits(self) -> ConnectionLimits:
+        return ConnectionLimits(
+            header_timeout_s=self.header_timeout_s,
+            write_timeout_s=self.write_timeout_s,
+            linger_s=self.body_timeout_s,
+            max_connections=self.max_connections,
+        )
+
+
+def read_settings(given: Mapping[str, Any]) -> Settings:
+    """Settings from what was given on the command line, then the environment, the file, the defaults.
+
+    Raises UsageError.
+    """
+    sources = Sources.read(given, Settings)
+    try:
+        settings = Settings(**sources.merged())
+    except ValidationError as error:
+        raise sources.not_valid(error, Settings) from error
+    settings._sources = sources
+    return settings
+
+
+def _secret(option: str, path: Path) -> str:
+    """What a file with a secret holds. Raises UsageError."""
+    try:
+        secret = path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option} {path} cannot be read: {error}") from error
+    if not secret:
+        raise UsageError(f"{option} {path} is empty; put the secret on its first line")
+    return secret
+
+
+def has_names(field: FieldInfo) -> bool:
+    """Whether an option has options of its own by name, which a command line has no words for."""
+    return get_origin(field.annotation) is dict
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())

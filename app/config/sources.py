@@ -1,0 +1,167 @@
+"""Who said what of the options: the command line, the environment, the file, in this order.
+
+Knows how they are read and put together, and whence each value is. Knows no option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError
+
+from convoy.models.errors import UsageError
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data, and no objects; keys are text, also those of models called `1`."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = key.value, key.start_mark.line + 1
+            if name in seen:
+                raise yaml.MarkedYAMLError(problem=f"{name} is there in line {seen[name]} and again in line {line}")
+            seen[name] = line
+        return {str(key): value for key, value in super().construct_mapping(node, deep).items()}
+
+
+# What YAML 1.1 takes for true and false begins with one of these.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool" or first in "tTfF"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """What the file says. Raises UsageError, which names the file."""
+    try:
+        document = yaml.load(path.read_text(), _Loader)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--config {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise UsageError(f"{path} must be options and their values, such as 'port: 8000', one a line")
+    return document
+
+
+PREFIX = "CONVOY_"
+_Said = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What each of them said, by option; `path` is the file's."""
+
+    command_line: _Said = field(default_factory=dict)
+    environment: _Said = field(default_factory=dict)
+    file: _Said = field(default_factory=dict)
+    path: Path | None = None
+
+    @staticmethod
+    def read(command_line: _Said, kind: type[BaseModel]) -> Sources:
+        """What holds for the options of a `kind`. Raises UsageError."""
+        environment = _environment(kind)
+        place = command_line.get("config") or environment.get("config")
+        if place is None:
+            return Sources(command_line, environment)
+        path = Path(place)
+        file = read_config(path)
+        if "config" in file:
+            raise UsageError(f"{path}: config: a file cannot name another one; leave it out")
+        return Sources(command_line, environment, file, path)
+
+    def merged(self) -> dict[str, Any]:
+        """One value for each option; of what has names of its own, such as models, name by name."""
+        merged: dict[str, Any] = {}
+        for said in (self.file, self.environment, self.command_line):
+            merged = _over(said, merged)
+        return merged
+
+    def whence(self, *keys: str) -> str:
+        """Who has said the option, in words. `keys` lead to it, as `models`, `digits`, `max_queue`."""
+        if _has(self.command_line, keys):
+            return "command line"
+        if _has(self.environment, keys):
+            return f"environment {PREFIX}{keys[0].upper()}"
+        return f"file {self.path}" if _has(self.file, keys) else "default"
+
+    def not_valid(self, error: ValidationError, kind: type[BaseModel]) -> UsageError:
+        """The first thing that is wrong: where it was said, under which name, and what to write there."""
+        first = error.errors()[0]
+        keys = tuple(map(str, first["loc"]))
+        words = first["msg"].removeprefix("Value error, ")
+        if not keys:
+            return UsageError(f"{self.path}: {words}" if self.path is not None and self.file else f"options: {words}")
+        if first["type"] == "extra_forbidden":
+            words = _unknown(keys, kind)
+        if first["type"] in ("dict_type", "model_type"):
+            words = "must be names and their values, indented below it"
+        if _has(self.command_line, keys):
+            return UsageError(f"--{keys[0].replace('_', '-')}: {words}")
+        if _has(self.environment, keys):
+            return UsageError(f"{'.'.join((PREFIX + keys[0].upper(), *keys[1:]))}: {words}")
+        words = f"{'.'.join(keys)}: {words}"
+        if not _has(self.file, keys):
+            return UsageError(words)
+        help_text = _help(keys, kind)
+        return UsageError(f"{self.path}: {words}{f' ({help_text})' if help_text else ''}")
+
+
+def _environment(kind: type[BaseModel]) -> dict[str, Any]:
+    """Raises UsageError."""
+    asked: Any = type(kind.__name__, (kind, BaseSettings), {"model_config": SettingsConfigDict(env_prefix=PREFIX)})
+    try:
+        return EnvSettingsSource(asked)()
+    except SettingsError as error:
+        raise UsageError(f"the environment cannot be read: {error}; write it in JSON") from error
+
+
+def _over(said: _Said, below: _Said) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in said.items():
+        before = merged.get(key)
+        is_both = isinstance(value, Mapping) and isinstance(before, Mapping)
+        merged[key] = _over(value, before) if is_both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _has(said: Any, keys: tuple[str, ...]) -> bool:
+    """Whether it was said: the whole of it, or something that the rest of the keys would lie in."""
+    for key in keys:
+        if not isinstance(said, Mapping):
+            return True
+        if key not in said:
+            return False
+        said = said[key]
+    return True
+
+
+def _options_at(keys: tuple[str, ...], kind: type[BaseModel]) -> type[BaseModel] | None:
+    """The options that stand where the last of the keys does."""
+    if len(keys) == 1 or keys[0] not in kind.model_fields:
+        return kind
+    inner = [one for one in get_args(kind.model_fields[keys[0]].annotation) if isinstance(one, type)]
+    return next((one for one in inner if issubclass(one, BaseModel)), None)
+
+
+def _unknown(keys: tuple[str, ...], kind: type[BaseModel]) -> str:
+    options = _options_at(keys, kind)
+    known = sorted({*options.model_fields} - {"config"}) if options is not None else []
+    near = get_close_matches(keys[-1].replace("-", "_"), known, 1)
+    return f"there is no such option; {f'did you mean {near[0]}?' if near else 'there are ' + ', '.join(known)}"
+
+
+def _help(keys: tuple[str, ...], kind: type[BaseModel]) -> str:
+    options = _options_at(keys, kind)
+    found = options.model_fields.get(keys[-1]) if options is not None else None
+    return found.description or "" if found is not None else ""

@@ -1,0 +1,1 @@
+"""gRPC: the inference service, health and the protocol's extensions."""

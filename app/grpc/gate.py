@@ -1,0 +1,319 @@
+"""What every gRPC call passes, on the way in and on the way out; the twin of `gate` for HTTP.
+
+In: a request id, the API key, room for a message, the bytes as a message. Out: the id, a status with words for every
+error, the access log. Messages are parsed here and not by the library, which answers bytes that it cannot parse with
+an internal error. To the library every method takes a stream, because of those it reads a message when it is asked to;
+of a method with one request it reads all that its clients send at once. On the wire both are the same.
+
+The library's context must not be touched after its call has ended: its C object is gone then, and the process with
+it. So what is known of a call is read when it begins, and whoever handles it never sees the context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from convoy.app.calls.access import ADMIN, KEY_IS_WRONG, AccessLog
+from convoy.app.calls.call import Call
+from convoy.app.calls.load_report import ASKS, TRAILER, report_message
+from convoy.app.grpc.room import MessageRoom, Turn
+from convoy.app.lifecycle.load_watch import CoreLoad
+from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS
+from convoy.app.server.logs import request_id
+from convoy.app.telemetry.outcomes import Refusal
+from convoy.app.telemetry.tracing import RequestSpan
+from convoy.models.errors import InvalidRequest, Overloaded, RequestError, Unauthorized
+
+_errors = logging.getLogger("convoy")
+# A client's own bytes may stand in an error, and metadata has a limit of 8 KiB.
+_MOST_DETAILS = 2000
+# A client sends its deadline rounded up, by a millisecond or by a hundredth, and leaves at its own; here it counts from
+# when the call has come, which may be some milliseconds later.
+_EARLY_NS, _ROUNDED_PART = 5 * MILLISECOND_NS, 100
+# Probes come from machines that have no key; the admin token is a key to the other two, and to nothing else.
+_NO_KEY_NEEDED = frozenset({"ServerLive", "ServerReady", "ModelReady"})
+_ADMIN = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
+
+
+@dataclass(slots=True)
+class GrpcCall:
+    """One call as far as it is known. `client` is its address, `deadline_ns` on the clock of `time.monotonic_ns`.
+
+    `inference` is what a method with one request asks for, and `span` that request's, if it is sampled.
+    """
+
+    method: str
+    metadata: dict[str, bytes]
+    id: bytes
+    client: str
+    turn: Turn
+    deadline_ns: int | None = None
+    status: str = "OK"
+    key_name: str = ""
+    inference: Call | None = None
+    span: RequestSpan | None = None
+    started_ns: int = field(default_factory=time.monotonic_ns)
+
+    @property
+    def trace(self) -> bytes | None:
+        """The `traceparent` of its span, or else the client's."""
+        return self.metadata.get("traceparent") if self.span is None else self.span.traceparent.encode()
+
+    def timeout_ms(self, since_ns: int) -> float | None:
+        """What was left of the client's deadline at that time; None where it has none."""
+        if self.deadline_ns is None:
+            return None
+        return max(0.001, (self.deadline_ns - since_ns) / MILLISECOND_NS)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its client's deadline has passed, so that whoever cancels it now does it for that."""
+        if self.deadline_ns is None:
+            return False
+        early_ns = _EARLY_NS + (self.deadline_ns - self.started_ns) // _ROUNDED_PART
+        return time.monotonic_ns() >= self.deadline_ns - early_ns
+
+
+Unary = Callable[[Any, GrpcCall], Awaitable[Message]]
+# The next message as bytes. Of a method with one request it raises where none comes, else it is None at the end, and
+# raises Unauthorized where the call's key has been taken away since.
+Read = Callable[[], Awaitable[bytes]]
+ReadOn = Callable[[], Awaitable[bytes | None]]
+# Bytes to bytes; what it reads has a turn, which it may end before it answers.
+RawUnary = Callable[[Read, GrpcCall], Awaitable[bytes]]
+# An asynchronous generator: the gate closes it when its call ends.
+Stream = Callable[[ReadOn, GrpcCall], AsyncGenerator[bytes]]
+_Metadata = tuple[tuple[str, str | bytes], ...]
+_Serve = Callable[[GrpcCall, Any], Awaitable[bytes | None]]
+
+
+class GrpcGate:
+    """Wraps every method of the service. At most `max_calls` run at once; `on_turned_away` hears of each that may not.
+
+    The library could keep that number, but it would tell nobody of whom it refuses.
+    """
+
+    def __init__(
+        self,
+        access_log: AccessLog,
+        room: MessageRoom,
+        max_calls: int,
+        on_turned_away: Callable[[GrpcCall, RequestError], None],
+        current_load: Callable[[], CoreLoad],
+        begin_span: Callable[[GrpcCall], RequestSpan | None] = lambda call: None,
+    ) -> None:
+        self._current_load, self._begin_span = current_load, begin_span
+        self._access_log, self._room = access_log, room
+        self._max_calls, self._on_turned_away = max_calls, on_turned_away
+        self._open_calls = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._open_calls >= self._max_calls
+
+    def unary(self, method: str, message: type[Message], handle: Unary) -> Any:
+        """The library's handler for a method with one request and one response."""
+
+        async def raw(read: Read, call: GrpcCall) -> bytes:
+            try:
+                asked = parse(message, await read())
+            except RequestError as error:
+                self._on_turned_away(call, error)
+                raise
+            call.turn.end()
+            reply: bytes = (await handle(asked, call)).SerializeToString()
+            return reply
+
+        return self.raw_unary(method, raw)
+
+    def raw_unary(self, method: str, handle: RawUnary) -> Any:
+        """The same for one that reads and writes bytes."""
+
+        async def serve(call: GrpcCall, context: Any) -> bytes:
+            self._open(call)
+            return await handle(partial(call.turn.read, context), call)
+
+        return grpc.stream_unary_rpc_method_handler(self._guarded(method, serve))
+
+    def stream(self, method: str, handle: Stream) -> Any:
+        """The library's handler for a method with a stream of each."""
+
+        # Not a generator: of a call that is cancelled the library forgets one as it stands, and what it has to end
+        # would end at some later time.
+        async def serve(call: GrpcCall, context: Any) -> None:
+            async def read() -> bytes | None:
+                data = await context.read()
+                if not isinstance(data, bytes):
+                    return None
+                self._check_key(call)  # a stream may outlive its key
+                return data
+
+            self._open(call)
+            async with aclosing(handle(read, call)) as replies:
+                async for reply in replies:
+                    with _until_the_client_leaves():
+                        await context.write(reply)
+
+        return grpc.stream_stream_rpc_method_handler(self._guarded(method, serve))
+
+    def refusal(self, method: str) -> Any:
+        """The library's handler for a call that comes when too many run: no message is read."""
+
+        async def serve(call: GrpcCall, _: Any) -> None:
+            self._check(call, is_full=True)
+
+        return grpc.stream_stream_rpc_method_handler(self._guarded(method, serve))
+
+    def _guarded(self, method: str, serve: _Serve) -> Any:
+        async def guarded(messages: Any, context: Any) -> bytes | None:
+            call = self._enter(method, context)
+            try:
+                try:
+                    return await serve(call, context)
+                except (asyncio.CancelledError, GeneratorExit):
+                    # Else by the client, or by the end of the process.
+                    call.status = "DEADLINE_EXCEEDED" if call.is_late else "CANCELLED"
+                    raise
+                except BaseException as error:
+                    told = self._told(call, error)
+                abort = context.abort(*told)
+                # The library keeps what abort raises, and that keeps this frame: with the context it would be a circle.
+                del messages, context
+                with _until_the_client_leaves():
+                    await abort
+                raise AssertionError("abort always raises")
+            finally:
+                call.turn.end()
+                self._log(call)
+
+        return guarded
+
+    def _enter(self, method: str, context: Any) -> GrpcCall:
+        metadata = {name: _as_bytes(value) for name, value in context.invocation_metadata() or ()}
+        own_id = self._access_log.request_id(metadata.get("x-request-id"))
+        request_id.set(own_id.decode())
+        deadline_ns = _deadline_ns(context.time_remaining())
+        peer = context.peer()
+        call = GrpcCall(method, metadata, own_id, _address(peer), Turn(self._room, peer), deadline_ns)
+        call.span = self._begin_span(call)
+        context.set_trailing_metadata(self._trailer(call))
+        return call
+
+    def _open(self, call: GrpcCall) -> None:
+        """Count it among those that run, until its answer is sent. Raises Unauthorized and Overloaded."""
+        self._check(call, is_full=self.is_full)
+        self._open_calls += 1
+        task = asyncio.current_task()
+        assert task is not None  # the library's, which sends the answer, too
+        task.add_done_callback(self._close)
+
+    def _close(self, _: object) -> None:
+        self._open_calls -= 1
+
+    def _check(self, call: GrpcCall, *, is_full: bool) -> None:
+        try:
+            self._check_key(call)
+            if is_full:
+                words = f"{self._max_calls} calls are open; send it again later"
+                raise Overloaded(words, reason=Refusal.CALLS, retry_after_s=1.0)
+        except RequestError as error:
+            self._on_turned_away(call, error)
+            raise
+
+    def _check_key(self, call: GrpcCall) -> None:
+        keys, given = self._access_log.keys, call.metadata.get("authorization")
+        name = keys.name_of(given)
+        if name is not None:
+            call.key_name = name
+        elif keys.is_admin_token(given) and call.method in _ADMIN:
+            call.key_name = ADMIN
+        elif call.method not in _NO_KEY_NEEDED:
+            raise Unauthorized(KEY_IS_WRONG)
+
+    def _told(self, call: GrpcCall, error: BaseException) -> tuple[Any, str, _Metadata]:
+        """The status, the words and the trailing metadata with which an error ends the call."""
+        if isinstance(error, RequestError):
+            call.status, words, retry_after_s = error.grpc_code, str(error), error.retry_after_s
+        else:
+            _errors.error("%s failed; this is a bug", call.method, exc_info=error)
+            call.status, retry_after_s = "INTERNAL", None
+            words = f"internal error; the log has it under request {call.id.decode()}"
+        trailer = self._trailer(call)
+        if retry_after_s is not None:
+            # The second is gRPC's own word (gRFC A6), which its clients heed where retries are configured.
+            pushback_ms = max(1, math.ceil(retry_after_s * 1000))
+            trailer += (
+                ("retry-after", str(max(1, math.ceil(retry_after_s)))),
+                ("grpc-retry-pushback-ms", str(pushback_ms)),
+            )
+        return getattr(grpc.StatusCode, call.status), words[:_MOST_DETAILS], trailer
+
+    def _trailer(self, call: GrpcCall) -> _Metadata:
+        trailer: _Metadata = (("x-request-id", call.id.decode()),)
+        if (trace := call.trace) is not None:
+            trailer += (("traceparent", trace.decode("ascii", "replace")),)
+        if call.span is not None and call.span.tracestate:
+            trailer += (("tracestate", call.span.tracestate),)
+        if ASKS in call.metadata:
+            trailer += ((TRAILER, report_message(self._current_load())),)
+        return trailer
+
+    def _log(self, call: GrpcCall) -> None:
+        took_ms = (time.monotonic_ns() - call.started_ns) / 1e6
+        line = f"gRPC {call.method}"
+        # Taken out, because the library may keep the call, and with it what it has found.
+        inference, call.inference = call.inference, None
+        self._access_log.log(
+            call.client,
+            line,
+            call.status,
+            took_ms,
+            is_error=call.status != "OK",
+            trace=call.trace,
+            key_name=call.key_name,
+            facts=None if inference is None else inference.facts,
+        )
+
+
+def parse(message: type[Message], data: bytes) -> Any:
+    """The bytes as a message. Raises InvalidRequest."""
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"the request is not a {message.DESCRIPTOR.name}; use the protocol's own stubs") from error
+
+
+@contextmanager
+def _until_the_client_leaves() -> Iterator[None]:
+    """Raises CancelledError where it has left, which the library learns as it sends, before it tells."""
+    try:
+        yield
+    except grpc.aio.InternalError as error:
+        raise asyncio.CancelledError from error
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()
+
+
+def _deadline_ns(remaining_s: float | None) -> int | None:
+    """Without a deadline the library says some centuries, or nothing, by version."""
+    if remaining_s is None or remaining_s > 1e6:
+        return None
+    return time.monotonic_ns() + int(remaining_s * SECOND_NS)
+
+
+def _address(peer: str) -> str:
+    """The host alone, as in the other log lines: `ipv4:127.0.0.1:34512` without kind and port."""
+    return peer.partition(":")[2].rpartition(":")[0].removeprefix("%5B").removesuffix("%5D") or peer

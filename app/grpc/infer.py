@@ -1,0 +1,292 @@
+"""ModelInfer and ModelStreamInfer: the gRPC twins of the HTTP routes that infer, on tensors and on images."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from convoy.app.calls.access import KEY_IS_WRONG
+from convoy.app.calls.call import Call
+from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.refusals import EXPIRED_RUNNING
+from convoy.app.core import Core
+from convoy.app.grpc.gate import GrpcCall, Read, ReadOn, parse
+from convoy.app.grpc.tensors import (
+    asked_of,
+    infer_response,
+    parameters_of,
+    response_of,
+    split,
+    stream_response,
+)
+from convoy.app.lifecycle.catalog import Served
+from convoy.app.pictures.decoder import Decoder, DecodeWork
+from convoy.app.pictures.predictor import Predictor
+from convoy.app.pictures.tensor_requests import PictureRequest, brings_picture, picture_output, picture_request
+from convoy.app.protocol.inference import (
+    INLINE_BYTES,
+    InferRequest,
+    is_heavy,
+    is_heavy_answer,
+    request_for,
+    understand,
+)
+from convoy.app.scheduling.request import Request
+from convoy.app.telemetry.outcomes import ANSWERED, CallEnd, ending_of
+from convoy.app.telemetry.tracing import RequestSpan
+from convoy.models.errors import DeadlineExceeded, RequestError, Unauthorized
+
+_PROTOCOL = "grpc"
+_SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+_log = logging.getLogger("convoy")
+_TRACE_METADATA = ("traceparent", "tracestate")
+# So many requests of one stream may be in flight; more are left unread, which holds the client up.
+_STREAM_WINDOW = 64
+_WANTS_FINAL_FLAG = "triton_enable_empty_final_response"
+_Pending = asyncio.Queue["tuple[Call, asyncio.Task[bytes]] | None"]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What is left of a message once its tensors are in the slab."""
+
+    own: Call
+    in_stream: bool = False
+    id: str = ""
+    model: str = ""
+    version: str = ""
+    wants_final: bool = False
+
+
+class _Tensors(NamedTuple):
+    """What a message means, for whom, and what the scheduler is to be asked."""
+
+    meaning: InferRequest
+    served: Served
+    request: Request
+
+
+class _Picture(NamedTuple):
+    """The same for a message with an image; the scheduler is asked when that is decoded."""
+
+    meaning: PictureRequest
+    served: Served
+
+
+class GrpcInference:
+    """Tensors in, tensors out; or an image in, and what is in it out."""
+
+    def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder) -> None:
+        self._core, self._options, self._decoder = core, options, decoder
+        self._predictor = Predictor(decoder, options.max_pixels)
+
+    async def infer(self, read: Read, call: GrpcCall) -> bytes:
+        """The ModelInferResponse to a ModelInferRequest, both encoded. Raises RequestError."""
+        own = call.inference = self._call()
+        own.span = call.span
+        try:
+            own.begin()  # before its message has come, as over HTTP
+            asked = _Asked(own)
+            meant = await self._decode(await read(), asked, call)
+            call.turn.end()
+            reply = await self._reply(meant, asked)
+        except BaseException as raised:
+            error = own.cause_of(raised)
+            try:
+                own.end(_ending(own, error, call))
+                if error is raised:
+                    raise
+                raise error from None
+            finally:
+                del error  # it would hold this frame, and this frame it
+        task = asyncio.current_task() if _is_held(own, reply) else None
+        if task is not None:  # the library's, which sends the answer, too
+            task.add_done_callback(lambda _: own.end(ANSWERED))
+        return reply
+
+    def _call(self) -> Call:
+        return Call(self._core, _PROTOCOL)
+
+    def turned_away(self, call: GrpcCall, error: RequestError) -> None:
+        """Count a call whose message nobody has read, or could."""
+        own = self._call()
+        own.span = call.span
+        own.end(_ending(own, error, call))
+
+    def begin_span(self, call: GrpcCall) -> RequestSpan | None:
+        """The span of one request of a call, if it is sampled. Where that fails there is none, and an answer."""
+        try:
+            tracing = self._core.tracing
+            if tracing is None:
+                return None
+            parent = {name: call.metadata[name].decode("latin-1") for name in _TRACE_METADATA if name in call.metadata}
+            attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": call.method}
+            span = tracing.begin("grpc", f"{_SERVICE}/{call.method}", attributes, parent, time.monotonic_ns())
+        except Exception:
+            _log.exception("a request has no span")
+            return None
+        if span is not None:
+            span.status = 0  # OK, unless there is an error
+        return span
+
+    async def stream(self, read: ReadOn, call: GrpcCall) -> AsyncGenerator[bytes]:
+        """One response per request, in the order of the requests; several of them run at once.
+
+        Raises Unauthorized where `read` does, when those that were read before are answered.
+        """
+        pending: _Pending = asyncio.Queue()
+        room = asyncio.Semaphore(_STREAM_WINDOW)
+        reader = asyncio.ensure_future(self._read(read, call, pending, room))
+        try:
+            while (running := await pending.get()) is not None:
+                own, replying = running
+                try:
+                    yield await replying
+                finally:
+                    _give_up(own, replying, call)  # does nothing to one that has failed
+                room.release()
+            await asyncio.wait([reader])
+            if isinstance(reader.exception(), Unauthorized):
+                raise Unauthorized(KEY_IS_WRONG)  # another one: that of the reader would keep this frame, which has it
+        finally:
+            reader.cancel()
+            while not pending.empty():
+                left = pending.get_nowait()
+                if left is not None:
+                    _give_up(*left, call)
+            await asyncio.wait([reader])  # it reads from the call, which must not end before
+
+    async def _read(self, read: ReadOn, call: GrpcCall, pending: _Pending, room: asyncio.Semaphore) -> None:
+        try:
+            while await room.acquire() and (data := await read()) is not None:
+                own = self._call()
+                own.span = self.begin_span(call)
+                # The next one stays with its client while this one may wait for a decoder.
+                nbytes = len(data)
+                taken = asyncio.Event() if nbytes > INLINE_BYTES else None
+                pending.put_nowait((own, asyncio.ensure_future(self._one_of_stream(data, own, call, taken))))
+                del data  # it would be here until the next one has come
+                if taken is not None:
+                    await taken.wait()
+                    call.turn.passed(nbytes)
+        finally:
+            pending.put_nowait(None)
+
+    async def _one_of_stream(self, data: bytes, own: Call, call: GrpcCall, taken: asyncio.Event | None) -> bytes:
+        """A stream outlives a request that fails: its error is a message like any other.
+
+        `taken` is set when the message's tensors are in the slab, or it has failed.
+        """
+        asked = _Asked(own, in_stream=True)
+        try:
+            own.begin()  # each for itself: a stream that is open, and no more, holds up nobody's end
+            meant = await self._decode(data, asked, call)
+            del data  # it must not stay while the request waits
+            if taken is not None:
+                taken.set()
+            reply = await self._reply(meant, asked)
+        except BaseException as raised:
+            error = own.cause_of(raised)
+            try:
+                own.end(_ending(own, error, call))
+                if not isinstance(error, RequestError):
+                    raise
+                return _failed_in_stream(asked, str(error))
+            finally:
+                del error  # it would hold this frame, and this frame it
+        finally:
+            if taken is not None:
+                taken.set()
+        _is_held(own, reply)
+        return stream_response(reply)
+
+    async def _reply(self, meant: _Tensors | _Picture, asked: _Asked) -> bytes:
+        if isinstance(meant, _Picture):
+            return await self._look(meant, asked)
+        meaning, served, request = meant
+        done = await asked.own.run(request)
+        if is_heavy_answer(meaning, done):
+            return await self._decoder.run_owed(infer_response, meaning, served, done, is_final=asked.wants_final)
+        return infer_response(meaning, served, done, is_final=asked.wants_final)
+
+    async def _look(self, meant: _Picture, asked: _Asked) -> bytes:
+        (own_id, picture, wanted, terms), served = meant
+        is_alone = not asked.in_stream
+        predicted = await self._predictor.predict(asked.own, served, picture, terms, wanted, is_alone=is_alone)
+        return response_of(own_id, served, [picture_output(served, wanted, predicted)], is_final=asked.wants_final)
+
+    async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> _Tensors | _Picture:
+        """The request with what it brings in the slab; its meaning has tensors no longer."""
+        own, nbytes = asked.own, len(data)
+        started_ns = time.monotonic_ns()
+        small, raw = split(data) if nbytes > INLINE_BYTES else (data, None)
+        message = parse(service_pb2.ModelInferRequest, small)
+        if not raw:
+            raw = message.raw_input_contents
+        asked.id, asked.model, asked.version = message.id, message.model_name, message.model_version
+        has_flag = parameters_of(message.parameters).get(_WANTS_FINAL_FLAG) is True
+        asked.wants_final = asked.in_stream and has_flag
+        served = own.find(asked.model, asked.version or None)
+        own.limit(call.timeout_ms(own.arrival_ns) or self._options.timeout_ms(served.key.model))
+        memory = self._core.shared_memory
+        if brings_picture([tensor.datatype for tensor in message.inputs], served):
+            return _Picture(picture_request(asked_of(message, raw, memory), served, own), served)
+        if nbytes <= INLINE_BYTES or (raw and not is_heavy(nbytes, served)):
+            meaning, wait_ns = understand(asked_of(message, raw, memory), served), 0
+        else:
+            work = DecodeWork("tensors", nbytes)
+            meaning, wait_ns = await self._decoder.run(
+                own, work, lambda: understand(asked_of(message, raw, memory), served)
+            )
+        request = request_for(meaning, served, own)
+        own.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
+        return _Tensors(meaning._replace(tensors=()), served, request)
+
+
+def _failed_in_stream(asked: _Asked, message: str) -> bytes:
+    named = service_pb2.ModelInferResponse(id=asked.id, model_name=asked.model, model_version=asked.version)
+    failed = service_pb2.ModelStreamInferResponse(error_message=message, infer_response=named)
+    encoded: bytes = failed.SerializeToString()
+    return encoded
+
+
+def _is_held(own: Call, reply: bytes) -> bool:
+    """Whether an answer is large, so that the room for it is held until it is sent; else the call has ended."""
+    if len(reply) <= INLINE_BYTES:
+        own.end(ANSWERED)
+        return False
+    own.settle()
+    own.discard_pages()
+    return True
+
+
+def _ending(own: Call, error: BaseException, call: GrpcCall) -> CallEnd:
+    """How a call, or a request of a stream, ends that ends with this error, with which status."""
+    if not isinstance(error, Exception) and call.is_late:  # cancelled: by the library, or with its stream
+        error = DeadlineExceeded(EXPIRED_RUNNING)
+    if isinstance(error, RequestError):
+        _set_status(own, error.grpc_code)
+    elif isinstance(error, Exception):
+        _set_status(own, "INTERNAL")  # a bug, of which the gate tells
+    return ending_of(error)
+
+
+def _set_status(own: Call, name: str) -> None:
+    if own.span is not None:
+        own.span.status = getattr(grpc.StatusCode, name).value[0]
+
+
+def _give_up(own: Call, replying: asyncio.Task[bytes], call: GrpcCall) -> None:
+    """Nobody waits any more: the answer is sent, or will not be."""
+    if replying.cancel():
+        # One that has not even begun to run ends nothing itself.
+        replying.add_done_callback(lambda _: own.end(_ending(own, asyncio.CancelledError(), call)))
+    else:
+        own.end(ANSWERED)

@@ -1,0 +1,243 @@
+"""How many messages may be in memory on their way to the slab: gRPC tells nobody how large one is before it is there.
+
+So each counts as large as one may be while it is read, and with its own bytes from then until its tensors are in the
+slab. What is not read yet stays with its client, but for the 64 KiB a call that HTTP/2 lets it send ahead. The messages
+of streams, which come when they like, are not counted here: of each stream one is on its way.
+
+Connections share the room. One that has some of it leaves a part for those that have none, and where it is short, what
+comes next is of the connection that has least: a client that begins many messages and ends none holds up only itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter, deque
+from typing import Any
+
+from convoy.app.calls.options import BodyLimits
+from convoy.app.calls.refusals import no_room
+from convoy.app.scheduling.slab import Slab
+from convoy.app.server.runtime import give_freed_memory_back
+from convoy.models.errors import InvalidRequest, Overloaded, RequestTimeout
+
+# However full the slab is: most messages are small, and one client that sends slowly holds up nobody.
+_LEAST_AT_ONCE = 2
+# While others wait for room, a client that has it has so long to send. Alone it may send as slowly as over HTTP.
+HURRIED_S = 10.0
+# The same for a connection's messages but one, while another connection waits that has no room at all.
+CROWDING_S = 2.0
+# So much of the room is for connections that have none of it, and room for one message at least.
+_KEPT_SHARE = 4
+# The library reads in small pieces, and the C library keeps them when they are freed.
+_TRIM_EVERY_BYTES = 16 << 20
+# A call that was cancelled looks like one without a message for so long.
+_CANCELLED_WITHIN_S = 0.1
+
+
+class MessageRoom:
+    """What the slab has left, in bytes that are being read. Nothing of it is taken from the slab.
+
+    `max_bytes` is what a message counts whose length is not known yet. A connection is whatever tells one from others.
+    """
+
+    def __init__(self, slab: Slab, limits: BodyLimits) -> None:
+        self._slab, self.max_bytes = slab, limits.max_bytes
+        self.patience_s = limits.seconds_for(limits.max_bytes)
+        self._taken, self._taken_bytes = 0, 0
+        self._held: Counter[str] = Counter()  # messages, by connection
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by connection, in the order of their first
+        self._reading: dict[Turn, float] = {}  # and when each began, which is their order
+        self._watch: asyncio.TimerHandle | None = None  # one timer for all of them
+        self._untrimmed_bytes = 0
+
+    def take_at_once(self, connection: str) -> bool:
+        """Room for one message, unless there is none or the connection's others wait for it already."""
+        if connection in self._waiting or not self._has_room(connection):
+            return False
+        self._hold(connection)
+        return True
+
+    async def take(self, connection: str) -> None:
+        """Room for one message, after those of the connection that wait already."""
+        if self.take_at_once(connection):
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(connection, deque()).append(turn)
+        self._look()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._wait_no_more(connection, turn)
+            else:  # it came at the same moment
+                self.give_back(connection, self.max_bytes)
+            raise
+
+    def is_read(self, nbytes: int) -> None:
+        """A message that has its room has come, and is so long: the rest of its room is for others."""
+        self._taken_bytes += nbytes - self.max_bytes
+        self._serve()
+
+    def give_back(self, connection: str, counted_bytes: int) -> None:
+        """A message of the connection, which counts so much now, is in memory no longer."""
+        self._taken -= 1
+        self._taken_bytes -= counted_bytes
+        self._held[connection] -= 1
+        if not self._held[connection]:
+            del self._held[connection]
+        self._serve()
+        if self._waiting:
+            self._look()  # who had to go may not have been enough
+
+    def _hold(self, connection: str) -> None:
+        self._taken += 1
+        self._taken_bytes += self.max_bytes
+        self._held[connection] += 1
+
+    def _serve(self) -> None:
+        """Give room to those who wait: to the connection that has least of it, and of such to the first."""
+        while self._waiting:
+            connection = min(self._waiting, key=lambda one: self._held[one])
+            if not self._has_room(connection):
+                return
+            turn = self._waiting[connection][0]
+            self._wait_no_more(connection, turn)
+            if not turn.done():
+                self._hold(connection)
+                turn.set_result(None)
+
+    def _wait_no_more(self, connection: str, turn: asyncio.Future[None]) -> None:
+        turns = self._waiting.get(connection, deque())
+        if turn in turns:
+            turns.remove(turn)
+            del self._waiting[connection]
+            if turns:
+                self._waiting[connection] = turns  # behind the others that have as much
+
+    def passed(self, nbytes: int) -> None:
+        """So many bytes were read, and are in memory no longer."""
+        self._untrimmed_bytes += nbytes
+        if self._untrimmed_bytes > _TRIM_EVERY_BYTES:
+            self._untrimmed_bytes = 0
+            give_freed_memory_back()
+
+    def begins(self, reading: Turn) -> None:
+        """A message comes. Its client has the room's patience, and less while others wait."""
+        loop = asyncio.get_running_loop()
+        self._reading[reading] = loop.time()
+        if self._watch is None:
+            self._watch = loop.call_later(self._patience_now_s, self._look)
+
+    def ends(self, reading: Turn) -> None:
+        """It has come, or will not."""
+        del self._reading[reading]
+
+    @property
+    def _patience_now_s(self) -> float:
+        return min(HURRIED_S, self.patience_s) if self._waiting else self.patience_s
+
+    def _look(self) -> None:
+        """Give up those whose time has passed, and look again when that of the next one has."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        loop = asyncio.get_running_loop()
+        now_s, patience_s = loop.time(), self._patience_now_s
+        crowding_s = min(CROWDING_S, patience_s)
+        held = self._held.copy()
+        for reading in self._reading:
+            held[reading.connection] -= reading.is_given_up
+        # One message each is enough for those that have nothing.
+        crowded = sum(not held[one] for one in self._waiting) - sum(one.is_given_up for one in self._reading)
+        next_s = math.inf
+        for reading, began_s in self._reading.items():
+            if reading.is_given_up:
+                continue
+            is_crowding = crowded > 0 and held[reading.connection] > 1
+            left_s = began_s + (crowding_s if is_crowding else patience_s) - now_s
+            if left_s > 0:
+                next_s = min(next_s, left_s)
+                continue
+            reading.give_up()
+            held[reading.connection] -= 1
+            crowded -= 1
+        if next_s < math.inf:
+            self._watch = loop.call_later(next_s, self._look)
+
+    def full(self) -> Overloaded:
+        return no_room(self.max_bytes, self._slab)
+
+    def _has_room(self, connection: str) -> bool:
+        """Whether one more message of the connection has room, beside what is kept for those that have none."""
+        left_bytes = self._slab.capacity_bytes - self._slab.used_bytes
+        has_some = self._held[connection] > 0
+        kept_bytes = max(self.max_bytes, left_bytes // _KEPT_SHARE) if has_some else 0
+        is_among_least = self._taken < _LEAST_AT_ONCE - has_some
+        return is_among_least or self._taken_bytes + self.max_bytes + kept_bytes <= left_bytes
+
+
+class Turn:
+    """One call's place in the room; `connection` is the one that its message comes by."""
+
+    __slots__ = ("_counted_bytes", "_is_held", "_nbytes", "_reader", "_room", "connection", "is_given_up")
+
+    def __init__(self, room: MessageRoom, connection: str) -> None:
+        self._room, self.connection, self._is_held = room, connection, False
+        self._nbytes, self._counted_bytes = 0, room.max_bytes
+        self._reader: asyncio.Task[Any] | None = None
+        self.is_given_up = False
+
+    async def read(self, context: Any) -> bytes:
+        """The call's message, for which there is room until `end`.
+
+        Raises Overloaded, RequestTimeout, and InvalidRequest where none comes.
+        """
+        room = self._room
+        if not room.take_at_once(self.connection):
+            try:
+                async with asyncio.timeout(room.patience_s):
+                    await room.take(self.connection)
+            except TimeoutError:
+                raise room.full() from None
+        self._is_held = True
+        began_s = time.monotonic()
+        # As with `asyncio.timeout`, but with one timer for all; the library's `read` lets a cancellation through.
+        reader = self._reader = asyncio.current_task()
+        assert reader is not None
+        cancelled_before = reader.cancelling()
+        room.begins(self)
+        try:
+            data = await context.read()
+        except asyncio.CancelledError:
+            if not self.is_given_up or reader.uncancel() > cancelled_before:
+                raise
+            took_s = time.monotonic() - began_s
+            raise RequestTimeout(f"the message did not arrive within {took_s:.0f} s; send it faster") from None
+        finally:
+            room.ends(self)
+            self._reader = None
+        if isinstance(data, bytes):
+            self._nbytes = self._counted_bytes = len(data)
+            room.is_read(self._nbytes)
+            return data
+        await asyncio.sleep(_CANCELLED_WITHIN_S)
+        raise InvalidRequest("the call has no message")
+
+    def give_up(self) -> None:
+        """Its client has had its time."""
+        if self._reader is not None and not self.is_given_up:
+            self.is_given_up = True
+            self._reader.cancel()
+
+    def end(self) -> None:
+        """The message is in memory no longer. Harmless a second time."""
+        if self._is_held:
+            self._is_held = False
+            self._room.give_back(self.connection, self._counted_bytes)
+            self._room.passed(self._nbytes)
+
+    def passed(self, nbytes: int) -> None:
+        """The same for a stream's message of so many bytes, which had no room of its own."""
+        self._room.passed(nbytes)

@@ -1,0 +1,219 @@
+"""The gRPC listener: the inference service, the standard health service and reflection on one port.
+
+Imported only when gRPC is wanted and HTTP already listens, because the library takes a while to load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+from tritonclient.grpc import service_pb2
+
+from convoy.app.calls.access import AccessLog
+from convoy.app.calls.options import EdgeOptions
+from convoy.app.core import Core
+from convoy.app.grpc.gate import GrpcCall, GrpcGate, ReadOn, Unary, parse
+from convoy.app.grpc.infer import GrpcInference
+from convoy.app.grpc.room import MessageRoom
+from convoy.app.grpc.services import GrpcControl, GrpcRepository, GrpcSharedMemory, unsupported
+from convoy.app.pictures.decoder import Decoder
+from convoy.models.errors import RequestError
+from convoy.models.tls import ServerTls
+
+METHOD = "ServerReflectionInfo"
+SERVICE_NAMES = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
+
+
+class GrpcReflection:
+    """Tells of these services, and of itself."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._library = reflection.aio.ReflectionServicer((*services, reflection.SERVICE_NAME))
+
+    async def stream(self, read: ReadOn, _: GrpcCall) -> AsyncGenerator[bytes]:
+        """One answer per question, in their order."""
+
+        async def questions() -> AsyncGenerator[Any]:
+            while (data := await read()) is not None:
+                yield parse(reflection_pb2.ServerReflectionRequest, data)
+
+        async for answer in self._library.ServerReflectionInfo(questions(), None):
+            yield answer.SerializeToString()
+
+
+_SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+# What the standard health service is asked for: the server, or the service by its name.
+_HEALTH_NAMES = ("", _SERVICE.full_name)
+_INFER = frozenset({"ModelInfer", "ModelStreamInfer"})
+_WATCH_EVERY_S = 0.25
+# Of a message: protobuf has no larger ones, and the library takes no larger number.
+_MOST_BYTES = (1 << 31) - 1
+_KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 60_000, 20_000
+# Calls of one connection at once; a client keeps what is more. Those that were taken back count until they have been
+# looked at, so that who begins and resets without end is refused by the library, at little cost. Beyond some waiting
+# calls of all connections it would cancel others' at random: more wait than the connections of many such clients bring.
+_MOST_STREAMS = 128
+_MOST_PENDING = 64 * _MOST_STREAMS
+
+
+class GrpcServer:
+    """One listener over one core; the decoder is the process's, which others use, too."""
+
+    def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder, *, max_calls: int) -> None:
+        self._core, self._options = core, options
+        self._health = _Health(core, max_calls)
+        self._server = grpc.aio.server(
+            options=[
+                # One limit for both wires; the library applies it after decompression, too.
+                ("grpc.max_receive_message_length", min(options.body.max_bytes, _MOST_BYTES)),
+                ("grpc.max_send_message_length", -1),
+                # Two servers on one port would share the calls at random; better to be told.
+                ("grpc.so_reuseport", 0),
+                # What is not read yet is held up at 64 KiB a call, however fast the line is.
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.max_concurrent_streams", _MOST_STREAMS),
+                ("grpc.server.max_pending_requests", _MOST_PENDING),
+                ("grpc.server.max_pending_requests_hard_limit", 2 * _MOST_PENDING),
+                # A client whose machine has gone holds its connection no longer than this.
+                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+            ],
+        )
+        inference = GrpcInference(core, options, decoder)
+        access_log = AccessLog(options)
+        methods = {
+            **GrpcControl(core, options.server_name).methods(),
+            **GrpcRepository(core, access_log.keys).methods(),
+            **GrpcSharedMemory(core).methods(),
+        }
+        room = MessageRoom(core.slab, options.body)
+        gate = GrpcGate(
+            *(access_log, room, max_calls, lambda call, error: self._turned_away(inference, call, error)),
+            core.current_load,
+            lambda call: inference.begin_span(call) if call.method == "ModelInfer" else None,
+        )
+        told = GrpcReflection((_SERVICE.full_name, health.SERVICE_NAME))
+        handlers = {_SERVICE.full_name: _handlers(gate, inference, methods)}
+        handlers |= {name: {METHOD: gate.stream(METHOD, told.stream)} for name in SERVICE_NAMES}
+        self._server.add_generic_rpc_handlers((_Services(gate, handlers),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def _turned_away(self, inference: GrpcInference, call: GrpcCall, error: RequestError) -> None:
+        if call.method in _INFER:
+            inference.turned_away(call, error)
+        elif error.reason:
+            self._core.turned_away(error.reason)
+
+    async def start(self, host: str, port: int) -> None:
+        """Take calls; from then on the core may be ready. Raises RuntimeError when the port is taken."""
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if self._options.tls is None:
+            self._server.add_insecure_port(address)
+        else:
+            self._server.add_secure_port(address, _credentials(self._options))
+        await self._server.start()
+        self._core.listeners_opening -= 1
+        self._watching = asyncio.ensure_future(self._health.watch())
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls; what still runs has so long to end."""
+        self._watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._watching
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+def _credentials(options: EdgeOptions) -> Any:
+    """What TLS shows and asks, by the options as they are whenever a client comes."""
+    shown = options.tls
+
+    def changed() -> Any:
+        nonlocal shown
+        if options.tls is shown:
+            return None
+        shown = options.tls
+        return _certificates(shown)
+
+    asks = shown is not None and shown.client_ca is not None
+    return grpc.dynamic_ssl_server_credentials(_certificates(shown), changed, require_client_authentication=asks)
+
+
+def _certificates(tls: ServerTls | None) -> Any:
+    assert tls is not None  # it begins and ends with the server
+    ca = None if tls.client_ca is None else tls.client_ca.encode()
+    return grpc.ssl_server_certificate_configuration([(tls.key.encode(), tls.chain.encode())], root_certificates=ca)
+
+
+class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Where a call's handler is found. While too many run it is one that refuses before a message is read."""
+
+    def __init__(self, gate: GrpcGate, services: Mapping[str, Mapping[str, Any]]) -> None:
+        self._gate = gate
+        self._handlers: dict[str, Any] = {}
+        self._refusals: dict[str, Any] = {}
+        for service, handlers in services.items():
+            self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+            self._refusals |= {f"/{service}/{name}": gate.refusal(name) for name in handlers}
+
+    def service(self, details: Any) -> Any:
+        return (self._refusals if self._gate.is_full else self._handlers).get(details.method)
+
+
+def _handlers(gate: GrpcGate, inference: GrpcInference, methods: Mapping[str, Unary]) -> dict[str, Any]:
+    """The library's handler for each method of the service, by name."""
+    handlers = {}
+    for method in _SERVICE.methods:
+        name, message = method.name, getattr(service_pb2, method.input_type.name)
+        if name == "ModelStreamInfer":
+            handlers[name] = gate.stream(name, inference.stream)
+        elif name == "ModelInfer":
+            handlers[name] = gate.raw_unary(name, inference.infer)
+        else:
+            handlers[name] = gate.unary(name, message, methods.get(name) or unsupported(name))
+    return handlers
+
+
+class _Health(health_aio.HealthServicer):  # type: ignore[misc]
+    """The standard health service: serving while the core is ready."""
+
+    def __init__(self, core: Core, max_watchers: int) -> None:
+        super().__init__()
+        self._core = core
+        self._max_watchers, self._watchers = max_watchers, 0
+        self._was_ready: bool | None = None
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the library's name
+        await self._refresh()  # so that a probe never sees what was true a moment ago
+        return await super().Check(request, context)
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802 - the library's name
+        if self._watchers >= self._max_watchers:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._watchers} watch already")
+        self._watchers += 1
+        try:
+            await super().Watch(request, context)
+        finally:
+            self._watchers -= 1
+
+    async def watch(self) -> None:
+        """Tell those who watch, until cancelled."""
+        while True:
+            await self._refresh()
+            await asyncio.sleep(_WATCH_EVERY_S)
+
+    async def _refresh(self) -> None:
+        is_ready = self._core.ready
+        if is_ready == self._was_ready:
+            return
+        self._was_ready = is_ready
+        statuses = health_pb2.HealthCheckResponse
+        for name in _HEALTH_NAMES:
+            await self.set(name, statuses.SERVING if is_ready else statuses.NOT_SERVING)

@@ -1,0 +1,229 @@
+"""The protocol's protobuf messages to requests, and answers to protobuf messages.
+
+Tensors come raw, as bytes in `raw_input_contents`, or typed, as numbers in `contents`; what they mean is
+settled in `inference`. Answers are always raw, as every client expects, one entry per output in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from tritonclient.grpc import service_pb2
+
+from convoy.app.calls.shared_memory import SharedMemory
+from convoy.app.lifecycle.catalog import Served
+from convoy.app.protocol.inference import InferRequest, answers_of
+from convoy.app.protocol.shared_tensors import REGION, SharedInput, shared_place
+from convoy.app.protocol.tensors import OutputIn, RawRequest, Source, Target, TensorIn, TensorOut, in_range
+from convoy.app.scheduling.request import Done
+from convoy.models.errors import InvalidRequest
+
+# The field of `contents` that holds each type's numbers. There is none for 16-bit floats.
+_FIELDS = {
+    "BOOL": ("bool_contents", np.bool_),
+    "INT8": ("int_contents", np.int32),
+    "INT16": ("int_contents", np.int32),
+    "INT32": ("int_contents", np.int32),
+    "INT64": ("int64_contents", np.int64),
+    "UINT8": ("uint_contents", np.uint32),
+    "UINT16": ("uint_contents", np.uint32),
+    "UINT32": ("uint_contents", np.uint32),
+    "UINT64": ("uint64_contents", np.uint64),
+    "FP32": ("fp32_contents", np.float32),
+    "FP64": ("fp64_contents", np.float64),
+}
+
+# Fields of bytes: a number, and how it is encoded.
+_RAW_INPUT = 7 << 3 | 2  # ModelInferRequest.raw_input_contents
+_RAW_OUTPUT = bytes((6 << 3 | 2,))  # ModelInferResponse.raw_output_contents, its last field
+# Of a message with as many as fit, each would take a thousand times its bytes.
+_MOST_FIELDS = 500
+_STREAM_ANSWER = bytes((2 << 3 | 2,))  # ModelStreamInferResponse.infer_response
+
+
+class _Field(NamedTuple):
+    """A field of an encoded message: `tag` is its number and kind, it begins `at`, its content is `start` to `end`."""
+
+    tag: int
+    at: int
+    start: int
+    end: int
+
+
+def _fields_of(data: bytes) -> list[_Field] | None:
+    """Those of a ModelInferRequest, in the order in which they stand; None for what is no message, or has too many."""
+    fields, position = list[_Field](), 0
+    try:
+        while position < len(data):
+            if len(fields) == _MOST_FIELDS:
+                return None
+            tag, start = _varint(data, position)
+            match tag & 7:
+                case 0:
+                    _, end = _varint(data, start)
+                case 1:
+                    end = start + 8
+                case 2:
+                    nbytes, start = _varint(data, start)
+                    end = start + nbytes
+                case 5:
+                    end = start + 4
+                case _:  # a group, which this protocol does not have
+                    return None
+            if end > len(data):
+                return None
+            fields.append(_Field(tag, position, start, end))
+            position = end
+    except IndexError:
+        return None
+    return fields
+
+
+def split(data: bytes) -> tuple[bytes, list[memoryview]]:
+    """A ModelInferRequest without its raw tensors, and these, which stay where they are.
+
+    The library would copy them twice. What is no message is left to it, and what has so many fields that it is faster.
+    """
+    view, fields = memoryview(data), _fields_of(data)
+    if fields is None:
+        return data, []
+    rest = [view[one.at : one.end] for one in fields if one.tag != _RAW_INPUT]
+    return b"".join(rest), [view[one.start : one.end] for one in fields if one.tag == _RAW_INPUT]
+
+
+def asked_of(message: Any, raw: Sequence[bytes | memoryview], memory: SharedMemory) -> RawRequest:
+    """A ModelInferRequest as the neutral record. Raises InvalidRequest, NotFound or Unsupported."""
+    sources = _sources(message, raw, memory)
+    inputs = [
+        TensorIn(tensor.name, tensor.datatype, list(tensor.shape), source)
+        for tensor, source in zip(message.inputs, sources, strict=True)
+    ]
+    outputs = [OutputIn(output.name, parameters_of(output.parameters)) for output in message.outputs]
+    parameters = parameters_of(message.parameters)
+    return RawRequest(message.id or None, parameters, inputs, outputs, memory, binary_by_default=True)
+
+
+def parameters_of(field: Any) -> dict[str, object]:
+    """A map of InferParameter as plain values; one that holds nothing is left out."""
+    kinds = ((name, parameter, parameter.WhichOneof("parameter_choice")) for name, parameter in field.items())
+    return {name: getattr(parameter, kind) for name, parameter, kind in kinds if kind is not None}
+
+
+def infer_response(request: InferRequest, served: Served, done: Done, *, is_final: bool = False) -> bytes:
+    """A ModelInferResponse, encoded, which owns its bytes.
+
+    `is_final` is the word to a stream that asks for it.
+    """
+    return response_of(request.id, served, answers_of(request, served, done), is_final=is_final)
+
+
+def response_of(own_id: str | None, served: Served, answers: Sequence[TensorOut], *, is_final: bool) -> bytes:
+    """The same around outputs that are there."""
+    message = service_pb2.ModelInferResponse(
+        model_name=served.key.model, model_version=str(served.key.version), id=own_id or ""
+    )
+    if is_final:
+        message.parameters["triton_final_response"].bool_param = True
+    for answer in answers:
+        message.outputs.add(name=answer.spec.name, datatype=answer.spec.dtype, shape=answer.shape)
+    parts: list[bytes | memoryview] = [message.SerializeToString()]
+    for answer in answers:  # which are copied once, and never by the library
+        parts += (_RAW_OUTPUT, _as_varint(answer.data.nbytes), answer.data)
+    return b"".join(parts)
+
+
+def stream_response(infer_response: bytes) -> bytes:
+    """A ModelStreamInferResponse around an encoded answer."""
+    return b"".join((_STREAM_ANSWER, _as_varint(len(infer_response)), infer_response))
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """The number that begins there, and where it ends. Raises IndexError where the data ends before."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise IndexError
+
+
+def _as_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _sources(message: Any, raw: Sequence[bytes | memoryview], memory: SharedMemory) -> Iterator[Source]:
+    """Where each input's values are, in the inputs' order; inputs in shared memory have no raw contents."""
+    used = 0
+    for tensor in message.inputs:
+        where = f"'{tensor.name[:100]}' for model '{message.model_name[:100]}'"
+        is_shared = REGION in tensor.parameters
+        if tensor.HasField("contents") and (raw or is_shared):
+            other = "a shared memory region" if is_shared else "raw_input_contents"
+            raise InvalidRequest(
+                f"contents field must not be specified when using {other} for {where}; use one of them"
+            )
+        if is_shared:
+            yield SharedInput(shared_place(parameters_of(tensor.parameters), f"input {where}", memory))
+        elif tensor.HasField("contents"):
+            yield _Typed(tensor.contents)
+        elif used < len(raw):
+            used += 1
+            yield _Raw(raw[used - 1])
+        else:
+            raise InvalidRequest(
+                f"unable to find data for input tensor {where} in request; "
+                f"there are {len(raw)} raw_input_contents for {len(message.inputs)} inputs"
+            )
+    if len(raw) > used:
+        raise InvalidRequest(
+            f"unexpected additional input data for model '{message.model_name[:100]}': "
+            f"{len(raw)} raw_input_contents for {len(message.inputs)} inputs"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """A tensor as little-endian bytes."""
+
+    data: bytes | memoryview
+
+    def read(self, target: Target) -> np.ndarray:
+        target.check_bytes(memoryview(self.data))
+        return np.frombuffer(self.data, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Typed:
+    """A tensor as numbers in one field of InferTensorContents."""
+
+    contents: Any
+
+    def read(self, target: Target) -> np.ndarray:
+        spec = target.spec
+        if spec.is_strings:
+            return target.packed(self.contents.bytes_contents)
+        if spec.dtype not in _FIELDS:
+            raise target.wrong(
+                f"unexpected explicit tensor data for input tensor '{spec.name}' for model {target.model} "
+                f"of type '{spec.dtype}'; send it in raw_input_contents"
+            )
+        field, dtype = _FIELDS[spec.dtype]
+        numbers = getattr(self.contents, field)
+        if len(numbers) != target.values:
+            raise target.wrong(
+                f"input byte size mismatch for input '{spec.name}' for model {target.model}. "
+                f"Expected {target.values} values in {field}, got {len(numbers)}"
+            )
+        return in_range(np.fromiter(numbers, dtype, count=len(numbers)), target)

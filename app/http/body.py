@@ -1,0 +1,258 @@
+"""A request's body, read into the slab.
+
+A body counts as its bytes arrive, so that one which is only announced takes no room from others. Uploads that are still
+arriving leave a part of the room to small requests and to those that are whole. Where there is no room, reading stops
+until there is some, and the client gets a 429 if that takes too long. A client that sends too slowly gets a 408.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+from fastapi import Request
+from starlette.types import Message, Receive
+
+from convoy.app.calls.call import Call
+from convoy.app.calls.options import BodyLimits
+from convoy.app.calls.refusals import no_room
+from convoy.app.scheduling.slab import Slab, Slot
+from convoy.app.telemetry.outcomes import ClientGone
+from convoy.models.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
+
+Result = TypeVar("Result")
+_SMALL_BYTES = 64 << 10
+# Of the slab, for all uploads above `_SMALL_BYTES` together while they arrive.
+_UPLOADS_SHARE = 0.75
+# A time limit that passes while there may be bytes to read is looked at again so much later.
+LOOK_AGAIN_S = 0.1
+# Whole pages.
+_COPIED_AT_ONCE_BYTES = 1 << 20
+# Uploads that try again when some memory is free; the others keep their place behind them.
+_WOKEN_AT_ONCE = 16
+
+
+class Body(NamedTuple):
+    """The whole body: the first `nbytes` of the slot."""
+
+    slot: Slot
+    nbytes: int
+
+    @property
+    def view(self) -> memoryview:
+        return self.slot.view[: self.nbytes]
+
+
+def declared_length(headers: dict[bytes, bytes], limits: BodyLimits) -> int | None:
+    """Content-Length, or None for a chunked body. Raises InvalidRequest or BodyTooLarge."""
+    raw = headers.get(b"content-length")
+    if raw is None:
+        return None
+    if not raw.isdigit() or len(raw) > 18:
+        raise InvalidRequest(f"Content-Length must be a whole number of bytes, got {raw[:40].decode('latin-1')!r}")
+    if int(raw) > limits.max_bytes:
+        raise too_large(int(raw), limits)
+    return int(raw)
+
+
+class UploadRoom:
+    """Shares a slab's room among the bodies that are still arriving. Belongs to one event loop.
+
+    They are in memory of their own, which the slab counts. Those above `_SMALL_BYTES` leave a part of it free, except
+    the oldest of them, so that uploads never all wait for each other.
+    """
+
+    def __init__(self, slab: Slab) -> None:
+        self._slab = slab
+        self._uploads: dict[BodyReader, int] = {}  # above _SMALL_BYTES, the oldest first
+        self._waiting: dict[asyncio.Future[None], None] = {}  # the one that has waited longest first
+        self._is_waking = False
+
+    def take(self, upload: BodyReader, held: int, more: int) -> bool:
+        """Count `more` bytes of an upload that holds some; False, and nothing is counted: there is no room now."""
+        if held + more > _SMALL_BYTES:
+            self._uploads.setdefault(upload, held)
+            is_oldest = next(iter(self._uploads)) is upload
+            if not is_oldest and sum(self._uploads.values()) + more > _UPLOADS_SHARE * self._slab.capacity_bytes:
+                return False
+        if not self._slab.count_outside(more):
+            return False
+        if upload in self._uploads:
+            self._uploads[upload] += more
+        return True
+
+    def leave(self, upload: BodyReader, held: int) -> None:
+        """It has failed, or is in the slab."""
+        self._uploads.pop(upload, None)
+        self._slab.count_outside(-held)
+        self._wake_soon()
+
+    async def wait(self) -> None:
+        """Return when there may be more room."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[future] = None
+        self._slab.on_freed = self._wake_soon
+        try:
+            await future
+        finally:
+            self._waiting.pop(future, None)
+            if not self._waiting:
+                self._slab.on_freed = None
+
+    def _wake_soon(self) -> None:
+        if self._waiting and not self._is_waking:
+            self._is_waking = True
+            asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._is_waking = False
+        for future in [*islice(self._waiting, _WOKEN_AT_ONCE)]:
+            del self._waiting[future]
+            if not future.done():
+                future.set_result(None)
+
+
+class BodyReader:
+    """Reads a body into the slab; `declared` bytes, None for a chunked one."""
+
+    def __init__(self, call: Call, declared: int | None, limits: BodyLimits, room: UploadRoom) -> None:
+        """Raises BodyTooLarge where the slab can never hold it."""
+        self._call, self._declared, self._limits, self._room = call, declared or 0, limits, room
+        self._small = b""
+        self._large: mmap.mmap | None = None  # above _SMALL_BYTES; only what has arrived takes memory
+        self._held_bytes = 0
+        self._stalled_s = 0.0  # nobody read here; that time is not the client's
+        if not call.may_ever_hold(self._declared):
+            call.reserve(self._declared)  # raises with the reason
+
+    async def read(self, receive: Receive) -> Body:
+        """Read to the end. Raises BodyTooLarge, Overloaded, RequestTimeout or ClientGone."""
+        begun_s = asyncio.get_running_loop().time()
+        try:
+            while True:
+                patience_s = self._limits.seconds_for(self._held_bytes)
+                message = await _next_message(receive, begun_s + self._stalled_s + patience_s, patience_s)
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                piece, is_last = message.get("body", b""), not message.get("more_body", False)
+                if self._held_bytes + len(piece) > self._limits.max_bytes:
+                    raise too_large(self._held_bytes + len(piece), self._limits)
+                if not self._add(piece):
+                    await self._wait_until(partial(self._add, piece))
+                if is_last:
+                    stored = self._stored()
+                    return stored if stored is not None else await self._wait_until(self._stored)
+        finally:
+            self._room.leave(self, self._held_bytes)
+
+    def _add(self, piece: bytes) -> bool:
+        if not self._room.take(self, self._held_bytes, len(piece)):
+            return False
+        end = self._held_bytes + len(piece)
+        if self._large is None and end <= _SMALL_BYTES:
+            self._small += piece
+        else:
+            if self._large is None:
+                self._large = mmap.mmap(-1, max(end, self._declared or self._limits.max_bytes))
+                self._large[: self._held_bytes] = self._small
+            self._large[self._held_bytes : end] = piece
+        self._held_bytes = end
+        return True
+
+    def _stored(self) -> Body | None:
+        """All of it in a slot; None: there is no room now."""
+        slab, nbytes = self._call.core.slab, self._held_bytes
+        slab.count_outside(-nbytes)
+        try:
+            slot = self._call.reserve(nbytes)
+        except Overloaded:
+            slab.count_outside(nbytes)
+            return None
+        self._held_bytes = 0
+        if self._large is None:
+            slot.view[:] = self._small
+            return Body(slot, nbytes)
+        for start in range(0, nbytes, _COPIED_AT_ONCE_BYTES):  # so that no byte is held twice
+            end = min(nbytes, start + _COPIED_AT_ONCE_BYTES)
+            slot.view[start:end] = self._large[start:end]
+            self._large.madvise(mmap.MADV_DONTNEED, start, end - start)
+        self._large.close()
+        return Body(slot, nbytes)
+
+    async def _wait_until(self, attempt: Callable[[], Result | None]) -> Result:
+        """What an attempt gives that succeeds. Raises Overloaded, also when the call's deadline passes meanwhile."""
+        loop, call = asyncio.get_running_loop(), self._call
+        began_s, late = loop.time(), call.late
+        call.late = self._no_room
+        try:
+            async with asyncio.timeout(self._limits.grace_s):
+                while not (result := attempt()):
+                    await self._room.wait()
+        except TimeoutError:
+            raise self._no_room() from None
+        call.late = late
+        self._stalled_s += loop.time() - began_s
+        return result
+
+    def _no_room(self) -> Overloaded:
+        return no_room(max(self._held_bytes, self._declared), self._call.core.slab)
+
+
+async def _next_message(receive: Receive, until_s: float, patience_s: float) -> Message:
+    """Raises RequestTimeout."""
+    try:
+        async with asyncio.timeout_at(until_s):
+            return await receive()
+    except TimeoutError:
+        pass
+    # A process that was stopped finds all its timers late, and what has arrived meanwhile still unread.
+    try:
+        async with asyncio.timeout(LOOK_AGAIN_S):
+            return await receive()
+    except TimeoutError:
+        raise too_slow(patience_s) from None
+
+
+def too_slow(patience_s: float) -> RequestTimeout:
+    """The error for a body of which nothing more came for so long after its beginning."""
+    return RequestTimeout(f"the body did not arrive within {patience_s:.0f} s; send it faster")
+
+
+def too_large(nbytes: int, limits: BodyLimits) -> BodyTooLarge:
+    """The error for a body of so many bytes."""
+    return BodyTooLarge(
+        f"the body of {nbytes} bytes exceeds the maximum allowed input size of {limits.max_bytes} bytes; "
+        "use --max-body-mb to increase the limit"
+    )
+
+
+MAX_BYTES = 1 << 20
+
+
+async def read_object(request: Request, example: str, limits: BodyLimits) -> dict[str, Any]:
+    """The object, empty where there is no body. Raises InvalidRequest, BodyTooLarge or RequestTimeout.
+
+    `example` is what a right body looks like; of the limits those of time hold.
+    """
+    body, begun_s = bytearray(), asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(begun_s + limits.seconds_for(0)) as limit:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BYTES:
+                    raise BodyTooLarge(f"the body of this route exceeds the maximum of {MAX_BYTES} bytes; send less")
+                limit.reschedule(begun_s + limits.seconds_for(len(body)))
+    except TimeoutError as error:
+        raise too_slow(limits.seconds_for(len(body))) from error
+    try:
+        document = orjson.loads(bytes(body) or b"{}")
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}; send {example}") from error
+    if not isinstance(document, dict):
+        raise InvalidRequest(f"the body must be a JSON object such as {example}")
+    return document

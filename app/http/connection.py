@@ -1,0 +1,497 @@
+"""uvicorn's HTTP/1.1 protocol, hardened against clients that are slow, many, or not speaking HTTP.
+
+uvicorn limits how long an idle connection may stay between requests. It does not limit how long a client
+may take to send its headers, how long it may refuse to read an answer, nor how long it may go on sending a
+body that has been answered already; each holds a connection for ever. Nor does it limit how many requests may wait
+behind one that is not answered yet; here they wait unparsed, one read of them, and the others with their client.
+
+A request that offers another protocol is answered in this one, as RFC 9110 (7.8) allows. A process that has been
+stopped finds all its timers late: time in which nobody read here is not the client's.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import logging
+import termios
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from convoy.app.http.body import LOOK_AGAIN_S
+from convoy.app.http.replies import error_body
+from convoy.app.server.acceptor import Handshakes
+from convoy.models.tls import ServerTls
+
+_log = logging.getLogger("convoy")
+# Between two pieces of what was read it is looked whether a request waits. Of the shortest ones this is 450.
+_PIECE_BYTES = 8 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Seconds a client may take, how long its headers may be, and how many connections there may be."""
+
+    header_timeout_s: float = 10.0
+    header_bytes: int = 64 << 10
+    write_timeout_s: float = 30.0
+    linger_s: float = 10.0
+    max_connections: int = 4096
+
+    def handshakes(self, tls: Callable[[], ServerTls | None]) -> Handshakes:
+        """A client that has not agreed on a key yet may be as slow as one that sends headers."""
+        return Handshakes(tls, self.header_timeout_s, self.write_timeout_s, self.max_connections)
+
+
+class HeadersTooLong(Exception):
+    """Stops the parser; the connection ends with a 431."""
+
+
+class _Flow(FlowControl):
+    """uvicorn's, which whoever awaits a body lets read on; `ahead` is what has been read and must wait."""
+
+    ahead = b""
+
+    def resume_reading(self) -> None:
+        if not self.ahead:
+            super().resume_reading()
+
+
+class _Line:
+    """The transport as uvicorn's cycle has it: there an answer that is the last one closes at once."""
+
+    def __init__(self, connection: GuardedProtocol) -> None:
+        self.write, self.is_closing = connection.transport.write, connection.transport.is_closing
+        self.close = connection.hang_up
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    limits: ClassVar[ConnectionLimits] = ConnectionLimits()
+    on_too_many: ClassVar[Callable[[], None]]
+    # uvicorn's base class keeps these; named here for the type checker.
+    connections: Any
+    transport: Any
+    cycle: Any
+    parser: Any
+    flow: Any
+    server_state: Any
+    scope: Any
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+    client: tuple[str, int] | None
+    pipeline: Any
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._answering: Any = None
+        self._idle_since_s: float | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._in_headers = False
+        self._headers_begun = 0
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None
+        self._header_bytes = 0
+        self._unparsed_bytes = 0
+        self._has_moved = False
+        self._unread_bytes = 0
+        self._has_hung_up = False
+        # What comes cannot be read any more; and what is to be said of it when all requests before have their answers.
+        self._read_closed = False
+        self._final_error: tuple[int, str] | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.flow = _Flow(transport)
+        self._line = _Line(self)
+        if len(self.connections) > self.limits.max_connections:
+            type(self).on_too_many()
+            self._refuse(503, f"{self.limits.max_connections} connections are open; try again", retry_after=True)
+            return
+        self._await_headers()
+        self._arm_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # A timer that is left would keep the connection's memory until it fires.
+        timers = (self._header_timer, self._write_timer, self._linger_timer, self._abort_timer, self._idle_timer)
+        for timer in timers:
+            if timer is not None:
+                timer.cancel()
+        if self._answering is not None and not self._answering.response_complete:
+            # uvicorn tells only the latest request; with pipelining an earlier one is being answered.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+        super().connection_lost(exc)
+        self._line.close = self.transport.close  # else the two would keep each other
+
+    def shutdown(self) -> None:
+        # The time to drain is over. uvicorn cancels the tasks that are left; what waits behind them has none.
+        if self.pipeline:
+            self.pipeline.clear()
+            self.cycle = self._answering  # whose end is that of the connection
+        super().shutdown()
+        if self._has_hung_up:
+            self._close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._read_closed:
+            return
+        if self.pipeline or self.flow.ahead:
+            self._keep(data)
+            return
+        awaited_before = self._headers_begun if self._in_headers else 0
+        begun_before, self._has_moved = self._headers_begun, False
+        self._feed(data)
+        if self._has_hung_up or self._read_closed or self.transport.is_closing():
+            return
+        if not self._in_headers:
+            # Bytes that are neither headers nor body nor an end: a trailer that never ends, empty lines.
+            is_stuck = not self._has_moved and self._headers_begun == begun_before
+            self._unparsed_bytes = self._unparsed_bytes + len(data) if is_stuck else 0
+            if self._unparsed_bytes > self.limits.header_bytes:
+                self._refuse_headers()
+            return
+        if self._header_timer is None:
+            self._arm_header_timer()
+        # The parser reports a header when it is whole; this counts the one that never ends. Data that ended
+        # something else before is left out, so that a body is not taken for headers.
+        if self._headers_begun == awaited_before:
+            self._unparsed_bytes += len(data)
+            if self._unparsed_bytes > self.limits.header_bytes:
+                self._refuse_headers()
+
+    def _keep(self, data: bytes | memoryview) -> None:
+        """Until the requests before it have been answered; nothing more is read meanwhile."""
+        self.flow.ahead += data
+        self.flow.pause_reading()
+
+    def _read_on(self) -> None:
+        """Nothing waits any more before what was kept."""
+        if self.transport.is_closing():
+            return
+        ahead, self.flow.ahead = self.flow.ahead, b""
+        self.data_received(ahead)
+        self.flow.resume_reading()
+
+    def _feed(self, data: bytes) -> None:
+        """Let the parser read until a request waits, and keep the rest: no parser stops at the end of a request."""
+        if len(data) <= _PIECE_BYTES:
+            self._feed_piece(data)
+            return
+        view, start = memoryview(data), 0
+        while start < len(view) and not self._read_closed and not self.transport.is_closing():
+            if self.pipeline:
+                self._keep(view[start:])
+                return
+            self._feed_piece(view[start : start + _PIECE_BYTES])
+            start += _PIECE_BYTES
+
+    def _feed_piece(self, data: bytes | memoryview) -> None:
+        """Let the parser read, whatever other protocol a request offers to speak."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                # The parser has read the headers and takes all the rest for the other protocol's.
+                if self.parser.get_method() == b"CONNECT":
+                    self._refuse_all(405, "this server is no proxy; send the request to where it is to be answered")
+                    return
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+            except httptools.HttpParserError:
+                self.send_400_response("")
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        kept = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"".join((method, b" ", self.url, b" HTTP/", version, b"\r\n", *kept, b"\r\n"))
+
+    def on_message_begin(self) -> None:
+        self._idle_since_s = None  # with any bytes it would be too early: empty lines are no request
+        super().on_message_begin()
+        self._header_bytes = 0
+        if not self._in_headers:
+            self._await_headers()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_header(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Also called for the trailers of a chunked body, which nothing else bounds.
+        self._count_header(len(name) + len(value) + 4)
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = self.parser.get_http_version() != "1.0"  # which knows no such answer
+        if self._in_headers:  # a trailer must not pass for a header that has been looked at
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # they come again, without the offer
+        self._has_moved = True
+        self._in_headers = False
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+        if not self._has_hung_up:
+            super().on_headers_complete()
+            self.cycle.transport = self._line
+
+    def on_body(self, body: bytes) -> None:
+        self._has_moved = True
+        if not self._has_hung_up:  # else nobody takes it, and it is to be read to its end
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._has_moved = True
+        super().on_message_complete()
+        if self._has_hung_up:
+            self._close()
+        elif self._linger_timer is not None:
+            # The rest of a body that had been answered early is there; the connection is idle now.
+            self._linger_timer.cancel()
+            self._linger_timer = None
+            self._arm_keep_alive()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            if self._write_timer is None and self.transport.get_write_buffer_size():
+                self._watch_reader()  # it closes when the client has read what is left
+            return
+        if self._has_hung_up:
+            return
+        waits_for_rest = not self.pipeline and self.cycle is not None and self.cycle.more_body
+        if self.flow.read_paused:
+            self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            if not self.pipeline and self.flow.ahead:
+                self.loop.call_soon(self._read_on)
+        elif self._final_error is not None:
+            self._send_final_error()
+        elif not waits_for_rest and not self._in_headers:  # those have time limits of their own
+            self._arm_keep_alive()
+        if waits_for_rest:
+            # Answered before the body was read. The rest is thrown away for a while, because a client that
+            # still sends does not read yet; uvicorn would do so for ever.
+            self._linger_timer = self.loop.call_later(self.limits.linger_s, self._close)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._watch_reader()
+
+    def resume_writing(self) -> None:
+        if self._write_timer is not None and not self.transport.is_closing():
+            self._write_timer.cancel()
+            self._write_timer = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer to bytes that it cannot parse, in our words."""
+        if self._header_bytes > self.limits.header_bytes:
+            self._refuse_headers()
+        else:
+            self._refuse_all(400, "this is not an HTTP/1.1 request")
+
+    def hang_up(self) -> None:
+        """Close, now that the last answer is written."""
+        if self._has_hung_up or self.transport.is_closing():
+            return
+        self._has_hung_up = True
+        if self._read_closed or self.pipeline or (self._is_answered() and self._is_sent_to()):
+            self._drain_then_close()
+        else:
+            self.transport.close()
+
+    def has_unread_bytes(self) -> bool:
+        """Whether the client has sent what has not been read yet."""
+        return _bytes_in_kernel(self.transport, termios.FIONREAD) > 0
+
+    def _await_headers(self) -> None:
+        # The timer follows when these headers are not complete by the end of what has arrived.
+        self._unparsed_bytes = 0
+        self._in_headers = True
+        self._headers_begun += 1
+
+    def _arm_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self._headers_are_too_slow)
+
+    def _count_header(self, nbytes: int) -> None:
+        self._header_bytes += nbytes
+        if self._header_bytes > self.limits.header_bytes:
+            raise HeadersTooLong
+
+    def _headers_are_too_slow(self) -> None:
+        self._header_timer = None
+        if self.flow.read_paused or self.pipeline or not self._is_answered():
+            self._arm_header_timer()  # the requests before come first, until whose answers it may be we who do not read
+            return
+        if self.has_unread_bytes():
+            self._header_timer = self.loop.call_later(LOOK_AGAIN_S, self._headers_are_too_slow)
+            return
+        self._refuse(408, f"the headers did not arrive within {self.limits.header_timeout_s:g} s")
+
+    def _refuse_headers(self) -> None:
+        most = self.limits.header_bytes
+        self._refuse_all(431, f"the headers are longer than {most} bytes; send fewer or shorter ones")
+
+    def _watch_reader(self) -> None:
+        """Look again after the time that a client may refuse to read; one that reads slowly may go on."""
+        self._unread_bytes = _unsent_bytes(self.transport)
+        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self._check_reader)
+
+    def _check_reader(self) -> None:
+        if _unsent_bytes(self.transport) < self._unread_bytes:
+            self._watch_reader()
+            return
+        self._write_timer = None
+        _log.info("a client did not read its answer for %g s; its connection is closed", self.limits.write_timeout_s)
+        self.transport.abort()
+
+    def _is_answered(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _is_sent_to(self) -> bool:
+        """Whether the client is in the midst of a request."""
+        return self._in_headers or (self.cycle is not None and self.cycle.more_body)
+
+    def _refuse(self, status: int, message: str, *, retry_after: bool = False) -> None:
+        """Answer a client that sends nothing at the moment, and close."""
+        if self._tell(status, message, b"retry-after: 1\r\n" if retry_after else b""):
+            self._close()
+
+    def _refuse_all(self, status: int, message: str) -> None:
+        """Close, because neither this can be read as a request nor what follows; when those before have been answered.
+
+        Its client is told what is wrong where it still waits for an answer to it, which the rest of a body that has
+        been answered early does not get, nor one whose answer has begun.
+        """
+        if self._read_closed or self._has_hung_up or self.transport.is_closing():
+            return
+        self._read_closed, self._final_error = True, (status, message)
+        if self._is_answered() and not self.pipeline:
+            if self._linger_timer is None:
+                self._send_final_error()
+            else:
+                self._final_error, self._has_hung_up = None, True
+                self._drain_then_close()
+        elif not self.cycle.more_body:
+            return
+        elif self.pipeline:  # it is the last one there that cannot be read
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._answering
+        elif getattr(self.cycle, "response_started", False):
+            self._final_error, self.cycle.keep_alive = None, False
+            if self._linger_timer is None:  # it may wait for the rest
+                self._linger_timer = self.loop.call_later(self.limits.linger_s, self._close)
+        else:
+            self._send_final_error()
+
+    def _send_final_error(self) -> None:
+        assert self._final_error is not None, "there is something to say; this is a bug"
+        words, self._final_error = self._final_error, None
+        if not self._tell(*words):
+            return
+        self._has_hung_up = True
+        if not self._is_answered():  # nothing else is to be said of it
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._drain_then_close()
+
+    def _tell(self, status: int, message: str, extra: bytes = b"") -> bool:
+        """Write the last answer; False where there has been one."""
+        if self._has_hung_up or self.transport.is_closing():
+            return False
+        body = error_body(message)
+        phrase = HTTPStatus(status).phrase
+        start = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(start.encode() + extra + b"connection: close\r\n\r\n" + body)
+        return True
+
+    def _drain_then_close(self) -> None:
+        """Close when the client has done so, has sent all of its request, or has had time enough.
+
+        A client that still sends does not read yet, and loses what was said to it when its bytes are not taken.
+        """
+        self.pipeline.clear()
+        self.flow.ahead = b""
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            with suppress(OSError):  # the client has gone, which is told in a moment
+                self.transport.write_eof()
+        if self._linger_timer is None:
+            self._linger_timer = self.loop.call_later(self.limits.linger_s, self._close)
+
+    def _close(self) -> None:
+        """Close when everything has been sent, and not later than the write time-out."""
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._abort_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
+
+    def _arm_keep_alive(self) -> None:
+        # One timer serves many requests: when it fires it looks how long the connection has been idle by then.
+        self._idle_since_s = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._check_idle)
+
+    def _unset_keepalive_if_required(self) -> None:
+        pass  # uvicorn calls it for any bytes; a request that begins ends the idle time
+
+    def _check_idle(self) -> None:
+        self._idle_timer = None
+        if self._idle_since_s is None:
+            return
+        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if left_s <= 0 and self.has_unread_bytes():
+            left_s = LOOK_AGAIN_S
+        if left_s > 0:
+            self._idle_timer = self.loop.call_later(left_s, self._check_idle)
+        else:
+            self._close()
+
+
+def _unsent_bytes(transport: Any) -> int:
+    """What the client has not taken yet, in our buffer and in the kernel's, which is refilled in large steps."""
+    # Where the kernel does not say, our own buffer tells nearly as much.
+    return int(transport.get_write_buffer_size()) + _bytes_in_kernel(transport, termios.TIOCOUTQ)
+
+
+def _bytes_in_kernel(transport: Any, question: int) -> int:
+    """What the kernel says of a connection; 0 where it says nothing, or there is no socket, or no more."""
+    answer, socket = array.array("i", [0]), transport.get_extra_info("socket")
+    if socket is not None:
+        with suppress(OSError):
+            fcntl.ioctl(socket.fileno(), question, answer)
+    return answer[0]
+
+
+def guarded_protocol(limits: ConnectionLimits, on_too_many: Callable[[], None] = lambda: None) -> type[GuardedProtocol]:
+    """The protocol class for these limits; uvicorn takes a class, not an object.
+
+    `on_too_many` is called for each connection above the limit.
+    """
+    return type("GuardedProtocol", (GuardedProtocol,), {"limits": limits, "on_too_many": staticmethod(on_too_many)})

@@ -1,0 +1,280 @@
+"""The routes that do not infer: health, metadata, configuration, statistics, metrics, pages.
+
+Plain FastAPI: they are called rarely, and FastAPI documents them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+
+from convoy.app.calls.call import find_served
+from convoy.app.calls.options import EdgeOptions
+from convoy.app.core import Core
+from convoy.app.http.error_docs import ERRORS
+from convoy.app.http.page import page_reply
+from convoy.app.http.replies import as_response, json_response
+from convoy.app.lifecycle.catalog import WHOLE_MODEL, Listing, ModelState, Served
+from convoy.app.pictures.answering import why_no_predictions
+from convoy.app.protocol import documents
+from convoy.app.protocol.documents import model_config
+from convoy.app.telemetry.statistics import ObservedEngine, shapes_of
+from convoy.app.version import VERSION
+from convoy.models.errors import Unsupported
+from convoy.models.plans import PlanBuild
+
+_WHY = {
+    "/v2/trace/setting": "the server does not support tracing; /stats and the Server-Timing header tell the stages",
+    "/v2/models/{model}/trace/setting": "the server does not support tracing; see /stats and Server-Timing",
+    "/v2/models/{model}/versions/{version}/trace/setting": (
+        "the server does not support tracing; see /stats and Server-Timing"
+    ),
+    "/v2/logging": "the server does not support dynamic logging; start it with --log-level or --access-log",
+}
+
+
+def not_offered_routes() -> APIRouter:
+    router = APIRouter(tags=["not offered"], responses=ERRORS)
+    for path, why in _WHY.items():
+        router.add_api_route(path, _refusal(why), methods=["GET"], summary="Not offered")
+        router.add_api_route(path, _refusal(why), methods=["POST"], summary="Not offered")
+    return router
+
+
+def _refusal(why: str) -> Callable[[], Awaitable[Response]]:
+    async def refuse() -> Response:
+        raise Unsupported(why)
+
+    return refuse
+
+
+_Json = dict[str, Any]
+
+
+_ON_THE_WAY = (ModelState.LOADING, ModelState.UNLOADING)
+_HISTORY = "Names of models whose last five minutes are told, too"
+
+
+def control_routes(core: Core, options: EdgeOptions) -> APIRouter:
+    """Every route that does not infer."""
+    router = APIRouter()
+    _add_health(router, core)
+    _add_statistics(
+        router, core, options
+    )  # before the metadata, whose `/v2/models/{model}` would take `stats` for a name
+    _add_metadata(router, core, options.server_name)
+
+    @router.get("/", tags=["pages"], summary="A page for people", response_class=HTMLResponse)
+    async def own_page() -> Response:
+        return as_response(page_reply())
+
+    return router
+
+
+def _add_health(router: APIRouter, core: Core) -> None:
+    def verdict(document: _Json, problem: str | None) -> Response:
+        if problem is None:
+            return json_response(document)
+        return json_response({"error": problem}, status=503, headers={"Retry-After": "1"})
+
+    @router.get("/v2/health/live", tags=["health"], summary="Whether the process runs", responses=ERRORS)
+    async def live() -> Response:
+        return json_response({"live": True})
+
+    @router.get("/v2/health/ready", tags=["health"], summary="Whether requests are answered", responses=ERRORS)
+    async def ready() -> Response:
+        return verdict({"ready": True}, None if core.ready else core.not_ready_reason())
+
+    @router.get("/ping", tags=["health"], summary="Ready, in TorchServe's words", responses=ERRORS)
+    async def ping() -> Response:
+        return verdict({"status": "Healthy"}, None if core.ready else core.not_ready_reason())
+
+    @router.get("/v2/models/{model}/ready", tags=["health"], summary="Whether a model is ready", responses=ERRORS)
+    @router.get("/v2/models/{model}/versions/{version}/ready", tags=["health"], responses=ERRORS)
+    async def model_ready(model: str, version: str | None = None) -> Response:
+        served = find_served(core.catalog, model, version)
+        is_ready = served.ready and not core.leaving
+        return verdict({"name": model, "ready": True}, None if is_ready else "Model version not ready")
+
+
+def _add_metadata(router: APIRouter, core: Core, server_name: str) -> None:
+    @router.get("/v2", tags=["metadata"], summary="The server and its extensions", responses=ERRORS)
+    @router.get("/v2/", include_in_schema=False)
+    async def server() -> Response:
+        return json_response(documents.server_metadata(core, server_name))
+
+    @router.get("/v2/models/{model}", tags=["metadata"], summary="A model's tensors", responses=ERRORS)
+    @router.get("/v2/models/{model}/versions/{version}", tags=["metadata"], responses=ERRORS)
+    async def metadata(model: str, version: str | None = None) -> Response:
+        return json_response(documents.model_metadata(core, model, version))
+
+    @router.get("/v2/models/{model}/config", tags=["metadata"], summary="Triton's ModelConfig", responses=ERRORS)
+    @router.get("/v2/models/{model}/versions/{version}/config", tags=["metadata"], responses=ERRORS)
+    async def config(model: str, version: str | None = None) -> Response:
+        return json_response(model_config(find_served(core.catalog, model, version), core.control.policy_of(model)))
+
+
+def _add_statistics(router: APIRouter, core: Core, options: EdgeOptions) -> None:
+    @router.get("/v2/models/stats", tags=["statistics"], summary="Counters of every model", responses=ERRORS)
+    async def all_statistics() -> Response:
+        return json_response(documents.model_statistics(core, None, None))
+
+    @router.get("/v2/models/{model}/stats", tags=["statistics"], summary="A model's counters", responses=ERRORS)
+    @router.get("/v2/models/{model}/versions/{version}/stats", tags=["statistics"], responses=ERRORS)
+    async def model_statistics(model: str, version: str | None = None) -> Response:
+        return json_response(documents.model_statistics(core, model, version))
+
+    @router.get("/metrics", tags=["statistics"], summary="Prometheus metrics", response_class=PlainTextResponse)
+    async def metrics(request: Request) -> Response:
+        text, content_type = core.metrics.render_for(request.headers.get("accept", ""))
+        return Response(text, media_type=content_type)
+
+    @router.get("/stats", tags=["statistics"], summary="The last minute, for people", responses=ERRORS)
+    async def stats(history: Annotated[tuple[str, ...], Query(description=_HISTORY)] = ()) -> Response:
+        return json_response(
+            {
+                "version": VERSION,
+                "ready": core.ready,
+                "model_control": core.control.mode,
+                "changes": _changes(core, options),
+                "uptime_s": round(time.monotonic() - core.started_s, 1),
+                "inflight_bytes": core.slab.used_bytes,
+                "open_calls": core.open_calls,
+                "waiting_to_decode": core.waiting_to_decode(),
+                "unfinished_requests": core.scheduler.unfinished,
+                "refused_per_s": _rounded(core.metrics.refusals().per_second()),
+                "calls_for_no_model_per_s": _rounded(core.metrics.strangers().per_second()),
+                "devices": _devices(core),
+                "models": [
+                    _last_minute(core, served) | (_five_minutes(served) if served.key.model in history else {})
+                    for served in core.catalog.served()
+                ],
+                "gpus": [dataclasses.asdict(reading) for reading in core.gpus.readings],
+                "on_the_way": [_listed(one) for one in core.catalog.index() if one.state in _ON_THE_WAY],
+                "refused": [_listed(one) for one in core.catalog.refused()],
+            }
+        )
+
+    @router.get("/store", tags=["statistics"], summary="What the store holds, served or not", responses=ERRORS)
+    async def store() -> Response:
+        found = await core.control.versions_in_store()
+        models = [{"name": name, "versions": [str(one) for one in versions]} for name, versions in found.items()]
+        return json_response({"models": models})
+
+
+def _changes(core: Core, options: EdgeOptions) -> str:
+    """Whether loading and unloading is for anybody here, for who has the admin token, or for nobody."""
+    if core.control.mode != "explicit":
+        return "not_allowed"
+    if options.admin_token is not None:
+        return "with_token"
+    return "without_token" if options.is_loopback else "not_allowed"
+
+
+def _last_minute(core: Core, served: Served) -> _Json:
+    last_minute = served.statistics.last_minute
+    requests_per_s, samples_per_s = last_minute.per_second()
+    first, *_ = engines = [_engine(engine) for engine in served.loaded.engines]
+    return {
+        "name": served.key.model,
+        "version": str(served.key.version),
+        "ready": served.ready,
+        "task": served.spec.task,
+        "takes_images": why_no_predictions(served.spec) is None,
+        "published_although": list(served.loaded.objections),
+        **first,
+        "engines": engines,
+        "shapes": _shapes(served.loaded.engines),
+        "plan_build": _plan_build(served.plan_build),
+        "why_not_others": list(served.loaded.skipped),
+        "max_batch_size": served.spec.max_batch_size,
+        "open_calls": served.users,
+        "waiting_samples": core.scheduler.waiting_samples(served.key),
+        "calls_per_s": _rounded(served.statistics.calls.per_second()),
+        "refused_per_s": _rounded(served.statistics.refusals.per_second()),
+        "requests_per_s": round(requests_per_s, 2),
+        "samples_per_s": round(samples_per_s, 2),
+        "stages": {stage: dataclasses.asdict(one) for stage, one in last_minute.stages().items()},
+        "mean_ms": last_minute.means_ms(),
+        "batch_sizes": {str(size): times for size, times in last_minute.batch_sizes().items()},
+    }
+
+
+def _five_minutes(served: Served) -> _Json:
+    """Lists with a figure for each period that has ended, the latest last; shorter ones of a younger version."""
+    statistics = served.statistics
+    span = statistics.last_minute.span()
+    periods = statistics.last_minute.history(span)
+    runs = [{} if one is None else one.batches for one in periods]
+    batch_sizes = sum((Counter(batches) for batches in runs), Counter[int]())
+    return {
+        "history": {
+            "period_s": span.period_s,
+            "until_s_ago": round(span.until_s_ago, 3),
+            "calls_per_s": _rounded_lists(statistics.calls.history(span)),
+            "refused_per_s": _rounded_lists(statistics.refusals.history(span)),
+            "total": {
+                name: [None if one is None else getattr(one.total, name) for one in periods]
+                for name in ("p50_ms", "p95_ms", "p99_ms")
+            },
+            "mean_batch": [_mean_batch(batches) for batches in runs],
+            "largest_batch": [max(batches, default=None) for batches in runs],
+            "batch_sizes": {str(size): batch_sizes[size] for size in sorted(batch_sizes)},
+        }
+    }
+
+
+def _mean_batch(batches: dict[int, int]) -> float | None:
+    samples = sum(size * times for size, times in batches.items())
+    return round(samples / sum(batches.values()), 2) if batches else None
+
+
+def _rounded_lists(rates: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [round(rate, 2) for rate in found] for name, found in rates.items()}
+
+
+def _devices(core: Core) -> list[_Json]:
+    """Compute seconds a second; above 1 where batches run beside each other."""
+    used = core.metrics.computed_ns().per_second()
+    loaded = {engine.info.device for served in core.catalog.served() for engine in served.loaded.engines}
+    return [{"device": one, "utilisation": round(used.get(one, 0.0) / 1e9, 4)} for one in sorted({*loaded, *used})]
+
+
+def _rounded(rates: dict[str, float]) -> dict[str, float]:
+    return {name: round(rate, 2) for name, rate in rates.items()}
+
+
+def _engine(engine: ObservedEngine) -> _Json:
+    info = engine.info
+    return {
+        "engine": info.engine,
+        "precision": info.precision,
+        "device": info.device_fingerprint,
+        "device_id": info.device,
+        "why": engine.reason,
+    }
+
+
+def _shapes(engines: Iterable[ObservedEngine]) -> _Json | None:
+    """What is held for free sizes; null where they are fixed."""
+    held = shapes_of(engines)
+    return None if held is None else dataclasses.asdict(held)
+
+
+def _plan_build(build: PlanBuild | None) -> _Json | None:
+    """How far the plan is that will serve better; null where none is being built, or ever was."""
+    if build is None:
+        return None
+    return dataclasses.asdict(build) | {"plan": None if build.plan is None else build.plan.name}
+
+
+def _listed(one: Listing) -> _Json:
+    """`version` is null where it is the model's folder that cannot be read."""
+    version = None if one.version == WHOLE_MODEL else one.version
+    return dataclasses.asdict(one) | {"version": version, "state": one.state.value}

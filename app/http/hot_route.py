@@ -1,0 +1,144 @@
+"""The routes that infer, as raw ASGI callables: find the model, read the body, answer, count how it ended."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import partial
+from typing import ClassVar, NamedTuple
+from urllib.parse import parse_qsl
+
+from starlette.types import Receive, Scope, Send
+
+from convoy.app.calls.call import CALL_IN_SCOPE, Call
+from convoy.app.calls.options import EdgeOptions
+from convoy.app.core import Core
+from convoy.app.http.body import Body, BodyReader, UploadRoom, declared_length
+from convoy.app.http.compression import compress, inflate, reply_encoding, request_encoding
+from convoy.app.http.replies import Reply, error_reply, send_reply
+from convoy.app.lifecycle.catalog import Served
+from convoy.app.pictures.decoder import Decoder
+from convoy.app.pictures.predictor import check_timeout_ms
+from convoy.app.telemetry.outcomes import FAILED, ClientGone, ending_of
+from convoy.models.errors import RequestError
+
+_log = logging.getLogger("convoy")
+_TRACE_HEADERS = (b"traceparent", b"tracestate")
+
+
+class HttpHead(NamedTuple):
+    """What a request says before its body."""
+
+    headers: dict[bytes, bytes]
+    query: Mapping[str, str]
+
+
+def parsed_query(raw: bytes) -> Mapping[str, str]:
+    """What a target says behind its `?`: of each name the last value."""
+    return dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True))
+
+
+class HotRoute(ABC):
+    """Subclasses turn a body into a reply; everything around that is here."""
+
+    protocol: ClassVar[str]
+
+    def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder, room: UploadRoom) -> None:
+        self.core, self.options, self.decoder, self._room = core, options, decoder, room
+        self.paths: tuple[str, ...] = ()  # where it is mounted: without a version, and with one
+
+    @abstractmethod
+    async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
+        """The reply to a body that has been read. Raises RequestError or ClientGone."""
+
+    def admit(self, served: Served) -> None:  # noqa: B027 - most routes take every model
+        """Refuse a model that this route cannot serve, before the body is read. Raises RequestError."""
+
+    def trace(self, call: Call, path: str, head: HttpHead, names: Mapping[str, str]) -> None:
+        """Give the call a span, if it is sampled. Where that fails it has none, and is answered all the same."""
+        try:
+            tracing, headers = self.core.tracing, head.headers
+            if tracing is None:
+                return
+            parent = {name.decode(): headers[name].decode("latin-1") for name in _TRACE_HEADERS if name in headers}
+            route = self.paths[min(len(names), len(self.paths)) - 1]
+            attributes = {"http.request.method": "POST", "http.route": route, "url.path": path, "url.scheme": "http"}
+            call.span = tracing.begin("http", f"POST {route}", attributes, parent, call.arrival_ns)
+        except Exception:
+            _log.exception("a request has no span")
+
+    def begin(self, call: Call, head: HttpHead, names: Mapping[str, str]) -> BodyReader:
+        """Let the call in. Raises RequestError."""
+        call.begin()
+        served = call.find(names["model"], names.get("version"))
+        self.admit(served)
+        call.limit(self._timeout_ms(head, served))
+        request_encoding(head.headers)  # refused before anybody reads it
+        return BodyReader(call, declared_length(head.headers, self.options.body), self.options.body, self._room)
+
+    async def reply(self, call: Call, head: HttpHead, body: Body) -> Reply:
+        """The whole answer to a body that has been read. Raises RequestError or ClientGone."""
+        encoding = request_encoding(head.headers)
+        if encoding is not None:
+            body = await inflate(body, encoding, call, self.decoder, self.options.body)
+        assert call.served is not None, "begin() has found it; this is a bug"
+        reply = await self.answer(call, head, call.served, body)
+        wanted = reply_encoding(head.headers, reply)
+        return reply if wanted is None else await self.decoder.run_owed(compress, reply, wanted)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, from its head to its last byte."""
+        call = Call(self.core, self.protocol)
+        head = HttpHead(dict(scope["headers"]), parsed_query(scope["query_string"]))
+        ending = FAILED
+        self.trace(call, scope["path"], head, scope["path_params"])
+        scope[CALL_IN_SCOPE] = call
+        try:
+            body = await self.begin(call, head, scope["path_params"]).read(receive)
+            call.until_client_leaves = partial(_until_client_leaves, receive)
+            reply = await self.reply(call, head, body)
+            call.settle()
+            ending = reply.ending
+            await send_reply(send, reply, call.discard_pages)
+        except BaseException as raised:
+            ending = ending_of(raised)
+            error = _error_reply(call, raised)
+            call.settle()
+            if error is not None:
+                ending = error.ending
+                await send_reply(send, error)
+        finally:
+            call.end(ending)
+
+    def _timeout_ms(self, head: HttpHead, served: Served) -> float | None:
+        """The client's time from the query, else the default; None: no limit. Raises InvalidRequest."""
+        asked = head.query.get("timeout_ms")
+        if asked is None:
+            return self.options.timeout_ms(served.key.model)
+        try:
+            timeout_ms = float(asked)
+        except ValueError:
+            timeout_ms = -1.0
+        return check_timeout_ms(timeout_ms, asked)
+
+
+def _error_reply(call: Call, raised: BaseException) -> Reply | None:
+    """The answer to a call that has ended so; None where nobody is there to read it.
+
+    Raises what it is given where that is a bug, or the end of the process: the gate answers then.
+    """
+    cause = call.cause_of(raised)
+    try:
+        if isinstance(cause, RequestError):
+            return error_reply(cause)
+        if isinstance(cause, ClientGone):
+            return None
+        raise raised
+    finally:
+        del cause  # it would hold this frame, and this frame it
+
+
+async def _until_client_leaves(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

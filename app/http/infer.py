@@ -1,0 +1,158 @@
+"""`POST /v2/models/{model}[/versions/{version}]/infer`: tensors in, tensors out."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from convoy.app.calls.call import Call
+from convoy.app.calls.timing import StagesNs, server_timing
+from convoy.app.http.body import Body
+from convoy.app.http.hot_route import HotRoute, HttpHead
+from convoy.app.http.infer_request import parse_infer
+from convoy.app.http.json_documents import (
+    INLINE_JSON_BYTES,
+    WEIGHED_INLINE_BYTES,
+    Weight,
+    check_weight,
+    needed_bytes,
+    weigh,
+)
+from convoy.app.http.replies import Reply
+from convoy.app.lifecycle.catalog import Served
+from convoy.app.pictures.decoder import Decoded, DecodeWork
+from convoy.app.protocol.inference import InferRequest, answers_of, is_heavy, is_heavy_answer, request_for
+from convoy.app.scheduling.request import Done
+from convoy.models.errors import BodyTooLarge, InvalidRequest
+from convoy.models.tensors import unpack
+
+
+class InferResponse(NamedTuple):
+    """A response body in pieces; `header_length` is that of the JSON when binary tensors follow it."""
+
+    pieces: tuple[bytes | memoryview, ...]
+    header_length: int | None
+
+    @property
+    def content_type(self) -> str:
+        return "application/json" if self.header_length is None else "application/octet-stream"
+
+
+def render_infer(request: InferRequest, served: Served, done: Done) -> InferResponse:
+    """Encode the answers in the order in which they were asked for.
+
+    The pieces are views of the slab: they must be sent before the call ends. Raises InvalidRequest for
+    an answer that does not fit the form in which it was asked for.
+    """
+    outputs: list[dict[str, Any]] = []
+    binary: list[memoryview] = []
+    is_strict_json = True
+    for answer in answers_of(request, served, done):
+        spec = answer.spec
+        document: dict[str, Any] = {"name": spec.name, "datatype": spec.dtype, "shape": list(answer.shape)}
+        if answer.elsewhere:
+            pass  # the client has it
+        elif answer.binary:
+            document["parameters"] = {"binary_data_size": answer.data.nbytes}
+            binary.append(answer.data)
+        elif spec.is_strings:
+            document["data"] = _texts(spec.name, answer.data)
+        else:
+            values = np.frombuffer(answer.data, spec.numpy_dtype)
+            is_strict_json &= values.dtype.kind != "f" or bool(np.isfinite(values).all())
+            document["data"] = values
+        outputs.append(document)
+    envelope: dict[str, Any] = {"id": request.id} if request.id is not None else {}
+    envelope |= {"model_name": served.key.model, "model_version": str(served.key.version), "outputs": outputs}
+    header = _dump(envelope, is_strict_json)
+    return InferResponse((header, *binary), len(header) if binary else None)
+
+
+def _texts(name: str, data: memoryview) -> list[str]:
+    try:
+        return [element.decode() for element in unpack(data)]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"output '{name}' holds bytes that are not UTF-8, which JSON cannot carry; ask for it as binary data"
+        ) from error
+
+
+def _dump(document: dict[str, Any], is_strict_json: bool) -> bytes:
+    if is_strict_json:
+        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    # NaN and Infinity are the protocol's own extension of JSON; orjson would write null.
+    return json.dumps(document, default=lambda values: values.tolist(), separators=(",", ":")).encode()
+
+
+HEADER_LENGTH = b"inference-header-content-length"
+
+
+class InferRoute(HotRoute):
+    """The Open Inference Protocol with the binary tensor extension."""
+
+    protocol = "v2"
+
+    async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
+        started_ns = time.monotonic_ns()
+        meaning, wait_ns = await self._parse(call, body, _header_length(head), served)
+        request = request_for(meaning, served, call)
+        call.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
+        done = await call.run(request)
+        if is_heavy_answer(meaning, done):
+            response = await self.decoder.run_owed(render_infer, meaning, served, done)
+        else:
+            response = render_infer(meaning, served, done)
+        return _reply(call, done, response)
+
+    async def _parse(self, call: Call, body: Body, header_length: int | None, served: Served) -> Decoded[InferRequest]:
+        memory, slots = self.core.shared_memory, (body.slot,)
+        text = body.view[:header_length]
+        weighed_ns = needs_bytes = 0
+        if text.nbytes > INLINE_JSON_BYTES:
+            if text.nbytes <= WEIGHED_INLINE_BYTES:
+                weight = weigh(text)
+            else:
+                work = DecodeWork("weigh", text.nbytes, slots)
+                weight, weighed_ns = await self.decoder.run(call, work, weigh, text)
+            check_weight(weight, served)
+            needs_bytes = self._room_for(call, weight, served)
+        elif not is_heavy(body.nbytes, served):
+            return Decoded(parse_infer(body, header_length, served, memory), 0)
+        work = DecodeWork("tensors", body.nbytes, slots, needs_bytes=needs_bytes)
+        meaning, wait_ns = await self.decoder.run(call, work, parse_infer, body, header_length, served, memory)
+        return Decoded(meaning, weighed_ns + wait_ns)
+
+    def _room_for(self, call: Call, weight: Weight, served: Served) -> int:
+        """The memory that it takes to read such JSON. Raises BodyTooLarge where there can never be so much."""
+        needs_bytes = needed_bytes(weight, served)
+        if not call.may_ever_hold(needs_bytes):
+            raise BodyTooLarge(
+                f"to read {weight.values} values in {weight.nbytes} bytes of JSON takes {needs_bytes} beside it, and "
+                f"there are {call.core.slab.capacity_bytes} for all requests; send binary tensor data, or raise "
+                "--max-inflight-mb"
+            )
+        return needs_bytes
+
+
+def _reply(call: Call, done: Done, response: InferResponse) -> Reply:
+    total_ns = time.monotonic_ns() - call.arrival_ns
+    timing = server_timing(StagesNs.of(done, call.decode_wait_ns, call.decode_ns, total_ns))
+    if response.header_length is None:
+        return Reply(200, response.pieces, response.content_type, (timing,))
+    length = (HEADER_LENGTH, b"%d" % response.header_length)
+    return Reply(200, response.pieces, response.content_type, (timing, length))
+
+
+def _header_length(head: HttpHead) -> int | None:
+    raw = head.headers.get(HEADER_LENGTH)
+    if raw is None:
+        return None
+    if not raw.isdigit() or len(raw) > 12:
+        raise InvalidRequest(
+            f"Inference-Header-Content-Length must be a whole number, got {raw[:40].decode('latin-1')!r}"
+        )
+    return int(raw)

@@ -1,0 +1,311 @@
+"""The Open Inference Protocol's infer request over HTTP: JSON, binary tensors, or both.
+
+Binary tensors stay where the body was read to and are only pointed at; JSON tensors become arrays first
+and are written into a slot afterwards, because a large body is parsed in a thread and the slab belongs to
+the event loop. What the request means is settled in `inference`. The beginnings of the error sentences are
+Triton's, because clients match them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from convoy.app.calls.shared_memory import SharedMemory
+from convoy.app.http.body import Body
+from convoy.app.http.json_documents import TooManyObjects, loads
+from convoy.app.lifecycle.catalog import Served
+from convoy.app.protocol.inference import InferRequest, understand, wrong_request
+from convoy.app.protocol.shared_tensors import REGION, SharedInput, shared_place
+from convoy.app.protocol.tensors import (
+    BINARY_ONLY,
+    OutputIn,
+    RawRequest,
+    Source,
+    Target,
+    TensorIn,
+    brief,
+    in_range,
+    shown,
+)
+from convoy.app.scheduling.request import Shape, TensorRef
+from convoy.models.errors import InvalidRequest
+from convoy.models.spec import TensorSpec
+
+
+class BinaryTail:
+    """What lies behind the JSON: the binary tensors, one after another. `end` is where the next one begins."""
+
+    def __init__(self, body: Body, start: int) -> None:
+        self._body = body
+        self.end = start
+
+    def next(self, size: int) -> Source:
+        begin, self.end = self.end, self.end + size
+        return _Binary(self._body, begin, size)
+
+
+def raw_request(body: Body, served: Served, memory: SharedMemory) -> RawRequest:
+    """A body that is nothing but the only input of one sample; all outputs are wanted, binary.
+
+    Raises InvalidRequest for a model whose input such a body does not settle.
+    """
+    spec, model = served.spec, served.key.model
+    if len(spec.inputs) != 1:
+        raise InvalidRequest(
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(spec.inputs)} inputs in "
+            f"'{model}' model configuration; send Inference-Header-Content-Length and the inputs' JSON"
+        )
+    (only,) = spec.inputs
+    batch = (1,) if spec.max_batch_size else ()
+    source = _OneString(body) if only.is_strings else _Binary(body, 0, body.nbytes)
+    tensor = TensorIn(only.name, only.dtype, (*batch, *_deduced(only, body.nbytes)), source)
+    return RawRequest(None, {}, [tensor], [], memory, binary_by_default=True)
+
+
+def _deduced(spec: TensorSpec, nbytes: int) -> Shape:
+    """The shape of one sample of so many bytes."""
+    if spec.is_strings:
+        if any(size not in (1, -1) for size in spec.shape):
+            raise InvalidRequest(f"For BYTES datatype raw input '{spec.name}', the model must have input shape [1]")
+        return (1,) * len(spec.shape)
+    if sum(size < 0 for size in spec.shape) > 1:
+        raise InvalidRequest(
+            f"The shape of the raw input '{spec.name}' can not be deduced because there are more than one "
+            "variable-sized dimension"
+        )
+    unit_bytes = math.prod(size for size in spec.shape if size >= 0) * spec.numpy_dtype.itemsize
+    free = nbytes // unit_bytes if unit_bytes else 0
+    return tuple(free if size < 0 else size for size in spec.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Binary:
+    """A binary tensor; it may be cut off."""
+
+    body: Body
+    begin: int
+    size: int
+
+    def read(self, target: Target) -> TensorRef:
+        if not target.spec.is_strings:
+            target.check_size(self.size)
+        missing = self.begin + self.size - self.body.nbytes
+        if missing > 0:
+            raise target.wrong(
+                f"unexpected size for input '{target.spec.name}', "
+                f"expecting {missing} additional bytes for model {target.model}"
+            )
+        if target.spec.is_strings:
+            target.check_bytes(self.body.view[self.begin : self.begin + self.size])
+        return TensorRef(self.body.slot.ref, self.begin, self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class _OneString:
+    """A whole body that is one element, without its length."""
+
+    body: Body
+
+    def read(self, target: Target) -> np.ndarray:
+        return target.packed([bytes(self.body.view)])
+
+
+_Json = dict[str, Any]
+# numpy's kinds of values that JSON may bring for a tensor of each kind.
+_ACCEPTED_KINDS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
+
+
+def parse_infer(body: Body, header_length: int | None, served: Served, memory: SharedMemory) -> InferRequest:
+    """Decode a body whose first `header_length` bytes are JSON: all of it when None, nothing when 0.
+
+    Touches nothing but the body's bytes, so any thread may call it. Raises InvalidRequest, or NotFound or
+    Unsupported for shared memory.
+    """
+    if header_length == 0:
+        return understand(raw_request(body, served, memory), served)
+    if header_length is not None and not 0 < header_length <= body.nbytes:
+        raise InvalidRequest(
+            f"inference header size should be in range (1, {body.nbytes}), got: {header_length}; "
+            "Inference-Header-Content-Length is the length of the JSON part"
+        )
+    document = _parse_json(body.view[:header_length])
+    tail = BinaryTail(body, body.nbytes if header_length is None else header_length)
+    asked = _asked(document, tail, memory)
+    request = understand(asked, served)
+    extra = body.nbytes - tail.end
+    if extra:
+        raise wrong_request(
+            asked.id, f"unexpected additional input data for model '{served.key.model}': {extra} bytes too many"
+        )
+    return request
+
+
+def _asked(document: _Json, tail: BinaryTail, memory: SharedMemory) -> RawRequest:
+    request_id = _request_id(document)
+    parameters = _parameters(document, "the request")
+    binary_by_default = parameters.get("binary_data_output", False)
+    if not isinstance(binary_by_default, bool):
+        raise InvalidRequest("'binary_data_output' in 'parameters' must be true or false")
+    inputs = [_tensor(one, tail, memory) for one in _list_of_objects(document, "inputs", required=True)]
+    outputs = [_output(one) for one in _list_of_objects(document, "outputs", required=False)]
+    return RawRequest(request_id, parameters, inputs, outputs, memory, binary_by_default)
+
+
+def _tensor(document: _Json, tail: BinaryTail, memory: SharedMemory) -> TensorIn:
+    name = _required(document, "name", str, "an input's name, a string")
+    datatype = _required(document, "datatype", str, "the tensor's datatype, a string")
+    shape = _required(document, "shape", list, "a list of whole numbers")
+    return TensorIn(name, datatype, shape, _source(document, name, tail, memory))
+
+
+def _source(document: _Json, name: str, tail: BinaryTail, memory: SharedMemory) -> Source:
+    what = f"input '{name[:100]}'"
+    parameters = _parameters(document, what)
+    size = parameters.get("binary_data_size")
+    if ("data" in document) + (size is not None) + (REGION in parameters) != 1:
+        raise InvalidRequest(
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+            f"'{REGION}' in 'parameters'; see '{name[:100]}'"
+        )
+    if REGION in parameters:
+        return SharedInput(shared_place(parameters, what, memory))
+    if size is None:
+        return _JsonValues(document["data"])
+    if type(size) is not int or size < 0:
+        raise InvalidRequest(f"binary_data_size of input '{name[:100]}' must be a whole number >= 0, got {brief(size)}")
+    return tail.next(size)
+
+
+def _output(document: _Json) -> OutputIn:
+    name = _required(document, "name", str, "an output's name, a string")
+    return OutputIn(name, _parameters(document, f"output '{name[:100]}'"))
+
+
+@dataclass(frozen=True, slots=True)
+class _JsonValues:
+    """A tensor as JSON numbers, flat or nested; flat ones may be an array already."""
+
+    data: object
+
+    def read(self, target: Target) -> np.ndarray:
+        name = target.spec.name
+        if target.spec.dtype in BINARY_ONLY:
+            raise target.wrong(
+                f"receiving {target.spec.dtype} data via JSON is not supported. "
+                f"Please use the binary data format for input {name}"
+            )
+        if target.spec.is_strings:
+            return target.packed(self._strings(target))
+        values = self._values(target)
+        if values.size != target.values:
+            raise target.wrong(
+                f"input '{name}' has {values.size} values, its shape {shown(target.shape)} needs {target.values}"
+            )
+        return values
+
+    def _strings(self, target: Target) -> list[bytes]:
+        wrong = target.wrong(f"data of input '{target.spec.name}' must be a list of strings")
+        if not isinstance(self.data, list):
+            raise wrong
+        try:
+            elements = np.asarray(self.data, object).reshape(-1).tolist()
+            if not all(isinstance(element, str) for element in elements):
+                raise wrong
+            return [element.encode() for element in elements]
+        except (ValueError, RecursionError) as error:  # ragged, absurdly deep, or half a surrogate pair
+            raise wrong from error
+
+    def _values(self, target: Target) -> np.ndarray:
+        spec, dtype = target.spec, target.spec.numpy_dtype
+        if isinstance(self.data, np.ndarray):
+            return in_range(self.data, target)
+        if not isinstance(self.data, list):
+            raise target.wrong(f"data of input '{spec.name}' must be a list")
+        try:
+            values = np.asarray(self.data)
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise target.wrong(f"data of input '{spec.name}' must be numbers, flat or nested like its shape") from error
+        if values.size == 0:
+            return values.astype(dtype)
+        if dtype.name == "uint64" and values.dtype.kind == "f":
+            values = _exact_integers(self.data, values)
+        is_number = dtype.kind != "b"
+        if values.dtype.kind not in _ACCEPTED_KINDS[dtype.kind] or (is_number and _has_booleans(self.data)):
+            raise target.wrong(f"data of input '{spec.name}' must be {spec.dtype} values, got {brief(self.data)}")
+        return in_range(values, target)
+
+
+def _parse_json(view: memoryview) -> _Json:
+    try:
+        document = loads(view)
+    except orjson.JSONDecodeError:
+        document = _parse_with_nan(bytes(view))
+    except TooManyObjects as error:
+        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}; send binary tensor data") from error
+    if not isinstance(document, dict):
+        raise InvalidRequest("the request must be a JSON object with 'inputs'")
+    return document
+
+
+def _parse_with_nan(text: bytes) -> object:
+    """NaN and Infinity are legal in tensors but not in JSON; the standard library reads them."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise InvalidRequest("JSON nesting depth exceeds maximum allowed limit (100)") from error
+    except ValueError as error:
+        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from error
+
+
+def _list_of_objects(document: _Json, field: str, *, required: bool) -> list[_Json]:
+    value = document.get(field)
+    if value is None and not required:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise InvalidRequest(f"'{field}' must be a list of objects")
+    return value
+
+
+def _parameters(document: _Json, where: str) -> _Json:
+    value = document.get("parameters", {})
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"'parameters' of {where} must be an object")
+    return value
+
+
+def _required(document: _Json, field: str, kind: type, expected: str) -> Any:
+    value = document.get(field)
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"'{field}' must be {expected}, got {brief(value)}")
+    return value
+
+
+def _request_id(document: _Json) -> str | None:
+    """The client's own id, which goes back in the answer."""
+    if document.get("id") is None:
+        return None
+    own_id: str = _required(document, "id", str, "a string")
+    try:
+        own_id.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("'id' must be text that can be written as UTF-8, got half a surrogate pair") from error
+    return own_id
+
+
+def _has_booleans(data: list[Any]) -> bool:
+    """Whether there are any, which numpy reads as numbers where others are."""
+    kinds = set(map(type, data))
+    return bool in kinds or (list in kinds and any(_has_booleans(one) for one in data))
+
+
+def _exact_integers(data: list[Any], rounded: np.ndarray) -> np.ndarray:
+    """numpy reads integers on both sides of 2**63 as floats; here they are again, if integers is all there is."""
+    exact = np.asarray(data, dtype=object)
+    fits = all(type(value) is int and 0 <= value < 1 << 64 for value in exact.flat)
+    return exact.astype(np.uint64) if fits else rounded

@@ -1,0 +1,127 @@
+"""The routes of the shared memory extensions: system shared memory where it is allowed, CUDA's never."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import APIRouter, Request, Response
+
+from convoy.app.calls.access import Authenticator
+from convoy.app.calls.options import BodyLimits
+from convoy.app.core import Core
+from convoy.app.http.body import read_object
+from convoy.app.http.browsers import OwnPages
+from convoy.app.http.error_docs import ERRORS
+from convoy.app.http.replies import json_response
+from convoy.app.protocol import documents
+from convoy.app.protocol.repository import check_repository, load_model, unload_model
+from convoy.app.protocol.tensors import brief
+from convoy.models.errors import InvalidRequest, Unsupported
+
+_REPOSITORY = "/v2/repository"
+_LOAD_EXAMPLE = '{"parameters": {"config": "{\\"max_batch_size\\": 16}"}}'
+
+
+def repository_routes(core: Core, keys: Authenticator, own_pages: OwnPages, limits: BodyLimits) -> APIRouter:
+    router = APIRouter(tags=["repository"], responses=ERRORS)
+
+    def check_admin(request: Request) -> None:
+        core.control.check_explicit()
+        authorization = request.headers.get("authorization")
+        keys.check_admin(None if authorization is None else authorization.encode("latin-1"))
+        own_pages.check(request.headers)
+
+    @router.post(f"{_REPOSITORY}/index", summary="What is served and what not, and why")
+    async def index(request: Request) -> Response:
+        only_ready = (await read_object(request, '{"ready": true}', limits)).get("ready", False)
+        if not isinstance(only_ready, bool):
+            raise InvalidRequest("'ready' must be true or false")
+        return json_response(await documents.repository_index(core, only_ready=only_ready))
+
+    @router.post(f"{_REPOSITORY}/models/{{model}}/load", summary="Load a model, or load it again if it changed")
+    async def load(model: str, request: Request) -> Response:
+        check_admin(request)
+        await load_model(core, model, _parameters(await read_object(request, _LOAD_EXAMPLE, limits)))
+        return Response()
+
+    @router.post(f"{_REPOSITORY}/models/{{model}}/unload", summary="Unload every version of a model")
+    async def unload(model: str, request: Request) -> Response:
+        check_admin(request)
+        await unload_model(core, model, _parameters(await read_object(request, '{"parameters": {}}', limits)))
+        return Response()
+
+    @router.post(f"{_REPOSITORY}/{{repository}}/index", summary="Not offered")
+    @router.post(f"{_REPOSITORY}/{{repository}}/models/{{model}}/load", summary="Not offered")
+    @router.post(f"{_REPOSITORY}/{{repository}}/models/{{model}}/unload", summary="Not offered")
+    async def named(repository: str) -> Response:
+        check_repository(repository)
+        raise AssertionError("a name in a path is never empty")
+
+    return router
+
+
+def _parameters(document: Mapping[str, object]) -> Mapping[str, object]:
+    parameters = document.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InvalidRequest("'parameters' must be an object")
+    return parameters
+
+
+_EXAMPLE = '{"key": "/input", "offset": 0, "byte_size": 128}'
+_SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+
+
+def shared_memory_routes(core: Core, own_pages: OwnPages, limits: BodyLimits) -> APIRouter:
+    router = APIRouter(tags=["shared memory"], responses=ERRORS)
+    _add_system(router, core, own_pages, limits)
+    _add_cuda(router)
+    return router
+
+
+def _add_system(router: APIRouter, core: Core, own_pages: OwnPages, limits: BodyLimits) -> None:
+    @router.get(f"{_SYSTEM}/status", summary="All registered regions")
+    @router.get(f"{_SYSTEM}/region/{{name}}/status", summary="One registered region")
+    async def status(name: str | None = None) -> Response:
+        return json_response(documents.regions(core.shared_memory.status(name)))
+
+    @router.post(
+        f"{_SYSTEM}/region/{{name}}/register", summary="Register a shared memory object", response_class=Response
+    )
+    async def register(name: str, request: Request) -> Response:
+        core.shared_memory.check_allowed()
+        own_pages.check(request.headers)
+        body = await read_object(request, _EXAMPLE, limits)
+        key, offset, byte_size = body.get("key"), body.get("offset", 0), body.get("byte_size")
+        if not isinstance(key, str) or type(offset) is not int or type(byte_size) is not int:
+            raise InvalidRequest(f"the body must be like {_EXAMPLE}, got {brief(body)}")
+        core.shared_memory.register(name, key, offset, byte_size)
+        return Response()
+
+    @router.post(f"{_SYSTEM}/unregister", summary="Forget all regions", response_class=Response)
+    @router.post(f"{_SYSTEM}/region/{{name}}/unregister", summary="Forget a region", response_class=Response)
+    async def unregister(request: Request, name: str | None = None) -> Response:
+        own_pages.check(request.headers)
+        core.shared_memory.unregister(name)
+        return Response()
+
+
+def _add_cuda(router: APIRouter) -> None:
+    @router.get(f"{_CUDA}/status", summary="No region: CUDA shared memory is not offered")
+    async def status() -> Response:
+        return json_response([])
+
+    @router.get(f"{_CUDA}/region/{{name}}/status", summary="Not found: CUDA shared memory is not offered")
+    async def status_of_one(name: str) -> Response:
+        raise documents.no_cuda_region(name)
+
+    @router.post(f"{_CUDA}/region/{{name}}/register", summary="Not offered")
+    async def register(name: str) -> Response:
+        raise Unsupported(documents.CUDA_IS_NOT_OFFERED)
+
+    # Clients tidy up all regions before they begin; that there are none is no error.
+    @router.post(f"{_CUDA}/unregister", summary="Forget all regions, of which there are none", response_class=Response)
+    @router.post(
+        f"{_CUDA}/region/{{name}}/unregister", summary="Forget a region, which is not there", response_class=Response
+    )
+    async def unregister(name: str | None = None) -> Response:
+        return Response()

@@ -1,0 +1,330 @@
+"""A store behind a URL. What is in it is listed; a version comes here when it is to be loaded, and not before.
+
+So the version policy decides what is downloaded. A bundle is held to its manifest before its folder gets its name; of a
+bare model nothing but sizes can be checked, and that nobody changed it meanwhile. Names of objects are somebody else's
+words: none leads out of the folder that it is written to.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import tempfile
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+from convoy.app.lifecycle.remote_files import RemoteError, RemoteFiles, RemoteObject
+from convoy.app.lifecycle.version_cache import VersionCache, digest_in
+from convoy.models.bundle import MANIFEST, SIGNATURE, Manifest, open_bundle, read_manifest
+from convoy.models.errors import BundleError, NotFetched
+from convoy.models.files import MOST_TEXT_BYTES, is_file_name, read_small, stays_inside, sync
+from convoy.models.misplaced import Entries, misplaced_models, misplaced_versions
+from convoy.models.store import (
+    BARE_MODEL,
+    CONFIG,
+    StoredVersion,
+    StoreLayout,
+    check_name,
+    find_layout,
+    is_name,
+    is_version,
+    name_of_only,
+)
+
+_log = logging.getLogger("convoy")
+# An object's name may be what no file can have here, such as one below another file.
+_NO_PLACE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteVersion:
+    """One version as it was listed: its files, relative to the model's folder, and where it lies or will lie here."""
+
+    stored: StoredVersion
+    objects: tuple[RemoteObject, ...]
+
+    @property
+    def digest(self) -> str:
+        """Changes when the files do."""
+        return digest_in(self.stored)
+
+    @property
+    def inside(self) -> str:
+        """What comes before the names of the version's own files."""
+        return "" if self.stored.is_flat else f"{self.stored.version}/"
+
+
+class RemoteStore:
+    """Asked by several threads at once. `root` is its URL.
+
+    `model_name` is the one's that the store may be. Where it is many, a warning says that a name asked for is not used.
+    """
+
+    def __init__(self, url: str, model_name: str, cache_folder: Path, *, is_name_asked_for: bool = True) -> None:
+        """Asks nobody yet. Raises UsageError where the library for such URLs is not installed."""
+        self._files = RemoteFiles(url)
+        self.root = self._files.url
+        # Two stores may have models of the same name.
+        self._cache = VersionCache(cache_folder / hashlib.sha256(self.root.encode()).hexdigest()[:16])
+        self._model_name = model_name
+        self._is_name_asked_for = is_name_asked_for and bool(model_name)
+        self._layout: StoreLayout | None = None
+        self._was_reached = False
+        self._listed: dict[tuple[str, int], RemoteVersion] = {}
+        self._configs: dict[str, RemoteObject | None] = {}
+        self._read_configs: dict[str, tuple[RemoteObject, bytes]] = {}
+        self._pruned: set[str] = set()
+        self._misplaced: dict[str, list[str]] = {}  # by model, "" the store itself
+        self._lock = threading.Lock()
+
+    def names(self) -> list[str]:
+        """The names of all models, sorted. Until the store has been reached once, those that came here earlier.
+
+        Raises RemoteError, and UsageError where the store is one model and has been given no name.
+        """
+        try:
+            layout = self._found_layout()
+            if layout is StoreLayout.MODELS:
+                entries = self._files.entries()
+                found = [name for name, is_folder in entries.items() if is_folder and is_name(name)]
+                self._misplaced[""] = misplaced_models(self.root, entries)
+            else:
+                found = [name_of_only(self.root, self._model_name)]
+        except RemoteError as error:
+            return self._names_here(error)
+        self._was_reached = True
+        return sorted(found)
+
+    def misplaced(self, name: str = "") -> list[str]:
+        """A sentence for each thing that the last look saw in the store, or at a model, and that nothing serves."""
+        return self._misplaced.get(name, [])
+
+    def versions(self, name: str) -> list[StoredVersion]:
+        """All versions of a model, highest first; nothing of them has to be here. Raises as `look` does."""
+        return [one.stored for _, one in sorted(self.look(name).items(), reverse=True)]
+
+    def look(self, name: str) -> dict[int, RemoteVersion]:
+        """Every version of a model, as it is listed now. Raises RemoteError, and UsageError where the name is none."""
+        check_name(name)
+        try:
+            layout = self._found_layout()
+            found = self._list(name, layout)
+        except RemoteError:
+            if self._was_reached:
+                raise
+            return {version: RemoteVersion(stored, ()) for version, stored in self._cache.newest(name).items()}
+        with self._lock:
+            for gone in [place for place in self._listed if place[0] == name and place[1] not in found]:
+                del self._listed[gone]
+            self._listed |= {(name, version): one for version, one in found.items()}
+            if name not in self._pruned:
+                self._pruned.add(name)
+                self._cache.prune(name, {one.digest for one in found.values()})
+        return found
+
+    def config(self, name: str) -> bytes | None:
+        """A model's configuration, as the last look has listed it; None where there is none. Raises RemoteError.
+
+        Raises BundleError for what is too large to be one.
+        """
+        if name not in self._configs:
+            paths = [one.model_folder / CONFIG for one in self._cache.newest(name).values()]
+            return next((read_small(path) for path in paths if path.is_file()), None)
+        listed = self._configs[name]
+        if listed is None:
+            return None
+        if name not in self._read_configs or self._read_configs[name][0] != listed:
+            if listed.bytes > MOST_TEXT_BYTES:
+                raise BundleError(f"{self.root}/{self._prefix(name)}{CONFIG}: has {listed.bytes} bytes; replace it")
+            with tempfile.TemporaryDirectory(prefix="convoy-config-") as folder:
+                target = Path(folder) / CONFIG
+                self._files.download(f"{self._prefix(name)}{CONFIG}", target)
+                self._read_configs[name] = (listed, target.read_bytes())
+        return self._read_configs[name][1]
+
+    def version(self, name: str, number: int) -> StoredVersion:
+        """Where a version lies that was seen by the last look, or will when it is fetched."""
+        with self._lock:
+            listed = self._listed.get((check_name(name), number))
+        if listed is not None:
+            return listed.stored
+        here = self._cache.newest(name).get(number)
+        return here or self._cache.stored(name, number, "0" * 32, is_flat=False)
+
+    def fetch(self, stored: StoredVersion) -> None:
+        """See to it that a version is here, whole and sound. Blocks for as long as it takes.
+
+        Raises NotFetched where another try may help, BundleError where only other files do, JobError for this disk.
+        """
+        with self._lock:
+            listed = self._listed.get((stored.name, stored.version))
+        if listed is not None and listed.stored != stored:
+            listed = None
+        if _is_here(stored, listed):
+            return
+        self._cache.drop(stored)
+        if listed is None:
+            raise NotFetched(f"{self.root}: {stored.name} version {stored.version} is not there any more")
+        where = f"{self.root}/{self._prefix(stored.name)}"
+        try:
+            self._bring(listed, where)
+        except RemoteError as error:
+            raise NotFetched(str(error)) from error
+
+    def _bring(self, listed: RemoteVersion, where: str) -> None:
+        try:
+            self._cache.bring(listed.stored, partial(self._fill, listed, where))
+        except BundleError as error:
+            # On its way, or where it lies? Once more tells.
+            _log.warning("%s; it is fetched again", error)
+            self._cache.bring(listed.stored, partial(self._fill, listed, where))
+        nbytes = sum(one.bytes for one in listed.objects)
+        stored = listed.stored
+        how = "held to its manifest" if stored.is_bundle else "a bare model, of which only the sizes can be verified"
+        _log.info("fetched %s version %d, %d bytes, %s", stored.name, stored.version, nbytes, how)
+
+    def _fill(self, listed: RemoteVersion, where: str, folder: Path) -> None:
+        try:
+            if f"{listed.inside}{MANIFEST}" in {one.path for one in listed.objects}:
+                self._fill_with_bundle(listed, folder)
+            else:
+                self._fill_with_bare_model(listed, folder)
+        except BundleError as error:
+            raise BundleError(str(error).replace(f"{folder}/", where)) from error
+
+    def _fill_with_bundle(self, listed: RemoteVersion, folder: Path) -> None:
+        objects = {one.path: one for one in listed.objects}
+        inner = folder / listed.inside
+        self._download(listed.stored.name, objects[f"{listed.inside}{MANIFEST}"], folder)
+        for one in _named_by(read_manifest(inner), inner, listed, objects):
+            self._download(listed.stored.name, one, folder)
+        if (signature := objects.get(f"{listed.inside}{SIGNATURE}")) is not None:
+            self._download(listed.stored.name, signature, folder)
+        open_bundle(inner)
+
+    def _fill_with_bare_model(self, listed: RemoteVersion, folder: Path) -> None:
+        name = listed.stored.name
+        for one in listed.objects:
+            self._download(name, one, folder)
+        now = self._list(name, self._found_layout()).get(listed.stored.version)
+        if now is None or now.digest != listed.digest:
+            raise RemoteError(f"{self.root}: {name} version {listed.stored.version} changed while it was fetched")
+
+    def _download(self, name: str, one: RemoteObject, folder: Path) -> None:
+        if not stays_inside(one.path):
+            raise BundleError(f"{folder}/{one.path!r} leads out of its model's folder; do not use it")
+        target = folder / one.path
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.touch()  # what is wrong with this disk shows here, and not among the remote's errors
+        except OSError as error:
+            if error.errno not in _NO_PLACE:
+                raise
+            raise BundleError(f"{folder}/{one.path}: cannot be kept as a file ({error.strerror}); rename it") from error
+        self._files.download(f"{self._prefix(name)}{one.path}", target)
+        if (size := target.stat().st_size) != one.bytes:
+            raise RemoteError(f"{self.root}: {one.path} came with {size} bytes of {one.bytes}")
+        sync(target)
+
+    def _found_layout(self) -> StoreLayout:
+        """Found out once, as for a store on this machine. Raises RemoteError."""
+        if self._layout is None:
+            entries = cache(self._files.entries)
+
+            def exists(path: str) -> bool:
+                folder, _, name = path.rpartition("/")
+                return name in entries(folder)
+
+            self._layout = find_layout(
+                lambda path: [one for one, is_folder in entries(path).items() if is_folder], exists
+            )
+            if self._layout is StoreLayout.MODELS and self._is_name_asked_for:
+                _log.warning("%s is a folder of models, which have names; --model-name is not used", self.root)
+        return self._layout
+
+    def _prefix(self, name: str) -> str:
+        """What comes before a model's files."""
+        return f"{name}/" if self._layout is StoreLayout.MODELS else ""
+
+    def _list(self, name: str, layout: StoreLayout) -> dict[int, RemoteVersion]:
+        if layout is not StoreLayout.MODELS and name != self._model_name:
+            return {}
+        objects = self._files.objects(self._prefix(name).rstrip("/"))
+        self._configs[name] = next((one for one in objects if one.path == CONFIG), None)
+        if layout is StoreLayout.ONE_VERSION:
+            return {1: self._version(name, 1, objects, is_flat=True)} if _holds_model(objects, "") else {}
+        entries = _entries(objects, "")
+        folder = f"{self.root}/{self._prefix(name)}".rstrip("/")
+        self._misplaced[name] = misplaced_versions(folder, entries, lambda path: _entries(objects, f"{path}/"))
+        numbers = [int(one) for one, is_folder in entries.items() if is_folder and is_version(one)]
+        beside = [one for one in objects if not is_version(one.path.partition("/")[0])]
+        found = {}
+        for number in numbers:
+            own = [one for one in objects if one.path.startswith(f"{number}/")]
+            is_bundle = any(one.path == f"{number}/{MANIFEST}" for one in own)
+            found[number] = self._version(name, number, own if is_bundle else [*own, *beside], is_flat=False)
+        return found
+
+    def _version(self, name: str, number: int, objects: Iterable[RemoteObject], *, is_flat: bool) -> RemoteVersion:
+        listed = tuple(sorted(objects))
+        digest = hashlib.sha256(repr([(one.path, one.bytes, one.tag) for one in listed]).encode()).hexdigest()[:32]
+        return RemoteVersion(self._cache.stored(name, number, digest, is_flat=is_flat), listed)
+
+    def _names_here(self, error: RemoteError) -> list[str]:
+        """Raises that error where nothing is here, or the store was reached before."""
+        here = [] if self._was_reached else self._cache.names()
+        if not here:
+            raise error
+        _log.error("%s; serving what was fetched earlier", error)
+        return here
+
+
+def _holds_model(objects: Iterable[RemoteObject], inside: str) -> bool:
+    return any(one.path in (f"{inside}{MANIFEST}", f"{inside}{BARE_MODEL}") for one in objects)
+
+
+def _entries(objects: Iterable[RemoteObject], inside: str) -> Entries:
+    """What lies directly in a folder, by the objects below it."""
+    found: dict[str, bool] = {}
+    for one in objects:
+        if one.path.startswith(inside):
+            first, slash, _ = one.path.removeprefix(inside).partition("/")
+            found[first] = found.get(first, False) or bool(slash)
+    return found
+
+
+def _named_by(
+    manifest: Manifest, folder: Path, listed: RemoteVersion, objects: dict[str, RemoteObject]
+) -> list[RemoteObject]:
+    """The files of a bundle; what cannot be right is known before it is downloaded. Raises BundleError."""
+    found = []
+    for name, record in manifest.files.items():
+        if not is_file_name(name):
+            raise BundleError(f"{folder}: the manifest names a file outside the bundle ({name!r}); do not use it")
+        one = objects.get(f"{listed.inside}{name}")
+        size = "no such file" if one is None else f"{one.bytes} bytes"
+        if one is None or one.bytes != record.bytes:
+            raise BundleError(
+                f"{folder}/{name}: there is {size}, the manifest says {record.bytes} bytes; upload it again"
+            )
+        found.append(one)
+    return found
+
+
+def _is_here(stored: StoredVersion, listed: RemoteVersion | None) -> bool:
+    """Whether a version came earlier and is still sound. One that is not is worth another download."""
+    if not stored.model_folder.is_dir():
+        return False
+    try:
+        if stored.is_bundle:
+            open_bundle(stored.folder)
+            return True
+        sizes = [(stored.model_folder / one.path, one.bytes) for one in (listed.objects if listed else ())]
+        return all(path.stat().st_size == nbytes for path, nbytes in sizes)
+    except (BundleError, OSError) as error:
+        _log.warning("%s; it is fetched again", error)
+        return False

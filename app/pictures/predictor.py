@@ -1,0 +1,238 @@
+"""One image to its answer: measured, decoded, queued, computed, read; the same wherever the image comes from.
+
+Knows calls and slots, and of a task only where its outputs are to be read. Knows no wire, no form and no file.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import Any, NamedTuple, SupportsFloat
+
+from convoy.app.calls.call import Call, Inputs, Terms
+from convoy.app.calls.timing import StagesNs
+from convoy.app.lifecycle.catalog import Served
+from convoy.app.pictures.answering import CLASSES, Wanted
+from convoy.app.pictures.decoder import Decoder, DecodeWork
+from convoy.app.scheduling.request import TensorRef
+from convoy.app.scheduling.slab import Slot
+from convoy.app.telemetry.outcomes import CANCELLED, ending_of
+from convoy.models.errors import DeadlineExceeded, ImageTooLarge, InvalidRequest, Overloaded, RequestError
+from convoy.models.geometry import Extent
+from convoy.models.headers import Header, read_header
+from convoy.models.images import decode_image_into, decoding_bytes, is_quickly_decoded, refuse_oversized, sniff
+from convoy.models.spec import ImageSpec
+
+
+class Picture(ABC):
+    """An image as somebody gives it. `kind` is the decoder's word for it, `slots` are those that its bytes lie in."""
+
+    kind: str
+    slots: tuple[Slot, ...]
+
+    @abstractmethod
+    def header(self) -> Header | None:
+        """What it says of its size; None for what is no image. Raises ImageError."""
+
+    @abstractmethod
+    def is_quick(self, image: ImageSpec) -> bool:
+        """Whether decoding it surely takes less than handing it to another thread would."""
+
+    @abstractmethod
+    def decode_into(self, image: ImageSpec, out: memoryview, max_pixels: int) -> Extent:
+        """Write the model's input. Any thread may call it. Returns the picture's upright width and height.
+
+        Raises ImageError.
+        """
+
+
+class EncodedPicture(Picture):
+    """The bytes of an image file."""
+
+    def __init__(self, encoded: memoryview, slots: tuple[Slot, ...] = ()) -> None:
+        self._encoded, self.slots = encoded, slots
+        self.kind = sniff(encoded) or ""
+
+    def header(self) -> Header | None:
+        return read_header(self.kind, self._encoded) if self.kind else None
+
+    def is_quick(self, image: ImageSpec) -> bool:
+        return is_quickly_decoded(self.kind, self._encoded, image)
+
+    def decode_into(self, image: ImageSpec, out: memoryview, max_pixels: int) -> Extent:
+        return decode_image_into(self._encoded, image, out, max_pixels)
+
+
+_DEFAULT_TOP_K = 5
+# More than any model has; who asks for more means all.
+MOST_TOP_K = 10**9
+
+
+class Predicted(NamedTuple):
+    """What was found in one image, as its task says (`answering`), and where the time went."""
+
+    found: Any
+    stages_ns: StagesNs
+
+
+class _Sample(NamedTuple):
+    """A decoded picture in its slot: its upright size, how long it waited for a decoder, and what decoding took."""
+
+    slot: Slot
+    size: Extent
+    wait_ns: int
+    decode_ns: int
+
+
+class Predictor:
+    """Finds out what is in pictures. Belongs to one event loop, as its decoder does."""
+
+    def __init__(self, decoder: Decoder, max_pixels: int) -> None:
+        self.decoder, self._max_pixels = decoder, max_pixels
+
+    async def predict(
+        self, call: Call, served: Served, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
+    ) -> Predicted:
+        """Decode, queue, compute and read one picture. The version must take pictures, and `wanted` be of its task.
+
+        Raises RequestError or ClientGone. `is_alone`: no other picture comes with the same call.
+        """
+        answering, spec = wanted.answering, served.spec
+        image, input_bytes = _image_of(served), _input_bytes(served)
+        # A hop to a thread costs more than decoding a tiny picture.
+        if is_alone and self.decoder.begin_here(served, partial(picture.is_quick, image)):
+            sample = self._decode_here(call, served, picture)
+        else:
+            sample = await self._decode(call, served, picture, terms)
+        done = None
+        try:
+            call.decoded(sample.decode_ns, sample.wait_ns)
+            inputs = Inputs(1, (image.tensor_shape,), (TensorRef(sample.slot.ref, 0, input_bytes),))
+            request = call.build_request(served, inputs, answering.outputs(spec), terms)
+            if answering.is_long:
+                call.reserve(answering.working_bytes(spec, sample.size))
+            done = await call.run(request)
+        finally:
+            self.decoder.answered(served.key, done)
+        if answering.is_long:
+            found = await self.decoder.run_owed(answering.read, done.answers, spec, sample.size, wanted)
+        else:
+            found = answering.read(done.answers, spec, sample.size, wanted)
+        total_ns = time.monotonic_ns() - call.arrival_ns
+        return Predicted(found, StagesNs.of(done, sample.wait_ns, sample.decode_ns, total_ns))
+
+    def _decode_here(self, call: Call, served: Served, picture: Picture) -> _Sample:
+        started_ns = time.monotonic_ns()
+        try:
+            slot = call.reserve(_input_bytes(served))
+            size = picture.decode_into(_image_of(served), slot.view, self._max_pixels)
+        except BaseException:
+            self.decoder.answered(served.key)
+            raise
+        return _Sample(slot, size, 0, time.monotonic_ns() - started_ns)
+
+    async def _decode(self, call: Call, served: Served, picture: Picture, terms: Terms) -> _Sample:
+        """Decode in a thread, in its turn. Raises RequestError or ClientGone."""
+        started_ns, image = time.monotonic_ns(), _image_of(served)
+        slot = call.reserve(_input_bytes(served))
+        pixels, needs_bytes = self._measure(call, picture, image)
+        slots = (*picture.slots, slot)
+        latest_start_ns = call.latest_start_ns(terms.latest_start_us)
+        work = DecodeWork(picture.kind, pixels, slots, served, needs_bytes, latest_start_ns, terms.priority)
+        try:
+            size, wait_ns = await self.decoder.run(call, work, picture.decode_into, image, slot.view, self._max_pixels)
+        except BaseException as error:
+            # The core counts those that it has; what is wrong itself is no request that failed.
+            if (reason := _failure(call.cause_of(error))) is not None:
+                call.core.request_failed(served.key, reason, time.monotonic_ns() - call.arrival_ns)
+            raise
+        return _Sample(slot, size, wait_ns, time.monotonic_ns() - started_ns - wait_ns)
+
+    def _measure(self, call: Call, picture: Picture, image: ImageSpec) -> tuple[int, int]:
+        """How many pixels the header announces, and how much memory they take. Raises ImageError.
+
+        Both are 0 for what is no image: whoever decodes it says what it is.
+        """
+        header = picture.header()
+        if header is None or not header.pixels:
+            return 0, 0
+        advice = "send a smaller one, or raise --max-pixels"
+        refuse_oversized((header.width, header.height), self._max_pixels, advice)
+        needs_bytes = decoding_bytes(header, image)
+        if not call.may_ever_hold(needs_bytes):
+            raise ImageTooLarge(
+                f"to decode an image of {header.width}x{header.height} pixels takes {needs_bytes} bytes beside its "
+                f"upload, and there are {call.core.slab.capacity_bytes} for all requests; send a smaller one, or "
+                "raise --max-inflight-mb"
+            )
+        return header.pixels, needs_bytes
+
+
+def _input_bytes(served: Served) -> int:
+    """Bytes of one decoded picture."""
+    return math.prod(_image_of(served).tensor_shape) * served.spec.inputs[0].numpy_dtype.itemsize
+
+
+def _image_of(served: Served) -> ImageSpec:
+    image = served.spec.image
+    assert image is not None, "whoever asks has seen to it; this is a bug"
+    return image
+
+
+def _failure(error: BaseException) -> str | None:
+    """As what the statistics count a picture that was not decoded; None where it was wrong itself."""
+    if isinstance(error, Overloaded | DeadlineExceeded):
+        return "REJECTED"
+    if isinstance(error, RequestError):
+        return None
+    return "CANCELED" if ending_of(error) is CANCELLED else "OTHER"
+
+
+def wanted_classes(top_k: int | None, threshold: float | None) -> Wanted:
+    """Who asks for all that reach a threshold gets all of them; who asks for nothing gets the best five."""
+    return Wanted(CLASSES, _DEFAULT_TOP_K if top_k is None and threshold is None else top_k, threshold)
+
+
+def check_top_k(top_k: object, given: object) -> int:
+    """The number itself. Raises InvalidRequest; `given` is how it came."""
+    if type(top_k) is not int or top_k < 1:
+        raise InvalidRequest(f"top_k must be a whole number of classes, at least 1, got {str(given)[:40]!r}")
+    return min(top_k, MOST_TOP_K)
+
+
+def check_threshold(threshold: SupportsFloat, given: object, served: Served) -> float:
+    """The number itself, of whatever type. Raises InvalidRequest; `given` is how it came."""
+    score = _number(threshold)
+    # What a model of its own scores gives need not be a share.
+    lowest, highest = (-math.inf, math.inf) if served.spec.activation == "none" else (0.0, 1.0)
+    if not (math.isfinite(score) and lowest <= score <= highest):
+        expected = "a number" if served.spec.activation == "none" else "a score from 0 to 1"
+        raise InvalidRequest(f"threshold must be {expected}, got {_brief(given)}")
+    return score
+
+
+def check_timeout_ms(timeout_ms: SupportsFloat, given: object) -> float:
+    """The number itself, of whatever type. Raises InvalidRequest; `given` is how it came."""
+    milliseconds = _number(timeout_ms)
+    if not 0 < milliseconds < 1e9:
+        raise InvalidRequest(
+            f"timeout_ms must be a number of milliseconds above 0 and below 1000000000, got {_brief(given)}"
+        )
+    return milliseconds
+
+
+def _number(value: SupportsFloat) -> float:
+    """NaN where it is none, or too large for one."""
+    try:
+        return math.nan if isinstance(value, str | bytes) else float(value)
+    except (OverflowError, TypeError, ValueError):
+        return math.nan
+
+
+def _brief(given: object) -> str:
+    try:
+        return repr(str(given)[:40])
+    except ValueError:  # Python writes no number of thousands of digits
+        return "one of too many digits"

@@ -1,0 +1,111 @@
+"""Loading and unloading, over either wire: what the protocol's `parameters` say, and what is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import orjson
+
+from convoy.app.core import Core
+from convoy.app.lifecycle.catalog import Override
+from convoy.app.protocol.tensors import brief
+from convoy.models.errors import InvalidRequest, Unsupported
+from convoy.models.store import is_version
+from convoy.models.version_policy import Latest, Policy
+
+_FILE = "file:"
+_MOST_DIGITS = 10  # of a 32-bit number
+_EXAMPLE = '{"max_batch_size": 16}'
+_POLICIES = '{"latest":{}}, {"all":{}} or {"specific":{"versions":[1,2]}}'
+# Named by clients that send a model's own configuration back; a model cannot be changed into another one.
+_OWN = {
+    "platform": ("", "onnxruntime_onnx", "openvino", "tensorrt_plan"),
+    "backend": ("", "onnxruntime"),
+}
+
+
+async def load_model(core: Core, model: str, parameters: Mapping[str, object]) -> None:
+    """After the mode and the token were checked. Raises RequestError."""
+    await core.control.load(model, _override(model, parameters))
+
+
+async def unload_model(core: Core, model: str, parameters: Mapping[str, object]) -> None:
+    """After the mode and the token were checked. Raises RequestError."""
+    # No model here depends on another, so there is nothing more to do for a true one.
+    if not isinstance(parameters.get("unload_dependents", False), bool):
+        raise InvalidRequest("'unload_dependents' must be true or false")
+    await core.control.unload(model)
+
+
+def check_repository(name: str) -> None:
+    """Raises Unsupported: there is one store, and it has no name."""
+    if name:
+        raise Unsupported("'repository_name' specification is not supported; leave it out")
+
+
+def _override(model: str, parameters: Mapping[str, object]) -> Override:
+    """Raises InvalidRequest or Unsupported."""
+    for name in parameters:
+        if name.startswith(_FILE):
+            raise Unsupported(
+                "uploading files with a request to load is not supported by this server; put the model into its store"
+            )
+        if name != "config":
+            raise InvalidRequest(f"unrecognized load parameter '{name[:100]}'; there is 'config', a string of JSON")
+    config = parameters.get("config", "{}")
+    if not isinstance(config, str):
+        raise InvalidRequest(f"'config' must be a string of JSON, got {brief(config)}")
+    return _of_config(model, config)
+
+
+def _of_config(model: str, text: str) -> Override:
+    try:
+        config = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"'config' is not JSON ({error}); send a string such as {_EXAMPLE}") from error
+    if not isinstance(config, dict):
+        raise InvalidRequest(f"'config' must hold a JSON object such as {_EXAMPLE}")
+    if config.get("name", model) not in (model, ""):
+        raise InvalidRequest(f"'name' in 'config' must be '{model[:100]}', got {brief(config['name'])}; leave it out")
+    for field, known in _OWN.items():
+        if field in config and config[field] not in known:
+            raise InvalidRequest(
+                f"'{field}' in 'config' cannot be {brief(config[field])}: this server serves ONNX alone; leave it out"
+            )
+    others = sorted(set(config) - {"name", *_OWN, "max_batch_size", "version_policy"})
+    if others:
+        raise Unsupported(
+            f"'{others[0][:100]}' in 'config' cannot be overridden by this server; "
+            "max_batch_size and version_policy can"
+        )
+    return Override(_batch(config.get("max_batch_size")), _policy(config.get("version_policy")))
+
+
+def _batch(value: object) -> int | None:
+    """Triton's own examples send it as a string."""
+    if value is None:
+        return None
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
+        value = int(value)
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        raise InvalidRequest(f"'max_batch_size' must be a whole number >= 0, got {brief(value)}")
+    return value
+
+
+def _policy(value: object) -> Policy | None:
+    """Raises InvalidRequest."""
+    if value is None:
+        return None
+    match list(value.items()) if isinstance(value, dict) else []:
+        case [("latest", dict() as latest)] if not latest.keys() - {"num_versions"}:
+            if _is_version(count := latest.get("num_versions", 1)):
+                return Latest(int(count))
+        case [("all", dict())]:
+            return "all"
+        case [("specific", {"versions": [*versions]})] if versions and all(map(_is_version, versions)):
+            return tuple(int(version) for version in versions)
+    raise InvalidRequest(f"'version_policy' must be like {_POLICIES}, got {brief(value)}")
+
+
+def _is_version(value: object) -> bool:
+    return type(value) in (int, str) and is_version(str(value))

@@ -1,1 +1,0 @@
-"""A store that is not on this machine: what is in it, and how a version of it comes here whole. Knows no engine."""

@@ -1,0 +1,128 @@
+"""The sockets that clients connect to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from convoy.models.errors import BundleError, UsageError
+from convoy.models.files import check_regular
+
+_log = logging.getLogger("convoy")
+_BACKLOG = 2048
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections from now on. Raises UsageError."""
+    return _bound(host, port, _BACKLOG, "choose another with --port")
+
+
+def take_port(host: str, port: int) -> socket.socket | None:
+    """A socket that holds the port for gRPC without listening; 0 takes a free one, -1 none. Raises UsageError.
+
+    The library may bind the same port while this socket still holds it.
+    """
+    return None if port < 0 else _bound(host, port, None, "choose another with --grpc-port, or -1 for no gRPC")
+
+
+def _bound(host: str, port: int, backlog: int | None, instead: str) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        if backlog is not None:
+            listener.listen(backlog)
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}); {instead}") from error
+    return listener
+
+
+def announce(scheme: str, host: str, port: int) -> None:
+    """Say where the server listens."""
+    _log.info("listening on %s://%s:%d", scheme, "localhost" if host in ("0.0.0.0", "::") else host, port)
+
+
+def write_address(scheme: str, listener: socket.socket, file: Path) -> None:
+    """The URL at which this machine reaches the server, as the file's only line; whole whenever somebody reads it.
+
+    A server whose disk cannot be written serves all the same, and says so.
+    """
+    host, port = listener.getsockname()[:2]
+    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    text = f"{scheme}://[{own}]:{port}\n" if ":" in own else f"{scheme}://{own}:{port}\n"
+    partial = file.parent / f"{file.name}.{os.getpid()}"
+    try:
+        if file.exists():
+            check_regular(file)  # a device would become a file
+        try:
+            partial.write_text(text)
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
+    except (OSError, BundleError) as error:
+        _log.warning("--address-file %s cannot be written (%s); name another file", file, error)
+
+
+class HttpServer(uvicorn.Server):
+    """One application over HTTP, until `stop`.
+
+    `on_started` runs when the application has started and the sockets are open, `on_stopping` before connections are
+    asked to end.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        protocol: type[asyncio.Protocol],
+        *,
+        lifespan: Literal["auto", "off"] = "auto",
+        on_started: Callable[[], Awaitable[None]] | None = None,
+        on_stopping: Callable[[], None] = lambda: None,
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            ws="none",
+            lifespan=lifespan,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        super().__init__(config)
+        self._on_started, self._on_stopping = on_started, on_stopping
+        self.exit_code = 0
+
+    def stop(self, exit_code: int = 0) -> None:
+        """Let `serve` end soon, in good order. The first exit code that is not 0 stays."""
+        self.exit_code = self.exit_code or exit_code
+        self.should_exit = True
+
+    def make_protocol(self) -> Any:
+        """For a connection that somebody else has taken. Only while it serves."""
+        kind: Any = self.config.http_protocol_class
+        return kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._on_started is not None:
+            await self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stopping()
+        await super().shutdown(sockets)

@@ -1,0 +1,194 @@
+"""Log lines, as text or as JSON: time, level, message, and the request that they are about.
+
+A line of JSON has besides what its writer gave as `extra`. Whatever a process that serves has to say goes this way,
+crashes included, because what is printed waits for who reads it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+from contextvars import ContextVar
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, Literal
+
+from convoy.app.server.log_writer import LogWriter
+from convoy.models.errors import UsageError
+
+_log = logging.getLogger("convoy")
+
+# The id of the request that the current task answers; empty outside of one.
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+
+
+LogFormat = Literal["text", "json"]
+
+
+def printable(text: str) -> str:
+    """A client's bytes must not be able to write log lines of their own, or to steer a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+# What ends a field, or could be taken for another's beginning.
+_ENDS_FIELD = re.compile(r'[\s"=\[\]\\]')
+
+
+def field(text: str) -> str:
+    """A client's word as one field of a line: itself, or in quotes where it could be taken for more than that."""
+    if text and text.isprintable() and not _ENDS_FIELD.search(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{printable(escaped)}"'
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        message = printable(record.getMessage())
+        line = f"{_moment(int(record.created))}.{int(record.msecs):03d}Z {record.levelname:<7} {message}"
+        own_id = request_id.get()
+        if own_id:
+            line += f" [request {field(own_id)}]"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        if record.stack_info:
+            line += "\n" + record.stack_info
+        return line
+
+
+@lru_cache(1)
+def _moment(created_s: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created_s))
+
+
+def _for_json(record: logging.LogRecord) -> bool:
+    """What the text's formatter does by itself."""
+    record.msg, record.args = printable(record.getMessage()), None
+    own_id = request_id.get()
+    if own_id:
+        record.request_id = own_id
+    return True
+
+
+def takes_fields() -> bool:
+    """Whether anybody reads what a line's writer gives as `extra`: our JSON does, our text does not, and others may."""
+    handlers: list[logging.Handler] = []
+    logger: logging.Logger | None = logging.getLogger("convoy.access")
+    while logger is not None:
+        handlers += logger.handlers
+        logger = logger.parent if logger.propagate else None
+    return not (len(handlers) == 1 and isinstance(handlers[0].formatter, _Formatter))
+
+
+def _to_stderr() -> logging.Handler:
+    try:
+        descriptor = os.dup(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # it is closed, or somebody's stand-in, which waits for nobody
+        return logging.StreamHandler(sys.stderr)
+    return LogWriter(descriptor, sys.stderr.encoding)
+
+
+def _handler(form: LogFormat) -> logging.Handler:
+    """Raises UsageError."""
+    handler = _to_stderr()
+    if form == "text":
+        handler.setFormatter(_Formatter())
+        return handler
+    try:
+        from pythonjsonlogger.orjson import OrjsonFormatter
+    except ImportError as error:
+        raise UsageError(f"--log-format json needs python-json-logger ({error}); install it") from error
+    names = {"levelname": "level", "exc_info": "exception"}
+    handler.setFormatter(OrjsonFormatter(["levelname", "message"], rename_fields=names, timestamp="time"))
+    handler.addFilter(_for_json)
+    return handler
+
+
+def configure(level: str, form: LogFormat = "text") -> None:
+    """Send everything to standard error, in our format, from `level` on. Raises UsageError."""
+    handler = _handler(form)
+    # Our lines say neither which line of code wrote them nor in which thread: finding out took a quarter of each.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # One access log is enough, and it is ours.
+    logging.getLogger("uvicorn.access").disabled = True
+    for name in ("uvicorn", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = []
+        logger.propagate = True
+        logger.setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    sys.excepthook = _tell_of_crash
+    threading.excepthook = lambda crash: _tell_of_crash(
+        crash.exc_type, crash.exc_value, crash.exc_traceback, f"thread {crash.thread and crash.thread.name}"
+    )
+    sys.unraisablehook = lambda crash: _tell_of_crash(
+        crash.exc_type, crash.exc_value, crash.exc_traceback, crash.err_msg or f"{crash.object!r}"
+    )
+
+
+def _tell_of_crash(
+    kind: type[BaseException],
+    error: BaseException | None,
+    frames: TracebackType | None,
+    where: str = "the process",
+) -> None:
+    if issubclass(kind, SystemExit):
+        return
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error or kind(), frames)
+        return
+    crash: Any = (kind, error or kind(), frames)
+    _log.critical("%s: %s in what nobody caught", where, kind.__name__, exc_info=crash)
+
+
+def tell_stacks() -> None:
+    """Say where every thread is."""
+    try:
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            stacks = file.read().decode(errors="replace")
+    except OSError as error:
+        _log.error("where every thread is cannot be said: %s", error)
+        return
+    _log.handle(_log.makeRecord(_log.name, logging.ERROR, "", 0, "where every thread is:", (), None, sinfo=stacks))
+
+
+def dropped_lines() -> int:
+    """How many lines were not written, because nobody read the earlier ones."""
+    return sum(writer.dropped_lines for writer in _writers())
+
+
+def flush(within_s: float = 2.0) -> None:
+    """Before the process ends: write what waits, as far as somebody reads it within that time."""
+    for writer in _writers():
+        writer.flush(within_s)
+
+
+def _writers() -> list[LogWriter]:
+    handlers = (*logging.getLogger().handlers, *_log.handlers)
+    return [handler for handler in handlers if isinstance(handler, LogWriter)]
+
+
+def set_level(level: str) -> None:
+    """Let lines of this level and above be written from now on."""
+    logging.getLogger().setLevel(level.upper())
+
+
+def configure_own(level: str, form: LogFormat = "text") -> None:
+    """The same for our lines alone, in a process that has a log of its own. Raises UsageError."""
+    handler = _handler(form)
+    logger = logging.getLogger("convoy")
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(level.upper())

@@ -1,0 +1,157 @@
+"""The process around a core: uvicorn, signals, exit codes.
+
+    exit 0    drained after SIGTERM or SIGINT
+         1    nothing could be served
+         2    called wrongly
+         70   an engine hung and could not be replaced; only a new process helps
+
+`uvicorn convoy.app.server.main:app` serves the same application, with uvicorn's own signal handling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from convoy.app.config.reload import Reloading
+from convoy.app.config.settings import Settings, read_settings
+from convoy.app.core import Core
+from convoy.app.grpc.opening import grpc_host
+from convoy.app.http.application import create_app
+from convoy.app.http.connection import guarded_protocol
+from convoy.app.http.hot_routes import HotRoutes
+from convoy.app.server import logs
+from convoy.app.server.acceptor import Acceptor
+from convoy.app.server.exits import StopSignals, end_for, end_now, end_within
+from convoy.app.server.http_server import HttpServer, announce, listen, take_port, write_address
+from convoy.app.server.runtime import (
+    collect_only_what_comes,
+    give_large_allocations_back,
+    raise_file_limit,
+    run,
+)
+from convoy.app.telemetry.outcomes import Refusal
+from convoy.app.telemetry.start_tracing import check_tracing, start_tracing
+
+_log = logging.getLogger("convoy")
+# What ends in good order needs less; what hangs is not waited for.
+_GRACE_S = 10.0
+
+
+def serve(settings: Settings, unknown_variables: Sequence[str] = ()) -> int:
+    """Serve until told to stop; the exit code. Raises UsageError.
+
+    `unknown_variables` are those of the environment that say nothing to anybody, although their names promise it.
+    """
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        return _serve(settings, unknown_variables)
+    finally:
+        logs.flush()
+
+
+def _serve(settings: Settings, unknown_variables: Sequence[str]) -> int:
+    if unknown_variables:
+        _log.warning("environment: no option is called %s; nothing was changed by it", ", ".join(unknown_variables))
+    _warn_of_edges(settings)
+    raise_file_limit()
+    give_large_allocations_back()
+    listener = listen(settings.host, settings.port)
+    if settings.address_file:
+        write_address(settings.scheme, listener, Path(settings.address_file))
+    if settings.tracing:
+        check_tracing()  # before anybody hears of a server
+    return run(Host(settings, listener).run())
+
+
+def _warn_of_edges(settings: Settings) -> None:
+    if "edges" in settings.model_fields_set:
+        _log.warning(
+            "--edges, CONVOY_EDGES and edges in the file have no effect: one process serves. Leave the option out, the "
+            "next minor version refuses it; past one core run replicas, see docs/scaling.md"
+        )
+
+
+class Host:
+    """One core behind one uvicorn server, from the first signal to the last request.
+
+    `make_core` is called as `Core` is; tests give engines of their own that way.
+    """
+
+    def __init__(self, settings: Settings, listener: socket.socket, make_core: Callable[..., Core] = Core) -> None:
+        self._settings = settings
+        self._listener = listener
+        self.core = make_core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._fatal)
+        self.core.trace_with(start_tracing(is_wanted=settings.tracing))
+        options = settings.edge_options()
+        self._reloading = Reloading(settings, self.core, options)
+        hot = HotRoutes(self.core, options)
+        limits = settings.connection_limits()
+        protocol = guarded_protocol(limits, lambda: self.core.turned_away(Refusal.CONNECTIONS))
+        self._handshakes = limits.handshakes(lambda: options.tls)
+        self._acceptor: Acceptor | None = None
+        self._http = HttpServer(
+            create_app(self.core, options, hot),
+            protocol,
+            on_started=self._accept,
+            on_stopping=self._accept_no_more,
+        )
+        holder = take_port(settings.host, settings.grpc_port)
+        self._grpc = grpc_host(self.core, options, hot.decoder, holder, max_calls=settings.max_connections)
+
+    async def run(self) -> int:
+        self._signals = StopSignals(self._stop)
+        self._signals.heed_hangup(self._reloading.read_again)
+        announce(self._settings.scheme, *self._listener.getsockname()[:2])
+        collect_only_what_comes()
+        return await self._grpc.serve_beside(self._http, [])
+
+    async def _accept(self) -> None:
+        self._acceptor = Acceptor(self._listener, self._http.make_protocol, self._handshakes)
+
+    def _accept_no_more(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+
+    async def _stop(self) -> None:
+        """Not ready at once; then a pause for load balancers to notice; then finish what was accepted."""
+        settings = self._settings
+        self.core.leaving = True
+        _log.info("stopping: not ready; serving on for %g s", settings.drain_delay_s)
+        await asyncio.sleep(settings.drain_delay_s)
+        if await self.core.drain(settings.drain_timeout_s):
+            _log.info("stopped: every accepted request was answered")
+        else:
+            _log.error("stopped: %d requests were not answered in time", self.core.open_calls)
+        end_within(_GRACE_S, lambda: self._http.exit_code)
+        await self._grpc.close()
+        self._http.stop()
+
+    def _fatal(self, reason: str) -> None:
+        end_for(reason, self._http.stop, is_lost=self.core.load_failure is None)
+
+
+def _application() -> FastAPI:
+    """For `uvicorn convoy.app.server.main:app`: everything from the environment."""
+    settings = read_settings({})
+    logs.configure(settings.log_level, settings.log_format)
+    _warn_of_edges(settings)
+
+    def give_up(reason: str) -> None:
+        end_for(reason, end_now, is_lost=core.load_failure is None)
+
+    core = Core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=give_up)
+    core.trace_with(start_tracing(is_wanted=settings.tracing))
+    return create_app(core, settings.edge_options())
+
+
+def __getattr__(name: str) -> FastAPI:
+    # Built when it is asked for, so that importing this module reads no environment.
+    if name == "app":
+        return _application()
+    raise AttributeError(name)

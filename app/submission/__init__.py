@@ -1,1 +1,0 @@
-"""Between the wires and the core: registered shared memory, and refusals in words. Knows no wire and no engine."""

@@ -1,0 +1,28 @@
+"""Whether there are spans, and what makes them: the one place that imports what knows the library."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from convoy.app.telemetry.tracing import Tracing
+from convoy.models.errors import UsageError
+
+
+def check_tracing() -> None:
+    """Raises UsageError where spans are wanted and the library is not there."""
+    try:
+        is_there = find_spec("opentelemetry.sdk") and find_spec("opentelemetry.exporter.otlp.proto")
+    except ModuleNotFoundError:
+        is_there = None
+    if not is_there:
+        raise UsageError("--tracing needs OpenTelemetry's SDK; pip install 'convoy-serve[otel]'")
+
+
+def start_tracing(*, is_wanted: bool) -> Tracing | None:
+    """What makes this process's spans; None where none are wanted. Raises UsageError."""
+    if not is_wanted:
+        return None
+    check_tracing()
+    from convoy.app.telemetry import otel as sdk
+
+    return sdk.start()

@@ -1,0 +1,131 @@
+"""What a call and a batch leave behind for their spans: stamps, while they run. Knows no library and no wire.
+
+A call that is not sampled has no span, so that all of this costs one look at a None where tracing is off.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol
+
+from convoy.app.engines.batch import BatchResult, BatchTrace, EngineFailure, StageTimes
+from convoy.app.scheduling.policy import Dispatch
+from convoy.app.scheduling.request import Done, ModelKey
+from convoy.app.telemetry.outcomes import CallEnd
+
+TracedWire = Literal["http", "grpc"]
+
+
+class SpanStage(NamedTuple):
+    """One stage, from here to there; CLOCK_MONOTONIC nanoseconds."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+class EndedCall(NamedTuple):
+    """How a call has ended, and when. `answered_ns` is 0 where no answer came; times are CLOCK_MONOTONIC."""
+
+    arrival_ns: int
+    answered_ns: int
+    ended_ns: int
+    key: ModelKey | None
+    ending: CallEnd
+
+
+class Exemplar(NamedTuple):
+    """One call that was sampled, for the histograms that it is counted in: nanoseconds, and where its span is."""
+
+    key: ModelKey
+    protocol: str
+    ending: CallEnd
+    took_ns: int
+    stages_ns: tuple[tuple[str, int], ...]
+    trace_id: str
+    span_id: str
+
+
+class RequestSpan(ABC):
+    """A sampled call's span, from its headers to its end.
+
+    `traceparent` and `tracestate` are its own, as W3C writes them; `status` is the wire's, None until one is known.
+    """
+
+    def __init__(self, traceparent: str, tracestate: str) -> None:
+        self.traceparent, self.tracestate = traceparent, tracestate
+        self.status: int | None = None
+        self.stages: list[SpanStage] = []
+        self.batches: list[BatchTrace] = []
+
+    @property
+    def trace_id(self) -> str:
+        return self.traceparent[3:35]
+
+    @property
+    def span_id(self) -> str:
+        return self.traceparent[36:52]
+
+    def decoded(self, now_ns: int, ns: int, wait_ns: int) -> None:
+        """An input has been read now, in so long, after it waited so long for its turn."""
+        began_ns = now_ns - ns
+        if wait_ns:
+            self.stages.append(SpanStage("decode_wait", began_ns - wait_ns, began_ns))
+        self.stages.append(SpanStage("decode", began_ns, now_ns))
+
+    def answered(self, done: Done) -> None:
+        """One of its requests has its answer."""
+        batch, times = done.batch, done.times
+        if batch is None or times is None:
+            return
+        queued_ns = done.queue_ns - times.waited_ns  # what it waited inside of the engine has a stage of its own
+        self.stages.append(SpanStage("queue", batch.started_ns - queued_ns, batch.started_ns))
+        self.stages += batch_stages(batch.started_ns, times)
+        self.batches.append(batch)
+
+    def stages_ns(self) -> tuple[tuple[str, int], ...]:
+        """What its stages took, the last of each, as the histograms know them."""
+        by_name = {stage.name: stage.end_ns - stage.start_ns for stage in self.stages}
+        if (waited_ns := by_name.pop(_DEVICE_WAIT, 0)) and "queue" in by_name:
+            by_name["queue"] += waited_ns
+        return tuple(by_name.items())
+
+    @abstractmethod
+    def end(self, call: EndedCall) -> None:
+        """The answer has been sent, or nobody waits for one."""
+
+
+class Tracing(Protocol):
+    """Makes spans of calls and of batches, and sends them."""
+
+    def begin(
+        self, wire: TracedWire, name: str, attributes: Mapping[str, str], parent: Mapping[str, str], arrival_ns: int
+    ) -> RequestSpan | None:
+        """The span of a call that is sampled. `parent` has what came of `traceparent` and `tracestate`."""
+
+    def batch_ended(
+        self, dispatch: Dispatch, started_ns: int, ended_ns: int, result: BatchResult | EngineFailure
+    ) -> BatchTrace | None:
+        """The span of a batch in which is a request that is traced; None where there is none."""
+
+    def close(self, within_s: float) -> None:
+        """Send what has ended, for at most so long; blocks. A second time it does nothing."""
+
+
+_DEVICE_WAIT = "device_wait"
+
+
+def batch_stages(started_ns: int, times: StageTimes) -> list[SpanStage]:
+    """The stages of a batch that began then, one after the other."""
+    stages, at_ns = [], started_ns
+    for name, ns in (
+        ("copy_in", times.copy_in_ns),
+        (_DEVICE_WAIT, times.waited_ns),
+        ("compute", times.compute_ns),
+        ("copy_out", times.copy_out_ns),
+    ):
+        if ns or name != _DEVICE_WAIT:
+            stages.append(SpanStage(name, at_ns, at_ns + ns))
+        at_ns += ns
+    return stages
