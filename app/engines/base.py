@@ -86,12 +86,10 @@ class WarmShapes:
 class Engine(ABC):
     """One loaded model on one device. `batched`: the tensors' first dimension is the batch.
 
-    `text_only`: the elements of BYTES inputs must be UTF-8. `computes_in_caller`: `run` waits for no device, its
-    caller's own thread computes.
+    `text_only`: the elements of BYTES inputs must be UTF-8.
     """
 
     text_only: ClassVar[bool] = False
-    computes_in_caller: bool = False
     info: EngineInfo
     batched: bool
     inputs: tuple[TensorSpec, ...]

@@ -94,7 +94,6 @@ class StagedEngine(Engine):
     are not for the library, when a batch has no room in memory, and where the library is missing.
     """
 
-    computes_in_caller = True
     name: ClassVar[str]
     # Whether outputs land in buffers of ours. They may where the library keeps to the size that it is told.
     places_outputs: ClassVar[bool] = True

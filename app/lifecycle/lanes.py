@@ -29,7 +29,6 @@ from convoy.app.scheduling.request import ModelKey, Request
 from convoy.app.scheduling.scheduler import Runner, Scheduler
 from convoy.app.scheduling.slab import Slab
 from convoy.app.server.daemon_threads import begin
-from convoy.app.server.runtime import give_way
 from convoy.app.telemetry.metrics import Metrics
 
 
@@ -102,18 +101,16 @@ class Lanes:
         """Let an engine that has proved itself work for a version."""
         info, number = proved.engine.info, next(self._ids)
         latency = LatencyModel({point.batch_size: point.median_ms * 1e6 for point in proved.latency})
-        is_caller = proved.engine.computes_in_caller
-        lane = Lane(number, info.device, info.batch_sizes, latency, info.slots, queues_one=is_caller)
+        lane = Lane(number, info.device, info.batch_sizes, latency, info.slots)
         slots = self._scheduler.state.device_slots
         slots[info.device] = max(info.slots, slots.get(info.device, 1))
         if not info.is_on_cpu and self._page_locker is None:
             self._page_locker = proved.engine
             self._tasks.spawn(self._lock_pages(proved.engine, self._slab.keep_pages()))
         served.lanes.append(ServedLane(lane, proved, last_success_ns=time.monotonic_ns()))
-        on_thread = give_way if is_caller else None
         run = lane_runner(self._slab, proved.engine)
         proved.engine.enter_service()
-        self._scheduler.add_lane(served.key, lane, run, on_thread=on_thread)
+        self._scheduler.add_lane(served.key, lane, run)
 
     async def _lock_pages(self, engine: Engine, memory: memoryview) -> None:
         """In a thread: it takes as long as the memory is large. Until then the host gathers what it could read."""

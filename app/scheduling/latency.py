@@ -87,16 +87,15 @@ class LatencyModel:
         self._teach_others(samples)
 
     def _teach_others(self, samples: int) -> None:
-        now_ns = self._table.at(samples)
+        now_ns, values = self._table.at(samples), self._table.values
         factor = now_ns / self._profile.at(samples)
-        for size in self._table.sizes:
-            value = self._table.at(size)
+        for size, value in values.items():
             if self._profile.sizes:
                 value += _WEIGHT_FOR_OTHERS * (factor * self._profile.at(size) - value)
             value = min(value, _SLACK * now_ns if size < samples else _SLACK * now_ns * size / samples)
             if size >= samples:
                 value = max(value, now_ns / _SLACK)
-            self._table.set(size, value)
+            values[size] = max(1.0, value)
 
 
 class _Table:

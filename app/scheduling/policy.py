@@ -9,8 +9,6 @@ The rules, in the order in which they bind:
  2. Work-conserving and late-bound: a lane that is free takes what is there, at once; there is no window.
     While it runs, the next batch grows by itself. Where a device holds two batches, the second is started when
     it is full, or just so early that it can compute as soon as the first has ended; until then it grows.
-    The thread of an engine on the CPU is given a full batch shortly before it ends another one, if none is idle, nobody
-    who waits has a deadline and no other model waits for the CPU; so it begins without waiting for the loop.
  3. A batch is cut where one request more would make another late, and a large one where it would take more than
     half of its first request's time: so that who comes when it begins is in time in the next.
  4. A request that cannot be in time any more is given up only when others wait for the device, of its own model or
@@ -41,7 +39,7 @@ from convoy.app.scheduling.forecast import backlog_ns, lateness_ns
 from convoy.app.scheduling.patience import raise_overdue
 from convoy.app.scheduling.placement import LookAgain, Placement, place
 from convoy.app.scheduling.queues import NEVER_NS, Entry, Lane, LaneForecast, Queue, State, count_samples, urgency
-from convoy.app.scheduling.request import MILLISECOND_NS, ModelKey, Outcome, Request
+from convoy.app.scheduling.request import ModelKey, Outcome, Request
 from convoy.app.scheduling.timeline import Timeline
 
 
@@ -90,9 +88,6 @@ _ADMITTED = Admit()
 # Of the requests that are late, alone and in the way of other models, so many are given up for one that is run, because
 # what is expected of their model may be wrong.
 _LEARN_FROM_ONE_IN = 8
-# So long before it can begin is a batch given to a thread that computes another. Who comes meanwhile, and is more
-# urgent, waits for its end; timers are good to a millisecond.
-_QUEUED_NS = 2 * MILLISECOND_NS
 
 
 def admit(state: State, request: Request, now_ns: int) -> Admit | Refuse:
@@ -183,7 +178,7 @@ class _Plan(NamedTuple):
 def _plan(state: State, queue: Queue, now_ns: int) -> _Plan | LookAgain | None:
     having_room = state.having_room(queue)
     if not having_room:
-        return _plan_behind(state, queue, now_ns)
+        return None
     entries = None if queue.retries else _most_urgent(queue)
     requests = queue.retries[0] if entries is None else _fill(entries, queue)
     samples = count_samples(requests)
@@ -193,26 +188,6 @@ def _plan(state: State, queue: Queue, now_ns: int) -> _Plan | LookAgain | None:
     may_grow = entries is not None and len(requests) == len(entries) and samples < queue.max_batch
     start_ns = _latest_start_ns(state, placement.forecast, samples) if may_grow else now_ns
     return _Plan(queue, entries, placement, requests, start_ns)
-
-
-def _plan_behind(state: State, queue: Queue, now_ns: int) -> _Plan | None:
-    """A full batch for the thread that is expected to end it first, behind the one that it computes.
-
-    Only where no lane has room: what is given to a thread stays with it, however late or lost it is.
-    """
-    if queue.waiting < queue.max_batch or queue.retries or state.next_expiry_ns is not None:
-        return None
-    entries = _most_urgent(queue)
-    requests = _fill(entries, queue)
-    samples = count_samples(requests)
-    if len(requests) == len(entries) and samples < queue.max_batch:
-        return None
-    forecasts = [state.forecast(lane, now_ns) for lane in queue.usable_lanes]
-    soonest = min(forecasts, key=lambda one: one.expected_end_ns(samples), default=None)
-    if soonest is None or not state.may_queue(soonest.lane) or state.beside(queue, soonest.lane):
-        return None
-    start_ns = state.timeline(soonest.lane).may_be_free_ns(now_ns) - _QUEUED_NS
-    return _Plan(queue, entries, Placement(soonest, is_best=True), requests, start_ns)
 
 
 def _most_urgent(queue: Queue) -> list[Entry]:

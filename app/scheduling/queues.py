@@ -70,7 +70,6 @@ class Lane:
 
     `batch_sizes` ascend; a batch is padded to the next one. `depth` batches may be in flight at once: with two,
     what comes before computing is hidden behind the batch before. `staging` is what that was measured to take.
-    `queues_one`: its thread may be given one more than that, which it begins when it has ended the one before.
     """
 
     id: int
@@ -80,7 +79,6 @@ class Lane:
     depth: int = 1
     in_flight: int = 0
     stopping: bool = False
-    queues_one: bool = False
     staging: Staging = field(default_factory=Staging)
 
     def padded(self, samples: int) -> int:
@@ -232,12 +230,6 @@ class State:
     def has_room(self, lane: Lane) -> bool:
         """Whether the lane may be given a batch."""
         return not lane.stopping and lane.in_flight < lane.depth and not self.device_is_full(lane.device)
-
-    def may_queue(self, lane: Lane) -> bool:
-        """Whether the lane may be given a batch to begin when it has ended those that it computes."""
-        if lane.stopping or not lane.queues_one or lane.in_flight != lane.depth:
-            return False
-        return [one.lane for one in self.timeline(lane).batches] == [lane.id] * lane.depth
 
     def timeline(self, lane: Lane) -> Timeline:
         """What computes before a batch that the lane is given: its device's, or its own where that is unbounded."""

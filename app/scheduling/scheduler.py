@@ -73,14 +73,10 @@ class _Pending:
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A batch in an engine. `lost`: its lane was given up; when it returns after all, only its slots matter.
-
-    One that `is_behind` waits for its thread to end another, and has not started before.
-    """
+    """A batch in an engine. `lost`: its lane was given up; when it returns after all, only its slots matter."""
 
     dispatch: Dispatch
     started_ns: int
-    is_behind: bool
     lost: bool = False
 
 
@@ -157,14 +153,14 @@ class Scheduler:
             self._end(request, Outcome.STOPPED, reason)
         del self.state.queues[key]
 
-    def add_lane(self, key: ModelKey, lane: Lane, run: Runner, *, on_thread: Callable[[], None] | None = None) -> None:
-        """Let a lane work for a queue from now on. `on_thread` is what the lane's own threads begin with."""
+    def add_lane(self, key: ModelKey, lane: Lane, run: Runner) -> None:
+        """Let a lane work for a queue from now on."""
         entry = _LaneEntry(lane, key, run)
         entry.ended.set()
         self._lanes[lane.id] = entry
         for number in range(lane.depth):
             name = f"lane-{lane.id}.{number}"
-            threading.Thread(target=_work, args=(entry.jobs, on_thread), name=name, daemon=True).start()
+            threading.Thread(target=_work, args=(entry.jobs,), name=name, daemon=True).start()
         self.state.queues[key].lanes.append(lane)
         self._wake()
 
@@ -339,8 +335,7 @@ class Scheduler:
     def _start(self, dispatch: Dispatch) -> None:
         entry = self._lanes[dispatch.lane.id]
         self._slab.move([slot for request in dispatch.requests for slot in request.slots], SlotState.COPYING)
-        lane = dispatch.lane
-        running = Running(dispatch, self._now_ns(), is_behind=lane.in_flight > lane.depth)
+        running = Running(dispatch, self._now_ns())
         entry.running.append(running)
         entry.give(lambda: self._run(entry, running))
 
@@ -468,8 +463,6 @@ class Scheduler:
     # The lanes' side
 
     def _run(self, entry: _LaneEntry, running: Running) -> None:
-        if running.is_behind:
-            running.started_ns = self._now_ns()
         result = _result(entry.run, running.dispatch.requests)
         ended_ns = self._now_ns()
         entry.call_loop(lambda: self._finished(entry, running, result, ended_ns))
@@ -484,8 +477,6 @@ def _result(run: Runner, requests: tuple[Request, ...]) -> BatchResult | EngineF
         return EngineFailure(f"{type(error).__name__}: {error}")
 
 
-def _work(jobs: queue.SimpleQueue[Callable[[], None] | None], on_thread: Callable[[], None] | None) -> None:
-    if on_thread is not None:
-        on_thread()
+def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
     while (job := jobs.get()) is not None:
         job()

@@ -90,7 +90,6 @@ class Simulation:
         device: str = "device",
         depth: int = 1,
         staging_ns: int = 0,
-        queues_one: bool = False,
     ) -> Lane:
         """A lane that takes `true_ns`, of which `staging_ns` can be done while another batch computes.
 
@@ -102,7 +101,7 @@ class Simulation:
             powers = (1 << bit for bit in range(sizes[-1].bit_length()))
             latency = LatencyModel({size: true_ns(size, 0) for size in powers})
         lane_id = len(self._true_ns)
-        lane = Lane(lane_id, device, sizes, latency, depth, queues_one=queues_one)
+        lane = Lane(lane_id, device, sizes, latency, depth)
         self._true_ns[lane_id] = true_ns
         self._staging_ns[lane_id] = staging_ns
         queue.lanes.append(lane)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from traffic import affine_ns, make_request
 
 from convoy.app.scheduling.policy import Dispatch, RefusalReason, Refuse
-from convoy.app.scheduling.queues import Queue
 from convoy.app.scheduling.request import MILLISECOND_NS, ModelKey, Outcome, Request
 from convoy.loadtest.simulation.simulator import Simulation
 
@@ -27,7 +26,6 @@ class ModelPlan:
     per_sample_ms: float
     lanes: int
     depth: int
-    queues_one: bool
     buckets: bool
 
 
@@ -59,7 +57,6 @@ model_plans = st.builds(
     per_sample_ms=st.floats(0.1, 5.0),
     lanes=st.integers(1, 2),
     depth=st.integers(1, 2),
-    queues_one=st.booleans(),
     buckets=st.booleans(),
 )
 request_plans = st.builds(
@@ -117,7 +114,7 @@ class Watched:
             buckets = tuple(range(1, plan.max_batch + 1))
         for _ in range(plan.lanes):
             true_ns = affine_ns(plan.fixed_ms, plan.per_sample_ms)
-            self.simulation.add_lane(key, true_ns, batch_sizes=buckets, depth=plan.depth, queues_one=plan.queues_one)
+            self.simulation.add_lane(key, true_ns, batch_sizes=buckets, depth=plan.depth)
         return key
 
     def _add_request(self, number: int, keys: list[ModelKey], plan: RequestPlan) -> Request:
@@ -151,8 +148,7 @@ class Watched:
         assert {request.key for request in dispatch.requests} == {dispatch.key}
         (shapes,) = {request.shapes for request in dispatch.requests}
         assert dispatch.lane in queue.lanes
-        if dispatch.lane.in_flight > dispatch.lane.depth:
-            self.check_behind(dispatch, queue)
+        assert dispatch.lane.in_flight <= dispatch.lane.depth
         for request in dispatch.requests:
             assert request.expiry_ns is None or now_ns < request.expiry_ns
             assert request.id not in self.state.waiting
@@ -166,15 +162,6 @@ class Watched:
             assert order[-1] < behind[0], "somebody was overtaken in his own queue"
         self.dispatched.update(request.id for request in dispatch.requests)
 
-    def check_behind(self, dispatch: Dispatch, queue: Queue) -> None:
-        """It was given to a lane that computes already, where it could lose nothing by that."""
-        lane, rest = dispatch.lane, queue.by_shape.get(dispatch.requests[0].shapes)
-        assert lane.queues_one
-        assert lane.in_flight == lane.depth + 1
-        assert rest or dispatch.samples == queue.max_batch, "it could have grown"
-        assert not self.state.beside(queue, lane), "another model waits for the same device"
-        assert all(request.expiry_ns is None for request in (*dispatch.requests, *self.state.waiting.values()))
-
     def check_rest(self) -> None:
         for queue in self.state.queues.values():
             ordered = [entry[-1] for entries in queue.by_shape.values() for entry in entries]
@@ -187,9 +174,7 @@ class Watched:
                 assert not all(idle), "every lane idles while requests wait"
         for device, slots in self.state.device_slots.items():
             lanes = [lane for lane in self.state.lanes() if lane.device == device]
-            behind = sum(lane.in_flight > lane.depth for lane in lanes)
-            assert sum(lane.in_flight for lane in lanes) - behind <= slots
-            assert not behind or behind == sum(lane.in_flight > 0 for lane in lanes), "it has the device for itself"
+            assert sum(lane.in_flight for lane in lanes) <= slots
 
     def check_end(self) -> None:
         ends = self.simulation.ends

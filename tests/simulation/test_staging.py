@@ -16,16 +16,6 @@ FIXED_MS, PER_SAMPLE_MS, STAGING_MS, MAX_BATCH = 10.0, 0.25, 2, 64
 TRUTH = affine_ns(FIXED_MS, PER_SAMPLE_MS)
 
 
-class BusyLoop(Simulation):
-    """It notices half a millisecond late that a batch has ended, as a loop that has others to answer."""
-
-    NOTICED_AFTER_NS = MILLISECOND_NS // 2
-
-    def _finish(self, batch: Batch) -> None:
-        finish = super()._finish
-        self.at(self.now_ns + self.NOTICED_AFTER_NS, lambda: finish(batch))
-
-
 def noisy(truth: TrueLatency, seed: int, by: float) -> TrueLatency:
     """The truth within `by` either way, evenly."""
     chance = random.Random(seed)
@@ -96,21 +86,6 @@ def test_copies_are_hidden_and_what_a_batch_takes_is_learned_as_if_it_ran_alone(
         assert lane.latency.expect_ns(MAX_BATCH) == pytest.approx(TRUTH(MAX_BATCH, 0), rel=1e-3)
     full_ms = FIXED_MS + PER_SAMPLE_MS * MAX_BATCH
     assert answered[2] / answered[1] == pytest.approx(full_ms / (full_ms - STAGING_MS), rel=0.02)
-
-
-@pytest.mark.parametrize("queues_one", [False, True])
-def test_a_thread_that_queues_one_does_not_wait_for_the_loop_between_full_batches(queues_one: bool) -> None:
-    simulation = BusyLoop()
-    simulation.state.device_slots["device"] = 1
-    key = simulation.add_model("model", max_batch=MAX_BATCH)
-    simulation.add_lane(key, TRUTH, queues_one=queues_one)
-    for number in range(MAX_BATCH * 200):
-        simulation.arrive(make_request(number, key, number * 10_000))
-    simulation.run()
-    full = [batch for batch in simulation.batches if batch.dispatch.samples == MAX_BATCH]
-    assert len(full) >= 190
-    gaps = [after.began_ns - before.ended_ns for before, after in pairwise(full)]
-    assert max(gaps) == (0 if queues_one else BusyLoop.NOTICED_AFTER_NS)
 
 
 def test_promises_count_on_the_copies_that_are_hidden() -> None:

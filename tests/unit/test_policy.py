@@ -6,7 +6,6 @@ from itertools import count
 
 import pytest
 
-from convoy.app.scheduling import policy
 from convoy.app.scheduling import queues as staging
 from convoy.app.scheduling.latency import LatencyModel
 from convoy.app.scheduling.policy import (
@@ -241,122 +240,6 @@ def test_a_lane_of_two_places_knows_that_the_second_batch_runs_after_the_first()
     batch = dispatched(state, 1)
     assert batch.requests == (tight,)
     assert loose.id in state.waiting
-
-
-# Rule 2, where a thread is given a batch behind the one that it computes
-
-
-@pytest.fixture
-def a_little_before(monkeypatch: pytest.MonkeyPatch) -> int:
-    """These lanes are a thousand times faster than real ones."""
-    monkeypatch.setattr(policy, "_QUEUED_NS", 300)
-    return 300
-
-
-def queueing_state(*keys: ModelKey) -> tuple[State, Dispatch]:
-    """One place, taken at 0 by a batch of one."""
-    state = make_state(*keys, slots=1)
-    for lane in state.lanes():
-        lane.queues_one = True
-    return state, occupy(state)
-
-
-def test_a_full_batch_is_given_to_a_busy_thread_shortly_before_it_can_begin(a_little_before: int) -> None:
-    state, running = queueing_state()
-    requests = [let_in(state, 1) for _ in range(8)]
-    at_ns = state.queues[A].lanes[0].latency.soonest_ns(1) - a_little_before
-    assert 1 < at_ns < took(1) - a_little_before
-    assert decide(state, 1) == Wait(at_ns)
-    urgent = let_in(state, 2, priority=1)
-    batch = dispatched(state, at_ns)
-    assert batch.requests == (urgent, *requests[:7])
-    assert batch.predicted_ns == predicted(1) + predicted(8) - at_ns
-    finish(state, running, took(1))
-    assert state.timeline(batch.lane).free_at_ns(took(1)) == took(1) + predicted(8)
-
-
-def test_there_is_one_such_place_and_it_is_free_again_when_the_thread_goes_on() -> None:
-    state, running = queueing_state()
-    for _ in range(24):
-        let_in(state, 1)
-    behind = dispatched(state, 1)
-    assert decide(state, 1) == Wait(None)
-    finish(state, running, 1100)
-    assert dispatched(state, 1100).samples == 8
-    finish(state, behind, 2900)
-    assert [dispatched(state, 2900).samples, decide(state, 2900)] == [8, Wait(None)]
-
-
-@pytest.mark.parametrize(
-    "waiting",
-    [
-        pytest.param([{}] * 7, id="it-may-grow"),
-        pytest.param([{"shape": shape} for shape in (1, 2)] * 7, id="each-shape-may-grow"),
-        pytest.param([{}] * 7 + [{"deadline": 90_000}], id="deadline"),
-        pytest.param([{}] * 7 + [{"latest_start": 90_000}], id="latest-start"),
-        pytest.param([{}] * 8 + [{"key": B}], id="another-model"),
-    ],
-)
-def test_a_busy_thread_is_given_nothing_that_would_lose_by_it(waiting: list[dict[str, object]]) -> None:
-    state, _ = queueing_state(A, B)
-    for wishes in waiting:
-        let_in(state, 1, **wishes)
-    assert isinstance(decide(state, 1), Wait)
-
-
-def test_a_thread_that_is_asked_for_something_else_is_given_nothing() -> None:
-    state = make_state(slots=1)
-    (lane,) = state.lanes()
-    lane.queues_one, lane.in_flight = True, 1
-    for _ in range(8):
-        let_in(state, 1)
-    assert decide(state, 1) == Wait(None)
-    lane.in_flight = 0
-    assert dispatched(state, 2).samples == 8
-
-
-def test_what_is_tried_again_is_given_to_no_busy_thread() -> None:
-    state, running = queueing_state()
-    for _ in range(9):
-        let_in(state, 1)
-    behind = dispatched(state, 1)
-    complete(state, running, 1100)
-    for _ in range(8):
-        let_in(state, 1)
-    assert blame(state, running, running.requests) is running.requests[0]
-    state.enqueue_halves(tuple(Request(next(ids), A, 1, ((1,),), (), (), (), (), 1) for _ in range(2)))
-    assert decide(state, 1100) == Wait(None)
-    finish(state, behind, 2900)
-    assert dispatched(state, 2900).samples == 1
-
-
-def state_with_a_slow_lane() -> State:
-    """Lane 0 is free, and so is lane 1, which takes five times as long; a thread may have one batch behind another."""
-    state = make_state()
-    slow = Lane(1, "slow", tuple(range(1, 9)), LatencyModel({size: 5 * took(size) for size in (1, 2, 4, 8)}))
-    state.queues[A].lanes.append(slow)
-    state.device_slots.update(device=1, slow=1)
-    for lane in state.lanes():
-        lane.queues_one = True
-    return state
-
-
-def test_a_full_batch_waits_for_the_thread_that_ends_it_first() -> None:
-    state = state_with_a_slow_lane()
-    for _ in range(64):
-        let_in(state, 0)
-    assert [dispatched(state, 0).lane.id for _ in range(3)] == [0, 1, 0]
-    assert isinstance(decide(state, 0), Wait), "behind the slow one's it would be the last of all to end"
-
-
-def test_nothing_is_bound_to_a_busy_thread_while_another_is_idle() -> None:
-    state = state_with_a_slow_lane()
-    for _ in range(16):
-        let_in(state, 0)
-    assert dispatched(state, 0).lane.id == 0
-    assert isinstance(decide(state, 0), Wait), "the fast one is done with both before the slow one"
-    assert isinstance(decide(state, took(8)), Wait)
-    assert dispatched(state, 20 * took(8)).lane.id == 1, "it never came back"
 
 
 # Rule 2, where a device holds two batches

@@ -68,7 +68,6 @@ class Shop:
         max_waiting: int = 10_000,
         lanes: int = 1,
         depth: int = 1,
-        queues_one: bool = False,
     ) -> None:
         self.now_ns = 0
         self.slab = Slab(1 << 20)
@@ -80,7 +79,7 @@ class Shop:
         self.failed: list[str] = []
         self.counted: list[int] = []  # those that failed while somebody waited for them
         self.lost: list[tuple[Lane, str]] = []
-        self.depth, self.queues_one = depth, queues_one
+        self.depth = depth
         self.engines: list[Engine] = []
         self.lanes = [self.add_lane() for _ in range(lanes)]
         self._ids = count()
@@ -90,7 +89,7 @@ class Shop:
         number = len(self.engines)
         self.engines.append(Engine(self.slab))
         latency = LatencyModel({1: 1e6})
-        lane = Lane(number, device, tuple(range(1, 9)), latency, self.depth, queues_one=self.queues_one)
+        lane = Lane(number, device, tuple(range(1, 9)), latency, self.depth)
         self.scheduler.add_lane(KEY, lane, self.engines[-1])
         return lane
 
@@ -337,49 +336,6 @@ def test_an_engine_of_two_places_is_called_by_two_threads_at_once() -> None:
         assert len(engine.batches) == 3
 
     with_shop(scenario, depth=2)
-
-
-def test_a_thread_goes_on_with_a_full_batch_while_the_loop_is_busy_elsewhere() -> None:
-    async def scenario(shop: Shop) -> None:
-        engine = shop.engines[0]
-        engine.gate.clear()
-        shop.submit()
-        await shop.in_engine()
-        full = [shop.submit() for _ in range(8)]
-        more = [shop.submit() for _ in range(8)]
-        await shop.until(lambda: len(list(shop.scheduler.running())) == 2)
-        assert len(engine.batches) == 1
-        assert [shop.states(one) for one in (full[-1], more[0])] == [{SlotState.COPYING}, {SlotState.QUEUED}]
-        shop.now_ns += 3 * MILLISECOND_NS
-        engine.gate.set()
-        began = threading.Event()
-        engine.began = lambda number: began.set() if number == 2 else None
-        assert began.wait(60), "nothing has run on the loop meanwhile"
-        await shop.rest()
-        assert engine.batches == [(0,), tuple(range(1, 9)), tuple(range(9, 17))]
-        assert len(engine.threads) == 1
-        waited_ns = {shop.ended[one.id].queue_ns for one in full}
-        assert waited_ns == {3 * MILLISECOND_NS}, "until its thread began it, which had another to end"
-
-    with_shop(scenario, queues_one=True)
-
-
-def test_who_leaves_a_batch_that_has_not_begun_gets_his_slots_back_when_it_has_run() -> None:
-    async def scenario(shop: Shop) -> None:
-        engine = shop.engines[0]
-        engine.gate.clear()
-        shop.submit()
-        await shop.in_engine()
-        gone, *others = [shop.submit() for _ in range(8)]
-        await shop.until(lambda: len(list(shop.scheduler.running())) == 2)
-        assert shop.cancel(gone)
-        engine.gate.set()
-        await shop.rest()
-        assert shop.outcome(gone) is None
-        assert {shop.outcome(one) for one in others} == {Outcome.ANSWERED}
-        assert not shop.slab.used_bytes
-
-    with_shop(scenario, queues_one=True)
 
 
 def test_a_bug_in_the_observer_costs_nobody_an_answer() -> None:
@@ -817,12 +773,8 @@ def test_a_timer_ends_who_has_waited_for_too_long(pause_s: float | None) -> None
 # Everything at once
 
 
-@pytest.mark.parametrize(
-    ("lanes", "depth", "queues_one", "seed"), [(1, 1, False, 1), (2, 2, False, 2), (1, 1, True, 3), (2, 1, True, 4)]
-)
-def test_thousands_of_requests_with_departures_poison_and_lost_lanes(
-    lanes: int, depth: int, queues_one: bool, seed: int
-) -> None:
+@pytest.mark.parametrize(("lanes", "depth", "seed"), [(1, 1, 1), (2, 2, 2)])
+def test_thousands_of_requests_with_departures_poison_and_lost_lanes(lanes: int, depth: int, seed: int) -> None:
     chance = random.Random(seed)
     total = 5000
 
@@ -834,7 +786,7 @@ def test_thousands_of_requests_with_departures_poison_and_lost_lanes(
         while len(submitted) < total:
             for _ in range(chance.randint(1, 12)):
                 shop.now_ns += chance.randint(0, MILLISECOND_NS // 10)
-                is_dated = chance.random() < (0.001 if queues_one else 0.2)
+                is_dated = chance.random() < 0.2
                 deadline_ns = shop.now_ns + chance.randint(1, 20) * MILLISECOND_NS if is_dated else None
                 request = shop.make(
                     deadline_ns=deadline_ns, samples=chance.choice([1, 1, 1, 3]), priority=chance.choice([0, 0, 1, 3])
@@ -877,4 +829,4 @@ def test_thousands_of_requests_with_departures_poison_and_lost_lanes(
         seen = {done.outcome for done in shop.ended.values()}
         assert {Outcome.ANSWERED, Outcome.MODEL_FAILED, Outcome.ENGINE_LOST} <= seen
 
-    with_shop(scenario, lanes=lanes, depth=depth, queues_one=queues_one)
+    with_shop(scenario, lanes=lanes, depth=depth)
