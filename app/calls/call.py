@@ -242,6 +242,7 @@ class Call:
         self.late = _late
         if self._watch is not None:
             self._watch.cancel()
+            self._watch = None
         core.slab.move(self._slots, SlotState.FREE)
         self._slots.clear()
         for region in self._regions:

@@ -662,7 +662,7 @@ def test_without_room_that_is_said(workshop: Workshop) -> None:
         connection, slab = await house.used(), house.core.slab
         taken = slab.reserve(slab.capacity_bytes)
         assert taken is not None
-        assert (await connection.ask(rows(1.0))).status == 429
+        assert (await connection.ask(rows(1.0, path=f"{ROWS}?timeout_ms=50"))).status == 429
         slab.free(taken.ref)
         assert shift(await connection.ask(rows(1.0))) == 101.0
         assert 'convoy_rejected_total{reason="memory"} 1.0' in house.core.metrics.render().decode()
