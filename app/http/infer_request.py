@@ -8,17 +8,16 @@ Triton's, because clients match them.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
-import orjson
 
 from convoy.app.calls.shared_memory import SharedMemory
 from convoy.app.http.body import Body
-from convoy.app.http.json_documents import TooManyObjects, loads
+from convoy.app.http.json_documents import InferDocument, JsonTensor, read_document, read_values
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.protocol.inference import InferRequest, understand, wrong_request
 from convoy.app.protocol.shared_tensors import REGION, SharedInput, shared_place
@@ -116,7 +115,6 @@ class _OneString:
         return target.packed([bytes(self.body.view)])
 
 
-_Json = dict[str, Any]
 # numpy's kinds of values that JSON may bring for a tensor of each kind.
 _ACCEPTED_KINDS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
@@ -134,7 +132,7 @@ def parse_infer(body: Body, header_length: int | None, served: Served, memory: S
             f"inference header size should be in range (1, {body.nbytes}), got: {header_length}; "
             "Inference-Header-Content-Length is the length of the JSON part"
         )
-    document = _parse_json(body.view[:header_length])
+    document = read_document(body.view[:header_length])
     tail = BinaryTail(body, body.nbytes if header_length is None else header_length)
     asked = _asked(document, tail, memory)
     request = understand(asked, served)
@@ -146,50 +144,47 @@ def parse_infer(body: Body, header_length: int | None, served: Served, memory: S
     return request
 
 
-def _asked(document: _Json, tail: BinaryTail, memory: SharedMemory) -> RawRequest:
-    request_id = _request_id(document)
-    parameters = _parameters(document, "the request")
-    binary_by_default = parameters.get("binary_data_output", False)
+def _asked(document: InferDocument, tail: BinaryTail, memory: SharedMemory) -> RawRequest:
+    binary_by_default = document.parameters.get("binary_data_output", False)
     if not isinstance(binary_by_default, bool):
         raise InvalidRequest("'binary_data_output' in 'parameters' must be true or false")
-    inputs = [_tensor(one, tail, memory) for one in _list_of_objects(document, "inputs", required=True)]
-    outputs = [_output(one) for one in _list_of_objects(document, "outputs", required=False)]
-    return RawRequest(request_id, parameters, inputs, outputs, memory, binary_by_default)
+    if document.id is not None:
+        _check_text(document.id)
+    inputs = [TensorIn(one.name, one.datatype, one.shape, _source(one, tail, memory)) for one in document.inputs]
+    outputs = [OutputIn(one.name, one.parameters) for one in document.outputs or ()]
+    return RawRequest(document.id, document.parameters, inputs, outputs, memory, binary_by_default)
 
 
-def _tensor(document: _Json, tail: BinaryTail, memory: SharedMemory) -> TensorIn:
-    name = _required(document, "name", str, "an input's name, a string")
-    datatype = _required(document, "datatype", str, "the tensor's datatype, a string")
-    shape = _required(document, "shape", list, "a list of whole numbers")
-    return TensorIn(name, datatype, shape, _source(document, name, tail, memory))
-
-
-def _source(document: _Json, name: str, tail: BinaryTail, memory: SharedMemory) -> Source:
-    what = f"input '{name[:100]}'"
-    parameters = _parameters(document, what)
-    size = parameters.get("binary_data_size")
-    if ("data" in document) + (size is not None) + (REGION in parameters) != 1:
+def _source(tensor: JsonTensor, tail: BinaryTail, memory: SharedMemory) -> Source:
+    parameters = tensor.parameters
+    size, has_data = parameters.get("binary_data_size"), tensor.data is not msgspec.UNSET
+    if has_data + (size is not None) + (REGION in parameters) != 1:
         raise InvalidRequest(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
-            f"'{REGION}' in 'parameters'; see '{name[:100]}'"
+            f"'{REGION}' in 'parameters'; see '{tensor.name[:100]}'"
         )
-    if REGION in parameters:
-        return SharedInput(shared_place(parameters, what, memory))
+    if has_data:
+        return _JsonValues(tensor.data)
     if size is None:
-        return _JsonValues(document["data"])
+        return SharedInput(shared_place(parameters, f"input '{tensor.name[:100]}'", memory))
     if type(size) is not int or size < 0:
-        raise InvalidRequest(f"binary_data_size of input '{name[:100]}' must be a whole number >= 0, got {brief(size)}")
+        raise InvalidRequest(
+            f"binary_data_size of input '{tensor.name[:100]}' must be a whole number >= 0, got {brief(size)}"
+        )
     return tail.next(size)
 
 
-def _output(document: _Json) -> OutputIn:
-    name = _required(document, "name", str, "an output's name, a string")
-    return OutputIn(name, _parameters(document, f"output '{name[:100]}'"))
+def _check_text(own_id: str) -> None:
+    """The client's own id goes back in the answer."""
+    try:
+        own_id.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("'id' must be text that can be written as UTF-8, got half a surrogate pair") from error
 
 
 @dataclass(frozen=True, slots=True)
 class _JsonValues:
-    """A tensor as JSON numbers, flat or nested; flat ones may be an array already."""
+    """A tensor as JSON, flat or nested, which may not be read yet."""
 
     data: object
 
@@ -200,102 +195,48 @@ class _JsonValues:
                 f"receiving {target.spec.dtype} data via JSON is not supported. "
                 f"Please use the binary data format for input {name}"
             )
+        data = read_values(self.data, target.spec.dtype)
         if target.spec.is_strings:
-            return target.packed(self._strings(target))
-        values = self._values(target)
+            return target.packed(_strings(data, target))
+        values = _values(data, target)
         if values.size != target.values:
             raise target.wrong(
                 f"input '{name}' has {values.size} values, its shape {shown(target.shape)} needs {target.values}"
             )
         return values
 
-    def _strings(self, target: Target) -> list[bytes]:
-        wrong = target.wrong(f"data of input '{target.spec.name}' must be a list of strings")
-        if not isinstance(self.data, list):
+
+def _strings(data: object, target: Target) -> list[bytes]:
+    wrong = target.wrong(f"data of input '{target.spec.name}' must be a list of strings")
+    if not isinstance(data, list):
+        raise wrong
+    try:
+        elements = np.asarray(data, object).reshape(-1).tolist()
+        if not all(isinstance(element, str) for element in elements):
             raise wrong
-        try:
-            elements = np.asarray(self.data, object).reshape(-1).tolist()
-            if not all(isinstance(element, str) for element in elements):
-                raise wrong
-            return [element.encode() for element in elements]
-        except (ValueError, RecursionError) as error:  # ragged, absurdly deep, or half a surrogate pair
-            raise wrong from error
-
-    def _values(self, target: Target) -> np.ndarray:
-        spec, dtype = target.spec, target.spec.numpy_dtype
-        if isinstance(self.data, np.ndarray):
-            return in_range(self.data, target)
-        if not isinstance(self.data, list):
-            raise target.wrong(f"data of input '{spec.name}' must be a list")
-        try:
-            values = np.asarray(self.data)
-        except (ValueError, OverflowError, RecursionError) as error:
-            raise target.wrong(f"data of input '{spec.name}' must be numbers, flat or nested like its shape") from error
-        if values.size == 0:
-            return values.astype(dtype)
-        if dtype.name == "uint64" and values.dtype.kind == "f":
-            values = _exact_integers(self.data, values)
-        is_number = dtype.kind != "b"
-        if values.dtype.kind not in _ACCEPTED_KINDS[dtype.kind] or (is_number and _has_booleans(self.data)):
-            raise target.wrong(f"data of input '{spec.name}' must be {spec.dtype} values, got {brief(self.data)}")
-        return in_range(values, target)
+        return [element.encode() for element in elements]
+    except (ValueError, RecursionError) as error:  # ragged, absurdly deep, or half a surrogate pair
+        raise wrong from error
 
 
-def _parse_json(view: memoryview) -> _Json:
+def _values(data: object, target: Target) -> np.ndarray:
+    spec, dtype = target.spec, target.spec.numpy_dtype
+    if isinstance(data, np.ndarray):
+        return in_range(data, target)
+    if not isinstance(data, list):
+        raise target.wrong(f"data of input '{spec.name}' must be a list")
     try:
-        document = loads(view)
-    except orjson.JSONDecodeError:
-        document = _parse_with_nan(bytes(view))
-    except TooManyObjects as error:
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}; send binary tensor data") from error
-    if not isinstance(document, dict):
-        raise InvalidRequest("the request must be a JSON object with 'inputs'")
-    return document
-
-
-def _parse_with_nan(text: bytes) -> object:
-    """NaN and Infinity are legal in tensors but not in JSON; the standard library reads them."""
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise InvalidRequest("JSON nesting depth exceeds maximum allowed limit (100)") from error
-    except ValueError as error:
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from error
-
-
-def _list_of_objects(document: _Json, field: str, *, required: bool) -> list[_Json]:
-    value = document.get(field)
-    if value is None and not required:
-        return []
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise InvalidRequest(f"'{field}' must be a list of objects")
-    return value
-
-
-def _parameters(document: _Json, where: str) -> _Json:
-    value = document.get("parameters", {})
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"'parameters' of {where} must be an object")
-    return value
-
-
-def _required(document: _Json, field: str, kind: type, expected: str) -> Any:
-    value = document.get(field)
-    if not isinstance(value, kind):
-        raise InvalidRequest(f"'{field}' must be {expected}, got {brief(value)}")
-    return value
-
-
-def _request_id(document: _Json) -> str | None:
-    """The client's own id, which goes back in the answer."""
-    if document.get("id") is None:
-        return None
-    own_id: str = _required(document, "id", str, "a string")
-    try:
-        own_id.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest("'id' must be text that can be written as UTF-8, got half a surrogate pair") from error
-    return own_id
+        values = np.asarray(data)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise target.wrong(f"data of input '{spec.name}' must be numbers, flat or nested like its shape") from error
+    if values.size == 0:
+        return values.astype(dtype)
+    if dtype.name == "uint64" and values.dtype.kind == "f":
+        values = _exact_integers(data, values)
+    is_number = dtype.kind != "b"
+    if values.dtype.kind not in _ACCEPTED_KINDS[dtype.kind] or (is_number and _has_booleans(data)):
+        raise target.wrong(f"data of input '{spec.name}' must be {spec.dtype} values, got {brief(data)}")
+    return in_range(values, target)
 
 
 def _has_booleans(data: list[Any]) -> bool:

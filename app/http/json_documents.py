@@ -1,16 +1,18 @@
-"""An infer request's JSON, in which most is numbers: long lists of them become arrays without an object per number.
+"""An infer request's JSON: its fields by a typed decoder, and long lists of numbers as arrays.
 
-simdjson reads the document; what it does not take, or reads differently from orjson, is left to orjson and its words.
-Knows the names that the protocol gives to the fields, and nothing of what they mean.
+A reader of JSON holds the interpreter's lock from the first byte to the last, and makes an object of each value, which
+needs two bytes and takes a hundred. So a large document is weighed before it is read, by its commas and brackets, which
+numpy counts without the lock.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import orjson
 import simdjson
@@ -85,6 +87,15 @@ def needed_bytes(weight: Weight, served: Served) -> int:
 
 # Numbers of so much JSON are read in some tenths of a millisecond; to hand it to a thread takes as long.
 INLINE_JSON_BYTES = 96 << 10
+_MOST_TENSORS = 256
+# numpy's, and so of lists in lists.
+_MOST_DIMENSIONS = 64
+# Below, making objects of the numbers costs less than not to.
+_SHORTEST_BYTES = 2 << 10
+# A parser keeps several times the memory of its largest document.
+_LARGEST_KEPT_BYTES = 1 << 20
+# Values that become objects; until all are made, nothing else runs.
+_MOST_OBJECTS = 1 << 20
 # The protocol's types that a list of JSON numbers stands for without a doubt, and how simdjson may read such a list.
 _Form = Literal["d", "i", "u"]
 _FLOAT: tuple[_Form, ...] = ("d",)
@@ -95,47 +106,121 @@ _FORMS: dict[str, tuple[_Form, ...]] = {
     "UINT64": ("i", "u"),
 }
 _DTYPES: dict[_Form, type[np.generic]] = {"d": np.float64, "i": np.int64, "u": np.uint64}
-# numpy's, and so of lists in lists.
-_MOST_DIMENSIONS = 64
-# Of one object, in which simdjson finds each by looking at all before it; and tensors.
-_MOST_MEMBERS = 256
-# So many brackets are found faster one by one than by looking at each byte.
-_FEW_BRACKETS = 100
-# Below, making objects of the numbers costs less than not to.
-_SHORTEST_BYTES = 2 << 10
-# A parser keeps several times the memory of its largest document.
-_LARGEST_KEPT_BYTES = 1 << 20
-# Of one document: the garbage collector looks at all lists and objects, and meanwhile nothing else runs.
-_MOST_LISTS = 1 << 18
-# Of one document that simdjson does not take; until all are made, nothing else runs.
-_MOST_OBJECTS = 1 << 20
-_CONTAINERS = frozenset({simdjson.Array, simdjson.Object})
-_ABSENT = object()
-_BOM = b"\xef\xbb\xbf"
 _kept = threading.local()
 
 
-class TooManyObjects(Exception):
-    """More than may be made of one document; the words say what there was to make them of."""
+class JsonTensor(msgspec.Struct, gc=False):
+    """An input. `data` is JSON that is not read yet, or what the standard library has made of it."""
+
+    name: str
+    datatype: str
+    shape: Annotated[list[int], msgspec.Meta(max_length=_MOST_DIMENSIONS)]
+    parameters: dict[str, Any] = {}
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-def loads(view: memoryview) -> Any:
-    """What `orjson.loads` returns, with arrays for lists of numbers in tensors of numbers, flat or evenly nested.
+class JsonOutput(msgspec.Struct, gc=False):
+    """A wanted output."""
 
-    They are 1-d, of float64, int64 or uint64, and are the only arrays. Raises orjson.JSONDecodeError or TooManyObjects.
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class InferDocument(msgspec.Struct, gc=False):
+    """An infer request; other members mean nothing."""
+
+    inputs: Annotated[list[JsonTensor], msgspec.Meta(max_length=_MOST_TENSORS)]
+    id: str | None = None
+    parameters: dict[str, Any] = {}
+    outputs: Annotated[list[JsonOutput], msgspec.Meta(max_length=_MOST_TENSORS)] | None = None
+
+
+_decoder = msgspec.json.Decoder(InferDocument)
+
+
+def read_document(view: memoryview) -> InferDocument:
+    """The request, of which each tensor's `data` is not read yet. Raises InvalidRequest."""
+    try:
+        return _decoder.decode(view)
+    except msgspec.ValidationError as error:
+        raise _malformed(error) from None
+    except RecursionError:
+        raise _too_deep() from None
+    except msgspec.DecodeError:
+        return _read_with_nan(view)
+
+
+def _read_with_nan(view: memoryview) -> InferDocument:
+    """NaN and Infinity are legal in tensors but not in JSON; the standard library reads them."""
+    _check_count(view, "in JSON that is invalid, unusual, or has NaN or Infinity")
+    document = _read_leniently(bytes(view))
+    tensors = document.get("inputs") if isinstance(document, dict) else None
+    lists = [
+        one.pop("data", msgspec.UNSET) if isinstance(one, dict) else msgspec.UNSET
+        for one in (tensors if isinstance(tensors, list) else ())
+    ]
+    try:
+        request = msgspec.convert(document, InferDocument)
+    except msgspec.ValidationError as error:
+        raise _malformed(error) from None
+    for tensor, data in zip(request.inputs, lists, strict=True):
+        tensor.data = data
+    return request
+
+
+def _read_leniently(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from error
+
+
+def _malformed(error: msgspec.ValidationError) -> InvalidRequest:
+    return InvalidRequest(f"the request is not an infer request of the Open Inference Protocol: {error}")
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest("JSON nesting depth exceeds maximum allowed limit (100)")
+
+
+def _check_count(text: memoryview, what: str) -> None:
+    if len(text) > INLINE_JSON_BYTES and (count := sum(weigh(text)[1:])) > _MOST_OBJECTS:
+        raise InvalidRequest(f"failed to parse the request JSON buffer: {count} values {what}; send binary tensor data")
+
+
+def read_values(data: object, datatype: str) -> object:
+    """A tensor's `data`: an array where it is a list of numbers that such a tensor may have, flat or evenly nested.
+
+    The array is 1-d, of float64, int64 or uint64. Anything else is what JSON makes of it. Raises InvalidRequest.
     """
-    if len(view) >= _SHORTEST_BYTES and view[:3] != _BOM:
-        try:
-            return _document(bytes(view))
-        except (_NotHere, KeyError, ValueError, RuntimeError):  # simdjson's ways to say that it cannot
-            pass
-    if len(view) > INLINE_JSON_BYTES and (count := sum(weigh(view)[1:])) > _MOST_OBJECTS:
-        raise TooManyObjects(f"{count} values in JSON that is invalid, unusual, or has NaN or Infinity")
-    return orjson.loads(view)
+    if not isinstance(data, msgspec.Raw):
+        return data
+    text, forms = memoryview(data), _FORMS.get(datatype, ())
+    if forms and len(text) >= _SHORTEST_BYTES:
+        values = _numbers(bytes(text), forms)
+        if values is not None:
+            return values
+    _check_count(text, "that are no flat or even lists of numbers")
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:  # 1e999, for example, or half a surrogate pair
+        return _read_leniently(bytes(text))
 
 
-class _NotHere(Exception):
-    """Not the form that a request has."""
+def _numbers(text: bytes, forms: tuple[_Form, ...]) -> np.ndarray | None:
+    try:
+        data = _parse(text)
+        if isinstance(data, simdjson.Array) and text.count(b"[") == _count_even(data):
+            for form in forms:
+                try:
+                    return np.frombuffer(data.as_buffer(of_type=form), _DTYPES[form])
+                except (TypeError, ValueError):  # what is no number, or none of this form
+                    pass
+    except (ValueError, RuntimeError):  # simdjson's ways to say that it cannot
+        pass
+    return None
 
 
 def _parse(text: bytes) -> Any:
@@ -146,52 +231,6 @@ def _parse(text: bytes) -> Any:
     if parser is None:
         parser = _kept.parser = simdjson.Parser()
     return parser.parse(text)
-
-
-def _document(text: bytes) -> dict[str, Any]:
-    root = _parse(text)
-    # In a longer one a list may have more values than simdjson counts: it would write behind the list that it makes.
-    plain = _plain if len(text) <= INLINE_JSON_BYTES else _Long().plain
-    document = {name: plain(root[name]) for name in _names(root) if name != "inputs"}
-    tensors = root["inputs"] if "inputs" in root.keys() else None  # noqa: SIM118 - it has no `in`
-    if not isinstance(tensors, simdjson.Array) or len(tensors) > _MOST_MEMBERS:
-        raise _NotHere
-    inputs: list[dict[str, Any]] = []
-    lists: list[Any] = []
-    tensor: Any
-    for tensor in tensors:
-        names = _names(tensor)
-        inputs.append({name: plain(tensor[name]) for name in names if name != "data"})
-        lists.append(tensor["data"] if "data" in names else _ABSENT)
-    # Each list of numbers adds its own brackets to those of the rest; any more are uneven lists, or in a text.
-    known = 1 + _count_lists([document, *inputs])
-    known += sum([_count_even(data) for data in lists if isinstance(data, simdjson.Array)])
-    is_even = not _has_more_brackets(text, known)
-    for fields, data in zip(inputs, lists, strict=True):
-        if data is not _ABSENT:
-            fields["data"] = _numbers(data, fields.get("datatype"), plain) if is_even else plain(data)
-    return {**document, "inputs": inputs}
-
-
-def _names(value: Any) -> list[str]:
-    if not isinstance(value, simdjson.Object) or len(value) > _MOST_MEMBERS:
-        raise _NotHere
-    names = list(value.keys())
-    # Of several with a name the last one counts, and simdjson finds the first; it looks for what is before a NUL.
-    if len(set(names)) != len(names) or "\0" in "".join(names):
-        raise _NotHere
-    return names
-
-
-def _numbers(data: Any, datatype: object, plain: Callable[[Any], Any]) -> Any:
-    """An even list as an array, if all in it are numbers that such a tensor may have; else what it is."""
-    if isinstance(data, simdjson.Array) and isinstance(datatype, str):
-        for form in _FORMS.get(datatype, ()):
-            try:
-                return np.frombuffer(data.as_buffer(of_type=form), _DTYPES[form])
-            except (TypeError, ValueError):  # what is no number, or none of this form
-                pass
-    return plain(data)
 
 
 def _count_even(data: Any) -> int:
@@ -220,50 +259,3 @@ def _count_as_long(data: Any, lengths: list[int]) -> int:
             return 0
         count += inside
     return count
-
-
-def _has_more_brackets(text: bytes, count: int) -> bool:
-    if count > _FEW_BRACKETS:
-        return text.count(b"[") > count
-    at = -1  # `bytes.count` looks at each byte by itself
-    for _ in range(count + 1):
-        at = text.find(b"[", at + 1)
-        if at < 0:
-            return False
-    return True
-
-
-def _count_lists(values: Iterable[Any]) -> int:
-    """How many lists these values are or have in them."""
-    count = 0
-    for value in values:
-        if isinstance(value, list):
-            count += 1 + _count_lists(value)
-        elif isinstance(value, dict):
-            count += _count_lists(value.values())
-    return count
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, simdjson.Array):
-        return value.as_list()
-    if isinstance(value, simdjson.Object):
-        return value.as_dict()
-    return value
-
-
-class _Long:
-    """The same of a long document, in which others run between one value and the next."""
-
-    def __init__(self) -> None:
-        self._lists = 0
-
-    def plain(self, value: Any) -> Any:
-        if type(value) not in _CONTAINERS:
-            return value
-        self._lists += 1
-        if self._lists > _MOST_LISTS:
-            raise TooManyObjects(f"more than {_MOST_LISTS} lists and objects that are no flat or even lists of numbers")
-        if isinstance(value, simdjson.Object):
-            return {name: self.plain(value[name]) for name in _names(value)}
-        return [self.plain(one) if type(one) in _CONTAINERS else one for one in value]
