@@ -76,9 +76,9 @@ class Call:
     """One HTTP, gRPC or Python call; afterwards its record. Times are CLOCK_MONOTONIC nanoseconds.
 
     `protocol` is its name in the metrics. `deadline_ns` None: no limit. `late` makes the error for a call whose
-    deadline passes; it may change with what the call waits for. `until_client_leaves` is set when its body has been
-    read. `decode_ns` is what its first input took to read, after `decode_wait_ns`. `answered_ns` is when its last
-    answer came.
+    deadline passes; it may change with what the call waits for. While its body is read, that is due at `body_due_ns`,
+    and `slow` makes the error; `until_client_leaves` is set when it has been read. `decode_ns` is what its first input
+    took to read, after `decode_wait_ns`. `answered_ns` is when its last answer came.
     """
 
     def __init__(self, core: Core, protocol: str) -> None:
@@ -93,6 +93,8 @@ class Call:
         self._is_decoded = False
         self.deadline_ns: int | None = None
         self.late: Callable[[], RequestError] = _late
+        self.body_due_ns: int | None = None
+        self.slow: Callable[[], RequestError] = _late
         self.until_client_leaves: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._slots: dict[SlotRef, Slot] = {}
         self._regions: list[Region] = []
@@ -134,6 +136,8 @@ class Call:
             return
         if self.deadline_ns is not None and now_ns >= self.deadline_ns:
             self.cancel(self.late())
+        elif self.body_due_ns is not None and now_ns >= self.body_due_ns:
+            self.cancel(self.slow())
         elif self.until_client_leaves is not None and self._watch is None:
             self._watch = asyncio.ensure_future(self._watch_client(self.until_client_leaves))
 
@@ -239,7 +243,7 @@ class Call:
         self.settle()
         # Kept no longer: they hold frames that hold the call.
         self._cancelled_by = self.until_client_leaves = None
-        self.late = _late
+        self.late = self.slow = _late
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None

@@ -15,6 +15,8 @@ from convoy.models.errors import Unavailable
 
 # Deadlines are kept to this precision, and calls that take longer are watched for clients that leave.
 TICK_S = 0.01
+# A process that was stopped finds all times passed, and what has arrived meanwhile still unread: it gets another tick.
+_STOPPED_NS = 1_000_000_000
 
 
 class OpenCall(Protocol):
@@ -31,6 +33,7 @@ class OpenCalls:
         self.draining = False  # no call may begin any more
         self._calls: dict[OpenCall, None] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._ticked_ns = 0
         self._last_has_ended = asyncio.Event()
 
     def __len__(self) -> int:
@@ -46,7 +49,7 @@ class OpenCalls:
             raise Unavailable("the server is shutting down; send the request to another one", reason=Refusal.DRAINING)
         self._calls[call] = None
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+            self._tick_soon()
 
     def end(self, call: OpenCall) -> None:
         """The client has its answer, or has gone."""
@@ -62,8 +65,14 @@ class OpenCalls:
                 await asyncio.wait_for(self._last_has_ended.wait(), timeout_s)
         return not self._calls
 
+    def _tick_soon(self) -> None:
+        self._ticked_ns = time.monotonic_ns()
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
     def _tick(self) -> None:
-        now_ns = time.monotonic_ns()
-        for call in [*self._calls]:
-            call.tick(now_ns)
-        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick) if self._calls else None
+        now_ns, self._timer = time.monotonic_ns(), None
+        if now_ns - self._ticked_ns < _STOPPED_NS:
+            for call in [*self._calls]:
+                call.tick(now_ns)
+        if self._calls:
+            self._tick_soon()

@@ -26,7 +26,7 @@ from convoy.app.http.browsers import Cors, OwnPages
 from convoy.app.http.control import control_routes, not_offered_routes
 from convoy.app.http.docs_routes import docs_routes
 from convoy.app.http.gate import Gate
-from convoy.app.http.hot_routes import HotRoutes, Shortcut
+from convoy.app.http.hot_routes import HotRoutes
 from convoy.app.http.openapi import document_routes
 from convoy.app.http.replies import Reply, as_response, error_body, error_reply
 from convoy.app.http.repository import repository_routes, shared_memory_routes
@@ -66,13 +66,13 @@ def create_app(core: Core, options: EdgeOptions, routes: HotRoutes | None = None
         await core.stop()
 
     class Application(FastAPI):
-        """FastAPI behind CORS, the gate and the shortcut, which must come before its own middlewares."""
+        """FastAPI behind CORS and the gate, which come before its own middlewares."""
 
         def build_middleware_stack(self) -> ASGIApp:
             stack = super().build_middleware_stack()
             # It would answer what nobody foresaw in plain text and without an id, before the gate hears of it.
             assert isinstance(stack, ServerErrorMiddleware)
-            return Cors(Gate(Shortcut(HeadAsGet(stack.app), hot), core, options), options)
+            return Cors(Gate(hot, HeadAsGet(stack.app), core, options), options)
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or self.middleware_stack is None:

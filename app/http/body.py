@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -16,17 +17,20 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from fastapi import Request
-from starlette.types import Message, Receive
+from starlette.types import Receive
 
 from convoy.app.calls.call import Call
 from convoy.app.calls.options import BodyLimits
 from convoy.app.calls.refusals import no_room
+from convoy.app.scheduling.request import SECOND_NS
 from convoy.app.scheduling.slab import Slab, Slot
 from convoy.app.telemetry.outcomes import ClientGone
 from convoy.models.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
 
 Result = TypeVar("Result")
 _SMALL_BYTES = 64 << 10
+# Announced bodies may together be larger than the memory there is; only what has arrived takes some.
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
 # Of the slab, for all uploads above `_SMALL_BYTES` together while they arrive.
 _UPLOADS_SHARE = 0.75
 # A time limit that passes while there may be bytes to read is looked at again so much later.
@@ -126,43 +130,55 @@ class BodyReader:
         self._small = b""
         self._large: mmap.mmap | None = None  # above _SMALL_BYTES; only what has arrived takes memory
         self._held_bytes = 0
-        self._stalled_s = 0.0  # nobody read here; that time is not the client's
+        self._stalled_ns = 0  # nobody read here; that time is not the client's
         if not call.may_ever_hold(self._declared):
             call.reserve(self._declared)  # raises with the reason
 
     async def read(self, receive: Receive) -> Body:
         """Read to the end. Raises BodyTooLarge, Overloaded, RequestTimeout or ClientGone."""
-        begun_s = asyncio.get_running_loop().time()
+        call, begun_ns = self._call, time.monotonic_ns()
+        call.slow = self._too_slow
         try:
             while True:
                 patience_s = self._limits.seconds_for(self._held_bytes)
-                message = await _next_message(receive, begun_s + self._stalled_s + patience_s, patience_s)
+                call.body_due_ns = begun_ns + self._stalled_ns + int(patience_s * SECOND_NS)
+                message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 piece, is_last = message.get("body", b""), not message.get("more_body", False)
                 if self._held_bytes + len(piece) > self._limits.max_bytes:
                     raise too_large(self._held_bytes + len(piece), self._limits)
-                if not self._add(piece):
-                    await self._wait_until(partial(self._add, piece))
+                if is_last and not self._held_bytes:
+                    return await self._attempted(partial(self._store, piece))
+                await self._attempted(partial(self._add, piece))
                 if is_last:
-                    stored = self._stored()
-                    return stored if stored is not None else await self._wait_until(self._stored)
+                    return await self._attempted(self._stored)
         finally:
+            call.body_due_ns = None
             self._room.leave(self, self._held_bytes)
 
     def _add(self, piece: bytes) -> bool:
         if not self._room.take(self, self._held_bytes, len(piece)):
             return False
         end = self._held_bytes + len(piece)
-        if self._large is None and end <= _SMALL_BYTES:
+        if self._large is None and max(end, self._declared) <= _SMALL_BYTES:
             self._small += piece
         else:
             if self._large is None:
-                self._large = mmap.mmap(-1, max(end, self._declared or self._limits.max_bytes))
+                self._large = mmap.mmap(-1, max(end, self._declared or self._limits.max_bytes), flags=_PRIVATE)
                 self._large[: self._held_bytes] = self._small
             self._large[self._held_bytes : end] = piece
         self._held_bytes = end
         return True
+
+    def _store(self, whole: bytes) -> Body | None:
+        """All of it in a slot, where it has come at once; None: there is no room now."""
+        try:
+            slot = self._call.reserve(len(whole))
+        except Overloaded:
+            return None
+        slot.view[:] = whole
+        return Body(slot, len(whole))
 
     def _stored(self) -> Body | None:
         """All of it in a slot; None: there is no room now."""
@@ -184,38 +200,28 @@ class BodyReader:
         self._large.close()
         return Body(slot, nbytes)
 
-    async def _wait_until(self, attempt: Callable[[], Result | None]) -> Result:
-        """What an attempt gives that succeeds. Raises Overloaded, also when the call's deadline passes meanwhile."""
-        loop, call = asyncio.get_running_loop(), self._call
-        began_s, late = loop.time(), call.late
-        call.late = self._no_room
-        try:
-            async with asyncio.timeout(self._limits.grace_s):
-                while not (result := attempt()):
-                    await self._room.wait()
-        except TimeoutError:
-            raise self._no_room() from None
-        call.late = late
-        self._stalled_s += loop.time() - began_s
+    async def _attempted(self, attempt: Callable[[], Result | None]) -> Result:
+        """What an attempt gives that succeeds: now, or when there is room.
+
+        The client gets a 429 where that takes too long, or its deadline passes meanwhile.
+        """
+        if result := attempt():
+            return result
+        call, began_ns = self._call, time.monotonic_ns()
+        late, slow = call.late, call.slow
+        call.late = call.slow = self._no_room
+        call.body_due_ns = began_ns + int(self._limits.grace_s * SECOND_NS)
+        while not (result := attempt()):
+            await self._room.wait()
+        call.late, call.slow = late, slow
+        self._stalled_ns += time.monotonic_ns() - began_ns
         return result
 
     def _no_room(self) -> Overloaded:
         return no_room(max(self._held_bytes, self._declared), self._call.core.slab)
 
-
-async def _next_message(receive: Receive, until_s: float, patience_s: float) -> Message:
-    """Raises RequestTimeout."""
-    try:
-        async with asyncio.timeout_at(until_s):
-            return await receive()
-    except TimeoutError:
-        pass
-    # A process that was stopped finds all its timers late, and what has arrived meanwhile still unread.
-    try:
-        async with asyncio.timeout(LOOK_AGAIN_S):
-            return await receive()
-    except TimeoutError:
-        raise too_slow(patience_s) from None
+    def _too_slow(self) -> RequestTimeout:
+        return too_slow(self._limits.seconds_for(self._held_bytes))
 
 
 def too_slow(patience_s: float) -> RequestTimeout:

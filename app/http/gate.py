@@ -20,7 +20,7 @@ from convoy.app.calls.call import CALL_IN_SCOPE, Call
 from convoy.app.calls.load_report import ASKS, TELLS, report_header
 from convoy.app.calls.options import EdgeOptions
 from convoy.app.core import Core
-from convoy.app.http.hot_routes import protocol_of
+from convoy.app.http.hot_routes import HotRoutes
 from convoy.app.http.replies import Headers, Reply, error_reply, internal_error, send_reply
 from convoy.app.server.logs import request_id
 from convoy.app.telemetry.tracing import RequestSpan
@@ -124,10 +124,10 @@ class RequestContext:
 
 
 class Gate:
-    """Wraps the whole application."""
+    """In front of the hot routes and of the framework's application, which has all the rest."""
 
-    def __init__(self, app: ASGIApp, core: Core, options: EdgeOptions) -> None:
-        self._app = app
+    def __init__(self, hot: HotRoutes, app: ASGIApp, core: Core, options: EdgeOptions) -> None:
+        self._hot, self._app = hot, app
         self._core = core
         self._access_log = AccessLog(options)
 
@@ -138,6 +138,7 @@ class Gate:
         headers, call = dict(scope["headers"]), f"{scope['method']} {scope['path']}"
         context = RequestContext(self._access_log, self._core, headers)
         request_id.set(context.own_id.decode())
+        found = self._hot.find(scope["path"]) if scope["method"] == "POST" else None
 
         async def visible(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -149,11 +150,15 @@ class Gate:
 
         try:
             context.check_key(scope["path"], headers)
-            await self._app(scope, receive, visible)
+            if found is None:
+                await self._app(scope, receive, visible)
+            else:
+                route, scope["path_params"] = found
+                await route(scope, receive, visible)
         except Unauthorized as error:
             reply = error_reply(error)
-            if (protocol := protocol_of(scope)) is not None:
-                turned_away = Call(self._core, protocol)
+            if found is not None:
+                turned_away = Call(self._core, found[0].protocol)
                 turned_away.arrival_ns = context.started_ns
                 turned_away.end(reply.ending)
                 scope[CALL_IN_SCOPE] = turned_away

@@ -36,17 +36,17 @@ class HttpHead(NamedTuple):
 
 def parsed_query(raw: bytes) -> Mapping[str, str]:
     """What a target says behind its `?`: of each name the last value."""
-    return dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True))
+    return dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True)) if raw else {}
 
 
 class HotRoute(ABC):
     """Subclasses turn a body into a reply; everything around that is here."""
 
     protocol: ClassVar[str]
+    paths: ClassVar[tuple[str, ...]]  # without a version, and with one
 
     def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder, room: UploadRoom) -> None:
         self.core, self.options, self.decoder, self._room = core, options, decoder, room
-        self.paths: tuple[str, ...] = ()  # where it is mounted: without a version, and with one
 
     @abstractmethod
     async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
@@ -62,7 +62,7 @@ class HotRoute(ABC):
             if tracing is None:
                 return
             parent = {name.decode(): headers[name].decode("latin-1") for name in _TRACE_HEADERS if name in headers}
-            route = self.paths[min(len(names), len(self.paths)) - 1]
+            route = self.paths[len(names) - 1]
             attributes = {"http.request.method": "POST", "http.route": route, "url.path": path, "url.scheme": "http"}
             call.span = tracing.begin("http", f"POST {route}", attributes, parent, call.arrival_ns)
         except Exception:

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from convoy.app.calls.call import Call
-from convoy.app.calls.timing import StagesNs, server_timing
+from convoy.app.calls.timing import Timing
 from convoy.app.http.body import Body
 from convoy.app.http.hot_route import HotRoute, HttpHead
 from convoy.app.http.infer_request import parse_infer
@@ -95,6 +95,7 @@ class InferRoute(HotRoute):
     """The Open Inference Protocol with the binary tensor extension."""
 
     protocol = "v2"
+    paths = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
 
     async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
         started_ns = time.monotonic_ns()
@@ -140,7 +141,7 @@ class InferRoute(HotRoute):
 
 def _reply(call: Call, done: Done, response: InferResponse) -> Reply:
     total_ns = time.monotonic_ns() - call.arrival_ns
-    timing = server_timing(StagesNs.of(done, call.decode_wait_ns, call.decode_ns, total_ns))
+    timing = Timing.of(done, call.decode_wait_ns, call.decode_ns, total_ns).header()
     if response.header_length is None:
         return Reply(200, response.pieces, response.content_type, (timing,))
     length = (HEADER_LENGTH, b"%d" % response.header_length)

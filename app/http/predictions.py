@@ -17,7 +17,6 @@ import orjson
 
 from convoy.app.calls.call import Call, Terms
 from convoy.app.calls.options import EdgeOptions
-from convoy.app.calls.timing import server_timing
 from convoy.app.core import Core
 from convoy.app.http.body import Body, UploadRoom
 from convoy.app.http.compression import quality
@@ -74,6 +73,7 @@ class PredictionsRoute(HotRoute):
     """Images in, what is in them out."""
 
     protocol = "predictions"
+    paths = ("/predictions/{model}", "/predictions/{model}/{version}")
 
     def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder, room: UploadRoom) -> None:
         super().__init__(core, options, decoder, room)
@@ -160,7 +160,7 @@ def _failed(error: RequestError) -> _FailedFile:
 
 
 def _single(served: Served, wanted: Wanted, seen: Predicted) -> Reply:
-    headers = (server_timing(seen.stages_ns),)
+    headers = (seen.timing.header(),)
     if wanted.finish is as_png:
         return Reply(200, (seen.found,), "image/png", headers)
     return Reply(200, (orjson.dumps({**envelope(served), **answer_document(wanted, seen)}),), headers=headers)

@@ -13,7 +13,6 @@ from typing import Any
 
 import orjson
 
-from convoy.app.calls.timing import timing_document
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.pictures.answering import BOXES, CLASS_MAP, Wanted, why_no_predictions
 from convoy.app.pictures.class_map import SegmentedPicture, run_lengths
@@ -39,7 +38,7 @@ def wanted_of(served: Served, top_k: object, threshold: object) -> Wanted:
 
 def answer_document(wanted: Wanted, predicted: Predicted) -> Document:
     """What was found in one picture, and where the time went."""
-    return {wanted.answering.key: predicted.found, "timing_ms": timing_document(predicted.stages_ns)}
+    return {wanted.answering.key: predicted.found, "timing_ms": predicted.timing.document()}
 
 
 def envelope(served: Served) -> Document:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, SupportsFloat
 
 from convoy.app.calls.call import Call, Inputs, Terms
-from convoy.app.calls.timing import StagesNs
+from convoy.app.calls.timing import Timing
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.pictures.answering import CLASSES, Wanted
 from convoy.app.pictures.decoder import Decoder, DecodeWork
@@ -74,7 +74,7 @@ class Predicted(NamedTuple):
     """What was found in one image, as its task says (`answering`), and where the time went."""
 
     found: Any
-    stages_ns: StagesNs
+    timing: Timing
 
 
 class _Sample(NamedTuple):
@@ -121,7 +121,7 @@ class Predictor:
         else:
             found = answering.read(done.answers, spec, sample.size, wanted)
         total_ns = time.monotonic_ns() - call.arrival_ns
-        return Predicted(found, StagesNs.of(done, sample.wait_ns, sample.decode_ns, total_ns))
+        return Predicted(found, Timing.of(done, sample.wait_ns, sample.decode_ns, total_ns))
 
     def _decode_here(self, call: Call, served: Served, picture: Picture) -> _Sample:
         started_ns = time.monotonic_ns()

@@ -64,7 +64,7 @@ class WhichClasses(_Ranked[Classification]):
         return wanted_classes(self._top_k, self._checked_threshold(served))
 
     def answer(self, key: ModelKey, predicted: Predicted) -> Classification:
-        return Classification(key.model, key.version, tuple(predicted.found), predicted.stages_ns.timing_ms())
+        return Classification(key.model, key.version, tuple(predicted.found), predicted.timing)
 
     def failure(self, key: ModelKey, error: RequestError) -> Classification:
         return Classification(key.model, key.version, (), error=error)
@@ -77,7 +77,7 @@ class WhichBoxes(_Ranked[Detections]):
         return Wanted(BOXES, self._top_k, self._checked_threshold(served))
 
     def answer(self, key: ModelKey, predicted: Predicted) -> Detections:
-        return Detections(key.model, key.version, tuple(predicted.found), predicted.stages_ns.timing_ms())
+        return Detections(key.model, key.version, tuple(predicted.found), predicted.timing)
 
     def failure(self, key: ModelKey, error: RequestError) -> Detections:
         return Detections(key.model, key.version, error=error)
@@ -98,7 +98,7 @@ class WhichPixels(Question[Segmentation]):
             found.class_map,
             classes,
             found.unseen_share,
-            timing_ms=predicted.stages_ns.timing_ms(),
+            timing_ms=predicted.timing,
         )
 
     def failure(self, key: ModelKey, error: RequestError) -> Segmentation:

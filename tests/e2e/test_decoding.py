@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 import random
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -48,23 +45,6 @@ def test_of_many_sizes_and_formats_each_label_is_its_own_files() -> None:
         count = 3 * len(forms)
         for stage in ("decode_wait", "decode"):
             wait_until(lambda stage=stage: metric(server, STAGE, stage=stage, model="digits") >= count, "it is counted")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread has a priority of its own")
-def test_threads_that_compute_leave_the_cores_to_the_event_loop() -> None:
-    """Its own as it was started, an engine's and those of its library nicer."""
-    with start_server("--threads", "2") as server:
-
-        def niceness() -> dict[int, int]:
-            tasks = Path(f"/proc/{server.process.pid}/task").iterdir()
-            return {int(task.name): os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in tasks}
-
-        found = niceness()
-        of_loop = found.pop(server.process.pid)
-        assert of_loop == os.getpriority(os.PRIO_PROCESS, 0)
-        # The lane of each model, and each session's thread beside the one that asks it.
-        models = len(server.get("/v2/models/stats").json()["model_stats"])
-        assert sum(nice > of_loop for nice in found.values()) >= 2 * models
 
 
 def test_pictures_that_come_together_are_each_told_what_they_asked_for() -> None:

@@ -27,7 +27,7 @@ from convoy.app.calls.options import ApiKey, BodyLimits, EdgeOptions
 from convoy.app.engines.batch import EngineFailure
 from convoy.app.http.connection import ConnectionLimits, guarded_protocol
 from convoy.app.http.gate import Gate
-from convoy.app.http.hot_routes import HotRoutes, Shortcut
+from convoy.app.http.hot_routes import HotRoutes
 from convoy.app.http.replies import Reply, send_reply
 from convoy.app.scheduling.policy import RefusalReason, Refuse
 from convoy.app.server.logs import request_id
@@ -87,7 +87,7 @@ class House:
         core = self.core = workshop.core
         self.entered, self.options = 0, options
         self.hot = HotRoutes(core, options)
-        self.gate = Gate(Shortcut(_elsewhere, self.hot), core, options)
+        self.gate = Gate(self.hot, _elsewhere, core, options)
         self._app: ASGIApp = self.gate
         self._kind = guarded_protocol(ConnectionLimits())
         self._config = uvicorn.Config(
