@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from convoy.app.calls.access import CallFacts
@@ -30,7 +29,6 @@ from convoy.app.scheduling.request import (
     Shape,
     SlotRef,
     Spent,
-    TensorPlace,
     TensorRef,
 )
 from convoy.app.scheduling.slab import Slot, SlotState
@@ -296,22 +294,16 @@ class Call:
     def build_request(self, served: Served, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
         """The scheduler's view of what was decoded, with room reserved for the outputs."""
         outputs = self._reserve_outputs(served, inputs.samples, wanted)
-        slots: dict[SlotRef, int] = {}  # and their numbers in the request
-
-        def place(ref: TensorRef) -> TensorPlace:
-            return TensorPlace(slots.setdefault(ref.slot, len(slots)), ref.offset, ref.nbytes)
-
-        places_in = tuple([place(ref) for ref in inputs.tensors])
-        places_out = tuple([None if ref is None else place(ref) for ref in outputs])
+        slots = dict.fromkeys([ref.slot for ref in (*inputs.tensors, *outputs) if ref is not None])
         return Request(
             self.core.next_request_id(),
             served.key,
             inputs.samples,
             inputs.shapes,
             tuple(slots),
-            places_in,
+            inputs.tensors,
             wanted,
-            places_out,
+            outputs,
             self.arrival_ns,
             terms.priority,
             self.deadline_ns,
@@ -356,15 +348,15 @@ class Call:
 
     def _reserve_outputs(self, served: Served, samples: int, wanted: tuple[int, ...]) -> tuple[TensorRef | None, ...]:
         sizes = [served.spec.outputs[index].sample_bytes for index in wanted]
-        known = [samples * size if size is not None else 0 for size in sizes]
-        if not any(known):
+        total = samples * sum([size or 0 for size in sizes])
+        if not total:
             return (None,) * len(wanted)
-        slot = self.reserve(sum(known))
-        offsets = accumulate(known, initial=0)
-        return tuple(
-            None if size is None else TensorRef(slot.ref, offset, nbytes)
-            for size, offset, nbytes in zip(sizes, offsets, known, strict=False)
-        )
+        slot, offset = self.reserve(total).ref, 0
+        refs: list[TensorRef | None] = []
+        for size in sizes:
+            refs.append(None if size is None else TensorRef(slot, offset, samples * size))
+            offset += samples * (size or 0)
+        return tuple(refs)
 
 
 def _late() -> RequestError:

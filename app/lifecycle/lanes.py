@@ -40,9 +40,10 @@ def lane_runner(slab: Slab, engine: Engine) -> Runner:
     """
 
     def part(request: Request) -> Part:
-        batch, slots = _batch(engine, request), request.slots
+        batch = _batch(engine, request)
         shapes = tuple([(*batch, *shape) for shape in request.shapes])
-        inputs, outputs = slab.tensors(slots, request.inputs), slab.tensors(slots, request.outputs)
+        inputs = tuple([slab.tensor(ref) for ref in request.inputs])
+        outputs = tuple([None if ref is None else slab.tensor(ref) for ref in request.outputs])
         return Part(request.samples, shapes, inputs, request.wanted, outputs)
 
     def run(requests: tuple[Request, ...]) -> BatchResult:

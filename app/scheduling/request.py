@@ -40,23 +40,12 @@ class TensorRef(NamedTuple):
     nbytes: int
 
 
-class TensorPlace(NamedTuple):
-    """Where a tensor's bytes lie: `nbytes` from `offset` inside the request's slot of this number.
-
-    It names no slot, so that requests of one kind share their places.
-    """
-
-    slot: int
-    offset: int
-    nbytes: int
-
-
 @dataclass(slots=True, eq=False)
 class Request:
     """What one client wants from one model.
 
     `shapes` are the inputs' shapes without the batch dimension (whole where the model has none): requests
-    with equal shapes can share a batch. `slots` are all that the request holds, each once. `outputs` has a place
+    with equal shapes can share a batch. `slots` are all that the request holds, each once. `outputs` has room
     for each wanted output, None where its size is not known before the run. `priority` is as the client said it: 1 is
     the most urgent, 0 or a level that the model does not have its default. `trace` is the `traceparent` of its call's
     span, None where that is not sampled. Times are CLOCK_MONOTONIC nanoseconds: the answer is worthless after
@@ -68,9 +57,9 @@ class Request:
     samples: int
     shapes: tuple[Shape, ...]
     slots: tuple[SlotRef, ...]
-    inputs: tuple[TensorPlace, ...]
+    inputs: tuple[TensorRef, ...]
     wanted: tuple[int, ...]
-    outputs: tuple[TensorPlace | None, ...]
+    outputs: tuple[TensorRef | None, ...]
     arrival_ns: int
     priority: int = 0
     deadline_ns: int | None = None

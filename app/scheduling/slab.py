@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import count
-from typing import cast, overload
+from typing import cast
 
-from convoy.app.scheduling.request import SlotRef, TensorPlace
+from convoy.app.scheduling.request import SlotRef, TensorRef
 
 
 class Extents:
@@ -176,7 +176,8 @@ class Slab:
             return None
         ref = next(self._refs)
         slot = self._slots[ref] = Slot(ref, offset, extent, self._view[offset : offset + nbytes])
-        self._count(slot, extent)
+        self._taken_bytes += extent
+        self._high_water = max(self._high_water, offset + nbytes)
         return slot
 
     def extend(self, slot: Slot, nbytes: int) -> bool:
@@ -188,7 +189,8 @@ class Slab:
             return False
         slot.extent_bytes += more
         slot.view = self._view[slot.offset : slot.offset + nbytes]
-        self._count(slot, more)
+        self._taken_bytes += more
+        self._high_water = max(self._high_water, slot.offset + nbytes)
         return True
 
     def move(self, refs: Iterable[SlotRef], state: SlotState) -> None:
@@ -225,26 +227,12 @@ class Slab:
         slot = self._slots.get(ref)
         return SlotState.FREE if slot is None else slot.state
 
-    @overload
-    def tensors(self, refs: Sequence[SlotRef], places: Iterable[TensorPlace]) -> tuple[memoryview, ...]: ...
-
-    @overload
-    def tensors(
-        self, refs: Sequence[SlotRef], places: Iterable[TensorPlace | None]
-    ) -> tuple[memoryview | None, ...]: ...
-
-    def tensors(self, refs: Sequence[SlotRef], places: Iterable[TensorPlace | None]) -> tuple[memoryview | None, ...]:
-        """The bytes at each place in the slots of a request, None where it has none.
-
-        Raises SlotError when a slot is stale, or a place leaves it.
-        """
-        return tuple([None if place is None else self._tensor(refs[place.slot], place) for place in places])
-
-    def _tensor(self, ref: SlotRef, place: TensorPlace) -> memoryview:
-        view, end = self._slots[ref].view, place.offset + place.nbytes
-        if not 0 <= place.offset <= end <= len(view):
-            raise SlotError(f"tensor at {place.offset}+{place.nbytes} leaves its slot of {len(view)}; this is a bug")
-        return view[place.offset : end]
+    def tensor(self, ref: TensorRef) -> memoryview:
+        """The bytes of a tensor. Raises SlotError when its slot is stale, or it leaves its slot."""
+        view, end = self._slots[ref.slot].view, ref.offset + ref.nbytes
+        if not 0 <= ref.offset <= end <= len(view):
+            raise SlotError(f"tensor at {ref.offset}+{ref.nbytes} leaves its slot of {len(view)}; this is a bug")
+        return view[ref.offset : end]
 
     def keep_pages(self) -> memoryview:
         """The whole memory, for a device to lock; every page stays where it is from now on, locked or not yet."""
@@ -258,10 +246,6 @@ class Slab:
     def slot(self, ref: SlotRef) -> Slot:
         """The slot behind a reference. Raises SlotError when it is stale."""
         return self._slots[ref]
-
-    def _count(self, slot: Slot, more_bytes: int) -> None:
-        self._taken_bytes += more_bytes
-        self._high_water = max(self._high_water, slot.offset + len(slot.view))
 
     def _give_back(self, slot: Slot) -> None:
         del self._slots[slot.ref]

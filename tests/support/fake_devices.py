@@ -24,7 +24,7 @@ from convoy.app.lifecycle.health import HealthOptions
 from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import ProvedEngine
-from convoy.app.scheduling.request import Outcome, Request, TensorPlace
+from convoy.app.scheduling.request import Outcome, Request, TensorRef
 from convoy.models.bundle import LatencyPoint
 from convoy.models.errors import RequestError, Unavailable
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
@@ -140,9 +140,9 @@ class Workshop:
             samples=samples,
             shapes=((ROW,),),
             slots=(source.ref, place.ref),
-            inputs=(TensorPlace(0, 0, nbytes),),
+            inputs=(TensorRef(source.ref, 0, nbytes),),
             wanted=(0,),
-            outputs=(TensorPlace(1, 0, nbytes),),
+            outputs=(TensorRef(place.ref, 0, nbytes),),
             arrival_ns=0,
         )
         served.enter()

@@ -8,7 +8,7 @@ import pytest
 
 from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope, StageTimes
 from convoy.app.lifecycle.lanes import lane_runner
-from convoy.app.scheduling.request import ModelKey, Request, TensorPlace
+from convoy.app.scheduling.request import ModelKey, Request, TensorRef
 from convoy.app.scheduling.slab import Slab
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import TensorBytes, pack
@@ -22,7 +22,7 @@ def two_requests(slab: Slab) -> tuple[Request, ...]:
     requests = []
     for number in range(2):
         ref = slab.reserve(2 * NBYTES).ref
-        places = (TensorPlace(0, 0, NBYTES),), (0,), (TensorPlace(0, NBYTES, NBYTES),)
+        places = (TensorRef(ref, 0, NBYTES),), (0,), (TensorRef(ref, NBYTES, NBYTES),)
         requests.append(Request(number, ModelKey("rows", 1), 1, ((1,),), (ref,), *places, 0))
     return tuple(requests)
 

@@ -16,7 +16,7 @@ from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope, S
 from convoy.app.scheduling.latency import LatencyModel
 from convoy.app.scheduling.policy import Dispatch, RefusalReason, Refuse
 from convoy.app.scheduling.queues import Lane
-from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, ModelKey, Outcome, Request, TensorPlace
+from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, ModelKey, Outcome, Request, TensorRef
 from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.scheduling.slab import Slab, SlotState
 from convoy.models.tensors import TensorBytes
@@ -43,7 +43,7 @@ class Engine:
         self.batches.append(tuple(request.id for request in requests))
         self.began(len(self.batches))
         self.threads.add(threading.current_thread().name)
-        inputs = [self.slab.tensors(request.slots, request.inputs)[0] for request in requests]
+        inputs = [self.slab.tensor(request.inputs[0]) for request in requests]
         self.gate.wait()
         if self.broken is not None:
             raise self.broken
@@ -51,8 +51,9 @@ class Engine:
             raise EngineFailure("somebody here is poisonous")
         answers = []
         for request, data in zip(requests, inputs, strict=True):
-            (place,) = self.slab.tensors(request.slots, request.outputs)
-            assert place is not None
+            (output,) = request.outputs
+            assert output is not None
+            place = self.slab.tensor(output)
             place[:] = bytes(data)[::-1]
             answers.append((TensorBytes((NBYTES,), place),))
         return BatchResult(tuple(answers), self.times)
@@ -127,9 +128,9 @@ class Shop:
             samples=samples,
             shapes=((NBYTES,),),
             slots=(source.ref, place.ref),
-            inputs=(TensorPlace(0, 0, NBYTES),),
+            inputs=(TensorRef(source.ref, 0, NBYTES),),
             wanted=(0,),
-            outputs=(TensorPlace(1, 0, NBYTES),),
+            outputs=(TensorRef(place.ref, 0, NBYTES),),
             arrival_ns=self.now_ns,
             priority=priority,
             deadline_ns=deadline_ns,

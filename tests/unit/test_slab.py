@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from convoy.app.scheduling.request import SlotRef, TensorPlace
+from convoy.app.scheduling.request import SlotRef, TensorRef
 from convoy.app.scheduling.slab import (
     ALIGNMENT_BYTES,
     DISCARD_BYTES,
@@ -109,20 +109,20 @@ class SlabMachine(RuleBasedStateMachine):
         for misuse in (
             lambda: self.slab.free(ref),
             lambda: self.slab.move((ref,), SlotState.FILLING),
-            lambda: self.slab.tensors((ref,), (TensorPlace(0, 0, 0),)),
+            lambda: self.slab.tensor(TensorRef(ref, 0, 0)),
         ):
             with pytest.raises(SlotError):
                 misuse()
 
     @rule(slot=live_slots, offset=st.integers(-2, 200), nbytes=st.integers(-2, 200))
     def take_a_tensor(self, slot: Slot, offset: int, nbytes: int) -> None:
-        place = TensorPlace(0, offset, nbytes)
+        tensor = TensorRef(slot.ref, offset, nbytes)
         inside = offset >= 0 and nbytes >= 0 and offset + nbytes <= len(slot.view)
         if slot.ref in self.live and inside:
-            assert self.slab.tensors((slot.ref,), (None, place)) == (None, bytes([self.marks[slot.ref]]) * nbytes)
+            assert self.slab.tensor(tensor) == bytes([self.marks[slot.ref]]) * nbytes
         else:
             with pytest.raises(SlotError):
-                self.slab.tensors((slot.ref,), (place,))
+                self.slab.tensor(tensor)
 
     @invariant()
     def slots_lie_inside_and_apart(self) -> None:
@@ -183,7 +183,7 @@ def test_a_reused_slot_does_not_answer_to_its_old_name() -> None:
     assert second is not None
     assert first.offset == second.offset
     with pytest.raises(SlotError, match="this is a bug"):
-        slab.tensors((first.ref,), (TensorPlace(0, 0, 8),))
+        slab.tensor(TensorRef(first.ref, 0, 8))
     assert slab.state(second.ref) is SlotState.FILLING
 
 
