@@ -107,7 +107,7 @@ class Core:
         self.catalog = catalog = Catalog()
         self.metrics = metrics = Metrics(VERSION)
         ledger = Ledger(metrics, catalog.live)
-        self.stage_took, self.call_ended, self.call_answered = ledger.stage, ledger.call, ledger.answered
+        self.stage_took, self.call_ended = ledger.stage, ledger.call
         self.exemplify, self.request_failed = ledger.exemplify, ledger.failed
         self.turned_away = ledger.turned_away
         self.gpus = GpuWatch(gpus)

@@ -28,7 +28,6 @@ from convoy.app.scheduling.request import (
     Request,
     Shape,
     SlotRef,
-    Spent,
     TensorRef,
 )
 from convoy.app.scheduling.slab import Slot, SlotState
@@ -249,18 +248,8 @@ class Call:
         self._slots.clear()
         for region in self._regions:
             core.shared_memory.release(region)
-        if served is None:
-            core.call_ended(None, self.protocol, ending, took_ns)
-        elif ending is ANSWERED and self._is_decoded:
-            spent = Spent(self.decode_wait_ns, self.decode_ns, now_ns - self.answered_ns, took_ns)
-            core.call_answered(served.key, self.protocol, spent)
-        else:
-            if self._is_decoded:
-                core.stage_took(served.key, "decode_wait", self.decode_wait_ns)
-                core.stage_took(served.key, "decode", self.decode_ns)
-            if self.answered_ns:
-                core.stage_took(served.key, "encode", now_ns - self.answered_ns)
-            core.call_ended(served.key, self.protocol, ending, took_ns)
+        key = None if served is None else served.key
+        core.call_ended(key, self.protocol, ending, took_ns, self._stages_ns())
         if self.span is not None:
             self._end_span(self.span, ending, took_ns)
         if served is not None:
@@ -276,17 +265,22 @@ class Call:
             where = span.trace_id, span.span_id
             self.core.exemplify(Exemplar(key, self.protocol, ending, took_ns, span.stages_ns(), *where))
 
+    def _stages_ns(self) -> dict[str, int]:
+        """Its own stages; those of its batch are counted with that."""
+        stages_ns: dict[str, int] = {}
+        if self._is_decoded:
+            stages_ns = {"decode_wait": self.decode_wait_ns, "decode": self.decode_ns}
+        if self.answered_ns and self.ended_ns:
+            stages_ns["encode"] = self.ended_ns - self.answered_ns
+        return stages_ns
+
     def facts(self) -> CallFacts:
         """For the log, once it has ended, or its answer is being sent."""
         key, ending = None if self.served is None else self.served.key, self.ending or ANSWERED
-        stages_ns: dict[str, int] = {}
-        if self._is_decoded:
-            stages_ns.update(decode_wait=self.decode_wait_ns, decode=self.decode_ns)
+        stages_ns = self._stages_ns()
         if self.times is not None:
             copy_in_ns, compute_ns, copy_out_ns, _ = self.times
             stages_ns.update(queue=self.queue_ns, copy_in=copy_in_ns, compute=compute_ns, copy_out=copy_out_ns)
-        if self.answered_ns and self.ended_ns:
-            stages_ns["encode"] = self.ended_ns - self.answered_ns
         stages_ms = {stage: round(ns / MILLISECOND_NS, 3) for stage, ns in stages_ns.items()}
         model, version = (None, None) if key is None else (key.model, key.version)
         return CallFacts(model, version, ending.outcome.value, ending.reason, stages_ms)

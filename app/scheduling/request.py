@@ -79,16 +79,6 @@ def earliest_ns(first_ns: int | None, other_ns: int | None) -> int | None:
     return min(first_ns, other_ns)
 
 
-@dataclass(slots=True, eq=False)
-class Spent:
-    """Nanoseconds of a call that has its answer: of its stages at the edge, and from its arrival to its end."""
-
-    decode_wait_ns: int
-    decode_ns: int
-    encode_ns: int
-    total_ns: int
-
-
 class Outcome(Enum):
     """How a request left the scheduler."""
 

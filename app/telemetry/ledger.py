@@ -10,20 +10,22 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from convoy.app.scheduling.request import SECOND_NS, ModelKey, Spent
+from convoy.app.scheduling.request import SECOND_NS, ModelKey
 from convoy.app.telemetry.metrics import Metrics
-from convoy.app.telemetry.outcomes import ANSWERED, CallEnd, CallOutcome
+from convoy.app.telemetry.outcomes import CallEnd, CallOutcome
 from convoy.app.telemetry.ran_batches import BatchRecord, RanBatches
 from convoy.app.telemetry.statistics import Observed
 from convoy.app.telemetry.tracing import Exemplar
 
 _log = logging.getLogger("convoy")
-_ANSWERED = ANSWERED.outcome.value
+_NO_STAGES: Mapping[str, int] = {}
+# Of one call: nanoseconds in all, and by stage.
+_Took = tuple[int, Mapping[str, int]]
 # To count so many of one version holds up the event loop for a tenth of a millisecond; each other version adds to it.
 _MOST_RECORDS = 128
 
@@ -40,10 +42,9 @@ class _Records:
 
     number: int = 0
     stages: defaultdict[tuple[ModelKey, str], list[int]] = field(default_factory=lambda: defaultdict(list))
-    calls: defaultdict[tuple[ModelKey | None, str, CallEnd], list[int]] = field(
+    calls: defaultdict[tuple[ModelKey | None, str, CallEnd], list[_Took]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    answered: defaultdict[tuple[ModelKey, str], list[Spent]] = field(default_factory=lambda: defaultdict(list))
     batches: defaultdict[ModelKey, list[BatchRecord]] = field(default_factory=lambda: defaultdict(list))
     failed: list[_Failed] = field(default_factory=list)
     turned_away: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -63,16 +64,17 @@ class Ledger:
         self._records, self._second = _Records(), 0
 
     def stage(self, key: ModelKey, stage: str, ns: int) -> None:
-        """A stage of one request has ended: `decode_wait`, `decode` or `encode`."""
+        """A stage of one more request of a call has ended: `decode_wait` or `decode`."""
         self._one_more().stages[key, stage].append(ns)
 
-    def call(self, key: ModelKey | None, protocol: str, ending: CallEnd, ns: int) -> None:
-        """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
-        self._one_more().calls[key, protocol, ending].append(ns)
+    def call(
+        self, key: ModelKey | None, protocol: str, ending: CallEnd, ns: int, stages_ns: Mapping[str, int] = _NO_STAGES
+    ) -> None:
+        """A call has its answer, or nobody waits for one. `key` is None where no model was found.
 
-    def answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
-        """A call has ended well: both at once."""
-        self._one_more().answered[key, protocol].append(spent)
+        `stages_ns` are those of the call that are not a batch's: `decode_wait`, `decode` and `encode`.
+        """
+        self._one_more().calls[key, protocol, ending].append((ns, stages_ns))
 
     def batch(self, key: ModelKey, record: BatchRecord) -> None:
         """A batch ran, and its requests have their answers, in the same turn of the loop: nobody sees one alone."""
@@ -97,12 +99,10 @@ class Ledger:
         records, self._records, second = self._records, _Records(), self._second
         for key, batches in records.batches.items():
             self._safely(partial(self._count_batches, key, RanBatches(batches), second))
-        for (key, protocol), spent in records.answered.items():
-            self._safely(partial(self._count_answered, key, protocol, spent, second))
         for (key, stage), values in records.stages.items():
             self._safely(partial(self._count_stage, key, stage, values, second))
-        for (called, protocol, ending), values in records.calls.items():
-            self._safely(partial(self._count_calls, called, protocol, ending, values, second))
+        for (called, protocol, ending), calls in records.calls.items():
+            self._safely(partial(self._count_calls, called, protocol, ending, calls, second))
         for one in records.failed:
             self._safely(partial(self._count_failure, one))
         for reason, count in records.turned_away.items():
@@ -129,38 +129,35 @@ class Ledger:
         served.statistics.record_batches(ran, second)
         self._metrics.batches_ran(served, ran, second)
 
-    def _count_answered(self, key: ModelKey, protocol: str, spent: list[Spent], second: int) -> None:
-        served = self._live(key)
-        took_ns = {
-            "decode_wait": [one.decode_wait_ns for one in spent],
-            "decode": [one.decode_ns for one in spent],
-            "encode": [one.encode_ns for one in spent],
-            "total": [one.total_ns for one in spent],
-        }
-        self._metrics.of(served).calls_answered(protocol, took_ns)
-        served.statistics.last_minute.record_stages(took_ns, second)
-        served.statistics.calls.add(_ANSWERED, len(spent), second)
-
     def _count_stage(self, key: ModelKey, stage: str, values: list[int], second: int) -> None:
         served = self._live(key)
         self._metrics.of(served).stage_took(stage, values)
         served.statistics.last_minute.record_stages({stage: values}, second)
 
     def _count_calls(
-        self, key: ModelKey | None, protocol: str, ending: CallEnd, values: list[int], second: int
+        self, key: ModelKey | None, protocol: str, ending: CallEnd, calls: list[_Took], second: int
     ) -> None:
+        totals_ns = [ns for ns, _ in calls]
         if ending.reason:
-            self._metrics.rejected(ending.reason, len(values), second)
+            self._metrics.rejected(ending.reason, len(calls), second)
         if key is None:
-            self._metrics.strangers_ended(protocol, ending, values, second)
+            self._metrics.strangers_ended(protocol, ending, totals_ns, second)
             return
         served = self._live(key)
-        self._metrics.of(served).calls_ended(protocol, ending, values)
-        served.statistics.calls.add(ending.outcome.value, len(values), second)
-        if ending.reason:
-            served.statistics.refusals.add(str(ending.reason), len(values), second)
+        own, minute = self._metrics.of(served), served.statistics.last_minute
+        own.calls_ended(protocol, ending, totals_ns)
+        took_ns: defaultdict[str, list[int]] = defaultdict(list)
+        for _, stages_ns in calls:
+            for stage, ns in stages_ns.items():
+                took_ns[stage].append(ns)
+        for stage, each_ns in took_ns.items():
+            own.stage_took(stage, each_ns)
         if ending.outcome is CallOutcome.ANSWERED:
-            served.statistics.last_minute.record_stages({"total": values}, second)
+            took_ns["total"] = totals_ns
+        minute.record_stages(took_ns, second)
+        served.statistics.calls.add(ending.outcome.value, len(calls), second)
+        if ending.reason:
+            served.statistics.refusals.add(str(ending.reason), len(calls), second)
 
     def _count_failure(self, failed: _Failed) -> None:
         self._live(failed.key).statistics.record_failure(failed.reason, failed.ns)

@@ -7,7 +7,7 @@ for a model that does not exist is counted under an empty model.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Literal, get_args
 
@@ -20,7 +20,7 @@ from convoy.app.engines.base import WarmShapes
 from convoy.app.scheduling.request import SECOND_NS, ModelKey
 from convoy.app.telemetry.histograms import Distribution, Histogram
 from convoy.app.telemetry.last_minute import BATCH_STAGES, STAGES, MinuteCounts
-from convoy.app.telemetry.outcomes import ANSWERED, CallEnd, CallOutcome, Refusal
+from convoy.app.telemetry.outcomes import CallEnd, CallOutcome, Refusal
 from convoy.app.telemetry.ran_batches import RanBatches
 from convoy.app.telemetry.statistics import ModelStatistics, Observed, shapes_of
 from convoy.app.telemetry.tracing import Exemplar
@@ -51,14 +51,6 @@ class ModelMeters:
         requests, durations = self._calls(protocol, ending)
         requests.inc(len(took_ns))
         durations.observe(*took_ns)
-
-    def calls_answered(self, protocol: str, took_ns: Mapping[str, Sequence[int]]) -> None:
-        """The same of calls that were answered, each after its `total`, and what their other stages took."""
-        for stage, each_ns in took_ns.items():
-            if stage == "total":
-                self.calls_ended(protocol, ANSWERED, each_ns)
-            else:
-                self.stage_took(stage, each_ns)
 
     def stage_took(self, stage: str, took_ns: Iterable[int]) -> None:
         self._stages[stage].observe(*took_ns)

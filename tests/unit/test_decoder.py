@@ -34,7 +34,7 @@ class Core:
         self.slab, self.calls = Slab(1 << 20), OpenCalls()
         self.ended: list[str] = []
 
-    def call_ended(self, key: object, protocol: str, ending: Any, ns: int) -> None:
+    def call_ended(self, key: object, protocol: str, ending: Any, ns: int, stages_ns: object) -> None:
         self.ended.append(ending.outcome)
 
 

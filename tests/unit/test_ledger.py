@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convoy.app.engines.batch import StageTimes
-from convoy.app.scheduling.request import SECOND_NS, ModelKey, Spent
+from convoy.app.scheduling.request import SECOND_NS, ModelKey
 from convoy.app.telemetry.last_minute import LastMinute, MinuteCounts, PeriodSpan
 from convoy.app.telemetry.ledger import BatchRecord, Ledger
 from convoy.app.telemetry.metrics import Metrics
@@ -88,10 +88,10 @@ class Server:
 
 
 ns = st.integers(0, 5 * SECOND_NS)
+stages = st.dictionaries(st.sampled_from(["decode", "decode_wait", "encode"]), ns)
 keys = st.sampled_from(KEYS)
 records = st.one_of(
-    st.tuples(st.just("answered"), keys, st.just("v2"), st.builds(Spent, ns, ns, ns, ns)),
-    st.tuples(st.just("call"), st.one_of(st.none(), keys), st.just("v2"), st.sampled_from(ENDINGS), ns),
+    st.tuples(st.just("call"), st.one_of(st.none(), keys), st.just("v2"), st.sampled_from(ENDINGS), ns, stages),
     st.tuples(st.just("stage"), keys, st.sampled_from(["decode", "decode_wait", "encode"]), ns),
     st.tuples(st.just("turned_away"), st.sampled_from(["connections", "calls"])),
     st.tuples(st.just("failed"), keys, st.sampled_from(["REJECTED", "CANCELED", "BACKEND"]), ns),
@@ -127,7 +127,7 @@ def test_what_is_recorded_counts_in_its_second() -> None:
     server = Server(is_eager=False)
     for second in (0, 1, 7):
         server.clock.now_s = 1000.5 + second
-        server.record("answered", KEYS[0], "v2", Spent(0, 0, 0, (second + 1) * SECOND_NS))
+        server.record("call", KEYS[0], "v2", ANSWERED, (second + 1) * SECOND_NS, {"decode": 0})
         server.record("batch", KEYS[0], BatchRecord("cpu", 2, 2, StageTimes(1, 2, 3), [4], 5, 0))
         server.record("call", KEYS[0], "v2", ENDINGS[3], 5)
     server.clock.now_s = 1060.9  # the first is older than a minute
@@ -169,7 +169,6 @@ def test_every_reader_sees_all(reader: int) -> None:
     "wrong",
     [
         ("batch", GONE, BatchRecord("cpu", 1, 1, StageTimes(1, 2, 3), [4], 5, 0)),
-        ("answered", GONE, "v2", Spent(1, 2, 3, 4)),
         ("stage", GONE, "decode", 5),
         ("call", GONE, "v2", CANCELLED, 5),
         ("failed", KEYS[0], "no such reason", 5),
@@ -182,7 +181,7 @@ def test_what_cannot_be_counted_costs_nothing_but_itself(
     server = Server(is_eager=False)
     server.record(*wrong)
     server.record("batch", KEYS[0], BatchRecord("cpu", 1, 1, StageTimes(1, 2, 3), [4], 5, 0))
-    server.record("answered", KEYS[0], "v2", Spent(1, 2, 3, 4))
+    server.record("call", KEYS[0], "v2", ANSWERED, 4, {"decode": 2})
     server.record("failed", KEYS[0], "REJECTED", 5)
     own = server.versions[KEYS[0]].statistics
     assert (own.execution_count, own.failures_by_reason["REJECTED"]) == (1, 1)
@@ -193,5 +192,5 @@ def test_what_cannot_be_counted_costs_nothing_but_itself(
 def test_what_waits_is_bounded() -> None:
     server = Server(is_eager=False)
     for _ in range(5000):
-        server.record("answered", KEYS[0], "v2", Spent(1, 2, 3, 4))
-    assert sum(len(spent) for spent in server.ledger._records.answered.values()) < 1000
+        server.record("call", KEYS[0], "v2", ANSWERED, 4, {"decode": 2})
+    assert sum(map(len, server.ledger._records.calls.values())) < 1000
