@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from types import TracebackType
-from typing import TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -77,30 +77,6 @@ class Client:
         self._client_options = ClientOptions(timeout_s, retries, at_once)
         self._wire, self._transport = reach(url, api_key, trust_of(verify, cert), checked(headers))
 
-    @overload
-    def predict(  # type: ignore[overload-overlap]  # str is an iterable of str, too; the first one counts
-        self,
-        model: str,
-        images: OneImage,
-        *,
-        version: int | str | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        timeout_s: float | None = None,
-    ) -> Classification: ...
-
-    @overload
-    def predict(
-        self,
-        model: str,
-        images: Iterable[OneImage],
-        *,
-        version: int | str | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        timeout_s: float | None = None,
-    ) -> list[Classification]: ...
-
     def predict(
         self,
         model: str,
@@ -110,7 +86,7 @@ class Client:
         top_k: int | None = None,
         threshold: float | None = None,
         timeout_s: float | None = None,
-    ) -> Classification | list[Classification]:
+    ) -> Any:
         """Images in, labels with scores out: `POST /predictions/{model}`, or its gRPC twin.
 
         An image is a path, the bytes of an image file, a PIL image, or a uint8 array [height, width] or
@@ -237,30 +213,6 @@ class AsyncClient:
         self._client_options = ClientOptions(timeout_s, retries, at_once)
         self._wire, self._transport = reach_async(url, api_key, trust_of(verify, cert), checked(headers))
 
-    @overload
-    async def predict(  # type: ignore[overload-overlap]
-        self,
-        model: str,
-        images: OneImage,
-        *,
-        version: int | str | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        timeout_s: float | None = None,
-    ) -> Classification: ...
-
-    @overload
-    async def predict(
-        self,
-        model: str,
-        images: Iterable[OneImage],
-        *,
-        version: int | str | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        timeout_s: float | None = None,
-    ) -> list[Classification]: ...
-
     async def predict(
         self,
         model: str,
@@ -270,7 +222,7 @@ class AsyncClient:
         top_k: int | None = None,
         threshold: float | None = None,
         timeout_s: float | None = None,
-    ) -> Classification | list[Classification]:
+    ) -> Any:
         """As `Client.predict`. Cancelling closes the connection, by which the server knows that nobody waits."""
 
         async def one(image: OneImage) -> Classification:

@@ -146,7 +146,7 @@ def read_document(view: memoryview) -> InferDocument:
         raise _malformed(error) from None
     except RecursionError:
         raise _too_deep() from None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return _read_with_nan(view)
 
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, overload
+from typing import Any, NoReturn
 
 import numpy as np
 from pydantic import ValidationError
@@ -26,7 +26,7 @@ from convoy.app.python.inside import Asked, Inside
 from convoy.app.python.pictures import OneImage, one_or_several
 from convoy.app.python.private_loop import PrivateLoop
 from convoy.app.python.questions import Question, WhichBoxes, WhichClasses, WhichPixels
-from convoy.app.python.records import Classification, Detections, ImageAnswer, ModelSummary, Segmentation
+from convoy.app.python.records import ImageAnswer, ModelSummary
 from convoy.models.errors import UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
 
@@ -139,30 +139,6 @@ class PythonEngine:
         asked = Asked.of(model, version, timeout_ms)
         return await self._loop.ask(lambda: self._inside.infer(asked, request))
 
-    @overload
-    def predict(  # type: ignore[overload-overlap]  # str is an iterable of str, too; the first one counts
-        self,
-        model: str,
-        images: OneImage,
-        *,
-        version: int | str | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        timeout_ms: float | None = None,
-    ) -> Classification: ...
-
-    @overload
-    def predict(
-        self,
-        model: str,
-        images: Iterable[OneImage],
-        *,
-        version: int | str | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        timeout_ms: float | None = None,
-    ) -> list[Classification]: ...
-
     def predict(
         self,
         model: str,
@@ -172,7 +148,7 @@ class PythonEngine:
         top_k: int | None = None,
         threshold: float | None = None,
         timeout_ms: float | None = None,
-    ) -> Classification | list[Classification]:
+    ) -> Any:
         """Images in, labels with scores out: `POST /predictions/{model}`.
 
         An image is a path, the bytes of an image file, a PIL image, or a uint8 array [height, width] or
@@ -185,30 +161,6 @@ class PythonEngine:
         """
         return self._ask(Asked.of(model, version, timeout_ms), images, WhichClasses(top_k, threshold))
 
-    @overload
-    async def apredict(  # type: ignore[overload-overlap]
-        self,
-        model: str,
-        images: OneImage,
-        *,
-        version: int | str | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        timeout_ms: float | None = None,
-    ) -> Classification: ...
-
-    @overload
-    async def apredict(
-        self,
-        model: str,
-        images: Iterable[OneImage],
-        *,
-        version: int | str | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        timeout_ms: float | None = None,
-    ) -> list[Classification]: ...
-
     async def apredict(
         self,
         model: str,
@@ -218,30 +170,10 @@ class PythonEngine:
         top_k: int | None = None,
         threshold: float | None = None,
         timeout_ms: float | None = None,
-    ) -> Classification | list[Classification]:
+    ) -> Any:
         """`predict` for who awaits. Cancelling takes what waits out of the queue."""
         return await self._aask(Asked.of(model, version, timeout_ms), images, WhichClasses(top_k, threshold))
 
-    @overload
-    def segment(  # type: ignore[overload-overlap]
-        self,
-        model: str,
-        images: OneImage,
-        *,
-        version: int | str | None = None,
-        timeout_ms: float | None = None,
-    ) -> Segmentation: ...
-
-    @overload
-    def segment(
-        self,
-        model: str,
-        images: Iterable[OneImage],
-        *,
-        version: int | str | None = None,
-        timeout_ms: float | None = None,
-    ) -> list[Segmentation]: ...
-
     def segment(
         self,
         model: str,
@@ -249,33 +181,13 @@ class PythonEngine:
         *,
         version: int | str | None = None,
         timeout_ms: float | None = None,
-    ) -> Segmentation | list[Segmentation]:
+    ) -> Any:
         """Images in, the class of each pixel out, on the image's own pixels: `POST /predictions/{model}`.
 
         Images are as for `predict`, and so is what is raised; of several, each has its `class_map` or its `error`.
         """
         return self._ask(Asked.of(model, version, timeout_ms), images, WhichPixels())
 
-    @overload
-    async def asegment(  # type: ignore[overload-overlap]
-        self,
-        model: str,
-        images: OneImage,
-        *,
-        version: int | str | None = None,
-        timeout_ms: float | None = None,
-    ) -> Segmentation: ...
-
-    @overload
-    async def asegment(
-        self,
-        model: str,
-        images: Iterable[OneImage],
-        *,
-        version: int | str | None = None,
-        timeout_ms: float | None = None,
-    ) -> list[Segmentation]: ...
-
     async def asegment(
         self,
         model: str,
@@ -283,34 +195,10 @@ class PythonEngine:
         *,
         version: int | str | None = None,
         timeout_ms: float | None = None,
-    ) -> Segmentation | list[Segmentation]:
+    ) -> Any:
         """`segment` for who awaits. Cancelling takes what waits out of the queue."""
         return await self._aask(Asked.of(model, version, timeout_ms), images, WhichPixels())
 
-    @overload
-    def detect(  # type: ignore[overload-overlap]
-        self,
-        model: str,
-        images: OneImage,
-        *,
-        version: int | str | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        timeout_ms: float | None = None,
-    ) -> Detections: ...
-
-    @overload
-    def detect(
-        self,
-        model: str,
-        images: Iterable[OneImage],
-        *,
-        version: int | str | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        timeout_ms: float | None = None,
-    ) -> list[Detections]: ...
-
     def detect(
         self,
         model: str,
@@ -320,7 +208,7 @@ class PythonEngine:
         top_k: int | None = None,
         threshold: float | None = None,
         timeout_ms: float | None = None,
-    ) -> Detections | list[Detections]:
+    ) -> Any:
         """Images in, the objects in them out, boxes in the image's own pixels: `POST /predictions/{model}`.
 
         Images are as for `predict`, and so is what is raised; of several, each has its `detections` or its `error`.
@@ -328,30 +216,6 @@ class PythonEngine:
         """
         return self._ask(Asked.of(model, version, timeout_ms), images, WhichBoxes(top_k, threshold))
 
-    @overload
-    async def adetect(  # type: ignore[overload-overlap]
-        self,
-        model: str,
-        images: OneImage,
-        *,
-        version: int | str | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        timeout_ms: float | None = None,
-    ) -> Detections: ...
-
-    @overload
-    async def adetect(
-        self,
-        model: str,
-        images: Iterable[OneImage],
-        *,
-        version: int | str | None = None,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        timeout_ms: float | None = None,
-    ) -> list[Detections]: ...
-
     async def adetect(
         self,
         model: str,
@@ -361,7 +225,7 @@ class PythonEngine:
         top_k: int | None = None,
         threshold: float | None = None,
         timeout_ms: float | None = None,
-    ) -> Detections | list[Detections]:
+    ) -> Any:
         """`detect` for who awaits. Cancelling takes what waits out of the queue."""
         return await self._aask(Asked.of(model, version, timeout_ms), images, WhichBoxes(top_k, threshold))
 

@@ -63,6 +63,9 @@ def test_a_request_has_its_fields_and_its_data_is_read_later() -> None:
         ('{"inputs": [], "id": 5}', "at `$.id`"),
         ('{"inputs": [], "id": NaN}', "at `$.id`"),
         (json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1]}] * 257}), "at `$.inputs`"),
+        (b'{"inputs": [], "id": "\xda"}', "failed to parse the request JSON buffer: 'utf-8' codec"),
+        (b'{"inputs": [], "parameters": {"\xda": 1}}', "failed to parse the request JSON buffer: 'utf-8' codec"),
+        (b'{"inputs": [{"name": "a\xda"}]}', "failed to parse the request JSON buffer: 'utf-8' codec"),
         ("", "failed to parse the request JSON buffer"),
         ("{", "failed to parse the request JSON buffer"),
         ('{"inputs": [],}', "failed to parse the request JSON buffer"),
@@ -71,7 +74,7 @@ def test_a_request_has_its_fields_and_its_data_is_read_later() -> None:
         ('{"inputs": [], "a": ' + "[" * 200_000, "nesting depth"),
     ],
 )
-def test_what_is_no_request_is_refused_in_words(text: str, words: str) -> None:
+def test_what_is_no_request_is_refused_in_words(text: str | bytes, words: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         read(text)
     assert words in str(refused.value)
