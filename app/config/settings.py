@@ -35,7 +35,7 @@ from convoy.app.engines.select import PrecisionChoice
 from convoy.app.engines.table import AUTO, CHOICES, REFERENCE, may_use_gpus
 from convoy.app.http.browsers import host_name, is_loopback
 from convoy.app.http.connection import ConnectionLimits
-from convoy.app.lifecycle.control import EVERYTHING, ControlMode, ControlOptions
+from convoy.app.lifecycle.model_control import EVERYTHING, ControlMode, ControlOptions
 from convoy.app.lifecycle.model_lifecycle import QueueRules
 from convoy.app.lifecycle.remote_files import is_url
 from convoy.app.lifecycle.remote_store import RemoteStore

@@ -18,11 +18,10 @@ import numpy as np
 import onnxruntime as ort
 
 from convoy.app.engines.batch import EngineFailure
-from convoy.app.engines.delivery import Landed
 from convoy.app.engines.free_runs import FreeRuns
 from convoy.app.engines.onnx_session import Level, new_session, session_options
 from convoy.app.engines.onnx_tensors import bind_input, bind_output, has_strings, tensor_spec, unbound_array
-from convoy.app.engines.parts import Shapes
+from convoy.app.engines.parts import Landed, Shapes
 from convoy.app.engines.signature import Signature, check_names
 from convoy.app.engines.staged import MOST_SHAPES, StagedEngine, StagingBuffer
 from convoy.models.bundle import Precision

@@ -22,9 +22,8 @@ import numpy as np
 
 from convoy.app.engines import cpu
 from convoy.app.engines.batch import EngineFailure
-from convoy.app.engines.delivery import Landed
 from convoy.app.engines.memory import is_short
-from convoy.app.engines.parts import Shapes
+from convoy.app.engines.parts import Landed, Shapes
 from convoy.app.engines.signature import Signature, check_names
 from convoy.app.engines.staged import MOST_SHAPES, StagedEngine
 from convoy.models.bundle import Precision

@@ -1,9 +1,21 @@
-"""The requests' shares of a batch, and how they come into one memory. The same for every library."""
+"""The requests' parts of a batch: gathered into one memory, and its outputs scattered to who asked for them.
+
+The same for every library. Nothing is handed out that is not what the model declares: behind an answer that is shorter than its place would lie
+what another request has left there.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from convoy.app.engines.batch import Answer, EngineFailure
+from convoy.models.spec import TensorSpec, fits
+from convoy.models.tensors import TensorBytes, objection_to_strings, pack
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -48,3 +60,100 @@ def gather(parts: Sequence[Part], index: int, room: memoryview) -> int:
         room[offset:end] = source
         offset = end
     return nbytes
+
+
+class Landed(NamedTuple):
+    """One output of a whole batch, where the run has left it: [samples, ...] where the model has a batch dimension.
+
+    `data` are its bytes once more, where they lie in memory that stays: to slice them for every request costs less than
+    to slice the array.
+    """
+
+    array: np.ndarray
+    data: memoryview | None = None
+
+
+def scatter(
+    parts: Sequence[Part], landed: Sequence[Landed], outputs: Sequence[TensorSpec], *, batched: bool
+) -> tuple[tuple[TensorBytes, ...], ...]:
+    """Each part's rows of each wanted output.
+
+    Raises EngineFailure where an output of the run is not what `outputs` declare, whoever wants it.
+    """
+    check_landed(landed, outputs, sum([part.samples for part in parts]), batched=batched)
+    if not batched:
+        each = [zip(part.wanted, part.destinations, strict=True) for part in parts]
+        return tuple([tuple([_copied(landed[index].array, to) for index, to in wanted]) for wanted in each])
+    columns, answers, start = [_Column(one) for one in landed], [], 0
+    for part in parts:
+        own, samples = [], part.samples
+        for index, destination in zip(part.wanted, part.destinations, strict=True):
+            own.append(columns[index].deliver(start, samples, destination))
+        answers.append(tuple(own))
+        start += samples
+    return tuple(answers)
+
+
+def check_landed(landed: Sequence[Landed], outputs: Sequence[TensorSpec], samples: int, *, batched: bool) -> None:
+    """Raises EngineFailure where an output of a run of so many samples is not what the model declares."""
+    for spec, one in zip(outputs, landed, strict=True):
+        array, declared = one.array, (samples, *spec.shape) if batched else spec.shape
+        if array.shape != declared and not fits(array.shape, declared):
+            raise _undeclared_shape(spec, declared, array.shape)
+        if array.dtype != spec.numpy_dtype:
+            raise EngineFailure(
+                f"output '{spec.name}' is of {array.dtype}, but the model declares {spec.dtype}; export the model again"
+            )
+
+
+def check_answer(spec: TensorSpec, declared: tuple[int, ...], answer: Answer) -> None:
+    """Raises EngineFailure unless an answer is what the model declares, byte for byte; -1 is any size."""
+    shape, nbytes = answer.shape, len(answer.data)
+    if shape != declared and not fits(shape, declared):
+        raise _undeclared_shape(spec, declared, shape)
+    if spec.is_strings:
+        objection = objection_to_strings(answer.data, math.prod(shape), f"output '{spec.name}'", text_only=False)
+        if objection:
+            raise EngineFailure(f"{objection}; this is a bug of the engine")
+    elif nbytes != math.prod(shape) * spec.numpy_dtype.itemsize:
+        raise EngineFailure(
+            f"output '{spec.name}' has {nbytes} bytes, which are no {spec.dtype} of the shape {list(shape)}; "
+            "this is a bug of the engine"
+        )
+
+
+def _undeclared_shape(spec: TensorSpec, declared: tuple[int, ...], shape: tuple[int, ...]) -> EngineFailure:
+    return EngineFailure(
+        f"output '{spec.name}' has the shape {list(shape)}, but the model declares {list(declared)}; "
+        "a size that varies must be declared as -1"
+    )
+
+
+class _Column:
+    """An output of a batch, to be handed out by samples."""
+
+    def __init__(self, landed: Landed) -> None:
+        self._array, self._data = landed
+        self._row_shape = self._array.shape[1:]
+        self._row_bytes = 0 if self._data is None else len(self._data) // len(self._array)
+
+    def deliver(self, start: int, samples: int, destination: memoryview | None) -> TensorBytes:
+        data = self._data
+        if data is None or destination is None:
+            return _copied(self._array[start : start + samples], destination)
+        row_bytes = self._row_bytes
+        destination[:] = data[start * row_bytes : (start + samples) * row_bytes]
+        return TensorBytes((samples, *self._row_shape), destination)
+
+
+def _copied(rows: np.ndarray, destination: memoryview | None) -> TensorBytes:
+    """Copy one request's rows to where they belong, or to memory of their own. They fill their place."""
+    if rows.dtype.hasobject:
+        return TensorBytes(rows.shape, memoryview(pack(text.encode() for text in rows.flat)))
+    if destination is None:
+        copy = np.array(rows, order="C", copy=True)
+        return TensorBytes(copy.shape, copy.reshape(-1).view(np.uint8).data)
+    if len(destination) != rows.nbytes:
+        raise EngineFailure(f"an output of {rows.nbytes} bytes has a place of {len(destination)}; this is a bug")
+    np.copyto(np.ndarray(rows.shape, rows.dtype, destination), rows)
+    return TensorBytes(rows.shape, destination)

@@ -23,13 +23,13 @@ from convoy.app.calls.access import Authenticator
 from convoy.app.calls.options import EdgeOptions
 from convoy.app.core import Core
 from convoy.app.http.browsers import Cors, OwnPages
-from convoy.app.http.control import control_routes, not_offered_routes
 from convoy.app.http.docs_routes import docs_routes
 from convoy.app.http.gate import Gate
 from convoy.app.http.hot_routes import HotRoutes
 from convoy.app.http.openapi import document_routes
 from convoy.app.http.replies import Reply, as_response, error_body, error_reply
 from convoy.app.http.repository import repository_routes, shared_memory_routes
+from convoy.app.http.routes import control_routes, not_offered_routes
 from convoy.app.http.torchserve import torchserve_routes
 from convoy.app.version import VERSION
 from convoy.models.errors import RequestError

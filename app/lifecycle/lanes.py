@@ -16,8 +16,7 @@ from itertools import count
 
 from convoy.app.engines.base import Engine, is_cpu
 from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope
-from convoy.app.engines.delivery import check_answer
-from convoy.app.engines.parts import Part
+from convoy.app.engines.parts import Part, check_answer
 from convoy.app.lifecycle.catalog import Catalog, Served, ServedLane
 from convoy.app.lifecycle.loads import LoadVersion
 from convoy.app.lifecycle.tasks import Tasks, to_its_end

@@ -14,8 +14,7 @@ import numpy as np
 
 from convoy.app.engines.base import Engine, EngineInfo
 from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope, StageTimes
-from convoy.app.engines.delivery import Landed, check_landed
-from convoy.app.engines.parts import Part
+from convoy.app.engines.parts import Landed, Part, check_landed
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import MalformedStrings, TensorBytes, from_bytes, to_bytes
 

@@ -24,7 +24,7 @@ from convoy.app.engines.jobs import PlanRequest
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.app.http.application import create_app
 from convoy.app.lifecycle import upgrades
-from convoy.app.lifecycle.control import ControlMode, ControlOptions
+from convoy.app.lifecycle.model_control import ControlMode, ControlOptions
 from convoy.app.loading.load import LoadOptions
 from convoy.models.bundle import MANIFEST, read_manifest, seal
 from convoy.models.plans import PlanBuild

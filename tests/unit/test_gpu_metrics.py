@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from convoy.app.core import Core, CoreOptions
 from convoy.app.engines.cuda.device import Device
-from convoy.app.lifecycle.control import ControlOptions
+from convoy.app.lifecycle.model_control import ControlOptions
 from convoy.app.loading.load import LoadOptions
 from convoy.app.telemetry.gpu_metrics import GpuWatch
 from convoy.app.telemetry.nvml import Nvml, NvmlUnavailable, open_nvml

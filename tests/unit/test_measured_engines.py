@@ -13,10 +13,9 @@ from export_fixtures import make_quick
 from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.cpu import cpu_budget
-from convoy.app.engines.delivery import Landed
 from convoy.app.engines.machine import find_cpu
 from convoy.app.engines.openvino import OpenVinoEngine
-from convoy.app.engines.parts import Shapes
+from convoy.app.engines.parts import Landed, Shapes
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions

@@ -24,9 +24,8 @@ from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import Handle, undisturbed
 from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
 from convoy.app.engines.cuda.slots import DeviceSlot, Layout
-from convoy.app.engines.delivery import scatter
 from convoy.app.engines.measure import batch_knots
-from convoy.app.engines.parts import Part
+from convoy.app.engines.parts import Part, scatter
 from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import Result
-from convoy.app.engines.delivery import Landed
+from convoy.app.engines.parts import Landed
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 
