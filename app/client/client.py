@@ -7,6 +7,8 @@ often and what an answer means stands once, in the files beside this one.
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,16 +17,45 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
+from PIL import Image
 
 from convoy.app.client.connect import reach, reach_async
-from convoy.app.client.images import encoded
 from convoy.app.client.own_headers import OwnHeaders, checked
 from convoy.app.client.records import RemoteModel, Sight
 from convoy.app.client.retry import WireQuestion, arun, ask, run
 from convoy.app.client.trust import Cert, Verify, trust_of
-from convoy.app.python.pictures import OneImage, one_or_several
+from convoy.app.python.pictures import OneImage, image_of, no_image, one_or_several
 from convoy.app.python.records import Classification, Detections, Segmentation
-from convoy.models.errors import InvalidRequest, RequestError, UsageError
+from convoy.models.errors import ImageError, InvalidRequest, RequestError, UsageError
+from convoy.models.image_files import read_image_file
+
+_PNG_MODES = frozenset(("1", "L", "LA", "I;16", "P", "RGB", "RGBA"))
+
+
+def encoded(given: object) -> bytes:
+    """A file and bytes as they are; pixels as a file that loses nothing. Raises ImageError."""
+    match given:
+        case str() | os.PathLike():
+            return read_image_file(given)
+        case bytes() | bytearray() | memoryview():
+            return bytes(given)
+        case Image.Image():
+            return _file_of(given)
+        case np.ndarray():
+            return _file_of(image_of(given))
+    raise no_image(given)
+
+
+def _file_of(image: Image.Image) -> bytes:
+    # TIFF has what PNG has not (CMYK, floats and others), and the server reads a file of either by the same rules.
+    name, options = ("PNG", {"compress_level": 1}) if image.mode in _PNG_MODES else ("TIFF", {})
+    file = io.BytesIO()
+    try:
+        image.save(file, name, exif=image.getexif(), **options)  # its orientation counts at the server
+    except (OSError, ValueError, KeyError) as error:
+        raise ImageError(f"an image of mode {image.mode} cannot be sent ({error}); convert it to RGB") from error
+    return file.getvalue()
+
 
 Answer = TypeVar("Answer")
 _Kind = TypeVar("_Kind", Classification, Segmentation, Detections)

@@ -1,7 +1,7 @@
 """The requests' parts of a batch: gathered into one memory, and its outputs scattered to who asked for them.
 
-The same for every library. Nothing is handed out that is not what the model declares: behind an answer that is shorter than its place would lie
-what another request has left there.
+The same for every library. Nothing is handed out that is not what the model declares: behind an answer that is shorter
+than its place would lie what another request has left there.
 """
 
 from __future__ import annotations

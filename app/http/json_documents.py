@@ -163,6 +163,8 @@ def _read_with_nan(view: memoryview) -> InferDocument:
         request = msgspec.convert(document, InferDocument)
     except msgspec.ValidationError as error:
         raise _malformed(error) from None
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from error
     for tensor, data in zip(request.inputs, lists, strict=True):
         tensor.data = data
     return request

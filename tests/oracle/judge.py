@@ -23,7 +23,7 @@ _NOTHING: Answer = (Part("was not asked"),)
 @dataclass(slots=True)
 class Intended:
     """A difference that was meant: in the answers to `asks` (a pattern as for file names) the lines that match `before`
-    became those that match `after`, one for one and in this order. Patterns match whole lines. `whole`: any lines did.
+    became those that match `after`, one for one and in this order. Patterns match whole lines. `whole`: where those before match, any lines did.
     """
 
     asks: str
@@ -37,7 +37,7 @@ class Intended:
         """Take its lines out of those that differ, if all of them are there."""
         if not fnmatchcase(name, self.asks):
             return False
-        if self.whole and (gone or come):
+        if self.whole and (gone or come) and _found(self.before, gone) is not None:
             gone.clear()
             come.clear()
             self.used += 1

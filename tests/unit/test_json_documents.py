@@ -66,6 +66,7 @@ def test_a_request_has_its_fields_and_its_data_is_read_later() -> None:
         (b'{"inputs": [], "id": "\xda"}', "failed to parse the request JSON buffer: 'utf-8' codec"),
         (b'{"inputs": [], "parameters": {"\xda": 1}}', "failed to parse the request JSON buffer: 'utf-8' codec"),
         (b'{"inputs": [{"name": "a\xda"}]}', "failed to parse the request JSON buffer: 'utf-8' codec"),
+        ('{"inputs": ["\\ud800"]}', "failed to parse the request JSON buffer"),
         ("", "failed to parse the request JSON buffer"),
         ("{", "failed to parse the request JSON buffer"),
         ('{"inputs": [],}', "failed to parse the request JSON buffer"),
@@ -118,6 +119,24 @@ anything = st.recursive(
 tensors = st.one_of(
     anything, st.lists(numbers, max_size=8), st.lists(st.lists(numbers, min_size=2, max_size=2), max_size=4)
 )
+
+
+names = st.sampled_from(["inputs", "outputs", "parameters", "id", "name", "shape", "datatype", "data"])
+halves = st.text(st.characters(codec=None, categories=["Cs"]), min_size=1, max_size=2)
+documents = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.floats(), st.integers(), st.text(max_size=5), halves),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.one_of(names, halves), inner, max_size=5)),
+    max_leaves=12,
+)
+
+
+@given(documents)
+def test_any_json_is_a_request_or_refused(document: Any) -> None:
+    try:
+        found = read(json.dumps(document))
+    except InvalidRequest:
+        return
+    assert [one.name for one in found.inputs] == [one["name"] for one in document["inputs"]]
 
 
 @given(tensors, st.sampled_from([*FLOATS, *INTEGERS, "BOOL", "BYTES", "FP16", "nonsense"]))
