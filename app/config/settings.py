@@ -34,13 +34,13 @@ from convoy.app.engines.machine import CPU_ONLY, Machine, find_cpu, find_machine
 from convoy.app.engines.select import PrecisionChoice
 from convoy.app.engines.table import AUTO, CHOICES, REFERENCE, may_use_gpus
 from convoy.app.http.browsers import host_name, is_loopback
-from convoy.app.http.connection import ConnectionLimits
 from convoy.app.lifecycle.model_control import EVERYTHING, ControlMode, ControlOptions
 from convoy.app.lifecycle.model_lifecycle import QueueRules
 from convoy.app.lifecycle.remote_files import is_url
 from convoy.app.lifecycle.remote_store import RemoteStore
 from convoy.app.loading.load import DEFAULT_LIMIT_S, LoadOptions
 from convoy.app.loading.signed import SignedOnly
+from convoy.app.server.acceptor import ConnectionLimits
 from convoy.app.server.logs import LogFormat
 from convoy.models.errors import UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS

@@ -1,24 +1,23 @@
-"""uvicorn's HTTP/1.1 protocol, hardened against clients that are slow, many, or not speaking HTTP.
+"""A guard around uvicorn's HTTP/1.1 protocol. It guards against:
 
-uvicorn limits how long an idle connection may stay between requests. It does not limit how long a client
-may take to send its headers, how long it may refuse to read an answer, nor how long it may go on sending a
-body that has been answered already; each holds a connection for ever. Nor does it limit how many requests may wait
-behind one that is not answered yet; here they wait unparsed, one read of them, and the others with their client.
+- headers that come slowly (408) or are too long, trailers included (431); slow bodies are for `http.body`
+- floods of pipelined requests: one read of them waits unparsed, the others stay with their client
+- answers that nobody reads, and bodies that go on without end after an early answer
+- offers of another protocol, which are ignored (RFC 9110, 7.8), and CONNECT (405)
+- too many connections (503)
+- an early error, such as a 413 or 401, that a client which still sends would never read: the close lingers
+- errors of the parser in plain text: all are JSON
 
-A request that offers another protocol is answered in this one, as RFC 9110 (7.8) allows. A process that has been
-stopped finds all its timers late: time in which nobody read here is not the client's.
+A client that closes its side has left. A process that was stopped finds all its timers late: time in which nobody read
+here is not the client's.
 """
 
 from __future__ import annotations
 
-import array
 import asyncio
-import fcntl
 import logging
-import termios
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -28,27 +27,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from convoy.app.http.body import LOOK_AGAIN_S
 from convoy.app.http.replies import error_body
-from convoy.app.server.acceptor import Handshakes
-from convoy.models.tls import ServerTls
+from convoy.app.server.acceptor import ConnectionLimits, unread_bytes, unsent_bytes
 
 _log = logging.getLogger("convoy")
 # Between two pieces of what was read it is looked whether a request waits. Of the shortest ones this is 450.
 _PIECE_BYTES = 8 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Seconds a client may take, how long its headers may be, and how many connections there may be."""
-
-    header_timeout_s: float = 10.0
-    header_bytes: int = 64 << 10
-    write_timeout_s: float = 30.0
-    linger_s: float = 10.0
-    max_connections: int = 4096
-
-    def handshakes(self, tls: Callable[[], ServerTls | None]) -> Handshakes:
-        """A client that has not agreed on a key yet may be as slow as one that sends headers."""
-        return Handshakes(tls, self.header_timeout_s, self.write_timeout_s, self.max_connections)
 
 
 class HeadersTooLong(Exception):
@@ -96,13 +79,9 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._answering: Any = None
         self._idle_since_s: float | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
         self._in_headers = False
         self._headers_begun = 0
-        self._header_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
-        self._linger_timer: asyncio.TimerHandle | None = None
-        self._abort_timer: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # the time limits that run, by name
         self._header_bytes = 0
         self._unparsed_bytes = 0
         self._has_moved = False
@@ -124,11 +103,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._arm_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # A timer that is left would keep the connection's memory until it fires.
-        timers = (self._header_timer, self._write_timer, self._linger_timer, self._abort_timer, self._idle_timer)
-        for timer in timers:
-            if timer is not None:
-                timer.cancel()
+        for name in [*self._timers]:
+            self._stop_timer(name)  # it would keep the connection's memory until it fires
         if self._answering is not None and not self._answering.response_complete:
             # uvicorn tells only the latest request; with pipelining an earlier one is being answered.
             self._answering.disconnected = True
@@ -163,7 +139,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._unparsed_bytes > self.limits.header_bytes:
                 self._refuse_headers()
             return
-        if self._header_timer is None:
+        if "header" not in self._timers:
             self._arm_header_timer()
         # The parser reports a header when it is whole; this counts the one that never ends. Data that ended
         # something else before is left out, so that a body is not taken for headers.
@@ -246,9 +222,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return  # they come again, without the offer
         self._has_moved = True
         self._in_headers = False
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+        self._stop_timer("header")
         if not self._has_hung_up:
             super().on_headers_complete()
             self.cycle.transport = self._line
@@ -265,10 +239,9 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
         if self._has_hung_up:
             self._close()
-        elif self._linger_timer is not None:
+        elif "linger" in self._timers:
             # The rest of a body that had been answered early is there; the connection is idle now.
-            self._linger_timer.cancel()
-            self._linger_timer = None
+            self._stop_timer("linger")
             self._arm_keep_alive()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -278,7 +251,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
         if self.transport.is_closing():
-            if self._write_timer is None and self.transport.get_write_buffer_size():
+            if "write" not in self._timers and self.transport.get_write_buffer_size():
                 self._watch_reader()  # it closes when the client has read what is left
             return
         if self._has_hung_up:
@@ -297,17 +270,16 @@ class GuardedProtocol(HttpToolsProtocol):
         if waits_for_rest:
             # Answered before the body was read. The rest is thrown away for a while, because a client that
             # still sends does not read yet; uvicorn would do so for ever.
-            self._linger_timer = self.loop.call_later(self.limits.linger_s, self._close)
+            self._start_timer("linger", self.limits.linger_s, self._close)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._write_timer is None:
+        if "write" not in self._timers:
             self._watch_reader()
 
     def resume_writing(self) -> None:
-        if self._write_timer is not None and not self.transport.is_closing():
-            self._write_timer.cancel()
-            self._write_timer = None
+        if not self.transport.is_closing():
+            self._stop_timer("write")
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -329,7 +301,21 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def has_unread_bytes(self) -> bool:
         """Whether the client has sent what has not been read yet."""
-        return _bytes_in_kernel(self.transport, termios.FIONREAD) > 0
+        return unread_bytes(self.transport) > 0
+
+    def _start_timer(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
+        """Call it after so long, unless the timer of this name is started again or stopped before."""
+
+        def fire() -> None:
+            del self._timers[name]
+            callback()
+
+        self._stop_timer(name)
+        self._timers[name] = self.loop.call_later(seconds, fire)
+
+    def _stop_timer(self, name: str) -> None:
+        if name in self._timers:
+            self._timers.pop(name).cancel()
 
     def _await_headers(self) -> None:
         # The timer follows when these headers are not complete by the end of what has arrived.
@@ -338,7 +324,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._headers_begun += 1
 
     def _arm_header_timer(self) -> None:
-        self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self._headers_are_too_slow)
+        self._start_timer("header", self.limits.header_timeout_s, self._headers_are_too_slow)
 
     def _count_header(self, nbytes: int) -> None:
         self._header_bytes += nbytes
@@ -346,12 +332,11 @@ class GuardedProtocol(HttpToolsProtocol):
             raise HeadersTooLong
 
     def _headers_are_too_slow(self) -> None:
-        self._header_timer = None
         if self.flow.read_paused or self.pipeline or not self._is_answered():
             self._arm_header_timer()  # the requests before come first, until whose answers it may be we who do not read
             return
         if self.has_unread_bytes():
-            self._header_timer = self.loop.call_later(LOOK_AGAIN_S, self._headers_are_too_slow)
+            self._start_timer("header", LOOK_AGAIN_S, self._headers_are_too_slow)
             return
         self._refuse(408, f"the headers did not arrive within {self.limits.header_timeout_s:g} s")
 
@@ -361,14 +346,13 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _watch_reader(self) -> None:
         """Look again after the time that a client may refuse to read; one that reads slowly may go on."""
-        self._unread_bytes = _unsent_bytes(self.transport)
-        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self._check_reader)
+        self._unread_bytes = unsent_bytes(self.transport)
+        self._start_timer("write", self.limits.write_timeout_s, self._check_reader)
 
     def _check_reader(self) -> None:
-        if _unsent_bytes(self.transport) < self._unread_bytes:
+        if unsent_bytes(self.transport) < self._unread_bytes:
             self._watch_reader()
             return
-        self._write_timer = None
         _log.info("a client did not read its answer for %g s; its connection is closed", self.limits.write_timeout_s)
         self.transport.abort()
 
@@ -394,7 +378,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._read_closed, self._final_error = True, (status, message)
         if self._is_answered() and not self.pipeline:
-            if self._linger_timer is None:
+            if "linger" not in self._timers:
                 self._send_final_error()
             else:
                 self._final_error, self._has_hung_up = None, True
@@ -406,8 +390,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self.cycle = self.pipeline[0][0] if self.pipeline else self._answering
         elif getattr(self.cycle, "response_started", False):
             self._final_error, self.cycle.keep_alive = None, False
-            if self._linger_timer is None:  # it may wait for the rest
-                self._linger_timer = self.loop.call_later(self.limits.linger_s, self._close)
+            if "linger" not in self._timers:  # it may wait for the rest
+                self._start_timer("linger", self.limits.linger_s, self._close)
         else:
             self._send_final_error()
 
@@ -443,50 +427,34 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             with suppress(OSError):  # the client has gone, which is told in a moment
                 self.transport.write_eof()
-        if self._linger_timer is None:
-            self._linger_timer = self.loop.call_later(self.limits.linger_s, self._close)
+        if "linger" not in self._timers:
+            self._start_timer("linger", self.limits.linger_s, self._close)
 
     def _close(self) -> None:
         """Close when everything has been sent, and not later than the write time-out."""
         if not self.transport.is_closing():
             self.transport.close()
-            self._abort_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
+            self._start_timer("abort", self.limits.write_timeout_s, self.transport.abort)
 
     def _arm_keep_alive(self) -> None:
         # One timer serves many requests: when it fires it looks how long the connection has been idle by then.
         self._idle_since_s = self.loop.time()
-        if self._idle_timer is None:
-            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._check_idle)
+        if "idle" not in self._timers:
+            self._start_timer("idle", self.timeout_keep_alive, self._check_idle)
 
     def _unset_keepalive_if_required(self) -> None:
         pass  # uvicorn calls it for any bytes; a request that begins ends the idle time
 
     def _check_idle(self) -> None:
-        self._idle_timer = None
         if self._idle_since_s is None:
             return
         left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
         if left_s <= 0 and self.has_unread_bytes():
             left_s = LOOK_AGAIN_S
         if left_s > 0:
-            self._idle_timer = self.loop.call_later(left_s, self._check_idle)
+            self._start_timer("idle", left_s, self._check_idle)
         else:
             self._close()
-
-
-def _unsent_bytes(transport: Any) -> int:
-    """What the client has not taken yet, in our buffer and in the kernel's, which is refilled in large steps."""
-    # Where the kernel does not say, our own buffer tells nearly as much.
-    return int(transport.get_write_buffer_size()) + _bytes_in_kernel(transport, termios.TIOCOUTQ)
-
-
-def _bytes_in_kernel(transport: Any, question: int) -> int:
-    """What the kernel says of a connection; 0 where it says nothing, or there is no socket, or no more."""
-    answer, socket = array.array("i", [0]), transport.get_extra_info("socket")
-    if socket is not None:
-        with suppress(OSError):
-            fcntl.ioctl(socket.fileno(), question, answer)
-    return answer[0]
 
 
 def guarded_protocol(limits: ConnectionLimits, on_too_many: Callable[[], None] = lambda: None) -> type[GuardedProtocol]:

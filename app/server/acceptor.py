@@ -7,13 +7,18 @@ not agreed on a key yet.
 
 from __future__ import annotations
 
+import array
 import asyncio
 import errno
+import fcntl
 import logging
 import socket
 import ssl
+import termios
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from convoy.models.tls import ServerTls
 
@@ -118,3 +123,38 @@ class Acceptor:
         if tls is not self._shown:
             self._shown, self._context = tls, None if tls is None else tls.context()
         return self._context
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Seconds a client may take, how long its headers may be, and how many connections there may be."""
+
+    header_timeout_s: float = 10.0
+    header_bytes: int = 64 << 10
+    write_timeout_s: float = 30.0
+    linger_s: float = 10.0
+    max_connections: int = 4096
+
+    def handshakes(self, tls: Callable[[], ServerTls | None]) -> Handshakes:
+        """A client that has not agreed on a key yet may be as slow as one that sends headers."""
+        return Handshakes(tls, self.header_timeout_s, self.write_timeout_s, self.max_connections)
+
+
+def unsent_bytes(transport: Any) -> int:
+    """What the client has not taken yet, in our buffer and in the kernel's, which is refilled in large steps."""
+    # Where the kernel does not say, our own buffer tells nearly as much.
+    return int(transport.get_write_buffer_size()) + _bytes_in_kernel(transport, termios.TIOCOUTQ)
+
+
+def unread_bytes(transport: Any) -> int:
+    """What the client has sent that has not been read yet."""
+    return _bytes_in_kernel(transport, termios.FIONREAD)
+
+
+def _bytes_in_kernel(transport: Any, question: int) -> int:
+    """What the kernel says of a connection; 0 where it says nothing, or there is no socket, or no more."""
+    answer, socket = array.array("i", [0]), transport.get_extra_info("socket")
+    if socket is not None:
+        with suppress(OSError):
+            fcntl.ioctl(socket.fileno(), question, answer)
+    return answer[0]

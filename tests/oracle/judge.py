@@ -22,8 +22,10 @@ _NOTHING: Answer = (Part("was not asked"),)
 
 @dataclass(slots=True)
 class Intended:
-    """A difference that was meant: in the answers to `asks` (a pattern as for file names) the lines that match `before`
-    became those that match `after`, one for one and in this order. Patterns match whole lines. `whole`: where those before match, any lines did.
+    """A difference that was meant.
+
+    In the answers to `asks` (a pattern as for file names) the lines that match `before` became those that match
+    `after`, one for one and in this order. Patterns match whole lines. `whole`: where those before match, any lines did.
     """
 
     asks: str

@@ -25,11 +25,12 @@ from uvicorn.server import ServerState
 
 from convoy.app.calls.options import ApiKey, BodyLimits, EdgeOptions
 from convoy.app.engines.batch import EngineFailure
-from convoy.app.http.connection import ConnectionLimits, guarded_protocol
+from convoy.app.http.connection import guarded_protocol
 from convoy.app.http.gate import Gate
 from convoy.app.http.hot_routes import HotRoutes
 from convoy.app.http.replies import Reply, send_reply
 from convoy.app.scheduling.policy import RefusalReason, Refuse
+from convoy.app.server.acceptor import ConnectionLimits
 from convoy.app.server.logs import request_id
 from tests.support.fake_devices import ROW, Workshop, in_workshop, until
 from tests.support.memory_server import Connection

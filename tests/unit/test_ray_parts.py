@@ -14,11 +14,12 @@ from test_connection import ROWS, House, rows, shift
 from test_connection import workshop as workshop  # a fixture
 
 from convoy.app.config.settings import Settings
-from convoy.app.http.connection import ConnectionLimits, guarded_protocol
+from convoy.app.http.connection import guarded_protocol
 from convoy.app.ray.arguments import SERVER_OPTIONS, AppArguments, replica_settings
 from convoy.app.ray.connections import HotPaths, RouteHere, take_connections
 from convoy.app.ray.ingress import Ingress
 from convoy.app.ray.ways import Ways
+from convoy.app.server.acceptor import ConnectionLimits
 from convoy.models.errors import UsageError
 from tests.support.fake_devices import Workshop, in_workshop, until
 
