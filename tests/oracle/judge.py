@@ -25,7 +25,7 @@ class Intended:
     """A difference that was meant.
 
     In the answers to `asks` (a pattern as for file names) the lines that match `before` became those that match
-    `after`, one for one and in this order. Patterns match whole lines. `whole`: where those before match, any lines did.
+    `after`, one for one and in this order. Patterns match whole lines. `whole`: where those before match, any lines.
     """
 
     asks: str

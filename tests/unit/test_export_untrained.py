@@ -7,6 +7,7 @@ import pytest
 from convoy.models.errors import JobError
 
 torch = pytest.importorskip("torch")
+untrained = pytest.importorskip("convoy.export.sources.torch_child.untrained")
 
 pytestmark = pytest.mark.slow
 
@@ -84,3 +85,29 @@ def test_drawn_weights_are_seen_behind_what_has_no_gradients():
 
     with pytest.raises(JobError, match=r"conv\.weight, conv\.bias"):
         refuse(build)
+
+
+class KeepsBiases(torch.nn.Module):
+    """As LeViT: in evaluation it computes from its weights once, and forgets that when it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.biases = torch.nn.Parameter(torch.zeros(4))
+        self.kept: torch.Tensor | None = None
+
+    def train(self, mode: bool = True) -> KeepsBiases:
+        self.kept = None if mode else self.kept
+        return super().train(mode)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = 2 * self.biases
+        return images.mean() + self.kept
+
+
+def test_what_a_network_keeps_of_its_weights_is_forgotten_when_they_are_drawn():
+    made, images = KeepsBiases().eval(), torch.ones(1)
+    made(images)
+    untrained.draw(made, lambda: made(images))
+    with torch.inference_mode():
+        assert torch.equal(made(images), 1 + 2 * made.biases)

@@ -137,6 +137,9 @@ def draw(network: torch.nn.Module, run: Callable[[], object]) -> None:
         for parameter in network.parameters():
             if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
                 parameter.copy_(_in_place_of_constant(parameter))
+        # Some networks keep what they compute from their weights, such as LeViT its attention biases, until they train.
+        network.train()
+        network.eval()
         norms = [m for m in network.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
         for norm in norms:
             norm.reset_running_stats()
