@@ -87,7 +87,6 @@ class Call:
         self.times: StageTimes | None = None
         self.ending: CallEnd | None = None
         self.span: RequestSpan | None = None  # of one that is sampled
-        self._is_decoded = False
         self.deadline_ns: int | None = None
         self.late: Callable[[], RequestError] = _late
         self.body_due_ns: int | None = None
@@ -99,7 +98,7 @@ class Call:
         self._task: asyncio.Task[Any] | None = None  # which may be cancelled
         self._cancelled_by: Exception | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._has_begun = self._has_ended = False
+        self._has_begun = self._has_ended = self._is_decoded = False
 
     def begin(self) -> None:
         """Make it one that is owed an answer, by the current task. Raises Unavailable when the server shuts down."""
