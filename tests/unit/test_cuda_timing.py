@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import AbstractContextManager
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -72,27 +71,6 @@ def test_the_times_of_a_batch_are_the_devices(bench: TwoEngines, kind: str) -> N
     assert behind.times.copy_in_ns == pytest.approx(2 * COPY_NS, abs=2)
     assert behind.times.waited_ns == pytest.approx(COMPUTE_NS - COPY_NS, abs=2)
     assert behind.times.compute_ns == pytest.approx(COMPUTE_NS, abs=2)
-
-
-def test_two_engines_on_a_device_compute_in_turns(tmp_path: Path) -> None:
-    bench = TwoEngines(tmp_path, FakeCuda(interleaves=True))
-    engines = [bench.ready("tensorrt") for _ in range(2)]
-    assert computes_in_turns(bench, engines)
-    bench.bindings.make_stream_wait = lambda stream, event: None  # type: ignore[method-assign]
-    assert not computes_in_turns(bench, engines)
-
-
-def computes_in_turns(bench: TwoEngines, engines: list[CudaEngine]) -> bool:
-    bench.tensorrt.steps.clear()
-    batch = bench.batch(3)
-    slots = [(engine, slot) for slot in (0, 1) for engine in engines]
-    for engine, slot in slots:
-        engine._begin(engine._slots[slot], batch.parts)
-    for engine, slot in reversed(slots):
-        engine._finish(engine._slots[slot], batch.parts)
-    steps = bench.tensorrt.steps
-    assert len(steps) == 8
-    return all(two[0] != "ends" or one == ("begins", two[1]) for one, two in pairwise(steps))
 
 
 def test_a_batch_whose_copy_is_slow_does_not_hold_up_the_one_whose_turn_it_is(

@@ -13,18 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convoy.app.engines.base import Engine, run_arrays
-from convoy.app.engines.batch import EngineFailure
+from convoy.app.engines.base import run_arrays
 from convoy.app.engines.cpu import has_int8_dot_product
-from convoy.app.engines.jobs import Job
 from convoy.app.engines.machine import Library, Machine
-from convoy.app.engines.measure import Rounds
 from convoy.app.engines.onnxruntime_cuda import OnnxRuntimeCudaEngine
-from convoy.app.loading.later import prove_plan
 from convoy.app.loading.load import LoadedModel, LoadOptions, ServedBefore, load
-from convoy.app.loading.proving import NotProved, race
 from convoy.models.bundle import MANIFEST, open_bundle, read_manifest, seal
-from convoy.models.errors import BundleError, JobError
+from convoy.models.errors import BundleError
 from convoy.models.store import DEMO_STORE, Store
 from tests.support import onnx_models
 from tests.support.fake_cuda import DEVICES_UNAVAILABLE, ILLEGAL_ADDRESS, OUT_OF_MEMORY, UNKNOWN_ERROR, FakeGpu
@@ -127,7 +122,10 @@ def test_an_engine_that_was_asked_for_serves_or_fails_clearly(store, tmp_path, e
 
 
 def test_tensorrt_by_name_without_a_plan_is_a_failure_and_builds_nothing(store, bench, tmp_path):
-    with pytest.raises(BundleError, match=r"--engine tensorrt cannot serve it .*no plan for compute capability 9\.0"):
+    with pytest.raises(
+        BundleError,
+        match=r"no plan for compute capability 9\.0.*--engine auto builds the plan",
+    ):
         loaded(store, options(bench, tmp_path, engine="tensorrt"))
 
 
@@ -144,14 +142,6 @@ def test_a_device_without_room_hands_the_model_to_the_cpu_and_keeps_nothing(stor
     assert engines(model)[0][0] == "onnxruntime-cpu"
     assert any("MiB must stay free" in reason for reason in model.skipped)
     assert bench.cuda.live_device_blocks == 0
-
-
-def test_one_model_too_many_is_refused_and_the_others_go_on(store, bench, tmp_path):
-    first = loaded(store, options(bench, tmp_path))
-    bench.cuda.gpus[0].total_bytes = bench.cuda.gpus[0].used_bytes + (100 << 20)
-    with pytest.raises(BundleError, match="MiB must stay free"):
-        loaded(store, options(bench, tmp_path, engine="cuda"))
-    first.engines[0].canary.run(first.engines[0].engine)
 
 
 def test_nodes_that_would_run_on_the_cpu_are_reported_and_not_run_there(store, bench, tmp_path):
@@ -325,52 +315,6 @@ def test_where_a_plan_is_to_come_a_model_whose_graph_answers_wrongly_is_served_w
     assert [one.variant.file for one in model.untried] == ["fp16.onnx"]
 
 
-def test_where_a_plan_is_to_come_a_way_that_fails_by_a_bug_costs_only_itself(store, bench, tmp_path, monkeypatch):
-    def confused(engine: OnnxRuntimeCudaEngine) -> None:
-        if len(bench.onnxruntime.opened) == 1:
-            raise KeyError("a bug")
-        warm_up(engine)
-
-    warm_up = OnnxRuntimeCudaEngine.warm_up
-    monkeypatch.setattr(OnnxRuntimeCudaEngine, "warm_up", confused)
-    model = loaded(store, options(bench, tmp_path))
-    assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
-    assert [one.variant.file for one in model.untried] == ["fp16.onnx"]
-
-
-def test_as_it_comes_a_model_is_warmed_up_once(store, bench, tmp_path, monkeypatch):
-    warm_up, warmed_up = OnnxRuntimeCudaEngine.warm_up, []
-
-    def watched(engine: OnnxRuntimeCudaEngine) -> None:
-        warmed_up.append(engine.info)
-        warm_up(engine)
-
-    monkeypatch.setattr(OnnxRuntimeCudaEngine, "warm_up", watched)
-    loaded(store, options(bench, tmp_path))
-    assert len(warmed_up) == 1
-
-
-def test_a_plan_that_was_just_built_proves_itself(store, bench, tmp_path):
-    model = loaded(store, options(bench, tmp_path))
-    job = Job.of_bundle(open_bundle(store / "digits" / "1"), 4, "auto", bench.machine, tmp_path / "plans")
-    with pytest.raises(NotProved, match="no plan for"):
-        prove_plan(job, model.wishes[0])
-    bench.build(model.wishes[0], tmp_path / "plans")
-    proved = prove_plan(job, model.wishes[0])
-    assert proved.engine.info.engine == "tensorrt"
-
-
-def test_a_plan_that_answers_wrongly_does_not_serve(store, bench, tmp_path):
-    model = loaded(store, options(bench, tmp_path))
-    wish = model.wishes[0]
-    bench.build(wish, tmp_path / "plans")
-    # The library computes something else than the plan's name promises.
-    bench.tensorrt.distorts = lambda array: -array
-    job = Job.of_bundle(open_bundle(store / "digits" / "1"), 4, "auto", bench.machine, tmp_path / "plans")
-    with pytest.raises(NotProved, match="is off by"):
-        prove_plan(job, wish)
-
-
 def test_a_bare_model_of_fixed_sizes_runs_on_the_gpu(bench, tmp_path):
     onnx_models.add_sub(tmp_path / "store" / "simple" / "1" / "model.onnx")
     model = load(Store(tmp_path / "store").versions("simple")[0], options(bench, tmp_path))
@@ -417,20 +361,6 @@ def test_a_bare_model_that_a_gpu_answers_otherwise_than_the_cpu_is_not_served_fr
         loaded_shift(shift, options(bench, tmp_path, engine="cuda"))
 
 
-def test_a_bare_model_that_fails_on_one_gpu_is_served_by_the_other(shift, tmp_path, monkeypatch):
-    bench = GpuBench.of(FakeGpu("Fake H200"), FakeGpu("Fake H200"))
-
-    def measured(engines: list[Engine]) -> list[Rounds]:
-        if engines[0].info.device == "cuda:0":
-            raise EngineFailure("it fell over")
-        return race(engines)
-
-    monkeypatch.setattr("convoy.app.loading.choice.race", measured)
-    model = loaded_shift(shift, options(bench, tmp_path))
-    assert engines(model) == [("onnxruntime-cuda", "fp32", "cuda:1")]
-    assert any("cuda:0" in reason and "it fell over" in reason for reason in model.skipped)
-
-
 def test_a_bare_model_says_why_tensorrt_does_not_serve_it(shift, bench, tmp_path):
     assert any("tensorrt: a bare model" in why for why in loaded_shift(shift, options(bench, tmp_path)).skipped)
     with pytest.raises(BundleError, match=r"--engine tensorrt cannot serve it .*a bare model.*make a bundle"):
@@ -443,17 +373,6 @@ def test_a_precision_that_nothing_here_serves_is_refused_with_the_gpus_reasons_t
         loaded(store, options(bench, tmp_path, precision="fp16"))
 
 
-def test_tensorrt_by_name_without_a_plan_says_how_to_get_one(store, bench, tmp_path):
-    with pytest.raises(BundleError, match="--engine auto builds the plan and serves meanwhile"):
-        loaded(store, options(bench, tmp_path, engine="tensorrt"))
-
-
-def test_nobody_waits_for_tuning_where_a_plan_is_to_come(store, bench, tmp_path):
-    model = loaded(store, options(bench, tmp_path))
-    assert len(bench.onnxruntime.opened) == 1
-    assert [(one.device.name, one.variant.file) for one in model.untried] == [("cuda:0", "fp16.onnx")]
-
-
 def test_what_serves_for_good_is_tuned_first_and_that_is_remembered(store, bench, tmp_path):
     bench.onnxruntime.takes_ns = lambda samples, way: 1e6 if way["cudnn_conv_algo_search"] == "EXHAUSTIVE" else 2e6
     assert loaded(store, options(bench, tmp_path, engine="cuda")).untried == ()
@@ -462,17 +381,6 @@ def test_what_serves_for_good_is_tuned_first_and_that_is_remembered(store, bench
     model = loaded(store, options(bench, tmp_path))  # with a plan to come, but there is nothing to wait for
     assert model.untried == ()
     assert [way["cudnn_conv_algo_search"] for way in bench.onnxruntime.opened[trials:]] == ["EXHAUSTIVE"]
-
-
-def test_a_model_that_does_not_run_as_it_comes_is_tuned_at_once(store, bench, tmp_path):
-    def refuse(way: Mapping[str, str]) -> None:
-        if way["prefer_nhwc"] == "1":
-            raise RuntimeError("no such kernel with channels last")
-
-    bench.onnxruntime.refuses = refuse
-    model = loaded(store, options(bench, tmp_path))
-    assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
-    assert model.untried == ()
 
 
 def test_what_served_from_a_gpu_before_serves_alone_again_and_what_is_missing_is_still_wished_for(
@@ -498,13 +406,3 @@ def test_an_engine_whose_proving_ends_in_an_error_of_ours_is_closed(store, bench
     monkeypatch.setattr(OnnxRuntimeCudaEngine, "warm_up", unreadable)
     assert engines(loaded(store, options(bench, tmp_path)))[0][0] == "onnxruntime-cpu"
     assert not bench.cuda.live_device_blocks
-
-
-def test_a_file_that_cannot_be_told_from_others_costs_only_the_gpu(store, shift, bench, tmp_path, monkeypatch):
-    def digest(path: Path) -> str:
-        raise JobError(f"{path}: its external data lies outside its folder")
-
-    monkeypatch.setattr("convoy.app.engines.jobs.onnx_digest", digest)
-    for model in (loaded(store, options(bench, tmp_path)), loaded_shift(shift, options(bench, tmp_path))):
-        assert engines(model)[0][0] == "onnxruntime-cpu"
-        assert any("onnxruntime-cuda on cuda:0" in why and "outside its folder" in why for why in model.skipped)
