@@ -75,18 +75,6 @@ def test_parser_errors_come_one_line_each_with_node_and_operator(bench: Bench) -
     assert bench.plans() == []
 
 
-def test_a_hundred_parser_errors_are_cut_short(bench: Bench) -> None:
-    bench.scenario.parser_errors = (FakeParserError("n", "Conv", "no"),) * 100
-    with pytest.raises(JobError, match=r"  and 90 more$"):
-        bench.build()
-
-
-def test_a_file_that_is_no_onnx_is_named(bench: Bench) -> None:
-    bench.scenario.is_parsed = False
-    with pytest.raises(JobError, match=r"cannot read .*fp16\.onnx: TensorRT gave no reason"):
-        bench.build()
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -102,13 +90,6 @@ def test_an_input_that_cannot_be_batched_is_refused(bench: Bench, given: FakeInp
         bench.build()
 
 
-def test_a_fixed_batch_is_built_for_that_size(bench: Bench) -> None:
-    bench.scenario.inputs = (FakeInput(shape=(4, 8, 8, 3)),)
-    bench.options = BuildOptions("fp16", (4,))
-    bench.build()
-    assert bench.scenario.profiles == [{"images": ((4, 8, 8, 3),) * 3}]
-
-
 def test_progress_is_told_with_phase_step_and_total(bench: Bench) -> None:
     bench.scenario.on_step = lambda: bench.spend(1.0)
     bench.build()
@@ -122,13 +103,6 @@ def test_progress_is_told_with_phase_step_and_total(bench: Bench) -> None:
         ("Timing", None, 3, 3),
         ("Timing", None, 3, 3),
     ]
-
-
-def test_a_thousand_quick_steps_are_not_a_thousand_lines(bench: Bench) -> None:
-    bench.scenario.phases = (("Timing", None, 1000),)
-    bench.scenario.on_step = lambda: bench.spend(0.001)
-    bench.build()
-    assert len(bench.events) < 15
 
 
 def test_the_time_limit_stops_the_build_and_keeps_what_was_measured(bench: Bench) -> None:
@@ -151,21 +125,6 @@ def test_a_reader_that_went_away_stops_the_build(bench: Bench) -> None:
     assert bench.plans() == []
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        ("Could not find any implementation for node conv1", "implementation for node conv1$"),
-        ("images: UINT8 is not supported by Shuffle", "straight into a Cast"),
-        ("OutOfMemory (no further information)", "lower --workspace-mb"),
-    ],
-)
-def test_a_build_that_fails_says_what_tensorrt_said(bench: Bench, error: str, message: str) -> None:
-    bench.scenario.build_errors = (error,)
-    with pytest.raises(JobError, match=message):
-        bench.build()
-    assert bench.plans() == []
-
-
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_a_plan_that_is_not_what_its_label_says_is_refused(bench: Bench, precision: str) -> None:
     bench.options = BuildOptions(precision, (1,))  # type: ignore[arg-type]
@@ -173,19 +132,6 @@ def test_a_plan_that_is_not_what_its_label_says_is_refused(bench: Bench, precisi
     with pytest.raises(JobError, match=rf"only 1 of 21 computing layers run in {precision}"):
         bench.build()
     assert bench.plans() == []
-
-
-@pytest.mark.parametrize(
-    ("precision", "data_types"),
-    [("fp32", ("Float", "Float")), ("int8", ("Half", "Int8", "Half")), ("fp16", ("Float",) * 9 + ("Half",))],
-)
-def test_a_plan_that_is_what_its_label_says_is_stored(
-    bench: Bench, precision: str, data_types: tuple[str, ...]
-) -> None:
-    bench.options = BuildOptions(precision, (1,))  # type: ignore[arg-type]
-    bench.scenario.data_types = data_types
-    bench.build()
-    assert bench.plans() == [".json", ".plan"]
 
 
 def test_an_inspector_that_needs_shapes_gets_them(bench: Bench) -> None:
