@@ -21,7 +21,6 @@ from convoy.models.spec import ImageSpec
 from convoy.models.train import TrainProgress, train
 from convoy.models.train_command import run
 from convoy.models.train_options import TrainOptions
-from convoy.models.training import words
 from convoy.models.training.epochs import EpochRecord
 from convoy.models.training.log import COLUMNS, EpochLog
 from convoy.models.training.page import TrainingStory, render
@@ -146,20 +145,6 @@ def test_the_page_tells_the_story_and_escapes_it() -> None:
     assert html.count("<svg") > 4
     assert 'tr class="best"><th scope="row">2<' in html
     assert not re.search(r"(src|href)=", html)
-
-
-def test_the_page_of_an_interrupted_run_says_so_and_draws_a_single_epoch() -> None:
-    text = text_of(render(story([record(1)], kept=1, planned=9)))
-    assert "Interrupted after 1 of 9 epochs" in text
-    assert "the last; nothing was held out to choose" in text
-    assert "validation, right" not in text
-
-
-def test_figures_in_words() -> None:
-    assert (words.memory(None), words.memory(5 << 20), words.memory(3 << 29)) == ("not known", "5 MiB", "1.50 GiB")
-    assert (words.energy(None), words.energy(12.34), words.energy(4560.0)) == ("not known", "12.3 J", "4.56 kJ")
-    assert words.total_energy_j([record(1, energy_j=2.0), record(2, energy_j=3.0)]) == 5
-    assert words.total_energy_j([record(1, energy_j=2.0), record(2)]) is None
 
 
 # --- what the machine tells
