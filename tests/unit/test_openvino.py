@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convoy.app.commands.doctor import diagnose
 from convoy.app.engines.base import run_arrays
 from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.machine import CPU_ONLY, Library, Machine
@@ -88,37 +87,6 @@ def test_where_it_is_not_installed_everything_is_as_without_it_and_the_extra_is_
     assert f"openvino: {MISSING.reason}" in model.skipped
     with pytest.raises(BundleError, match=r"--engine openvino: .*convoy-serve\[openvino\].*--engine auto"):
         loaded(DEMO_STORE, machine=machine, engine="openvino")
-
-
-def test_the_doctor_names_it_with_its_extra_or_its_version(tmp_path):
-    (found,) = [one for one in diagnose(Machine(openvino=MISSING), tmp_path).engines if one.engine == "openvino"]
-    assert (found.runner, found.usable, found.reason) == ("openvino", False, MISSING.reason)
-    if IS_HERE:
-        (found,) = [one for one in diagnose(with_openvino(), tmp_path).engines if one.engine == "openvino"]
-        assert found.usable
-        assert found.reason.startswith("OpenVINO 20")
-
-
-@needs_openvino
-def test_an_engine_that_answers_wrongly_leaves_the_model_to_the_other(monkeypatch):
-    takes(monkeypatch, onnxruntime_cpu=2.0, openvino=1.0)
-    # Compiled from another network than the file says.
-    ov = load_openvino()
-    compile_model = ov.Core.compile_model
-
-    def negated(core: object, graph: Any, *rest: object) -> object:
-        result = graph.get_results()[0]
-        name = result.input_value(0).get_names()
-        negative = importlib.import_module("openvino.opset13").negative(result.input_value(0))
-        negative.output(0).get_tensor().set_names(name)
-        result.input(0).replace_source_output(negative.output(0))
-        graph.validate_nodes_and_infer_types()
-        return compile_model(core, graph, *rest)
-
-    monkeypatch.setattr(ov.Core, "compile_model", negated)
-    model = loaded(DEMO_STORE)
-    assert [one.engine.info.engine for one in model.engines] == ["onnxruntime-cpu"]
-    assert any(why.startswith("openvino on cpu: fp32.onnx: output 'logits' is off by") for why in model.skipped)
 
 
 @needs_openvino
@@ -240,21 +208,6 @@ def test_bf16_is_made_where_it_can_run_or_where_it_is_asked_for(monkeypatch, pro
     by_default = {recipe.file for recipe in select(None, can_calibrate=True)}
     assert ("bf16.onnx" in by_default) == (processor_has_it and library.module is not None)
     assert [recipe.file for recipe in select("bf16", can_calibrate=True)] == ["fp32.onnx", "bf16.onnx"]
-
-
-@needs_openvino
-def test_the_precision_is_named_and_threads_are_limited_and_only_the_cpu_is_asked(tmp_path, monkeypatch):
-    ov = load_openvino()
-    compile_model, asked = ov.Core.compile_model, []
-
-    def watched(core: object, graph: object, device: str, options: dict[str, object]) -> object:
-        compiled = compile_model(core, graph, device, options)
-        asked.append((device, options["INFERENCE_PRECISION_HINT"], compiled.get_property("INFERENCE_NUM_THREADS")))
-        return compiled
-
-    monkeypatch.setattr(ov.Core, "compile_model", watched)
-    opened(identity(tmp_path))
-    assert asked == [("CPU", "f32", 1)]
 
 
 @pytest.mark.parametrize(
