@@ -14,7 +14,7 @@ from PIL import Image, features
 
 from convoy.models import images, jpeg
 from convoy.models.spec import ImageSpec
-from tests.support.mutated_jpegs import (
+from tests.support.jpegs import (
     BODIES,
     MARKERS,
     SPEC,
