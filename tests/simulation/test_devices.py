@@ -70,15 +70,3 @@ def test_a_device_that_hangs_keeps_nobody_from_a_slower_one() -> None:
     assert [request.id for request in rescued.dispatch.requests] == [1001]
     # It waits about as long as the slow one is slower, and not until somebody gives the other up.
     assert rescued.started_ns - SECOND_NS < 4 * SLOW(1, 0)
-
-
-def test_a_lane_that_stops_leaves_its_share_to_the_others() -> None:
-    simulation, key, (first, second) = several(FAST, FAST)
-    simulation.feed(poisson_stream(key, per_second=500, until_ns=2 * SECOND_NS, seed=3))
-    simulation.run(until_ns=SECOND_NS)
-    before = len(ran_on(simulation, first))
-    first.stopping = True
-    simulation.run()
-    assert len(ran_on(simulation, first)) == before
-    assert len(simulation.ends) == sum(batch.dispatch.samples for batch in simulation.batches)
-    assert len(ran_on(simulation, second)) > before

@@ -173,18 +173,3 @@ def test_a_flood_without_deadlines_does_not_shut_out_deadlines(shared: tuple[Sim
     mine = [end for end in ends if end.request.key == left]
     assert sum(end.good for end in mine) / len(mine) >= 0.95
     assert all(end.good for end in ends if end.request.key == right)
-
-
-def test_two_models_in_the_same_overload_share(shared: tuple[Simulation, ModelKey, ModelKey]) -> None:
-    simulation, left, right = shared
-    streams = [
-        poisson_stream(
-            key, per_second=3000, until_ns=6 * SECOND_NS, seed=n, within_ns=60 * MILLISECOND_NS, first_id=n << 20
-        )
-        for n, key in enumerate((left, right))
-    ]
-    ends = run_both(simulation, *streams)
-    good = [sum(end.good for end in ends if end.request.key == key) for key in (left, right)]
-    assert min(good) >= 0.7 * max(good)
-    # One model alone would reach 16 / 12 ms; a cycle of two full batches still fits twice into a deadline.
-    assert sum(good) / 6 >= 0.7 * 1333

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.simulation.rules import ServeAll, contenders, run_rule
+from tests.simulation.rules import ServeAll, run_rule
 from tests.simulation.virtual_policy import SimulationResult, run_policy
 from tests.simulation.workload import Scenario, VirtualDevice, Workload, draw, equal, zipf
 
@@ -63,30 +63,3 @@ def test_a_higher_load_has_the_requests_of_a_lower_one_and_more(arrivals: str) -
     assert all(sooner <= later for sooner, later in zip(high, low, strict=False))
     assert sorted(high) == high
     assert 0 <= high[0] <= high[-1] <= scenario.until_ns
-
-
-@pytest.mark.parametrize("arrivals", ["poisson", "gamma4", "bursts", "steps"])
-def test_the_mean_rate_is_the_one_asked_for(arrivals: str) -> None:
-    scenario = Scenario(VirtualDevice(20.0), 20, zipf(2), arrivals)
-    counts = [[len(times) for times in draw(scenario, 0.8, seed).times_ns] for seed in range(20)]
-    expected = 0.8 * scenario.until_ns / scenario.device.slope_ns
-    assert np.sum(counts) / 20 == pytest.approx(expected, rel=0.1)
-    assert np.sum(counts, axis=0)[0] / np.sum(counts) == pytest.approx(2 / 3, rel=0.1)
-
-
-@pytest.mark.parametrize("shares", [equal(1), zipf(3)])
-@pytest.mark.parametrize("rho", [0.5, 3.0])
-def test_every_contender_keeps_the_devices_law(rho: float, shares: tuple[float, ...]) -> None:
-    """One batch at a time, none too large, nobody before he came or twice."""
-    scenario = Scenario(VirtualDevice(5.0, max_batch=8), 10, shares)
-    for name, play in contenders(scenario).items():
-        result = play(rho, 1)
-        assert max(result.batches) <= 8, name
-        ends = [ns for line in result.ended_ns for ns in line if ns]
-        assert len(ends) == sum(result.batches), name
-        assert len(set(ends)) == len(result.batches), name
-        busy_ns = sum(scenario.device.batch_ns(samples) for samples in result.batches)
-        assert busy_ns <= max(ends), name
-        for times_ns, ended_ns in zip(result.workload.times_ns, result.ended_ns, strict=True):
-            single_ns = scenario.device.batch_ns(1)
-            assert all(end - came >= single_ns for came, end in zip(times_ns, ended_ns, strict=True) if end), name

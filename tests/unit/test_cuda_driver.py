@@ -15,7 +15,7 @@ import pytest
 from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda import driver
 from convoy.app.engines.cuda.captures import CaptureGate
-from convoy.app.engines.cuda.device import Device, are_cores_few
+from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import CaptureDisturbed, Cuda, CudaUnavailable, probe_cuda
 from tests.support.fake_cuda import (
     CONTEXT_IS_DESTROYED,
@@ -52,12 +52,6 @@ def _length(argument: ast.expr) -> int:
 
 
 CALLS = calls_of_the_driver()
-
-
-def test_the_driver_is_read_rightly() -> None:
-    assert len(CALLS) > 25
-    assert CALLS["cudaMemcpyAsync"] == {5}
-    assert CALLS["cudaMemcpyBatchAsync"] == {8}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -157,44 +151,7 @@ def test_bindings_that_do_not_load_say_why(monkeypatch: pytest.MonkeyPatch) -> N
 # Page-locked memory
 
 
-def test_memory_is_pinned_once_and_known_by_its_parts() -> None:
-    fake = FakeCuda()
-    cuda, block = Cuda(fake), np.zeros(4096, np.uint8)
-    address = block.ctypes.data
-    for _ in range(3):
-        cuda.pin(address, 4096)
-    assert fake.calls["cudaHostRegister"] == 1
-    assert cuda.is_pinned(address + 96, 4000)
-    assert not cuda.is_pinned(address + 97, 4000)
-    assert not cuda.is_pinned(address - 1, 4000)
-
-
 # Captures
-
-
-def test_a_capture_that_fails_leaves_the_stream_usable() -> None:
-    fake = FakeCuda()
-    cuda = Cuda(fake)
-    cuda.use(0)
-    stream = cuda.make_stream()
-
-    def refuse() -> None:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        cuda.capture(stream, refuse)
-    with pytest.raises(EngineFailure, match="previous error during capture"):
-        cuda.capture(stream, lambda: fake.spoil_capture(int(stream)))
-    done: list[int] = []
-    graph = cuda.capture(stream, lambda: fake.enqueue(int(stream), lambda: done.append(1)))
-    cuda.wait_for_stream(stream)
-    assert done == []
-    cuda.launch_graph(graph, stream)
-    cuda.launch_graph(graph, stream)
-    cuda.wait_for_stream(stream)
-    assert done == [1, 1]
-    cuda.destroy_graph(graph)
-    assert fake.live["graph"] == 0
 
 
 def test_a_thread_may_wait_while_a_library_captures_in_another() -> None:
@@ -432,8 +389,3 @@ def test_a_device_that_is_lost_stays_lost_and_is_not_reset() -> None:
         assert failed.value.scope is FailureScope.DEVICE
         fake.sticky = 0  # whatever these bindings would say from now on
     assert "illegal memory access" in device.lost
-
-
-@pytest.mark.parametrize(("cores", "gpus", "few"), [(2, 1, True), (7, 1, True), (8, 1, False), (16, 8, True)])
-def test_cores_are_few_where_others_need_those_that_wait(cores: int, gpus: int, few: bool) -> None:
-    assert are_cores_few(cores, gpus) is few

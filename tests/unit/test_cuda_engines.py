@@ -96,19 +96,6 @@ def test_whichever_call_fails_nothing_is_kept(tmp_path: Path, kind: str) -> None
     }
 
 
-@pytest.mark.parametrize("call", ["cudaEventSynchronize", "cudaStreamSynchronize"])
-@pytest.mark.parametrize("succeed", [0, 1, 2, 5])
-def test_a_warm_up_that_failed_can_be_repeated(bench: TwoEngines, kind: str, call: str, succeed: int) -> None:
-    engine = bench.open(kind)
-    bench.cuda.fail(call, *[0] * succeed, INVALID_VALUE)
-    with pytest.raises(EngineFailure, match=f"{call}: invalid argument"):
-        engine.warm_up()
-    engine.warm_up()
-    for samples in (1, 2, 4, 8) * 2:
-        assert bench.runs_right(engine, samples, seed=samples)
-    assert two_batches_at_once_are_right(bench, engine)
-
-
 def test_without_room_the_engine_is_refused_and_says_how_much_it_lacks(tmp_path: Path, kind: str) -> None:
     bench = TwoEngines(tmp_path, FakeCuda(FakeGpu(total_bytes=(256 << 20) + 200_000)), width=4096)
     with pytest.raises(

@@ -114,18 +114,6 @@ def test_a_batched_copy_that_finds_the_device_lost_is_not_tried_again(bench: Two
     assert copies(bench)[1] <= 0
 
 
-def test_the_padding_of_a_smaller_batch_holds_nothing_of_the_one_before(bench: TwoEngines) -> None:
-    engine = ready(bench)
-    run(engine, bench.batch(8))
-    seen: list[dict[str, np.ndarray]] = []
-    bench.tensorrt.spoils = lambda arrays: seen.append({name: a.copy() for name, a in arrays.items()}) or False
-    engine = bench.ready("tensorrt", captures="nobody")
-    run(engine, bench.batch(8))
-    run(engine, bench.batch(2, 3))
-    assert seen[-1]["INPUT0"].shape == (8, 16)
-    assert all(not array[5:].any() for array in seen[-1].values())
-
-
 # The threshold
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from convoy.app.engines.base import run_arrays
@@ -137,17 +136,6 @@ def test_without_graphs_and_room_for_a_session_each_fewer_sizes_are_run(
     assert alternate(bench, engine) == 0
 
 
-def test_what_the_fake_says_of_the_cpu_the_real_one_says(bench: TwoEngines) -> None:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    # The C++ session, left with no provider, as where the one that was asked for did not load.
-    session = ort.capi._pybind_state.InferenceSession(options, str(bench.model), True, False)
-    with pytest.raises(Exception, match="CPU") as failed:
-        session.initialize_session([], [], set())
-    assert str(failed.value) == NODES_ON_CPU
-
-
 def test_its_memory_is_limited_to_what_is_free_for_it(tmp_path: Path) -> None:
     bench = TwoEngines(tmp_path, FakeCuda(FakeGpu(total_bytes=4 << 30, used_bytes=1 << 30)))
     bench.open_onnxruntime()
@@ -202,12 +190,6 @@ def test_whatever_it_calls_a_want_of_memory_is_one(bench: TwoEngines, text: str)
     assert failed.value.scope is FailureScope.MEMORY
     bench.onnxruntime.spoils = None
     assert bench.runs_right(engine, 1)
-
-
-def test_a_file_with_other_tensors_than_the_manifests_is_refused(bench: TwoEngines) -> None:
-    with pytest.raises(BundleError, match="export the model again"):
-        bench.open_onnxruntime(inputs=(TensorSpec("INPUT0", "FP32", (16,)), bench.inputs[1]))
-    assert bench.cuda.live.total() == 0
 
 
 def test_weights_beside_the_file_are_counted(bench: TwoEngines) -> None:
@@ -265,15 +247,3 @@ def test_a_capture_that_is_disturbed_is_made_again(bench: TwoEngines) -> None:
     engine = bench.ready("onnxruntime")
     assert len(bench.onnxruntime.captures) == 2 * len(bench.sizes)
     assert serve(bench, engine) == [True] * 12
-
-
-def test_a_model_that_synchronises_in_every_capture_is_refused_and_nothing_is_lost(bench: TwoEngines) -> None:
-    bench.onnxruntime.while_capturing = bench.cuda.cudaDeviceSynchronize
-    engine = bench.open("onnxruntime")
-    with pytest.raises(EngineFailure, match="previous error during capture") as failed:
-        engine.warm_up()
-    assert failed.value.scope is FailureScope.BATCH
-    assert not bench.device.lost
-    del failed  # it knows the binding that failed
-    engine.close()
-    assert bench.cuda.live.total() == 0

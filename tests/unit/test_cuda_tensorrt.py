@@ -9,7 +9,6 @@ import pytest
 
 from convoy.app.engines import tensorrt
 from convoy.app.engines.batch import EngineFailure, FailureScope
-from convoy.app.engines.tensorrt_library import TENSORRT, load_tensorrt
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 from tests.support.fake_tensorrt import VERSIONS
@@ -36,12 +35,6 @@ def test_both_versions_run_plans_with_a_graph_for_each_slot_and_size(tmp_path: P
         assert bench.runs_right(engine, samples)
     engine.close()
     assert bench.cuda.live.total() == 0
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_both_versions_have_all_that_is_needed(tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tensorrt", TwoEngines(tmp_path, version=version).module)
-    assert load_tensorrt(TENSORRT, tensorrt.NEEDED).__version__.startswith(version)
 
 
 # Graphs
@@ -119,11 +112,6 @@ def test_a_plan_with_other_tensors_is_refused_by_name(
     with pytest.raises(BundleError, match=f"tensor '{tensor}' is not the manifest's; remove it"):
         bench.open_tensorrt()
     assert bench.cuda.live.total() == 0
-
-
-def test_sizes_that_tensorrt_knows_only_when_a_batch_comes_are_no_objection(bench: TwoEngines) -> None:
-    bench.tensorrt.shapes = {"OUTPUT0": (-1, -1)}
-    assert bench.runs_right(bench.ready("tensorrt"), 3)
 
 
 @pytest.mark.parametrize("shape", [(1, -1), (1, 8), (1, 16, 1), (2, 16)])

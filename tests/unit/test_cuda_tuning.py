@@ -135,17 +135,6 @@ def test_a_folder_that_cannot_be_written_costs_only_the_memory(bench: TwoEngines
         assert tune(bench, tmp_path / "file" / "ort.json")
 
 
-def test_one_way_that_fails_does_not_matter(bench: TwoEngines) -> None:
-    def refuse(options: Options) -> None:
-        if way(options) == ("HEURISTIC", True):
-            raise RuntimeError("no kernel for NHWC")
-
-    bench.onnxruntime.refuses = refuse
-    bench.onnxruntime.takes_ns = lambda samples, options: 2e6 if way(options)[0] == "EXHAUSTIVE" else 1e6
-    chosen = tune(bench)
-    assert (chosen.search, chosen.nhwc) == ("HEURISTIC", False)
-
-
 def test_ways_that_fail_in_the_warm_up_hold_no_memory_while_others_are_tried(bench: TwoEngines) -> None:
     """`tune` itself looks before each trial."""
 

@@ -77,12 +77,6 @@ def test_the_split_ignores_order_and_keeps_equal_images_together(seeds: list[int
         assert {m.sha256 for m in once[part]}.isdisjoint(m.sha256 for p in PARTS if p != part for m in once[p])
 
 
-def test_an_image_stays_in_its_part_when_others_are_added() -> None:
-    few, many = split_by_content([sample(s) for s in range(20)]), split_by_content([sample(s) for s in range(200)])
-    for part in PARTS:
-        assert {m.name for m in few[part]} <= {m.name for m in many[part]}
-
-
 def test_an_empty_part_is_an_error_with_advice() -> None:
     dataset = Dataset("d", ("a", "b"), {"train": [sample(1)], "calibration": [], "test": []})
     with pytest.raises(JobError, match=r"no test images; add images or make the folder test/"):
@@ -120,12 +114,6 @@ def test_imagenets_val_is_the_test_part_unless_there_is_one(tmp_path: Path) -> N
     assert (len(dataset.part("test")), len(dataset.part("train")) + len(dataset.part("calibration"))) == (20, 20)
     write_images(tmp_path / "test" / "cat", 3, 90)
     assert len(load_folder(tmp_path).part("test")) == 3
-
-
-def test_a_class_may_be_called_val(tmp_path: Path) -> None:
-    write_images(tmp_path / "val", 5)
-    write_images(tmp_path / "cat", 5, 10)
-    assert load_folder(tmp_path).labels == ("cat", "val")
 
 
 def test_an_unknown_source_is_a_usage_error() -> None:
@@ -172,15 +160,6 @@ def test_a_folder_of_classes_is_split_by_content(tmp_path: Path) -> None:
     assert sum(len(dataset.parts[part]) for part in PARTS) == 80
     assert {member.label for member in dataset.part("train")} == {0, 1}
     assert dataset.part("test")[0].encoded().startswith(b"\x89PNG")
-
-
-def test_a_given_split_is_kept(tmp_path: Path) -> None:
-    for index, part in enumerate(PARTS):
-        write_images(tmp_path / part / "cat", 3, first_seed=100 * index)
-        write_images(tmp_path / part / "dog", 2, first_seed=100 * index + 50)
-    dataset = load_folder(tmp_path)
-    assert [len(dataset.parts[part]) for part in PARTS] == [5, 5, 5]
-    assert [member.label for member in dataset.part("test")] == [0, 0, 0, 1, 1]
 
 
 def test_a_missing_calibration_part_is_taken_from_train_alone(tmp_path: Path) -> None:

@@ -206,14 +206,6 @@ def test_what_serves_is_decided_again(tmp_path, exported, monkeypatch, speedup, 
     assert page == render(replace(manifest, files={n: r for n, r in manifest.files.items() if n != REPORT}))
 
 
-def test_a_machine_that_is_still_busy_is_said_with_the_command_that_tries_again(tmp_path, exported, monkeypatch):
-    measures(monkeypatch, Interval(3, 2.9, 3.1), share=0.4)
-    _, shown, folder = again(exported, tmp_path)
-    assert f"3.00x{BUSY_MARK}" in shown
-    assert "took up to 40 % of the CPUs" in shown
-    assert f"convoy export --remeasure {folder}" in shown
-
-
 def rewritten(folder, **changes: object) -> None:
     """The int8 variant says something else, under a seal that fits."""
     manifest = open_bundle(folder).manifest

@@ -105,20 +105,6 @@ def test_the_canary_is_real_images_and_their_fp32_answers(whole):
     np.testing.assert_allclose(canary.outputs["logits"], means, rtol=1e-5)
 
 
-def test_images_of_some_classes_under_other_names_are_evaluated_and_that_is_said(tmp_path, data):
-    labels, mapping = tmp_path / "colours.txt", tmp_path / "map.json"
-    labels.write_text("crimson\nblue\n")
-    mapping.write_text('{"red": "crimson"}')
-    call = options(tmp_path, evaluate=data, calibrate=data, precisions="fp32", labels=labels, class_map=mapping)
-    manifest = open_bundle(export_bundle(call)).manifest
-    accuracy = manifest.variants[0].accuracy
-    assert (accuracy.top1, [one.label for one in accuracy.per_class]) == (1.0, ["crimson", "blue"])
-    assert not [finding for finding in manifest.findings if "nothing is known" in finding]
-    call = options(tmp_path, evaluate=data, precisions="fp32", labels=labels)
-    with pytest.raises(JobError, match=r"classes that the model lacks: red; .* --class-map"):
-        export_bundle(call)
-
-
 def test_provenance_names_sources_and_hashes_but_no_folder_of_this_machine(whole):
     origin = open_bundle(whole).manifest.provenance
     assert origin.source == "net.py:make"

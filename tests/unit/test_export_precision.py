@@ -91,14 +91,6 @@ def test_tensorrts_file_keeps_tensorrts_rules(tmp_path, depthwise):
     assert 0 < far(run(twin, inputs()), run(tmp_path / "fp32.onnx", inputs())) < 0.05
 
 
-def test_the_skip_input_is_quantised_and_the_convolutions_own_branch_is_not(tmp_path, network):
-    quantize_for_tensorrt(Conversion(network), tmp_path / "int8-trt.onnx")
-    graph = onnx.load(tmp_path / "int8-trt.onnx").graph
-    makers = {output: node.op_type for node in graph.node for output in node.output}
-    addition = next(node for node in graph.node if node.name == "add")
-    assert sorted(makers[name] for name in addition.input) == ["Conv", "DequantizeLinear"]
-
-
 @pytest.mark.parametrize(
     ("weight", "group", "is_first", "left_out"),
     [

@@ -16,12 +16,11 @@ from convoy.app.engines.limits import limit, share_of_limit
 from convoy.export import command
 from convoy.export.profiling.roofline import Operator, count_work, flop, measure_roofline
 from convoy.export.report.page import render
-from convoy.export.variants.precision import RECIPES, REFERENCE
+from convoy.export.variants.precision import REFERENCE
 from convoy.export.variants.variant import opened
 from convoy.models.bundle import REPORT, LatencyPoint, Roofline, open_bundle
 from convoy.models.errors import BundleError
 from convoy.models.spec import ModelSpec, TensorSpec
-from tests.support.stores import ROOT
 
 IMAGES = TensorSpec("images", "UINT8", IMAGE.tensor_shape)
 ROOF = Roofline("here", gflop_per_sample=2, mb_per_sample=20, weights_mb=40, device_gflop_per_s=100, device_gb_per_s=10)
@@ -53,24 +52,6 @@ class Page(HTMLParser):
     @property
     def text(self) -> str:
         return " ".join(self.words)
-
-
-def test_the_report_and_its_document_have_the_same_words():
-    """What each file is for, and the verdicts."""
-    text = (ROOT / "docs" / "export.md").read_text()
-    told = dict(re.findall(r"^\| `([\w-]+\.onnx)` \| [^|]+ \| ([\w ]+)", text, re.MULTILINE))
-    assert list(told) == [recipe.file for recipe in RECIPES]
-    manifest = full_manifest()
-    one = manifest.variants[1]
-    for recipe in RECIPES:
-        for is_proved, serve in ((True, True), (False, True), (True, False)):
-            accuracy = replace(one.accuracy, is_proved=is_proved)
-            variant = replace(one, file=recipe.file, precision=recipe.precision, target=recipe.target, serve=serve)
-            page = render(replace(manifest, variants=(manifest.variants[0], replace(variant, accuracy=accuracy))))
-            (verdict,) = re.findall(rf'<b>{recipe.file}</b><span class="verdict \w+">([^<]+)</span>', page)[-1:]
-            assert f"*{verdict}*" in text
-            cells = re.findall(rf'<th scope="row">{recipe.file}</th><td>([\w ]+)</td>', page)
-            assert told[recipe.file].strip() in cells
 
 
 def test_the_page_tells_the_whole_story():

@@ -20,16 +20,13 @@ from convoy.app.engines.onnx_session import new_session
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine, open_session, read_signature
 from convoy.app.engines.parts import Part
 from convoy.app.engines.signature import Signature
-from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.export.sources.preprocess import parse_input
 from convoy.models.bundle import Bundle, open_bundle
 from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.spec import TensorSpec
-from convoy.models.store import Store
 from tests.support.onnx_models import convolutions, identity
-from tests.support.stores import StoreFolder
 
 SIZES = ((40, 40), (64, 33), (17, 96))
 
@@ -141,22 +138,6 @@ def test_an_input_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
 def test_what_input_does_not_mean_is_refused(text):
     with pytest.raises(UsageError, match=r"write 3x224x224, .* or 3x224\?x224\? where other heights"):
         parse_input(text)
-
-
-def loaded(store: StoreFolder, name: str = "net", **options: object) -> LoadedModel:
-    return load(Store(store.root).version(name, 1), LoadOptions("auto", 1, None, **options))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("end", ["valid", "one_size"])
-def test_a_bare_model_that_does_not_run_at_one_pixel_is_served(tmp_path, end):
-    store = StoreFolder(tmp_path / "store")
-    convolutions(store.root / "net" / "1" / "model.onnx", end)
-    model = loaded(store)
-    try:
-        assert model.spec.max_batch_size == 32
-        assert model.spec.inputs[0].shape == (3, -1, -1)
-    finally:
-        model.engines[0].engine.close()
 
 
 def of_pictures(original: Path, **options: object) -> Bundle:

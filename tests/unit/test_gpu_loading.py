@@ -15,10 +15,9 @@ import pytest
 
 from convoy.app.engines.base import run_arrays
 from convoy.app.engines.cpu import has_int8_dot_product
-from convoy.app.engines.machine import Library, Machine
-from convoy.app.engines.onnxruntime_cuda import OnnxRuntimeCudaEngine
+from convoy.app.engines.machine import Machine
 from convoy.app.loading.load import LoadedModel, LoadOptions, ServedBefore, load
-from convoy.models.bundle import MANIFEST, open_bundle, read_manifest, seal
+from convoy.models.bundle import MANIFEST, read_manifest, seal
 from convoy.models.errors import BundleError
 from convoy.models.store import DEMO_STORE, Store
 from tests.support import onnx_models
@@ -67,18 +66,6 @@ def test_without_a_plan_the_fallback_serves_at_once_and_the_plans_are_wished_for
     )
 
 
-def test_with_a_plan_tensorrt_serves_and_answers_as_the_cpu_does(store, bench, tmp_path):
-    before = loaded(store, options(bench, tmp_path))
-    bench.build(before.wishes[0], tmp_path / "plans")
-    model = loaded(store, options(bench, tmp_path))
-    assert engines(model) == [("tensorrt", "fp16", "cuda:0")]
-    assert [wish.variant.file for wish in model.wishes] == ["int8-trt.onnx", "fp8.onnx"]
-    canary = open_bundle(store / "digits" / "1").canary()
-    got = run_arrays(model.engines[0].engine, {name: array[:4] for name, array in canary.inputs.items()})
-    for name, expected in canary.outputs.items():
-        assert got[name].argmax(axis=1).tolist() == expected[:4].argmax(axis=1).tolist()
-
-
 def test_a_plan_whose_bytes_changed_is_not_loaded_and_says_so(store, bench, tmp_path):
     bench.build(loaded(store, options(bench, tmp_path)).wishes[0], tmp_path / "plans")
     (plan,) = (tmp_path / "plans").rglob("*.plan")
@@ -96,14 +83,6 @@ def test_int8_serves_only_where_it_is_faster(store, bench, tmp_path, int8_ns, pr
     took_ms = {"fp16": 3.0, "int8": int8_ns / 1e6, "fp8": 3.0}
     monkeypatch.setattr("convoy.app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.info.precision])
     assert engines(loaded(store, options(bench, tmp_path))) == [("tensorrt", precision, "cuda:0")]
-
-
-def test_a_library_that_is_missing_is_passed_over_with_its_reason(store, bench, tmp_path):
-    machine = replace(bench.machine, tensorrt=Library(None, "TensorRT is not installed; run pip install x"))
-    model = loaded(store, options(bench, tmp_path, machine=machine))
-    assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
-    assert "tensorrt: TensorRT is not installed; run pip install x" in model.skipped
-    assert model.wishes == ()
 
 
 def test_without_a_driver_the_cpu_serves_and_both_say_why(store, tmp_path):
@@ -142,16 +121,6 @@ def test_a_device_without_room_hands_the_model_to_the_cpu_and_keeps_nothing(stor
     assert engines(model)[0][0] == "onnxruntime-cpu"
     assert any("MiB must stay free" in reason for reason in model.skipped)
     assert bench.cuda.live_device_blocks == 0
-
-
-def test_nodes_that_would_run_on_the_cpu_are_reported_and_not_run_there(store, bench, tmp_path):
-    def refuse(provider_options: object) -> None:
-        raise RuntimeError("graph nodes are assigned to the default CPU EP, but fallback has been disabled")
-
-    bench.onnxruntime.refuses = refuse
-    model = loaded(store, options(bench, tmp_path))
-    assert engines(model)[0][0] == "onnxruntime-cpu"
-    assert any("assigned to the default CPU EP" in reason for reason in model.skipped)
 
 
 def test_every_gpu_gets_an_engine(store, tmp_path):
@@ -315,12 +284,6 @@ def test_where_a_plan_is_to_come_a_model_whose_graph_answers_wrongly_is_served_w
     assert [one.variant.file for one in model.untried] == ["fp16.onnx"]
 
 
-def test_a_bare_model_of_fixed_sizes_runs_on_the_gpu(bench, tmp_path):
-    onnx_models.add_sub(tmp_path / "store" / "simple" / "1" / "model.onnx")
-    model = load(Store(tmp_path / "store").versions("simple")[0], options(bench, tmp_path))
-    assert [engine for engine, _, _ in engines(model)] == ["onnxruntime-cuda"]
-
-
 def test_a_bare_model_in_half_precision_keeps_its_tensor_cores(bench, tmp_path):
     for name, write in (("half", onnx_models.halved), ("full", onnx_models.add_sub)):
         write(tmp_path / "store" / name / "1" / "model.onnx")
@@ -397,12 +360,3 @@ def test_what_served_from_a_gpu_before_serves_alone_again_and_what_is_missing_is
     assert engines(best) == [("tensorrt", "int8", "cuda:0")]
     assert [wish.variant.file for wish in again.wishes] == [wish.variant.file for wish in best.wishes] == ["fp8.onnx"]
     assert again.untried == best.untried
-
-
-def test_an_engine_whose_proving_ends_in_an_error_of_ours_is_closed(store, bench, tmp_path, monkeypatch):
-    def unreadable(engine: OnnxRuntimeCudaEngine) -> None:
-        raise OSError("the disk is gone")
-
-    monkeypatch.setattr(OnnxRuntimeCudaEngine, "warm_up", unreadable)
-    assert engines(loaded(store, options(bench, tmp_path)))[0][0] == "onnxruntime-cpu"
-    assert not bench.cuda.live_device_blocks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,15 +66,6 @@ def test_where_everything_is_void_the_search_stops_soon_and_says_why():
     assert [probe.rate for probe in found.probes] == [1000, 1000, 500, 500]
     assert (found.ending, found.sustained) == ("generator", None)
     assert found.probes[-1].reason == "late at 500"
-
-
-@given(st.integers(0, 10_000), st.floats(20, 50_000))
-def test_a_moody_server_ends_the_search_too(seed, first):
-    generator = np.random.default_rng(seed)
-    found = search(lambda rate: CapacityProbe(rate, float(generator.uniform(0.97, 1)), False, 100), first)
-    assert len(found.probes) <= MOST_PROBES
-    if found.sustained is not None and found.failed is not None:
-        assert found.sustained < found.failed
 
 
 @pytest.mark.parametrize(("goodput", "sustained"), [(0.99, True), (0.9899, False), (None, False)])

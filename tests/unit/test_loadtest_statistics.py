@@ -110,21 +110,6 @@ def test_failures_are_in_no_latency_and_the_warm_up_in_no_figure_but_its_own():
     assert summary.max_ms == 10
 
 
-def test_throughput_counts_answers_that_came_within_the_window():
-    rows = [(100, 2000, "good"), (1500, 100, "good"), (1900, 500, "good")]
-    summary = summarise(recorded(rows).read(), window(1, 2), None)
-    assert summary.throughput_rps == 1  # the second; the first was due before, and came after
-
-
-def test_errors_come_most_frequent_first():
-    book = Book()
-    recorder = book.recorder
-    for problem in (REFUSED, SHED, SHED):
-        recorder.finish(recorder.begin(START_NS, START_NS), START_NS, problem)
-    errors = summarise(book.read(), window(), None).errors
-    assert [(error.problem.title, error.count) for error in errors] == [("HTTP 429", 2), ("connection refused", 1)]
-
-
 def test_texts_without_end_are_folded_together():
     book = Book()
     recorder = book.recorder

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from convoy.app.engines.base import run_arrays
-from convoy.app.engines.batch import EngineFailure, FailureScope
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.machine import CPU_ONLY, Library, Machine
 from convoy.app.engines.openvino import OpenVinoEngine, load_openvino
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
@@ -69,15 +69,6 @@ def test_on_a_cpu_the_faster_engine_serves_and_it_is_told_why_the_other_does_not
     assert f"{other} on cpu: fp32.onnx: it is not faster than {serves} in fp32" in model.skipped
     assert proved.platform == {"openvino": "openvino", "onnxruntime-cpu": "onnxruntime_onnx"}[serves]
     proved.canary.run(proved.engine)
-
-
-@needs_openvino
-@pytest.mark.parametrize(("engine", "serves"), [("openvino", "openvino"), ("cpu", "onnxruntime-cpu")])
-def test_the_engine_that_was_asked_for_serves_however_slow_it_is(monkeypatch, engine, serves):
-    takes(monkeypatch, onnxruntime_cpu=1.0 + (engine == "cpu"), openvino=1.0 + (engine == "openvino"))
-    model = loaded(DEMO_STORE, engine=engine)
-    assert [one.engine.info.engine for one in model.engines] == [serves]
-    assert f"every engine but {serves}: --engine {engine}" in model.skipped
 
 
 def test_where_it_is_not_installed_everything_is_as_without_it_and_the_extra_is_named():
@@ -151,17 +142,6 @@ def test_a_file_that_is_not_what_was_said_is_refused(tmp_path):
 def test_free_sizes_are_refused_because_those_that_do_not_fit_together_would_be_answered(tmp_path):
     with pytest.raises(BundleError, match="tensor 'y' has no fixed size"):
         opened(onnx_models.identity(tmp_path / "model.onnx"), TensorSpec("y", "FP32", (-1,)))
-
-
-@needs_openvino
-def test_what_the_library_does_not_run_fails_in_one_line(tmp_path):
-    engine = opened(identity(tmp_path), TensorSpec("y", "FP32", (5,)))
-    for _ in range(2):
-        with pytest.raises(EngineFailure, match=r"'y' has the shape \[3, 4\]") as failed:
-            run_arrays(engine, {"x": np.ones((3, 4), np.float32)})
-        assert failed.value.scope is FailureScope.BATCH
-        assert "\n" not in str(failed.value)
-        assert "Exception from" not in str(failed.value)
 
 
 @needs_openvino

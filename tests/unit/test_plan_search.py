@@ -77,14 +77,6 @@ def test_a_portable_plan_for_larger_batches_is_anybodys(tmp_path: Path, name: st
     assert found(tmp_path, query(Gpu(name, capability), largest=largest)) == target()
 
 
-def test_a_plan_for_one_capability_is_not_for_a_later_one_of_the_same_generation(tmp_path: Path):
-    stored(tmp_path, target("8.0"))
-    told = reason(tmp_path, query())
-    assert "no plan for compute capability 8.9 (NVIDIA L4) and TensorRT for RTX 1.7.1.116" in told
-    assert "for compute capability 8.0 and TensorRT for RTX" in told
-    assert found(tmp_path, query(Gpu("NVIDIA A30", "8.0"))) == target("8.0")
-
-
 def test_the_narrowest_wins_and_of_those_the_one_for_the_smallest_batches(tmp_path: Path):
     ways = [target(), target("8.0", "8.6", "8.9"), target("8.6", "8.9"), target("8.9")]
     for seen, where in enumerate(ways):
@@ -164,14 +156,6 @@ def test_what_an_older_builder_made_of_the_same_options_is_passed_over(tmp_path:
     assert reason(tmp_path, query()).endswith("TensorRT for RTX 1.7.1.116 by another version of the builder")
     stored(tmp_path, target())
     assert found(tmp_path, query()) == target()
-
-
-def test_what_stands_in_the_same_folder_is_no_record(tmp_path: Path):
-    paths = stored(tmp_path, target("8.9"))
-    for name in ("ort1.20-sm8.9-abc.json", f"{paths.stem}-0011223344556677.captures", f".writing-{paths.stem}-x.json"):
-        (paths.folder / name).write_text("{}")
-    assert found(tmp_path, query()) == target("8.9")
-    assert len(list(records_in(tmp_path))) == 1
 
 
 CAPABILITIES = st.sampled_from(["7.0", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "12.0", "12.1"])

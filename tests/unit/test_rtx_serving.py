@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 from dataclasses import replace
@@ -18,12 +17,8 @@ from convoy.app.loading.later import prove_plan
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.app.loading.proving import NotProved
 from convoy.models.bundle import (
-    CANARY,
     MANIFEST,
-    Canary,
-    FileRecord,
     Precision,
-    canary_bytes,
     open_bundle,
     read_manifest,
     seal,
@@ -171,21 +166,6 @@ def test_rtx_by_name_without_a_plan_fails_and_says_how_to_get_one(start):
 
 
 # A plan that was built ahead
-
-
-@pytest.mark.parametrize(("capability", "largest"), [((8, 0), 1), ((9, 0), 3), ((12, 0), 5), ((8, 9), 8)])
-def test_a_portable_plan_for_larger_batches_serves_anywhere_at_the_size_that_is_asked_for(store, capability, largest):
-    start = Start(store, bench_of(FakeGpu("NVIDIA X", capability), tensorrt=NO_LIBRARY))
-    start.build_ahead(sizes=(1, 2, 4, 8))
-    model = start.load(engine="rtx", max_batch=largest)
-    assert engines(model) == [(RTX, "fp16", "cuda:0")]
-    engine = model.engines[0].engine
-    assert engine.info.batch_sizes[-1] == largest, "padding to the plan's own would cost time for nothing"
-    canary = start.bundle.canary()
-    for samples in range(1, largest + 1):
-        got = run_arrays(engine, {name: array[:samples] for name, array in canary.inputs.items()})
-        for name, expected in canary.outputs.items():
-            assert got[name].argmax(axis=1).tolist() == expected[:samples].argmax(axis=1).tolist()
 
 
 def serves_faster(monkeypatch: pytest.MonkeyPatch, took_ms: dict[str, float]) -> None:
@@ -431,44 +411,6 @@ def test_where_nothing_can_be_captured_batches_are_enqueued(start):
 
 
 # Precisions, names
-
-
-def test_a_model_without_batches_is_served_by_its_plan(store):
-    without_batches(store / "digits" / "1")
-    start = Start(store, bench_of(tensorrt=NO_LIBRARY))
-    options = LoadOptions("fp16", 1, None, machine=start.bench.machine, plan_cache=start.plans)
-    cold = load(Store(store).versions("digits")[0], options)
-    (wish,) = cold.wishes
-    assert wish.options.batch_sizes == (1,)
-    start.bench.build(wish, start.plans)
-    job = Job.of_bundle(start.bundle, 0, "fp16", start.bench.machine, start.plans)
-    prove_plan(job, wish).engine.close()
-    assert set(start.compiled_by(cold)) == {0}, "one size is all there is"
-    model = load(Store(store).versions("digits")[0], options)
-    assert engines(model) == [(RTX, "fp16", "cuda:0")]
-    assert not model.engines[0].engine.batched
-    assert start.compiled_by(model) == []
-
-
-def without_batches(folder: Path) -> None:
-    """The digits' bundle, as a model whose only request is one image with all its dimensions."""
-    manifest, canary = read_manifest(folder), open_bundle(folder).canary()
-    one = Canary(
-        {name: array[:1] for name, array in canary.inputs.items()},
-        {name: array[:1] for name, array in canary.outputs.items()},
-    )
-    raw = canary_bytes(one)
-    (folder / CANARY).write_bytes(raw)
-    spec = manifest.spec
-    whole = replace(
-        spec,
-        max_batch_size=0,
-        image=None,
-        inputs=tuple(replace(tensor, shape=(1, *tensor.shape)) for tensor in spec.inputs),
-        outputs=tuple(replace(tensor, shape=(1, *tensor.shape)) for tensor in spec.outputs),
-    )
-    files = manifest.files | {CANARY: FileRecord(hashlib.sha256(raw).hexdigest(), len(raw))}
-    (folder / MANIFEST).write_bytes(seal(replace(manifest, spec=whole, files=files)))
 
 
 def test_a_plan_that_answers_wrongly_or_does_not_load_does_not_serve_and_leaves_nothing(start):

@@ -150,22 +150,3 @@ def test_an_engine_that_is_lost_is_loaded_again_with_what_was_compiled(tmp_path,
 
     run(job)
     assert not bench.cuda.live_device_blocks
-
-
-def test_a_version_that_was_loaded_again_meanwhile_does_not_wish_for_ever(tmp_path, bench, took_ms):
-    """The wish that is fulfilled is an equal one by then, and not the same."""
-
-    async def job() -> None:
-        async with running(tmp_path, bench) as server:
-            (served,) = server.core.catalog.served()
-            (one,) = served.lanes
-            wished = served.loaded.wishes
-            server.core.scheduler.give_up_lane(one.lane, "it is said to hang")
-            await until(lambda: served.loaded.wishes is not wished and bool(served.lanes))
-            server.builder.may_end.set()
-            await server.until(serves(RTX))
-            await settled(server)
-            assert served.loaded.wishes == ()
-            assert not any("no plan" in why for why in (await server.model())["why_not_others"])
-
-    run(job)

@@ -94,14 +94,6 @@ def test_the_table_has_a_line_for_each_epoch_and_an_empty_cell_for_what_is_not_k
     assert (rows[1]["validation_accuracy"], rows[1]["energy_j"]) == ("0.5", "")
 
 
-def test_a_run_that_goes_on_writes_the_epochs_before_it_again(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text("epoch,half a line that a kill le")
-    log = EpochLog(tmp_path / "log.csv", None, [record(1), record(2)])
-    log.add(record(3))
-    lines = (tmp_path / "log.csv").read_text().splitlines()
-    assert [line.partition(",")[0] for line in lines] == ["epoch", "1", "2", "3"]
-
-
 def test_a_table_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"cannot write .*: No such file or directory; .* --no-log"):
         EpochLog(tmp_path / "gone" / "log.csv", None, []).add(record(1))

@@ -236,16 +236,3 @@ def test_versions_that_are_none_are_not_believed(path, noise):
     fresh = WithVersions()
     fresh.load_state_dict(fitted(read_weights(path), fresh.state_dict()).tensors)
     assert torch.equal(fresh.body[0].weight, state["body.0.weight"])
-
-
-def test_training_puts_weights_of_torchvision_into_a_network_that_has_versions(path):
-    pytest.importorskip("torchvision")
-    from convoy.models.training import networks
-    from convoy.models.weights.reading import FoundWeights
-
-    arch = "torchvision:mnasnet0_5"
-    made, fresh = networks._drawn(arch, 3), networks._drawn(arch, 3)
-    torch.save(made.state_dict(), path)
-    for found in (read_weights(path), FoundWeights("w", dict(made.state_dict()), [])):
-        networks.fill(fresh, networks.Start(found, "w", None, False), networks.head(arch, 3))
-        check_alike(fresh, made)
