@@ -332,23 +332,6 @@ def open_without_graphs(bench: TwoEngines, kind: str) -> CudaEngine:
     return bench.ready(kind, captures="nobody")
 
 
-def test_after_a_failed_batch_nothing_of_it_is_under_way_and_the_next_is_right(tmp_path: Path, kind: str) -> None:
-    bench = TwoEngines(tmp_path, FakeCuda(interleaves=True))
-    spoil(bench, kind, nothing)
-    engine = open_without_graphs(bench, kind)
-    other = bench.batch(3, seed=5)
-
-    def fail_beside_it() -> None:
-        for _ in range(3):
-            with pytest.raises(EngineFailure) as failed:
-                engine.run(poisoned(bench))
-            assert failed.value.scope is FailureScope.BATCH
-            assert not bench.cuda.is_under_way
-            assert bench.runs_right(engine, 2)
-
-    assert at_once(bench, engine, [other], fail_beside_it) == [True]
-
-
 def test_a_batch_that_breaks_the_device_takes_every_engine_with_it(bench: TwoEngines, kind: str) -> None:
     def break_device() -> None:
         bench.cuda.sticky = ILLEGAL_ADDRESS

@@ -90,27 +90,6 @@ def test_a_new_engine_takes_over_and_nobody_notices(workshop: Workshop) -> None:
     in_workshop(workshop, scenario)
 
 
-def test_the_old_engine_finishes_its_batches_while_the_new_one_already_answers(workshop: Workshop) -> None:
-    async def scenario() -> None:
-        (old,) = workshop.engines
-        old.gate, old.batches = threading.Event(), []
-        running = [asyncio.ensure_future(workshop.ask(samples=8)) for _ in range(2)]
-        await until(lambda: old.batches == [8, 8])
-        waiting = asyncio.ensure_future(workshop.ask())
-        await asyncio.sleep(0)
-        new = workshop.make("gpu:0")
-        swap = asyncio.ensure_future(workshop.core.lanes.swap(workshop.served(), proved(new)))
-        await until(lambda: workshop.served().first.engine is new)
-        assert not old.closed
-        old.gate.set()
-        assert await asyncio.gather(*running) == [old.offset] * 2
-        assert await waiting == new.offset
-        await swap
-        assert old.closed
-
-    in_workshop(workshop, scenario)
-
-
 async def swapping(
     workshop: Workshop,
 ) -> tuple[WatchedEngine, asyncio.Future[float], WatchedEngine, asyncio.Future[None]]:

@@ -21,7 +21,7 @@ from convoy.models.bundle import MANIFEST, read_manifest, seal
 from convoy.models.errors import BundleError
 from convoy.models.store import DEMO_STORE, Store
 from tests.support import onnx_models
-from tests.support.fake_cuda import DEVICES_UNAVAILABLE, ILLEGAL_ADDRESS, OUT_OF_MEMORY, UNKNOWN_ERROR, FakeGpu
+from tests.support.fake_cuda import DEVICES_UNAVAILABLE, OUT_OF_MEMORY, UNKNOWN_ERROR, FakeGpu
 from tests.support.fake_onnxruntime import FakeSession
 from tests.support.gpu_machine import GpuBench
 
@@ -145,18 +145,6 @@ def test_int8_never_runs_in_onnxruntime_on_a_gpu(store, bench, tmp_path):
         assert engines(model)[0][0] == "onnxruntime-cpu"
     with pytest.raises(BundleError, match="there is no int8 variant for it"):
         loaded(store, options(bench, tmp_path, precision="int8", engine="cuda"))
-
-
-def test_on_a_device_that_was_lost_after_it_served_nothing_is_loaded_any_more(store, bench, tmp_path):
-    serving = loaded(store, options(bench, tmp_path))
-    serving.engines[0].engine.enter_service()
-    opened = len(bench.onnxruntime.opened)
-    bench.cuda.sticky = ILLEGAL_ADDRESS
-    for _ in range(2):
-        with pytest.raises(BundleError, match=r"cannot be used by this process any more .*restart it"):
-            loaded(store, options(bench, tmp_path))
-        bench.cuda.sticky = 0  # these bindings may have a new context, but the libraries do not know it
-    assert len(bench.onnxruntime.opened) == opened
 
 
 # The first calls on a device, and those that opening an engine begins with.

@@ -175,19 +175,6 @@ def serves_faster(monkeypatch: pytest.MonkeyPatch, took_ms: dict[str, float]) ->
 # Cold and warm
 
 
-def test_cold_kernels_are_compiled_beside_the_serving_and_only_once(start):
-    start.build_ahead()
-    cold = start.load()
-    assert engines(cold) == [("onnxruntime-cuda", "fp16", "cuda:0")]
-    assert start.bench.rtx.jit.compiled == []
-    assert any("its kernels are not compiled" in why for why in cold.skipped)
-    start.compile(cold)
-    assert set(start.compiled_by(cold)) == {0, *SIZES}
-    warm = start.load()
-    assert (engines(warm), warm.wishes) == ([(RTX, "fp16", "cuda:0")], ())
-    assert start.compiled_by(warm) == []
-
-
 def test_with_rtx_by_name_the_first_start_waits_and_the_second_does_not(start):
     start.build_ahead()
     assert sorted(start.compiled_by(start.load(engine="rtx"))) == [0, *SIZES], "each kernel once"
@@ -308,19 +295,6 @@ def test_two_gpus_of_one_name_compile_once(store):
     assert [device for _, _, device in engines(model)] == ["cuda:0", "cuda:1"]
     assert sorted(start.compiled_by(model)) == [0, *SIZES]
     assert len(start.kernels()) == 1
-
-
-def test_two_gpus_of_two_names_share_the_plan_and_not_the_kernels(store):
-    start = Start(store, bench_of(FakeGpu("NVIDIA L4", (8, 9)), FakeGpu("NVIDIA H200", (9, 0)), tensorrt=NO_LIBRARY))
-    start.build_ahead()
-    cold = start.load()
-    assert [wish.device.name for wish in cold.wishes] == ["cuda:0", "cuda:1"]
-    assert cold.wishes[0].key == cold.wishes[1].key
-    start.compile(cold)
-    assert [engine for engine, _, _ in engines(start.load())] == [RTX, "onnxruntime-cuda"]
-    start.load(engine="rtx")
-    assert len(start.kernels()) == 2
-    assert [engine for engine, _, _ in engines(start.load())] == [RTX, RTX]
 
 
 # Both libraries

@@ -1,4 +1,4 @@
-"""Plans of TensorRT for RTX beside the serving: compiled or built, held against the others, lost and loaded again."""
+"""Plans of TensorRT for RTX beside the serving: compiled, and held against the others."""
 
 from __future__ import annotations
 
@@ -21,15 +21,6 @@ from tests.support.upgrade_bench import Running, run, running, serving
 pytestmark = pytest.mark.slow
 
 RTX, ORT = "tensorrt-rtx", "onnxruntime-cuda"
-NO_LIBRARY = Library(None, "it is not installed")
-L4 = ("NVIDIA L4", (8, 9))
-
-
-def machine(*gpus: tuple[str, tuple[int, int]], **missing: Library) -> GpuBench:
-    """GPUs with TensorRT for RTX; all that is not `missing` is there, too."""
-    bench = GpuBench.of(*(FakeGpu(*gpu) for gpu in gpus or (L4,)), rtx=True)
-    bench.machine = replace(bench.machine, **missing)
-    return bench
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +30,9 @@ def _measures_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bench() -> GpuBench:
-    return machine(tensorrt=NO_LIBRARY)
+    bench = GpuBench.of(FakeGpu("NVIDIA L4", (8, 9)), rtx=True)
+    bench.machine = replace(bench.machine, tensorrt=Library(None, "it is not installed"))
+    return bench
 
 
 @pytest.fixture
@@ -50,10 +43,10 @@ def took_ms(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return took
 
 
-def build_ahead(tmp_path: Path, bench: GpuBench, *capabilities: str) -> None:
+def build_ahead(tmp_path: Path, bench: GpuBench) -> None:
     # The digits' digest is the same wherever they lie, and so is the plan's place.
     onnx = DEMO_STORE / "digits" / "1" / "fp16.onnx"
-    target = PlanTarget("tensorrt-rtx", bench.rtx.module().__version__, capabilities)
+    target = PlanTarget("tensorrt-rtx", bench.rtx.module().__version__, ())
     bench.build_for(onnx, target, BuildOptions("fp16", (1, 2, 4), profiles="range"), tmp_path / "plans")
 
 
@@ -129,24 +122,3 @@ async def warm_up(tmp_path: Path, bench: GpuBench) -> None:
     async with running(tmp_path, bench, builds=False) as server:
         await server.until(serves(RTX))
         await settled(server)  # who stops while something is measured abandons it
-
-
-def test_an_engine_that_is_lost_is_loaded_again_with_what_was_compiled(tmp_path, bench, took_ms):
-    build_ahead(tmp_path, bench)
-
-    async def job() -> None:
-        async with running(tmp_path, bench, builds=False) as server:
-            await server.until(serves(RTX))
-            await settled(server)
-            bench.rtx.jit.compiled.clear()
-            (served,) = server.core.catalog.served()
-            (one,) = [one for one in served.lanes if not one.lane.stopping]
-            server.core.scheduler.give_up_lane(one.lane, "it is said to hang")
-            await until(lambda: bool(served.lanes) and served.lanes[-1] is not one)
-            model = await server.until(lambda model: model["ready"])
-            assert serves(RTX)(model)
-            await settled(server)
-            assert bench.rtx.jit.compiled == []
-
-    run(job)
-    assert not bench.cuda.live_device_blocks
