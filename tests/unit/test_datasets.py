@@ -182,6 +182,8 @@ def test_a_class_without_images_is_named(tmp_path: Path) -> None:
 def test_an_empty_folder_says_what_belongs_there(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"0 class folders, at least 2 are needed: <class>/<image>.jpg"):
         load_folder(tmp_path)
+    with pytest.raises(JobError, match=r"cannot read the folder .*No such file"):
+        load_folder(tmp_path / "gone")
 
 
 # --- the built-in sources

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from precision_fixtures import calibrated, far, inputs, residual, run
 
+from convoy.export.command import _without_fp8
+from convoy.export.sources.torch_job import TorchResult
 from convoy.export.tensorrt.audit import read_listing
 from convoy.export.tensorrt.engine import Tuned, tune
 from convoy.export.tensorrt.watch import BuildWatch
@@ -20,6 +22,7 @@ from convoy.export.variants.audit import audit
 from convoy.export.variants.calibrate import Calibration, Conversion
 from convoy.export.variants.fp8 import from_fp8, quantize_to_fp8, to_fp8, unfit
 from convoy.export.variants.onnx_graph import array, attribute, initializers, producers
+from convoy.export.variants.precision import select
 from convoy.export.variants.variant import write_rounding_twin
 from convoy.models.plans import BuildOptions
 from tests.support.pair_rules import violations
@@ -163,6 +166,23 @@ def test_layers_that_fp8_has_no_kernels_for_are_left_out(weight, operator, group
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
     graph = helper.make_graph(nodes, "g", [x], [], [numpy_helper.from_array(np.zeros(weight, np.float32), "w")])
     assert unfit(graph).get("layer") == why
+
+
+def test_what_cannot_be_brought_there_costs_fp8_alone_where_nobody_asked_for_it(tmp_path, network, monkeypatch):
+    recipes = select(None, can_calibrate=True)
+    result = TorchResult(tmp_path / "fp32.onnx", {"logits": np.zeros((1, 2))}, "2.9", 8, remark="its batch is proved")
+    model = onnx.load(str(network.graph))
+    model.opset_import[0].version = 17
+    onnx.save(model, str(result.onnx))
+    assert _without_fp8(recipes, result, result.onnx) == (recipes, result)
+
+    def refuse(model, version):
+        raise RuntimeError("no adapter for GridSample")
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", refuse)
+    left, told = _without_fp8(recipes, result, result.onnx)
+    assert list(left) == [recipe for recipe in recipes if recipe.file != "fp8.onnx"]
+    assert told.remark.startswith("its batch is proved; fp8 cannot be made of this network of opset 17 (no adapter for")
 
 
 def built(path: Path, capability: str) -> Tuned:

@@ -90,6 +90,7 @@ def test_preprocessing_comes_from_a_file(tmp_path):
         ({"front": "float"}, "use uint8 or none"),
         ({"labels": Path("nowhere.txt")}, "one class a line"),
         ({"labels": None, "evaluate": "somewhere"}, "pass --labels FILE"),
+        ({"class_map": Path("map.json")}, "--class-map is about the classes of a data set; pass --evaluate"),
         ({"max_batch": 0}, "--max-batch must be from 1"),
         ({"priority_levels": 2, "default_priority_level": 3}, "--default-priority-level"),
         ({"accuracy_budget_points": float("nan")}, "--accuracy-budget must be"),

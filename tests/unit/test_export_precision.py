@@ -17,6 +17,7 @@ from convoy.export.variants.int8_trt import quantize_for_tensorrt, unprofitable
 from convoy.export.variants.onnx_graph import front_nodes
 from convoy.export.variants.quantize import layers, quantize_for_cpu
 from convoy.export.variants.variant import write_rounding_twin
+from convoy.models.errors import JobError
 from tests.support.pair_rules import violations
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
@@ -50,6 +51,13 @@ def test_a_histogram_stays_as_large_as_it_was_whatever_comes():
         histogram.add(np.array([np.nan], np.float32))
 
 
+def test_values_that_are_not_finite_name_their_tensor(tmp_path):
+    images = inputs()
+    images[3] = np.inf
+    with pytest.raises(JobError, match=r"NaN or infinity in .* on a calibration image"):
+        calibrated(residual(tmp_path / "fp32.onnx"), images)
+
+
 def test_int8_is_close_to_fp32_and_its_front_and_logits_stay_exact(tmp_path):
     calibration = calibrated(write_red_or_blue(tmp_path / "fp32.onnx"), IMAGES, "images")
     quantize_for_cpu(Conversion(calibration), tmp_path / "int8-cpu.onnx")
@@ -71,6 +79,12 @@ def test_kept_layers_stay_in_float(tmp_path, network):
     found = audit(tmp_path / "kept.onnx", "cpu", {"conv0": "because"})
     assert "int8" not in found.by_precision
     assert found.kept == {"conv0": "because"}
+
+
+def test_what_cannot_be_quantised_is_one_line(tmp_path, network):
+    lacking = Calibration(network.graph, {"minmax": {}, "entropy": {}, "percentile": {}})
+    with pytest.raises(JobError, match=r"int8 cannot be made of this network \("):
+        quantize_for_cpu(Conversion(lacking), tmp_path / "int8.onnx")
 
 
 @pytest.mark.parametrize("depthwise", [False, True])

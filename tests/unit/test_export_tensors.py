@@ -202,6 +202,14 @@ def test_arrays_that_do_not_fit_say_what_to_do(tmp_path, network, changes, words
         export(tmp_path, network, calibrate=str(tmp_path / "odd.npz"))
 
 
+def test_what_is_no_file_of_arrays_is_named(tmp_path, network):
+    (tmp_path / "text.npz").write_text("no zip")
+    with pytest.raises(JobError, match=r"text.npz cannot be read as .npz"):
+        export(tmp_path, network, calibrate=str(tmp_path / "text.npz"))
+    with pytest.raises(UsageError, match="there is no file"):
+        export(tmp_path, network, calibrate=str(tmp_path / "nowhere.npz"))
+
+
 def test_a_file_that_cannot_be_batched_says_so(tmp_path):
     mixing = mean(tmp_path / "mean.onnx")
     (given,) = new_session(mixing).get_inputs()

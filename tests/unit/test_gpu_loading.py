@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convoy.app.engines.base import run_arrays
+from convoy.app.engines.base import Engine, run_arrays
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cpu import has_int8_dot_product
 from convoy.app.engines.machine import Machine
+from convoy.app.engines.measure import Rounds
 from convoy.app.loading.load import LoadedModel, LoadOptions, ServedBefore, load
+from convoy.app.loading.proving import race
 from convoy.models.bundle import MANIFEST, read_manifest, seal
 from convoy.models.errors import BundleError
 from convoy.models.store import DEMO_STORE, Store
@@ -310,6 +313,20 @@ def test_a_bare_model_that_a_gpu_answers_otherwise_than_the_cpu_is_not_served_fr
     assert not bench.cuda.live_device_blocks
     with pytest.raises(BundleError, match=r"--engine cuda cannot serve it .*does not answer as the CPU does"):
         loaded_shift(shift, options(bench, tmp_path, engine="cuda"))
+
+
+def test_a_bare_model_that_fails_on_one_gpu_is_served_by_the_other(shift, tmp_path, monkeypatch):
+    bench = GpuBench.of(FakeGpu("Fake H200"), FakeGpu("Fake H200"))
+
+    def measured(engines: list[Engine]) -> list[Rounds]:
+        if engines[0].info.device == "cuda:0":
+            raise EngineFailure("it fell over")
+        return race(engines)
+
+    monkeypatch.setattr("convoy.app.loading.choice.race", measured)
+    model = loaded_shift(shift, options(bench, tmp_path))
+    assert engines(model) == [("onnxruntime-cuda", "fp32", "cuda:1")]
+    assert any("cuda:0" in reason and "it fell over" in reason for reason in model.skipped)
 
 
 def test_a_bare_model_says_why_tensorrt_does_not_serve_it(shift, bench, tmp_path):

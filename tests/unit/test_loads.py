@@ -175,6 +175,23 @@ def test_a_model_whose_folder_does_not_answer_is_left_out_of_the_look(
     asyncio.run(scenario())
 
 
+def test_all_who_ask_a_store_that_hangs_share_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = threading.Event()
+    monkeypatch.setattr(Store, "names", lambda self: [] if away.wait() else ["never"])
+
+    async def scenario() -> None:
+        watch = StoreWatch(Store(tmp_path), patience_s=0.05)
+        for _ in range(3):
+            told = await asyncio.gather(*(watch.names() for _ in range(10)), return_exceptions=True)
+            assert all("does not answer within" in str(error) for error in told)
+        assert at_work().count("look-at-store") == 1
+        away.set()
+        await until(lambda: not at_work())
+        assert await watch.names() == []
+
+    asyncio.run(scenario())
+
+
 class Threads:
     """What the threads of loads have computed, by their clocks; more at each look, but for those in `idle`."""
 

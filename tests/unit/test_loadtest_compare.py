@@ -148,3 +148,8 @@ def test_what_is_no_run_is_refused_by_name(tmp_path, content):
     path.write_text(content)
     with pytest.raises(UsageError, match=r"other\.json is no file of `convoy loadtest --json`"):
         shown(path, path)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match="No such file"):
+        shown(tmp_path / "none.json", tmp_path / "none.json")

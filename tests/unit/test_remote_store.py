@@ -111,6 +111,16 @@ def test_a_bundle_that_cannot_be_right_is_not_downloaded(far: StoreFolder, near:
     }
 
 
+def test_what_is_not_there_any_more_is_not_fetched(far: StoreFolder, near: Path) -> None:
+    far.add_digits()
+    store = opened(far, near)
+    (stored,) = store.versions("digits")
+    shutil.rmtree(far.root / "digits")
+    assert store.versions("digits") == []
+    with pytest.raises(NotFetched, match="not there any more"):
+        store.fetch(stored)
+
+
 def test_a_bare_model_that_changes_while_it_comes_is_not_used(
     far: StoreFolder, near: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
