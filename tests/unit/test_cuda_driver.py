@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,65 +24,6 @@ from tests.support.fake_cuda import (
     FakeCuda,
     FakeGpu,
 )
-
-CALLERS = ("_call", "_ask", "_ask_all", "_invoke", "_again", "_beside_captures")
-
-
-def calls_of_the_driver() -> dict[str, set[int]]:
-    """Every name of the bindings that the driver's source calls, and with how many arguments."""
-    calls: dict[str, set[int]] = {}
-    for node in ast.walk(ast.parse(Path(driver.__file__).read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            name, arguments = node.func.attr, node.args
-            if name in CALLERS and isinstance(arguments[0], ast.Constant):
-                name, arguments = arguments[0].value, arguments[1:]
-            if name.startswith("cuda") and name != "cudaMemcpyAttributes":
-                calls.setdefault(name, set()).add(sum(_length(argument) for argument in arguments))
-    return calls
-
-
-def _length(argument: ast.expr) -> int:
-    if isinstance(argument, ast.Starred):
-        assert isinstance(argument.value, ast.Tuple)
-        return len(argument.value.elts)
-    return 1
-
-
-CALLS = calls_of_the_driver()
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_every_call_is_one_of_the_real_bindings(name: str) -> None:
-    runtime = pytest.importorskip("cuda.bindings.runtime")
-    first_line = getattr(runtime, name).__doc__.splitlines()[0]
-    inside = first_line.removeprefix(f"{name}(").removesuffix(")")
-    assert CALLS[name] == {_count(inside)}, first_line
-
-
-def _count(parameters: str) -> int:
-    depth, commas = 0, 0
-    for character in parameters:
-        depth += (character in "[(") - (character in ")]")
-        commas += character == "," and depth == 0
-    return commas + 1 if parameters else 0
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_the_fake_takes_what_the_driver_gives(name: str) -> None:
-    method = inspect.getattr_static(FakeCuda, name)
-    assert CALLS[name] == {len(inspect.signature(method).parameters) - 1}
-
-
-def test_the_real_bindings_can_be_opened_without_a_driver() -> None:
-    runtime = pytest.importorskip("cuda.bindings.runtime")
-    cuda = Cuda(runtime)
-    assert cuda._batch_attributes is not None
-    try:
-        count = cuda.device_count()
-    except EngineFailure as failure:
-        assert "cudaGetDeviceCount" in str(failure)  # noqa: PT017
-    else:
-        assert count >= 1
 
 
 def test_the_sticky_errors_are_those_of_the_real_bindings() -> None:

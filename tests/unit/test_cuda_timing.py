@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -71,32 +69,3 @@ def test_the_times_of_a_batch_are_the_devices(bench: TwoEngines, kind: str) -> N
     assert behind.times.copy_in_ns == pytest.approx(2 * COPY_NS, abs=2)
     assert behind.times.waited_ns == pytest.approx(COMPUTE_NS - COPY_NS, abs=2)
     assert behind.times.compute_ns == pytest.approx(COMPUTE_NS, abs=2)
-
-
-def test_a_batch_whose_copy_is_slow_does_not_hold_up_the_one_whose_turn_it_is(
-    bench: TwoEngines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both slots of ONNX Runtime compute on one stream: what a later batch waits for is given to it in its own turn."""
-    engine = bench.ready("onnxruntime")
-    slots, batches = engine._slots, [bench.batch(8, seed=1), bench.batch(8, seed=2)]
-    compute, turn, waits = engine._compute, bench.device.turn, threading.Event()
-
-    def watched_turn(*events: object, **options: object) -> AbstractContextManager[None]:
-        if threading.current_thread() is later:
-            waits.set()
-        return turn(*events, **options)  # type: ignore[arg-type]
-
-    def compute_late(slot: object, size: int) -> None:
-        if not later.is_alive() and not waits.is_set():
-            later.start()
-            waits.wait(60)  # it has copied, and stands behind the turn that is taken here
-        compute(slot, size)  # type: ignore[arg-type]
-
-    later = threading.Thread(target=lambda: engine._begin(slots[1], batches[1].parts))
-    monkeypatch.setattr(bench.device, "turn", watched_turn)
-    monkeypatch.setattr(engine, "_compute", compute_late)
-    engine._begin(slots[0], batches[0].parts)
-    later.join()
-    results = [engine._finish(slot, batch.parts) for slot, batch in zip(slots, batches, strict=True)]
-    assert all(batch.is_answered_by(result) for batch, result in zip(batches, results, strict=True))
-    assert [result.times.compute_ns for result in results] == [pytest.approx(COMPUTE_NS, abs=2)] * 2

@@ -159,9 +159,10 @@ def test_labels_come_from_the_command_line(tmp_path):
         export(tmp_path, write_network(tmp_path / "net.onnx"), labels=labels)
 
 
-@pytest.mark.parametrize("front", ["uint8", "none"])
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("input_name", ["x", "images"])
+@pytest.mark.parametrize(
+    ("front", "channels_last", "input_name"),
+    [("uint8", False, "x"), ("uint8", True, "images"), ("none", False, "images"), ("none", True, "x")],
+)
 def test_preprocessing_puts_our_front_before_the_graph(tmp_path, front, channels_last, input_name):
     network = write_network(tmp_path / "net.onnx", channels_last=channels_last, input_name=input_name)
     bundle = export(tmp_path, network, preprocess="imagenet", front=front)
