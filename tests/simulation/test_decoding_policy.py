@@ -209,16 +209,6 @@ def test_who_cannot_be_in_time_by_wait_decoding_and_answer_is_refused_at_once() 
     assert play.refused == {100: (Why.PREDICTED_LATE, at)}
 
 
-def test_who_has_become_hopeless_while_it_waited_is_given_up() -> None:
-    play = decoders(true_ns=lambda one: one.units * (3 if one.id == 0 else 1))
-    play.arrive(job(0, 20 * MILLISECOND_NS))
-    play.arrive(job(1, 20 * MILLISECOND_NS, 1, 50 * MILLISECOND_NS))
-    play.arrive(job(2, 20 * MILLISECOND_NS, 2))
-    play.run()
-    assert play.refused[1][0] in (Why.EXPIRED, Why.HOPELESS)
-    assert 2 in play.began
-
-
 def test_where_three_times_too_much_comes_what_is_decoded_is_in_time() -> None:
     """Though each takes up to a half more or less than predicted, and its answer is 10 ms on its way."""
     chance = random.Random(3)
@@ -243,15 +233,6 @@ def test_who_is_alone_is_tried_whatever_is_predicted() -> None:
     play.run()
     assert not play.refused
     assert play.state.cost("known").predict_ns(SECOND_NS) < 50 * MILLISECOND_NS
-
-
-def test_a_full_queue_takes_nobody_but_what_is_owed() -> None:
-    play = decoders(max_waiting=2)
-    for number in range(6):
-        play.arrive(job(number, TINY, 0))
-    play.arrive(job(6, TINY, 0, level=RAISED_LEVEL))
-    play.run()
-    assert {number: why for number, (why, _) in play.refused.items()} == dict.fromkeys(range(2, 6), Why.QUEUE_FULL)
 
 
 # --- memory, batches ahead, hand-overs
@@ -355,15 +336,6 @@ def test_whatever_comes(jobs: list[tuple[object, ...]], threads: int, answer_ms:
     assert not play.state.running
     assert play.most_at_once <= threads
     assert not any(line.places or line.by_age or line.ahead or line.behind_ns for line in play.state.lines.values())
-
-
-def test_models_that_have_left_are_forgotten() -> None:
-    play = decoders()
-    for number in range(200):
-        play.arrive(job(number, TINY, 2 * TINY * number, key=ModelKey("m", 1, number), most_ahead=4))
-    play.run()
-    assert len(play.ended_at) == 200
-    assert len(play.state.lines) < 70
 
 
 @given(

@@ -38,18 +38,6 @@ def test_equal_devices_share_evenly(per_second: int, slots: int) -> None:
     assert min(shares) > 0.9 * max(shares)
 
 
-@pytest.mark.parametrize("slots", [1, 2])
-def test_two_devices_do_twice_as_much_as_one(slots: int) -> None:
-    took_ns = []
-    for count in (1, 2):
-        simulation, key, _ = several(*[FAST] * count, slots=slots)
-        for number in range(200 * MAX_BATCH):
-            simulation.arrive(make_request(number, key, 0))
-        simulation.run()
-        took_ns.append(simulation.now_ns)
-    assert took_ns[0] / took_ns[1] == pytest.approx(2, rel=0.02)
-
-
 def test_a_slow_device_is_left_alone_while_the_fast_one_is_done_sooner() -> None:
     simulation, key, (_, slow) = several(FAST, SLOW)
     simulation.feed(poisson_stream(key, per_second=300, until_ns=5 * SECOND_NS, seed=2))
@@ -70,15 +58,6 @@ def test_a_slow_device_helps_when_more_waits_than_the_fast_one_does_in_the_same_
     assert len(ran_on(simulation, fast)) + len(ran_on(simulation, slow)) == batches
 
 
-def test_nobody_is_made_late_by_a_slow_device() -> None:
-    simulation, key, (_, slow) = several(FAST, SLOW)
-    within_ns = 30 * MILLISECOND_NS
-    simulation.feed(poisson_stream(key, per_second=2000, until_ns=3 * SECOND_NS, seed=5, within_ns=within_ns))
-    simulation.run()
-    assert not ran_on(simulation, slow)
-    assert sum(end.good for end in simulation.ends.values()) / 3 > 0.8 * 1000 * MAX_BATCH / 8
-
-
 def test_a_device_that_hangs_keeps_nobody_from_a_slower_one() -> None:
     hangs = lambda samples, now_ns: (4 if now_ns < SECOND_NS else 100_000) * MILLISECOND_NS  # noqa: E731
     simulation, key, (_, slow) = several(hangs, SLOW)
@@ -91,15 +70,3 @@ def test_a_device_that_hangs_keeps_nobody_from_a_slower_one() -> None:
     assert [request.id for request in rescued.dispatch.requests] == [1001]
     # It waits about as long as the slow one is slower, and not until somebody gives the other up.
     assert rescued.started_ns - SECOND_NS < 4 * SLOW(1, 0)
-
-
-def test_a_lane_that_stops_leaves_its_share_to_the_others() -> None:
-    simulation, key, (first, second) = several(FAST, FAST)
-    simulation.feed(poisson_stream(key, per_second=500, until_ns=2 * SECOND_NS, seed=3))
-    simulation.run(until_ns=SECOND_NS)
-    before = len(ran_on(simulation, first))
-    first.stopping = True
-    simulation.run()
-    assert len(ran_on(simulation, first)) == before
-    assert len(simulation.ends) == sum(batch.dispatch.samples for batch in simulation.batches)
-    assert len(ran_on(simulation, second)) > before

@@ -9,7 +9,7 @@ import pytest
 from traffic import affine_ns, make_request, poisson_stream
 
 from convoy.app.scheduling import queues as staging
-from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey, Outcome
+from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey
 from convoy.loadtest.simulation.simulator import Batch, Simulation, TrueLatency
 
 FIXED_MS, PER_SAMPLE_MS, STAGING_MS, MAX_BATCH = 10.0, 0.25, 2, 64
@@ -86,35 +86,6 @@ def test_copies_are_hidden_and_what_a_batch_takes_is_learned_as_if_it_ran_alone(
         assert lane.latency.expect_ns(MAX_BATCH) == pytest.approx(TRUTH(MAX_BATCH, 0), rel=1e-3)
     full_ms = FIXED_MS + PER_SAMPLE_MS * MAX_BATCH
     assert answered[2] / answered[1] == pytest.approx(full_ms / (full_ms - STAGING_MS), rel=0.02)
-
-
-def test_promises_count_on_the_copies_that_are_hidden() -> None:
-    """With deadlines and more than the device can do, what is let in is in time, and the device is used up."""
-    simulation, (key,) = one_device()
-    within_ns = 100 * MILLISECOND_NS
-    simulation.feed(poisson_stream(key, per_second=6000, until_ns=6 * SECOND_NS, seed=3, within_ns=within_ns))
-    simulation.run()
-    ends = list(simulation.ends.values())
-    full_ms = FIXED_MS - STAGING_MS + PER_SAMPLE_MS * MAX_BATCH
-    assert sum(end.good for end in ends) / 6 >= 0.85 * 1000 * MAX_BATCH / full_ms
-    late = sum(end.outcome is Outcome.ANSWERED and not end.good for end in ends)
-    assert late <= 0.001 * len(ends)
-
-
-def test_the_second_place_of_a_device_may_hold_another_models_batch() -> None:
-    simulation, keys = one_device(models=2)
-    for number, key in enumerate(keys):
-        stream = poisson_stream(key, per_second=600, until_ns=10 * SECOND_NS, seed=number, first_id=number << 20)
-        for request in stream:
-            simulation.arrive(request)
-    simulation.run()
-    batches = simulation.batches[40:]
-    assert lost_ns(batches) == 0
-    assert any(
-        one.dispatch.key != other.dispatch.key and other.started_ns < one.ended_ns for one, other in pairwise(batches)
-    )
-    counts = [sum(batch.dispatch.key == key for batch in batches) for key in keys]
-    assert min(counts) > 0.8 * max(counts)
 
 
 def test_an_overdue_batch_does_not_hold_the_next_one_back() -> None:

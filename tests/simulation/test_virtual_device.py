@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.simulation.rules import ServeAll, contenders, run_rule
+from tests.simulation.rules import ServeAll, run_rule
 from tests.simulation.virtual_policy import SimulationResult, run_policy
 from tests.simulation.workload import Scenario, VirtualDevice, Workload, draw, equal, zipf
 
@@ -45,14 +45,6 @@ def test_serving_all_is_as_slow_as_the_exact_chain_says(
     assert np.quantile(took, 0.99) == pytest.approx(p99, rel=0.04)
 
 
-@pytest.mark.parametrize("rho", [0.3, 0.5, 0.7])
-def test_where_the_fixed_cost_is_large_the_mean_is_that_of_the_closed_form(rho: float) -> None:
-    kappa = 20.0
-    device = VirtualDevice(kappa, max_batch=1 << 20)
-    took = latencies(run_rule(ServeAll(device), poisson(device, rho, 200_000), device)) / device.slope_ns
-    assert took.mean() == pytest.approx(1.5 * kappa / (1 - rho) + (rho + 2) / (1 - rho**2) / 2, rel=0.02)
-
-
 @pytest.mark.parametrize("shares", [equal(1), equal(3), zipf(4)])
 def test_without_urgency_the_policy_serves_all_to_the_nanosecond(shares: tuple[float, ...]) -> None:
     """Two loops that share nothing but the device come to the same ends."""
@@ -63,14 +55,6 @@ def test_without_urgency_the_policy_serves_all_to_the_nanosecond(shares: tuple[f
     assert (ours.ended_ns, ours.batches) == (theirs.ended_ns, theirs.batches)
 
 
-def test_one_seed_gives_the_same_run_and_another_a_different_one() -> None:
-    scenario = Scenario(VirtualDevice(5.0), 5, zipf(2), "bursts")
-    for play in contenders(scenario).values():
-        first, again, other = play(0.5, 7), play(0.5, 7), play(0.5, 8)
-        assert first == again
-        assert first.ended_ns != other.ended_ns
-
-
 @pytest.mark.parametrize("arrivals", ["poisson", "gamma4", "bursts", "steps"])
 def test_a_higher_load_has_the_requests_of_a_lower_one_and_more(arrivals: str) -> None:
     scenario = Scenario(VirtualDevice(5.0), 10, arrivals=arrivals)
@@ -79,30 +63,3 @@ def test_a_higher_load_has_the_requests_of_a_lower_one_and_more(arrivals: str) -
     assert all(sooner <= later for sooner, later in zip(high, low, strict=False))
     assert sorted(high) == high
     assert 0 <= high[0] <= high[-1] <= scenario.until_ns
-
-
-@pytest.mark.parametrize("arrivals", ["poisson", "gamma4", "bursts", "steps"])
-def test_the_mean_rate_is_the_one_asked_for(arrivals: str) -> None:
-    scenario = Scenario(VirtualDevice(20.0), 20, zipf(2), arrivals)
-    counts = [[len(times) for times in draw(scenario, 0.8, seed).times_ns] for seed in range(20)]
-    expected = 0.8 * scenario.until_ns / scenario.device.slope_ns
-    assert np.sum(counts) / 20 == pytest.approx(expected, rel=0.1)
-    assert np.sum(counts, axis=0)[0] / np.sum(counts) == pytest.approx(2 / 3, rel=0.1)
-
-
-@pytest.mark.parametrize("shares", [equal(1), zipf(3)])
-@pytest.mark.parametrize("rho", [0.5, 3.0])
-def test_every_contender_keeps_the_devices_law(rho: float, shares: tuple[float, ...]) -> None:
-    """One batch at a time, none too large, nobody before he came or twice."""
-    scenario = Scenario(VirtualDevice(5.0, max_batch=8), 10, shares)
-    for name, play in contenders(scenario).items():
-        result = play(rho, 1)
-        assert max(result.batches) <= (1 if name == "no batching" else 8), name
-        ends = [ns for line in result.ended_ns for ns in line if ns]
-        assert len(ends) == sum(result.batches), name
-        assert len(set(ends)) == len(result.batches), name
-        busy_ns = sum(scenario.device.batch_ns(samples) for samples in result.batches)
-        assert busy_ns <= max(ends), name
-        for times_ns, ended_ns in zip(result.workload.times_ns, result.ended_ns, strict=True):
-            single_ns = scenario.device.batch_ns(1)
-            assert all(end - came >= single_ns for came, end in zip(times_ns, ended_ns, strict=True) if end), name

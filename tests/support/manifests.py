@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,36 +81,3 @@ def check(one: Document) -> None:
         kubernetes_validate.validate(one, KUBERNETES, strict=True)
     else:
         jsonschema.Draft202012Validator(schema).validate(one)
-
-
-def misspelt(one: Document) -> Iterator[tuple[str, Document]]:
-    """The document with one field misspelt, for every field whose name is not the author's to choose."""
-    for path in _fields(one, ()):
-        changed = copy.deepcopy(one)
-        holder: Any = changed
-        for step in path[:-1]:
-            holder = holder[step]
-        holder[f"{path[-1]}x"] = holder.pop(path[-1])
-        yield "/".join(map(str, path)), changed
-
-
-# Maps whose keys are the author's: labels, resources by name, and so on.
-_FREE = {"labels", "annotations", "matchLabels", "nodeSelector", "requests", "limits", "rayStartParams", "selector"}
-_FREE_TRIGGER = "metadata"  # of a trigger of KEDA's, which only the scaler itself knows
-
-
-def _fields(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
-    if isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from _fields(one, (*path, index))
-    elif isinstance(value, dict):
-        is_free = bool(path) and path[-1] in _FREE and not _is_label_selector(value)
-        is_free |= len(path) > 1 and path[-1] == _FREE_TRIGGER and "triggers" in path
-        for name, one in value.items():
-            if not is_free:
-                yield (*path, name)
-                yield from _fields(one, (*path, name))
-
-
-def _is_label_selector(value: Document) -> bool:
-    return "matchLabels" in value

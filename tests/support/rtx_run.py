@@ -22,40 +22,31 @@ EVERY_SIZE = 0
 class Jit:
     """The script: a cache from another `origin` (version, device, driver) is refused, whoever made it.
 
-    The record: the batch sizes for which kernels were `compiled`, and for which they came `from_cache`; `fallbacks`
-    are the enqueues that ran the kernels for every size because their own were not ready, and whether each was
-    captured, and so will never be replaced. Unless it `gives_away`, what was compiled cannot be serialised.
+    The record: the batch sizes for which kernels were `compiled`; those that came from a cache are not among them.
     """
 
     origin: str = "1.7.1 on Fake GPU"
-    gives_away: bool = True
     compiled: list[int] = field(default_factory=list)
-    from_cache: list[int] = field(default_factory=list)
-    fallbacks: list[tuple[int, bool]] = field(default_factory=list)
 
     def create(self, context: Any) -> None:
         """A context begins."""
         self._settle(context, EVERY_SIZE)
 
-    def enqueue(self, context: Any, size: int, *, is_static: bool, is_captured: bool) -> None:
+    def enqueue(self, context: Any, size: int, *, is_static: bool) -> None:
         """A batch of `size` is enqueued in a context that has, if it `is_static`, no other size."""
-        if is_static or size in context.state["kernels"]:
-            return
-        strategy = _config(context).dynamic_shapes_kernel_specialization_strategy.name
-        was_compiled = strategy != "NONE" and self._settle(context, size)
-        if strategy == "NONE" or (strategy == "LAZY" and was_compiled):
-            self.fallbacks.append((size, is_captured))
+        strategy = context.state["config"].dynamic_shapes_kernel_specialization_strategy.name
+        if not is_static and size not in context.state["kernels"] and strategy != "NONE":
+            self._settle(context, size)
 
-    def _settle(self, context: Any, size: int) -> bool:
-        """Get kernels for this size; whether they had to be compiled."""
+    def _settle(self, context: Any, size: int) -> None:
+        """Get kernels for this size."""
         key = (context.state["engine"].state["body"]["onnx"], size)
-        cache = _config(context).state["cache"]
+        cache = context.state["config"].state["cache"]
         known = set() if cache is None else cache.state["kernels"]
-        is_new = key not in known
-        (self.compiled if is_new else self.from_cache).append(size)
+        if key not in known:
+            self.compiled.append(size)
         known.add(key)
         context.state["kernels"].add(size)
-        return is_new
 
     def dump(self, kernels: set[tuple[str, int]]) -> bytes:
         return json.dumps({"origin": self.origin, "kernels": sorted(kernels)}).encode()
@@ -108,26 +99,11 @@ def config_plays(jit: Jit, complain: Callable[[Any], None]) -> Plays:
         cache.state["kernels"] |= kernels
         return True
 
-    def serialize(cache: Any) -> HostMemory | None:
-        return HostMemory(jit.dump(cache.state["kernels"])) if jit.gives_away else complain(cache)
-
-    def reset(cache: Any) -> bool:
-        cache.state["kernels"].clear()
-        return True
-
     return {
         ("ICudaEngine", "create_runtime_config"): create_runtime_config,
         ("IRuntimeConfig", "create_runtime_cache"): create_runtime_cache,
         ("IRuntimeConfig", "set_runtime_cache"): set_runtime_cache,
-        ("IRuntimeConfig", "get_runtime_cache"): lambda config: config.state["cache"],
         ("IRuntimeConfig", "set_execution_context_allocation_strategy"): set_allocation,
-        ("IRuntimeConfig", "get_execution_context_allocation_strategy"): lambda config: config.state["allocation"],
         ("IRuntimeCache", "deserialize"): deserialize,
-        ("IRuntimeCache", "serialize"): serialize,
-        ("IRuntimeCache", "reset"): reset,
-        ("IExecutionContext", "get_runtime_config"): _config,
+        ("IRuntimeCache", "serialize"): lambda cache: HostMemory(jit.dump(cache.state["kernels"])),
     }
-
-
-def _config(context: Any) -> Any:
-    return context.state["config"]

@@ -104,7 +104,6 @@ def _plays(runs: Runs) -> Plays:
     plays = {**_engine_plays(runs), **_context_plays(runs)}
     if runs.version == RTX:
         plays |= config_plays(runs.jit, lambda thing: _complain(runs, thing))
-        plays["IExecutionContext", "is_stream_capturable"] = lambda context, stream: runs.can_capture
     return plays
 
 
@@ -216,11 +215,6 @@ def _context_plays(runs: Runs) -> dict[tuple[str, str], Callable[..., Any]]:
         (node,) = [one for one in (*session.get_inputs(), *session.get_outputs()) if one.name == name]
         return tuple(size if isinstance(size, int) else context.state["size"] for size in node.shape)
 
-    def update_memory_size(context: Any) -> int:
-        whole, largest = context.state["scratch_of_profile"], context.state["profile"][2]
-        context.state["scratch_needed"] = -(-whole * context.state["size"] // largest)
-        return int(context.state["scratch_needed"])
-
     def set_address(context: Any, name: str, memory: int) -> bool:
         context.state["addresses"][name] = memory
         return True
@@ -237,7 +231,7 @@ def _context_plays(runs: Runs) -> dict[tuple[str, str], Callable[..., Any]]:
         if runs.version == RTX:
             smallest, _, largest = context.state["profile"]
             is_static, size = smallest == largest, context.state["size"]
-            runs.jit.enqueue(context, size, is_static=is_static, is_captured=cuda.capturing(stream))
+            runs.jit.enqueue(context, size, is_static=is_static)
             if _lets_library_capture(context) and not cuda.capturing(stream) and not context.state.get("has_graph"):
                 return capture(context, stream)
         first, second = halves(runs, context)
@@ -275,7 +269,6 @@ def _context_plays(runs: Runs) -> dict[tuple[str, str], Callable[..., Any]]:
         ("IExecutionContext", "set_optimization_profile_async"): set_profile,
         ("IExecutionContext", "set_input_shape"): set_shape,
         ("IExecutionContext", "get_tensor_shape"): tensor_shape,
-        ("IExecutionContext", "update_device_memory_size_for_shapes"): update_memory_size,
         ("IExecutionContext", "set_tensor_address"): set_address,
         ("IExecutionContext", "execute_async_v3"): execute,
     }

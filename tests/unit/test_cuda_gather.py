@@ -53,28 +53,16 @@ def run(engine: CudaEngine, batch: Batch) -> None:
     assert batch.is_answered_by(engine.run(batch.parts))
 
 
-def test_pinned_parts_go_by_copy_engine_in_one_call_for_each_input(bench: TwoEngines, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("parts", "pinned", "expected"),
+    [((2, 1, 3), (0, 1, 2), (2, 0)), ((5,), (0,), (0, 2)), ((2, 1, 3), (), (0, 2)), ((2, 1, 3), (0, 2), (0, 2))],
+)
+def test_the_copy_engine_takes_what_is_pinned_as_a_whole(
+    bench: TwoEngines, kind: str, parts: tuple[int, ...], pinned: tuple[int, ...], expected: tuple[int, int]
+) -> None:
     engine = ready(bench, kind)
-    run(engine, pin(engine, bench.batch(2, 1, 3), 0, 1, 2))
-    assert copies(bench) == (2, 0)
-
-
-def test_one_part_needs_no_batch_of_copies(bench: TwoEngines) -> None:
-    engine = ready(bench)
-    run(engine, pin(engine, bench.batch(5), 0))
-    assert copies(bench) == (0, 2)
-
-
-def test_parts_that_are_not_pinned_are_gathered_by_the_host(bench: TwoEngines, kind: str) -> None:
-    engine = ready(bench, kind)
-    run(engine, bench.batch(2, 1, 3))
-    assert copies(bench) == (0, 2)
-
-
-def test_one_part_that_is_not_pinned_brings_its_batch_to_the_host(bench: TwoEngines) -> None:
-    engine = ready(bench)
-    run(engine, pin(engine, bench.batch(2, 1, 3), 0, 2))
-    assert copies(bench) == (0, 2)
+    run(engine, pin(engine, bench.batch(*parts), *pinned))
+    assert copies(bench) == expected
 
 
 def test_each_input_goes_its_own_way(bench: TwoEngines) -> None:
@@ -117,19 +105,6 @@ def test_a_driver_without_batched_copies_is_asked_once(tmp_path: Path) -> None:
     assert copies(bench) == (0, 3 * 3 * 2 + (3 - 1) * OUTPUTS)
 
 
-def test_bindings_without_batched_copies_copy_singly(tmp_path: Path) -> None:
-    class Older(FakeCuda):
-        def __getattribute__(self, name: str) -> object:
-            if name == "cudaMemcpyBatchAsync":
-                raise AttributeError(name)
-            return super().__getattribute__(name)
-
-    bench = TwoEngines(tmp_path, Older())
-    engine = ready(bench)
-    run(engine, pin(engine, bench.batch(2, 1), 0, 1))
-    assert copies(bench) == (0, 4)
-
-
 def test_a_batched_copy_that_finds_the_device_lost_is_not_tried_again(bench: TwoEngines) -> None:
     engine = ready(bench)
     bench.cuda.fail("cudaMemcpyBatchAsync", ILLEGAL_ADDRESS)
@@ -137,18 +112,6 @@ def test_a_batched_copy_that_finds_the_device_lost_is_not_tried_again(bench: Two
         engine.run(pin(engine, bench.batch(2, 1), 0, 1).parts)
     assert failed.value.scope is FailureScope.DEVICE
     assert copies(bench)[1] <= 0
-
-
-def test_the_padding_of_a_smaller_batch_holds_nothing_of_the_one_before(bench: TwoEngines) -> None:
-    engine = ready(bench)
-    run(engine, bench.batch(8))
-    seen: list[dict[str, np.ndarray]] = []
-    bench.tensorrt.spoils = lambda arrays: seen.append({name: a.copy() for name, a in arrays.items()}) or False
-    engine = bench.ready("tensorrt", captures="nobody")
-    run(engine, bench.batch(8))
-    run(engine, bench.batch(2, 3))
-    assert seen[-1]["INPUT0"].shape == (8, 16)
-    assert all(not array[5:].any() for array in seen[-1].values())
 
 
 # The threshold

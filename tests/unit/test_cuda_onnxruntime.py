@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from convoy.app.engines.base import run_arrays
@@ -19,7 +18,7 @@ from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 from tests.support import fake_onnxruntime, onnx_models
 from tests.support.fake_cuda import FakeCuda, FakeGpu
-from tests.support.fake_onnxruntime import NODES_ON_CPU, PROVIDERS, Fail, FakeSession, placement
+from tests.support.fake_onnxruntime import NODES_ON_CPU, PROVIDERS, Fail, placement
 from tests.support.gpu_bench import TwoEngines
 
 
@@ -109,26 +108,6 @@ def test_of_nodes_that_onnxruntime_adds_only_what_arranges_is_taken_for_sizes(
         bench.open_onnxruntime()
 
 
-def test_the_real_one_tells_where_nodes_run_as_the_fake_does(resizing: TwoEngines) -> None:
-    def told(session: object) -> list[tuple[str, list[tuple[str, str, str]]]]:
-        info = session.get_provider_graph_assignment_info()  # type: ignore[attr-defined]
-        return [(part.ep_name, [(node.name, node.op_type, node.domain) for node in part.get_nodes()]) for part in info]
-
-    engine = resizing.open_onnxruntime()
-    options = ort.SessionOptions()
-    session = FakeSession(resizing.onnxruntime, str(resizing.model), resizing.onnxruntime.opened[0])
-    with pytest.raises(Fail, match="must be set to") as asked_the_fake:
-        session.get_provider_graph_assignment_info()
-    with pytest.raises(Exception, match="must be set to") as asked:
-        ort.InferenceSession(resizing.model, options, ["CPUExecutionProvider"]).get_provider_graph_assignment_info()
-    assert str(asked.value) == str(asked_the_fake.value)
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    real = told(ort.InferenceSession(resizing.model, options, ["CPUExecutionProvider"]))
-    fake = told(engine._sessions[1])
-    assert [nodes for _, nodes in real] == [nodes for _, nodes in fake]
-    assert {provider for provider, _ in real} == {"CPUExecutionProvider"}
-
-
 # Plans, which a convolution keeps for one batch size
 
 
@@ -144,14 +123,6 @@ def test_no_batch_waits_for_plans_when_the_size_changes(bench: TwoEngines, graph
     assert alternate(bench, bench.ready("onnxruntime", graphs=graphs)) == 0
 
 
-def test_the_warm_up_makes_plans_once_for_each_size(bench: TwoEngines) -> None:
-    bench.ready("onnxruntime")
-    assert bench.onnxruntime.plan_builds <= 2 * len(bench.sizes)  # once more where each is tried after all is prepared
-    bench.onnxruntime.plan_builds = 0
-    bench.ready("onnxruntime", graphs=False)
-    assert bench.onnxruntime.plan_builds == len(bench.sizes)
-
-
 @pytest.mark.parametrize(("copies", "sizes"), [(1, (8,)), (2, (1, 8)), (3, (1, 4, 8)), (4, (1, 2, 4, 8))])
 def test_without_graphs_and_room_for_a_session_each_fewer_sizes_are_run(
     tmp_path: Path, copies: int, sizes: tuple[int, ...]
@@ -163,17 +134,6 @@ def test_without_graphs_and_room_for_a_session_each_fewer_sizes_are_run(
     engine = bench.ready("onnxruntime", graphs=False)
     assert engine.info.batch_sizes == sizes
     assert alternate(bench, engine) == 0
-
-
-def test_what_the_fake_says_of_the_cpu_the_real_one_says(bench: TwoEngines) -> None:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    # The C++ session, left with no provider, as where the one that was asked for did not load.
-    session = ort.capi._pybind_state.InferenceSession(options, str(bench.model), True, False)
-    with pytest.raises(Exception, match="CPU") as failed:
-        session.initialize_session([], [], set())
-    assert str(failed.value) == NODES_ON_CPU
 
 
 def test_its_memory_is_limited_to_what_is_free_for_it(tmp_path: Path) -> None:
@@ -232,12 +192,6 @@ def test_whatever_it_calls_a_want_of_memory_is_one(bench: TwoEngines, text: str)
     assert bench.runs_right(engine, 1)
 
 
-def test_a_file_with_other_tensors_than_the_manifests_is_refused(bench: TwoEngines) -> None:
-    with pytest.raises(BundleError, match="export the model again"):
-        bench.open_onnxruntime(inputs=(TensorSpec("INPUT0", "FP32", (16,)), bench.inputs[1]))
-    assert bench.cuda.live.total() == 0
-
-
 def test_weights_beside_the_file_are_counted(bench: TwoEngines) -> None:
     bench.cuda.gpus[0].total_bytes = 300 << 20
     weights = bench.model.with_name("model.onnx.data")
@@ -279,22 +233,6 @@ def test_every_graph_is_captured_in_the_warm_up_and_replayed_for_whoever_asks(be
     assert bench.onnxruntime.captures == captured
 
 
-def test_without_graphs_none_is_captured(bench: TwoEngines) -> None:
-    engine = bench.ready("onnxruntime", graphs=False)
-    assert serve(bench, engine) == [True] * 12
-    assert not bench.onnxruntime.captures
-
-
-def test_another_model_is_served_while_this_one_captures(bench: TwoEngines) -> None:
-    serving = bench.ready("tensorrt")
-    right: list[bool] = []
-    bench.onnxruntime.while_capturing = lambda: right.extend(serve(bench, serving, threads=1))
-    loading = bench.ready("onnxruntime")
-    assert len(right) == 4 * 2 * len(bench.sizes)
-    assert all(right)
-    assert serve(bench, loading) == [True] * 12
-
-
 def test_a_capture_that_is_disturbed_is_made_again(bench: TwoEngines) -> None:
     disturbed = []
 
@@ -309,23 +247,3 @@ def test_a_capture_that_is_disturbed_is_made_again(bench: TwoEngines) -> None:
     engine = bench.ready("onnxruntime")
     assert len(bench.onnxruntime.captures) == 2 * len(bench.sizes)
     assert serve(bench, engine) == [True] * 12
-
-
-def test_a_model_that_synchronises_in_every_capture_is_refused_and_nothing_is_lost(bench: TwoEngines) -> None:
-    bench.onnxruntime.while_capturing = bench.cuda.cudaDeviceSynchronize
-    engine = bench.open("onnxruntime")
-    with pytest.raises(EngineFailure, match="previous error during capture") as failed:
-        engine.warm_up()
-    assert failed.value.scope is FailureScope.BATCH
-    assert not bench.device.lost
-    del failed  # it knows the binding that failed
-    engine.close()
-    assert bench.cuda.live.total() == 0
-
-
-def test_its_thread_ends_with_it(bench: TwoEngines) -> None:
-    before = set(threading.enumerate())
-    engine = bench.ready("onnxruntime")
-    (thread,) = set(threading.enumerate()) - before
-    engine.close()
-    assert not thread.is_alive()

@@ -9,7 +9,6 @@ import pytest
 
 from convoy.app.engines import tensorrt
 from convoy.app.engines.batch import EngineFailure, FailureScope
-from convoy.app.engines.tensorrt_library import TENSORRT, load_tensorrt
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 from tests.support.fake_tensorrt import VERSIONS
@@ -38,19 +37,7 @@ def test_both_versions_run_plans_with_a_graph_for_each_slot_and_size(tmp_path: P
     assert bench.cuda.live.total() == 0
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_both_versions_have_all_that_is_needed(tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tensorrt", TwoEngines(tmp_path, version=version).module)
-    assert load_tensorrt(TENSORRT, tensorrt.NEEDED).__version__.startswith(version)
-
-
 # Graphs
-
-
-def test_graphs_may_be_left_out(bench: TwoEngines) -> None:
-    engine = bench.ready("tensorrt", captures="nobody")
-    assert bench.cuda.calls["cudaStreamBeginCapture"] == 0
-    assert bench.runs_right(engine, 3)
 
 
 @pytest.mark.parametrize("says_so", [True, False])
@@ -70,30 +57,11 @@ def test_where_capture_fails_every_run_is_enqueued_and_the_reason_is_told(
     assert reason in caplog.text
 
 
-def test_a_capture_that_cannot_even_begin_does_not_matter(bench: TwoEngines) -> None:
-    bench.cuda.fail("cudaStreamBeginCapture", 1)
-    engine = bench.ready("tensorrt")
-    assert engine.graphs == 2 * len(bench.sizes) - 1
-    assert all(bench.runs_right(engine, samples) for samples in (1, 2, 4, 8))
-
-
 def test_a_device_that_is_lost_in_a_capture_is_no_matter_of_graphs(bench: TwoEngines) -> None:
     bench.cuda.fail("cudaStreamEndCapture", 700)
     with pytest.raises(EngineFailure, match="illegal memory access") as failed:
         bench.ready("tensorrt")
     assert failed.value.scope is FailureScope.DEVICE
-
-
-def test_each_failure_has_its_own_reason(bench: TwoEngines) -> None:
-    bench.tensorrt.complaint = "cannot be captured"
-    bench.tensorrt.refuses_while_capturing = True
-    engine = bench.ready("tensorrt")
-    bench.tensorrt.spoils = lambda arrays: True
-    for complaint in ("first", "second"):
-        bench.tensorrt.complaint = complaint
-        with pytest.raises(EngineFailure, match=f"TensorRT refused a batch of 2: {complaint}") as failed:
-            engine.run(bench.batch(2).parts)
-        assert failed.value.scope is FailureScope.BATCH
 
 
 # Plans that are refused
@@ -146,11 +114,6 @@ def test_a_plan_with_other_tensors_is_refused_by_name(
     assert bench.cuda.live.total() == 0
 
 
-def test_sizes_that_tensorrt_knows_only_when_a_batch_comes_are_no_objection(bench: TwoEngines) -> None:
-    bench.tensorrt.shapes = {"OUTPUT0": (-1, -1)}
-    assert bench.runs_right(bench.ready("tensorrt"), 3)
-
-
 @pytest.mark.parametrize("shape", [(1, -1), (1, 8), (1, 16, 1), (2, 16)])
 def test_an_output_that_would_not_fill_its_place_is_never_run(bench: TwoEngines, shape: tuple[int, ...]) -> None:
     """What only the run tells is shorter for some input, and behind it lies the answer of the batch before."""
@@ -195,18 +158,6 @@ def test_a_plan_of_one_size_may_say_so(tmp_path: Path, size: int, fits: bool) ->
 
 
 # Memory
-
-
-def test_all_contexts_share_one_scratch_block_that_is_large_enough(bench: TwoEngines) -> None:
-    bench.ready("tensorrt", scratch_bytes=(100, 900, 5000, 700))
-    assert [size for _, size in bench.tensorrt.scratch_blocks] == [5000]
-
-
-def test_the_device_holds_the_plan_the_scratch_and_the_slots(bench: TwoEngines) -> None:
-    bench.open_tensorrt(scratch_bytes=(5000,) * 4)
-    weights = next(block.nbytes for block in bench.cuda._blocks.values() if block.gpu)
-    tensors = 4 * 8 * 64  # a multiple of what cudaMalloc aligns to
-    assert bench.cuda.gpus[0].used_bytes == weights + 5000 + 2 * tensors
 
 
 @pytest.mark.parametrize(("largest", "sizes"), [(8, (1, 2, 4, 8)), (4, (1, 2, 4)), (3, (1, 2, 4)), (1, (1,))])

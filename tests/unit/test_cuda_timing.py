@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from contextlib import AbstractContextManager
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -72,53 +69,3 @@ def test_the_times_of_a_batch_are_the_devices(bench: TwoEngines, kind: str) -> N
     assert behind.times.copy_in_ns == pytest.approx(2 * COPY_NS, abs=2)
     assert behind.times.waited_ns == pytest.approx(COMPUTE_NS - COPY_NS, abs=2)
     assert behind.times.compute_ns == pytest.approx(COMPUTE_NS, abs=2)
-
-
-def test_two_engines_on_a_device_compute_in_turns(tmp_path: Path) -> None:
-    bench = TwoEngines(tmp_path, FakeCuda(interleaves=True))
-    engines = [bench.ready("tensorrt") for _ in range(2)]
-    assert computes_in_turns(bench, engines)
-    bench.bindings.make_stream_wait = lambda stream, event: None  # type: ignore[method-assign]
-    assert not computes_in_turns(bench, engines)
-
-
-def computes_in_turns(bench: TwoEngines, engines: list[CudaEngine]) -> bool:
-    bench.tensorrt.steps.clear()
-    batch = bench.batch(3)
-    slots = [(engine, slot) for slot in (0, 1) for engine in engines]
-    for engine, slot in slots:
-        engine._begin(engine._slots[slot], batch.parts)
-    for engine, slot in reversed(slots):
-        engine._finish(engine._slots[slot], batch.parts)
-    steps = bench.tensorrt.steps
-    assert len(steps) == 8
-    return all(two[0] != "ends" or one == ("begins", two[1]) for one, two in pairwise(steps))
-
-
-def test_a_batch_whose_copy_is_slow_does_not_hold_up_the_one_whose_turn_it_is(
-    bench: TwoEngines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both slots of ONNX Runtime compute on one stream: what a later batch waits for is given to it in its own turn."""
-    engine = bench.ready("onnxruntime")
-    slots, batches = engine._slots, [bench.batch(8, seed=1), bench.batch(8, seed=2)]
-    compute, turn, waits = engine._compute, bench.device.turn, threading.Event()
-
-    def watched_turn(*events: object, **options: object) -> AbstractContextManager[None]:
-        if threading.current_thread() is later:
-            waits.set()
-        return turn(*events, **options)  # type: ignore[arg-type]
-
-    def compute_late(slot: object, size: int) -> None:
-        if not later.is_alive() and not waits.is_set():
-            later.start()
-            waits.wait(60)  # it has copied, and stands behind the turn that is taken here
-        compute(slot, size)  # type: ignore[arg-type]
-
-    later = threading.Thread(target=lambda: engine._begin(slots[1], batches[1].parts))
-    monkeypatch.setattr(bench.device, "turn", watched_turn)
-    monkeypatch.setattr(engine, "_compute", compute_late)
-    engine._begin(slots[0], batches[0].parts)
-    later.join()
-    results = [engine._finish(slot, batch.parts) for slot, batch in zip(slots, batches, strict=True)]
-    assert all(batch.is_answered_by(result) for batch, result in zip(batches, results, strict=True))
-    assert [result.times.compute_ns for result in results] == [pytest.approx(COMPUTE_NS, abs=2)] * 2

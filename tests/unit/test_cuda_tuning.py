@@ -12,7 +12,6 @@ from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cuda.engine import CudaEngine
 from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning
 from convoy.app.engines.onnxruntime_tuned import tuned
-from convoy.models.errors import BundleError
 from tests.support.gpu_bench import TwoEngines
 
 Options = Mapping[str, str]
@@ -51,12 +50,6 @@ def test_the_fastest_way_is_chosen(bench: TwoEngines, fastest: tuple[str, bool])
     assert {way(options) for options in bench.onnxruntime.opened} == set(WAYS)
 
 
-def test_the_bias_is_not_fused_however_fast_that_would_be(bench: TwoEngines) -> None:
-    bench.onnxruntime.takes_ns = lambda samples, options: 0.5e6 if options["fuse_conv_bias"] == "1" else 1e6
-    assert not tune(bench).fuse_conv_bias
-    assert {options["fuse_conv_bias"] for options in bench.onnxruntime.opened} == {"0"}
-
-
 def test_the_smallest_batch_counts_as_much_as_the_largest(bench: TwoEngines) -> None:
     def takes_ns(samples: int, options: Options) -> float:
         if way(options) == ("HEURISTIC", False):
@@ -69,30 +62,6 @@ def test_the_smallest_batch_counts_as_much_as_the_largest(bench: TwoEngines) -> 
 
 def vars_of(tuning: ConvolutionTuning) -> Options:
     return {"cudnn_conv_algo_search": tuning.search, "prefer_nhwc": str(int(tuning.nhwc))}
-
-
-def test_both_sizes_are_tried_in_turns_and_what_is_lost_in_between_counts(bench: TwoEngines) -> None:
-    sizes: list[int] = []
-
-    def takes_ns(samples: int, options: Options) -> float:
-        sizes.append(samples)
-        return 1e6
-
-    def refuse() -> None:
-        raise RuntimeError("a node synchronises")
-
-    bench.onnxruntime.takes_ns, bench.onnxruntime.while_capturing = takes_ns, refuse
-    bench.onnxruntime.plan_ns = 1e9
-    chosen = tune(bench)
-    assert not chosen.graphs
-    assert sizes[-14:] == [1, 8] * 7
-    # A session for each size: none of them was asked for another one.
-    assert bench.onnxruntime.plan_builds <= 2 * len(bench.onnxruntime.opened)
-
-
-def test_graphs_come_first(bench: TwoEngines) -> None:
-    assert tune(bench).graphs is True
-    assert {options["enable_cuda_graph"] for options in bench.onnxruntime.opened} == {"1"}
 
 
 def test_a_model_that_cannot_be_captured_is_served_without_graphs(
@@ -164,26 +133,6 @@ def test_a_folder_that_cannot_be_written_costs_only_the_memory(bench: TwoEngines
     (tmp_path / "file").write_bytes(b"")
     for _ in range(2):
         assert tune(bench, tmp_path / "file" / "ort.json")
-
-
-def test_one_way_that_fails_does_not_matter(bench: TwoEngines) -> None:
-    def refuse(options: Options) -> None:
-        if way(options) == ("HEURISTIC", True):
-            raise RuntimeError("no kernel for NHWC")
-
-    bench.onnxruntime.refuses = refuse
-    bench.onnxruntime.takes_ns = lambda samples, options: 2e6 if way(options)[0] == "EXHAUSTIVE" else 1e6
-    chosen = tune(bench)
-    assert (chosen.search, chosen.nhwc) == ("HEURISTIC", False)
-
-
-def test_when_all_fail_that_is_the_error(bench: TwoEngines) -> None:
-    def refuse(options: Options) -> None:
-        raise RuntimeError(f"no kernel for {way(options)[0]}")
-
-    bench.onnxruntime.refuses = refuse
-    with pytest.raises(BundleError, match="no kernel for EXHAUSTIVE"):
-        tune(bench)
 
 
 def test_ways_that_fail_in_the_warm_up_hold_no_memory_while_others_are_tried(bench: TwoEngines) -> None:

@@ -13,10 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.onnx_session import new_session, session_options
 from convoy.export.rows import Chunk
-from convoy.export.variants.calibrate import Calibration, Conversion, collect, observed
+from convoy.export.variants.calibrate import observed
 from convoy.export.variants.equalize import channels_of, equalize, measure_levels, scales_for
 from convoy.export.variants.onnx_graph import prepare
-from convoy.export.variants.quantize import quantize_for_cpu
 from convoy.export.variants.streams import Stream, streams
 
 WIDTH = 16
@@ -186,17 +185,6 @@ def test_all_that_additions_tie_together_is_scaled_as_one(tmp_path):
     assert np.array_equal(run(target), run(path))
 
 
-def test_int8_of_an_unbalanced_network_is_many_times_closer_than_before(tmp_path):
-    path = residual(tmp_path / "fp32.onnx")
-    errors = []
-    for graph in (path, equalised(path)):
-        ranges = collect(graph, [Chunk({"x": IMAGES}, None, np.arange(len(IMAGES)))], ["minmax"])
-        quantize_for_cpu(Conversion(Calibration(graph, ranges), keep=frozenset({"last"})), tmp_path / "int8.onnx")
-        errors.append(float(np.linalg.norm(run(tmp_path / "int8.onnx") - run(path)) / np.linalg.norm(run(path))))
-    plain, balanced = errors
-    assert balanced < plain / 4
-
-
 CROSSED = {
     "SiLU": [helper.make_node("Sigmoid", ["a"], ["s"], "sigmoid"), helper.make_node("Mul", ["a", "s"], ["b"], "mul")],
     "Hardswish": [helper.make_node("HardSwish", ["a"], ["b"], "hardswish")],
@@ -318,7 +306,6 @@ def test_a_balanced_network_is_handed_back_as_it_is(tmp_path):
 def test_scales_are_powers_of_two_with_a_limit():
     levels = np.array([8.0, 1.0, 0.3, 0.0, 1e-30])
     scales = scales_for(levels)
-    assert scales is not None
     assert scales.tolist() == [1, 8, 16, 1, 4096]
     assert scales_for(np.zeros(4)) is None
     assert scales_for(np.array([1.0, 1e-4, np.nan])) is None

@@ -15,7 +15,6 @@ from report_fixtures import full_manifest
 from rich.console import Console
 from test_export_report import Page
 
-from convoy.app.commands import inspect as inspect_command
 from convoy.export import command
 from convoy.export.command import export_bundle, run
 from convoy.export.options import ExportOptions
@@ -143,15 +142,6 @@ def test_figures_of_a_quiet_machine_have_no_mark(share):
     assert ("not known" in text) or share is not None
 
 
-def test_inspect_marks_them_too(tmp_path):
-    folder = tmp_path / "resnet" / "1"
-    folder.mkdir(parents=True)
-    manifest = replace(with_share(full_manifest(), 0.63), files={})
-    shown = Console(file=io.StringIO(), width=200)
-    shown.print(inspect_command.variants_table(manifest))
-    assert f"17.6{BUSY_MARK}" in shown.file.getvalue()  # type: ignore[attr-defined]
-
-
 # --- measured again ---
 
 
@@ -191,12 +181,6 @@ def again(folder, tmp_path) -> tuple[Manifest, str, object]:
     return open_bundle(new).manifest, console.file.getvalue(), new  # type: ignore[attr-defined]
 
 
-def test_an_export_looks_how_busy_the_machine_is(exported):
-    points = [p for v in open_bundle(exported).manifest.variants if v.latency for p in v.latency.points]
-    assert points
-    assert all(point.others_share is not None and 0 <= point.others_share <= 1 for point in points)
-
-
 @pytest.mark.parametrize(("speedup", "serves"), [(Interval(3, 2.9, 3.1), True), (Interval(0.5, 0.4, 0.6), False)])
 def test_what_serves_is_decided_again(tmp_path, exported, monkeypatch, speedup, serves):
     measures(monkeypatch, speedup)
@@ -206,7 +190,6 @@ def test_what_serves_is_decided_again(tmp_path, exported, monkeypatch, speedup, 
     int8, gpu = manifest.variant("int8-cpu.onnx"), manifest.variant("int8-trt.onnx")
     assert int8.serve == serves
     assert f"{speedup.median:.2f} times the speed of fp32" in int8.reason
-    assert int8.latency is not None
     assert int8.latency.speedup == speedup
     assert gpu == before.manifest.variant("int8-trt.onnx")
     assert f"{speedup.median:.2f}x" in shown
@@ -221,14 +204,6 @@ def test_what_serves_is_decided_again(tmp_path, exported, monkeypatch, speedup, 
     page = (folder / REPORT).read_text()
     assert "latencies measured again" in page
     assert page == render(replace(manifest, files={n: r for n, r in manifest.files.items() if n != REPORT}))
-
-
-def test_a_machine_that_is_still_busy_is_said_with_the_command_that_tries_again(tmp_path, exported, monkeypatch):
-    measures(monkeypatch, Interval(3, 2.9, 3.1), share=0.4)
-    _, shown, folder = again(exported, tmp_path)
-    assert f"3.00x{BUSY_MARK}" in shown
-    assert "took up to 40 % of the CPUs" in shown
-    assert f"convoy export --remeasure {folder}" in shown
 
 
 def rewritten(folder, **changes: object) -> None:
@@ -253,13 +228,6 @@ def test_speed_does_not_serve_what_is_wrong_or_what_the_builder_refused(tmp_path
     assert manifest.variant("int8-cpu.onnx").serve
     assert not manifest.variant("int8-trt.onnx").serve
     assert manifest.variant("int8-trt.onnx").reason.startswith("refused by TensorRT for RTX 1.7: no such kernel")
-
-
-def test_a_bundle_that_lies_in_no_store_becomes_a_version_of_the_one_that_is_named(tmp_path, exported):
-    alone = tmp_path / "a copy"
-    exported.rename(alone)
-    *_, folder = again(alone, tmp_path)
-    assert folder == tmp_path / "elsewhere" / "colours" / "1"
 
 
 def test_what_cannot_be_measured_again_is_one_line(tmp_path, exported):

@@ -8,7 +8,7 @@ import numpy as np
 from export_fixtures import fake_torch, make_quick, options, write_images
 
 from convoy.export import command
-from convoy.export.cache import NO_CACHE, StepCache, default_root, step_key
+from convoy.export.cache import StepCache, default_root, step_key
 from convoy.export.command import export_bundle
 from convoy.export.variants import making as variants
 from convoy.models.bundle import open_bundle
@@ -21,7 +21,6 @@ def test_what_was_written_comes_back(tmp_path):
     assert cache.read("key") == b"result"
     cache.write_arrays("arrays", {"a": np.arange(3)})
     found = cache.read_arrays("arrays")
-    assert found is not None
     assert found["a"].tolist() == [0, 1, 2]
 
 
@@ -44,13 +43,6 @@ def test_the_least_recently_used_goes_first(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "newest", "old"]
     cache.write("huge", bytes(300))
     assert cache.read("huge") is None
-
-
-def test_a_cache_that_cannot_be_written_harms_nobody(tmp_path):
-    (tmp_path / "file").write_bytes(b"")
-    StepCache(tmp_path / "file" / "cache").write("key", b"result")
-    NO_CACHE.write("key", b"result")
-    assert NO_CACHE.read("key") is None
 
 
 def test_keys_tell_their_inputs_apart(monkeypatch):

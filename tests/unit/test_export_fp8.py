@@ -185,30 +185,6 @@ def test_what_cannot_be_brought_there_costs_fp8_alone_where_nobody_asked_for_it(
     assert told.remark.startswith("its batch is proved; fp8 cannot be made of this network of opset 17 (no adapter for")
 
 
-def test_a_graph_of_an_older_opset_is_brought_to_the_first_that_has_fp8(tmp_path):
-    model = onnx.load(residual(tmp_path / "fp32.onnx"))
-    model.opset_import[0].version = 17
-    onnx.save(model, tmp_path / "fp32.onnx")
-    quantize_to_fp8(Conversion(calibrated(tmp_path / "fp32.onnx", inputs())), tmp_path / "fp8.onnx")
-    onnx.checker.check_model(onnx.load(tmp_path / "fp8.onnx"), full_check=True)
-    assert audit(tmp_path / "fp8.onnx", "tensorrt", {}).by_precision["fp8"] == 1
-
-
-def test_weights_that_came_as_int8_stay_as_they_are(tmp_path):
-    model = onnx.load(residual(tmp_path / "fp32.onnx"))
-    head = next(node for node in model.graph.node if node.name == "head")
-    own = {"s": np.float32(0.1), "z": np.int8(0), "w": np.arange(64, dtype=np.int8).reshape(4, 16)}
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in own.items())
-    model.graph.node.insert(0, helper.make_node("DequantizeLinear", ["w", "s", "z"], ["wide"], "own"))
-    head.input[1] = "wide"
-    onnx.save(model, tmp_path / "fp32.onnx")
-    quantize_to_fp8(Conversion(calibrated(tmp_path / "fp32.onnx", inputs())), tmp_path / "fp8.onnx")
-    converted = onnx.load(tmp_path / "fp8.onnx")
-    onnx.checker.check_model(converted, full_check=True)
-    types = {tensor.data_type for tensor in converted.graph.initializer}
-    assert {TensorProto.INT8, TensorProto.FLOAT8E4M3FN} <= types
-
-
 def built(path: Path, capability: str) -> Tuned:
     """What TensorRT for RTX makes of the file."""
     trt: Any = pytest.importorskip("tensorrt_rtx")
@@ -218,7 +194,6 @@ def built(path: Path, capability: str) -> Tuned:
 
 def test_the_real_builder_runs_it_in_fp8_from_8_9_on_and_says_why_not_before(file):
     audit = read_listing(built(file, "8.9").layers)
-    assert audit is not None
     assert audit.by_precision == {"fp16": 2, "fp8": 1}
     refused = built(file, "8.0")
     assert refused.data is None

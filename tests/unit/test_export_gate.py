@@ -99,14 +99,6 @@ def test_the_gates_rule(lost, images, strict, serves, words):
     assert words in reason
 
 
-def test_a_second_look_at_the_same_images_widens_the_bound():
-    once, twice = score(0, 0, 400).accuracy, score(0, 0, 400, looks=2).accuracy
-    assert once is not None
-    assert twice is not None
-    assert once.is_proved
-    assert (twice.loss_bound_points or 0) > (once.loss_bound_points or 0)
-
-
 def test_without_labels_agreement_is_told_and_nothing_serves():
     serve, reason = AccuracyGate(1.0).verdict(
         Score(None, 0.1, agreement=0.75, likeness="agrees with fp32 on 75.0 % of"), real=False

@@ -166,11 +166,9 @@ def test_only_what_is_sure_is_promised(outputs, labels, takes_images, task, word
 def test_boxes_are_found_by_name():
     outputs = (TensorSpec("boxes", "FP32", (9, 4)), TensorSpec("scores", "FP32", (9, 3)))
     raw = purpose_of("detect", outputs, labels=(), takes_images=True).detection
-    assert raw is not None
     assert (raw.labels, raw.iou_threshold) == (None, 0.5)
     chosen = (outputs[0], TensorSpec("scores", "FP32", (9,)), TensorSpec("labels", "INT64", (9,)))
     left = purpose_of("detect", chosen, labels=(), takes_images=True).detection
-    assert left is not None
     assert (left.labels, left.iou_threshold) == ("labels", None)
     with pytest.raises(JobError, match=r"output 'boxes' is FP32 \[9, 5\] .*; pass another --task"):
         purpose_of("detect", (TensorSpec("boxes", "FP32", (9, 5)), outputs[1]), labels=(), takes_images=True)

@@ -14,13 +14,13 @@ from export_fixtures import IMAGE, fake_torch, make_quick, options, write_images
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from report_fixtures import full_manifest, mistakes_among
+from report_fixtures import full_manifest
 from test_export_report import Page
 
 from convoy.export import command
 from convoy.export.data import ImageSet
 from convoy.export.progress import SILENT
-from convoy.export.proof.mistakes import MOST_CONFUSIONS, MOST_PICTURES, find_mistakes, picture_of
+from convoy.export.proof.mistakes import MOST_PICTURES, find_mistakes, picture_of
 from convoy.export.proof.outcomes import Outcomes
 from convoy.export.report.mistakes import MOST_IN_MATRIX
 from convoy.export.report.page import render
@@ -66,20 +66,6 @@ def test_every_wrong_answer_is_counted_and_the_surest_are_pictured(drawn):
         index = int(pixels_of(one.picture)[0, 0, 0])
         label, best, score = drawn[index]
         assert (one.label, one.answered, one.score) == (f"class {label}", f"class {best}", score)
-
-
-def test_a_thousand_classes_and_large_photographs_stay_small():
-    generator = np.random.default_rng(0)
-    labels = generator.integers(0, 1000, 5000)
-    top1 = (labels + generator.integers(1, 1000, 5000)) % 1000
-    noise = encode_png(generator.integers(0, 256, (300, 500, 3), dtype=np.uint8))
-    found = find_mistakes(answered(labels.tolist(), top1.tolist()), grey_images(5000, 1000))
-    assert len(found.confusions) == MOST_CONFUSIONS
-    assert found.pairs > MOST_CONFUSIONS
-    large = replace(IMAGE, height=300, width=500, resize_mode="exact", resize_px=500)
-    picture = picture_of(noise, large)
-    assert pixels_of(picture).shape == (38, 64, 3)
-    assert len(picture) < 20_000  # noise, which PNG cannot make smaller
 
 
 @pytest.mark.parametrize("front", ["uint8_nhwc", "none"])
@@ -155,11 +141,6 @@ def test_many_classes_are_the_most_confused_pairs(classes):
     assert f"and {classes - 15:,} more pairs" in words
 
 
-def test_the_largest_matrix_is_legible_where_a_page_is_wide():
-    (matrix,) = charts_named(page_of(MOST_IN_MATRIX), "Confusion matrix")
-    assert float(str(matrix["viewbox"]).split()[2]) < 720
-
-
 def test_the_most_confident_mistakes_are_shown_with_their_pictures():
     page = page_of(3)
     pictures = [given for tag, given in page.tags if tag == "img"]
@@ -175,17 +156,6 @@ def test_no_mistakes_are_said_and_no_labels_are_not_spoken_of():
     assert "What is answered wrongly" not in older.text
 
 
-def test_an_answer_that_no_image_is_of_has_a_column_of_its_own():
-    manifest = full_manifest()
-    assert manifest.mistakes is not None
-    reference = manifest.variants[0]
-    assert reference.accuracy is not None
-    seen = replace(reference, accuracy=replace(reference.accuracy, per_class=reference.accuracy.per_class[:2]))
-    page = Page(render(replace(manifest, variants=(seen,), mistakes=mistakes_among(("cat", "class 1", "unseen")))))
-    (matrix,) = charts_named(page, "Confusion matrix")
-    assert "class 1 as unseen: 26" in str(matrix["aria-label"])
-
-
 def test_an_export_tells_its_mistakes(tmp_path, monkeypatch):
     make_quick(monkeypatch)
     monkeypatch.setattr(command, "to_onnx", fake_torch)
@@ -193,7 +163,6 @@ def test_an_export_tells_its_mistakes(tmp_path, monkeypatch):
     (data / "test" / "blue" / "0.png").replace(data / "test" / "red" / "odd.png")
     folder = command.export_bundle(options(tmp_path, evaluate=str(data)))
     found = open_bundle(folder).manifest.mistakes
-    assert found is not None
     assert (found.images, found.pairs) == (1, 1)
     (one,) = found.most_confident
     assert (one.label, one.answered) == ("red", "blue")

@@ -59,10 +59,6 @@ def test_imagenet_keeps_its_proportions_at_other_sizes(tmp_path):
     assert (small.height, small.resize_px) == (56, 64)
 
 
-def test_a_users_file_appears_without_its_folder(tmp_path):
-    assert make_plan(options(tmp_path)).source.shown == "net.py:make"
-
-
 def test_preprocessing_comes_from_a_file(tmp_path):
     recipe = tmp_path / "recipe.json"
     fields = {name: getattr(IMAGE, name) for name in IMAGE.__slots__ if name != "front"}
@@ -94,6 +90,7 @@ def test_preprocessing_comes_from_a_file(tmp_path):
         ({"front": "float"}, "use uint8 or none"),
         ({"labels": Path("nowhere.txt")}, "one class a line"),
         ({"labels": None, "evaluate": "somewhere"}, "pass --labels FILE"),
+        ({"class_map": Path("map.json")}, "--class-map is about the classes of a data set; pass --evaluate"),
         ({"max_batch": 0}, "--max-batch must be from 1"),
         ({"priority_levels": 2, "default_priority_level": 3}, "--default-priority-level"),
         ({"accuracy_budget_points": float("nan")}, "--accuracy-budget must be"),
@@ -106,11 +103,6 @@ def test_a_wrong_call_is_named(tmp_path, monkeypatch, wrong, words):
         make_plan(options(tmp_path, **wrong))
 
 
-def test_the_inputs_size_must_not_contradict_the_preprocessing(tmp_path, checkpoint):
-    with pytest.raises(UsageError, match="--input says 3x16x16, the preprocessing 3x32x32"):
-        make_plan(zoo(tmp_path, checkpoint, input="3x16x16"))
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [("red\nred\n", "'red' stands there twice"), ("red\n\n", "1 classes, at least 2"), ("", "0 classes")],
@@ -120,23 +112,6 @@ def test_labels_that_cannot_be_right_are_refused(tmp_path, text, words):
     (tmp_path / "labels.txt").write_text(text)
     with pytest.raises(UsageError, match=words):
         make_plan(call)
-
-
-def test_imagenets_labels_are_the_ones_of_the_registry(tmp_path, monkeypatch):
-    asked = []
-
-    def ask(inquiry):
-        asked.append((inquiry.kind, inquiry.name))
-        return Description(labels=("tench", "crane", "crane"))
-
-    monkeypatch.setattr("convoy.export.class_names.ask", ask)
-    monkeypatch.chdir(tmp_path)
-    call = options(tmp_path, labels=Path("imagenet"))
-    assert make_plan(call).labels == ("tench", "crane", "crane (class 2)")
-    assert asked == [("torchvision", "resnet50")]
-    (tmp_path / "imagenet").write_text("mine\nand yours\n")
-    assert make_plan(call).labels == ("mine", "and yours")
-    assert len(asked) == 1
 
 
 def test_a_class_map_gives_labels_or_outputs(tmp_path):
@@ -165,11 +140,6 @@ def test_a_class_map_that_cannot_be_right_is_refused(tmp_path, text, words):
         mapping.write_text(text)
     with pytest.raises(UsageError, match=words):
         make_plan(options(tmp_path, class_map=mapping, evaluate="somewhere"))
-
-
-def test_a_class_map_needs_a_data_set(tmp_path):
-    with pytest.raises(UsageError, match="--class-map is about the classes of a data set; pass --evaluate"):
-        make_plan(options(tmp_path, class_map=tmp_path / "map.json"))
 
 
 def test_a_missing_or_broken_checkpoint_is_one_line(tmp_path):

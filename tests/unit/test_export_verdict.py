@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report_fixtures import full_manifest
-from rich.console import Console
 from test_export_report import Page
 
 from convoy.export.report.page import render
 from convoy.export.report.verdict import verdict_of
-from convoy.export.terminal import summary
 from convoy.models.bundle import Accuracy, Interval, Manifest, Variant
 from convoy.models.spec import ImageSpec
 from convoy.models.tasks import Task
@@ -143,21 +140,6 @@ def test_what_the_sentence_says_is_served_may_serve(drawn):
     named = {variant.file for variant in variants if f"serve {variant.file}" in sentence}
     assert named <= served
     assert bool(named) == bool(served)
-
-
-def shown_in_terminal(manifest: Manifest) -> str:
-    console = Console(file=io.StringIO(), width=1000)
-    console.print(summary(manifest))
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_the_page_and_the_terminal_begin_with_it():
-    manifest = manifest_of()
-    sentence = verdict_of(manifest).sentence
-    words = " ".join(Page(render(manifest)).text.split())
-    assert words.index(sentence) < words.index("exported 2026")
-    shown = shown_in_terminal(manifest)
-    assert shown.strip().startswith(sentence)
 
 
 def test_a_model_that_fails_the_absolute_check_raises_an_alarm_before_all_else():

@@ -7,7 +7,7 @@ from export_fixtures import IMAGE, answers, write_images, write_red_or_blue
 
 from convoy.export.data import ImageSet
 from convoy.export.progress import SILENT
-from convoy.export.proof.verify import check_against_torch, measure_accuracy, relative_error
+from convoy.export.proof.verify import check_against_torch, measure_accuracy
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import opened
@@ -38,13 +38,6 @@ def fp32(tmp_path):
     write_red_or_blue(tmp_path / REFERENCE.file)
     with opened(SPEC, [REFERENCE], tmp_path) as (candidate,):
         yield candidate
-
-
-def test_the_relative_error_is_that_of_the_worst_sample():
-    expected = np.array([[3.0, 4.0], [0.0, 2.0]])
-    assert relative_error(expected, expected) == 0
-    assert relative_error(np.array([[3.0, 4.5], [0.0, 3.0]]), expected) == 0.5
-    assert relative_error(np.array([[np.nan, 4.0], [0.0, 2.0]]), expected) == float("inf")
 
 
 def test_a_graph_that_equals_torch_passes_at_every_batch_size(fp32):
@@ -91,13 +84,6 @@ def test_a_librarys_words_end_where_a_sentence_or_a_line_does(text, limit, kept)
     assert one_line(text, limit) == kept
 
 
-def test_accuracy_counts_right_and_agreeing_answers(fp32, images):
-    (score,) = measure_accuracy([fp32], images["test"], SILENT)
-    assert score.accuracy is not None
-    assert (score.accuracy.images, score.accuracy.top1, score.accuracy.agreement) == (24, 1.0, 1.0)
-    assert score.max_relative_error == 0
-
-
 def test_a_variant_that_is_wrong_on_one_class_loses_half_the_points(tmp_path, fp32, images):
     model = onnx.load(fp32.path)
     head = next(tensor for tensor in model.graph.initializer if tensor.name == "head.bias")
@@ -105,7 +91,6 @@ def test_a_variant_that_is_wrong_on_one_class_loses_half_the_points(tmp_path, fp
     onnx.save(model, tmp_path / "broken.onnx")
     with opened(SPEC, [Recipe("broken.onnx", "int8", "cpu", None)], tmp_path) as (broken,):
         _, score = measure_accuracy([fp32, broken], images["test"], SILENT)
-    assert score.accuracy is not None
     assert (score.accuracy.top1, score.accuracy.agreement, score.accuracy.loss_points) == (0.5, 0.5, 50.0)
 
 
@@ -118,5 +103,4 @@ def test_broken_images_are_left_out_until_they_are_too_many(fp32, images):
     many.samples[1].content.write_bytes(many.samples[2].content.read_bytes())
     broken.write_bytes(many.samples[2].content.read_bytes())
     (score,) = measure_accuracy([fp32], many, SILENT)
-    assert score.accuracy is not None
     assert score.accuracy.images == 240

@@ -20,16 +20,13 @@ from convoy.app.engines.onnx_session import new_session
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine, open_session, read_signature
 from convoy.app.engines.parts import Part
 from convoy.app.engines.signature import Signature
-from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.export.sources.preprocess import parse_input
 from convoy.models.bundle import Bundle, open_bundle
 from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.spec import TensorSpec
-from convoy.models.store import Store
 from tests.support.onnx_models import convolutions, identity
-from tests.support.stores import StoreFolder
 
 SIZES = ((40, 40), (64, 33), (17, 96))
 
@@ -83,19 +80,8 @@ def test_the_first_size_at_which_a_network_runs_is_taken(tmp_path, end, first, c
     assert capfd.readouterr() == ("", "")  # what was tried in vain is nobody's business
 
 
-def test_outputs_get_examples_where_they_are_free(tmp_path):
-    assert found(convolutions(tmp_path / "net.onnx", "valid")).outputs[0].example == (1, 4, 24, 24)
-    assert found(convolutions(tmp_path / "net.onnx", "scores")).outputs[0].example == ()
-
-
 def test_what_is_no_image_is_drawn_as_ones_as_far_as_that_runs(tmp_path):
     assert found(identity(tmp_path / "a" / "b" / "rows.onnx")).inputs[0].drawn_shape == (1, 1)
-
-
-def test_three_sizes_run_of_which_two_are_oblong_where_that_is_allowed(tmp_path):
-    for end, expected in (("maps", "32x32 64x32 32x96"), ("squares", "32x32 64x64 96x96"), ("one_size", "64x64")):
-        path = convolutions(tmp_path / "net.onnx", end)
-        assert " ".join(map(str, sizes_that_run(path, found(path), 1))) == expected
 
 
 def test_a_file_with_fixed_sizes_is_left_alone(tmp_path):
@@ -119,15 +105,6 @@ def test_an_exported_file_stays_free_and_is_proved_at_three_sizes(tmp_path, end)
         rows = pictures(height, width)
         assert np.allclose(run_arrays(engine, {"x": rows})["y"], answers_of(original, rows), atol=1e-5)
     engine.close()
-
-
-def test_a_fixed_batch_of_1_beside_free_sizes_is_freed(tmp_path):
-    original = convolutions(tmp_path / "net.onnx", "valid", dims=(1, 3, "height", "width"))
-    bundle = export(original)
-    assert bundle.manifest.spec.max_batch_size == 4
-    rows = pictures(20, 24)
-    alone = np.concatenate([answers_of(original, rows[i : i + 1]) for i in range(len(rows))])
-    assert np.allclose(run_arrays(engine_of(bundle), {"x": rows})["y"], alone, atol=1e-5)
 
 
 def test_a_network_that_runs_at_one_size_is_fixed_there_and_says_so(tmp_path):
@@ -161,32 +138,6 @@ def test_an_input_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
 def test_what_input_does_not_mean_is_refused(text):
     with pytest.raises(UsageError, match=r"write 3x224x224, .* or 3x224\?x224\? where other heights"):
         parse_input(text)
-
-
-def loaded(store: StoreFolder, name: str = "net", **options: object) -> LoadedModel:
-    return load(Store(store.root).version(name, 1), LoadOptions("auto", 1, None, **options))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("end", ["valid", "one_size"])
-def test_a_bare_model_that_does_not_run_at_one_pixel_is_served(tmp_path, end):
-    store = StoreFolder(tmp_path / "store")
-    convolutions(store.root / "net" / "1" / "model.onnx", end)
-    model = loaded(store)
-    try:
-        assert model.spec.max_batch_size == 32
-        assert model.spec.inputs[0].shape == (3, -1, -1)
-    finally:
-        model.engines[0].engine.close()
-
-
-def test_a_configuration_that_fixes_sizes_goes_before_what_is_found(tmp_path):
-    store = StoreFolder(tmp_path / "store")
-    convolutions(store.root / "net" / "1" / "model.onnx", "valid")
-    config = store.root / "net" / "config.pbtxt"
-    config.write_text('max_batch_size: 4 input { name: "x" dims: [3, 40, -1] }')
-    model = loaded(store)
-    model.engines[0].engine.close()
-    assert (model.spec.inputs[0].shape, model.spec.inputs[0].example) == ((3, 40, -1), (3, 40, 32))
 
 
 def of_pictures(original: Path, **options: object) -> Bundle:
@@ -259,18 +210,6 @@ def test_the_size_that_a_files_metadata_name_comes_first(tmp_path, said, size):
     assert f"at heights and widths of {size[0]}x{size[1]}, " in bundle.manifest.variants[0].reason
 
 
-def test_a_size_in_the_metadata_at_which_the_network_does_not_run_is_passed_over(tmp_path):
-    bundle = export(with_metadata(convolutions(tmp_path / "net.onnx", "one_size"), imgsz="[40, 40]"))
-    assert "fixed at 64x64" in bundle.manifest.variants[0].reason
-
-
-def test_pictures_have_the_size_that_the_metadata_name(tmp_path):
-    bundle = of_pictures(with_metadata(convolutions(tmp_path / "net.onnx"), imgsz="[48, 80]"), input=None)
-    image = bundle.manifest.spec.image
-    assert image is not None
-    assert (image.height, image.width) == (48, 80)
-
-
 def test_the_size_of_pictures_is_not_guessed(tmp_path):
     with pytest.raises(UsageError, match="--preprocess unit needs the size of the input"):
         of_pictures(convolutions(tmp_path / "net.onnx"), input="3x?x?")
@@ -318,29 +257,3 @@ def test_only_what_is_larger_than_usual_is_held_against_the_memory_that_there_is
         bound.is_large([part_of(13 * MIB)])
     assert failure.value.scope is FailureScope.MEMORY
     assert runs(grown=30 * MIB).is_large([part_of(100 * MIB)])  # where nobody tells what is free
-
-
-def test_rows_of_which_nothing_is_known_go_on_in_batches():
-    bound = runs(grown=50 * MIB, free=1, each=1)
-    rows = [part_of(1000)] * 32
-    assert [len(group) for group in bound.groups(rows)] == [32]
-    assert not bound.is_large(rows)
-
-
-def test_what_was_shown_little_tells_nothing_of_more():
-    assert runs(grown=50 * MIB, free=1, largest=1).is_large([part_of(2 * MIB)])
-    assert runs(grown=50 * MIB, free=1, each=1, largest=64).is_large([part_of(2 * MIB)])
-
-
-def test_a_batch_of_larger_pictures_than_usual_is_answered_in_parts(tmp_path):
-    original = convolutions(tmp_path / "net.onnx", "maps")
-    engine = engine_of(export(original, max_batch=4))
-    engine.warm_up()
-    rows = [pictures(300, 290, rows=1) for _ in range(3)]  # of a MiB each
-    parts = [Part(1, (one.shape,), (one.reshape(-1).view(np.uint8).data,), (0,), (None,)) for one in rows]
-    answers = engine.run(parts).answers
-    for one, (answer,) in zip(rows, answers, strict=True):
-        got = np.frombuffer(answer.data, np.float32).reshape(answer.shape)
-        assert np.allclose(got, answers_of(original, one), atol=1e-5)
-    assert engine.run(parts[:1]).answers[0][0].shape == (1, 4, 300, 290)
-    engine.close()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from packaging.version import Version
 from PIL import Image, ImageFont, features
 
 from convoy.models.checkpoint import read_checkpoint_header
@@ -19,7 +19,7 @@ from convoy.models.glyphs import faces
 from convoy.models.glyphs.__main__ import main
 from convoy.models.glyphs.drawing import CHARACTERS, draw
 from convoy.models.glyphs.faces import FAMILIES, installed_faces
-from convoy.models.glyphs.glyph_set import PER_CHARACTER, GlyphSet, drawn
+from convoy.models.glyphs.glyph_set import GlyphSet, drawn
 from convoy.models.samples import PARTS
 from tests.support.stores import ROOT
 
@@ -54,19 +54,20 @@ def test_fonts_that_are_missing_are_named_with_what_brings_them(monkeypatch: pyt
         installed_faces(is_test=False)
 
 
-def test_a_package_that_lost_a_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = faces.FontFamily("Lato", "font_lato", "files", "Lato-{}.ttf", ("Regular", "Gone"))
-    monkeypatch.setattr(faces, "FAMILIES", (gone,))
-    with pytest.raises(JobError, match=r"lacks Lato-Gone.ttf; pip install --upgrade"):
-        installed_faces(is_test=False)
-
-
 # --- drawing
 
 
-def test_a_seed_means_the_same_bytes_everywhere() -> None:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the few are kept."""
+    folder = tmp_path_factory.mktemp("glyphs")
+    load_glyphs(folder, FEW)
+    return folder
+
+
+def test_a_seed_means_the_same_bytes_everywhere(cache: Path) -> None:
     whole = hashlib.sha256()
-    for part, images in drawn(FEW, None).items():
+    for part, images in drawn(FEW, cache).items():
         whole.update(part.encode() + images.tobytes())
     if features.version("freetype2") != FREETYPE:
         pytest.skip(f"the digest is of FreeType {FREETYPE}")
@@ -82,23 +83,6 @@ def test_another_seed_part_or_size_draws_other_pictures_and_fewer_are_the_first_
     for seed, stream in ((6, 0), (5, 1)):
         assert not np.array_equal(many[:7], draw("g", some, 7, seed, stream, 32, is_grey=False))
     assert draw("g", some, 3, 5, 0, 64, is_grey=False).shape == (3, 64, 64, 3)
-
-
-def test_a_picture_varies_in_place_size_contrast_and_ground_and_always_shows_its_character() -> None:
-    plain = draw("H", installed_faces(is_test=False), 300, 0, 0, 32, is_grey=True).astype(int)[..., 0]
-    assert np.array_equal(
-        *(draw("H", installed_faces(is_test=False), 2, 0, 0, 32, is_grey=True)[..., c] for c in (0, 2))
-    )
-    border = np.concatenate([plain[:, :2].reshape(300, -1), plain[:, -2:].reshape(300, -1)], axis=1)
-    ground = np.median(border, axis=1)
-    ink = np.abs(plain - ground[:, None, None])
-    assert ground.std() > 50
-    assert np.percentile(ink.max(axis=(1, 2)), 1) > 30
-    # Where the ink lies and how much there is of it.
-    weight = np.where(ink > 0.5 * ink.max(axis=(1, 2), keepdims=True), 1.0, 0.0)
-    rows = (weight.sum(axis=2) * np.arange(32)).sum(axis=1) / weight.sum(axis=(1, 2))
-    assert rows.std() > 1
-    assert weight.sum(axis=(1, 2)).std() > 15
 
 
 @pytest.mark.parametrize(
@@ -118,51 +102,37 @@ def test_what_cannot_be_drawn_is_refused(wanted: dict[str, int], message: str) -
 # --- the set
 
 
-def test_the_whole_set_is_large_enough_to_tell() -> None:
-    whole = GlyphSet()
-    assert len(CHARACTERS) * whole.images("test") >= 10_000
-    assert {part: whole.images(part) for part in PARTS} == dict(PER_CHARACTER)
-    assert {part: FEW.images(part) for part in PARTS} == {"train": 2, "calibration": 1, "test": 1}
-
-
-def test_glyphs_are_a_data_set_of_62_classes_in_the_order_of_folders(tmp_path: Path) -> None:
-    dataset = load("glyphs:3", tmp_path)
-    assert (dataset.name, len(dataset.labels)) == ("glyphs:3", 62)
+def test_glyphs_are_a_data_set_of_62_classes_in_the_order_of_folders(cache: Path) -> None:
+    dataset = load("glyphs:2", cache)
     assert dataset.labels == GLYPH_LABELS == source_labels("glyphs:3") == source_labels("glyphs")
     assert list(GLYPH_LABELS) == sorted(GLYPH_LABELS)
-    assert {part: len(samples) for part, samples in dataset.parts.items()} == {
-        "train": 3 * 62,
-        "calibration": 62,
-        "test": 62,
-    }
-    every = [sample.sha256 for samples in dataset.parts.values() for sample in samples]
-    assert len(set(every)) == len(every)
+    every = {part: {sample.sha256 for sample in samples} for part, samples in dataset.parts.items()}
+    assert {part: len(found) for part, found in every.items()} == {"train": 2 * 62, "calibration": 62, "test": 62}
+    assert len(set().union(*every.values())) == 4 * 62
     with pytest.raises(UsageError, match="no data set or folder 'glyphs:many'"):
         load("glyphs:many")
 
 
-def test_what_was_drawn_is_kept_and_drawn_again_only_where_it_is_not_whole(tmp_path: Path) -> None:
-    first = load_glyphs(tmp_path, FEW)
-    (kept,) = tmp_path.iterdir()
-    before = kept.stat()
-    assert load_glyphs(tmp_path, FEW).part_sha256("test") == first.part_sha256("test")
-    assert kept.stat().st_ino == before.st_ino
-    kept.write_bytes(kept.read_bytes()[:-1])
-    assert load_glyphs(tmp_path, FEW).part_sha256("test") == first.part_sha256("test")
-    assert kept.stat().st_size == before.st_size
-    load_glyphs(tmp_path, GlyphSet(seed=1, training_images=2))
-    assert len(list(tmp_path.iterdir())) == 2
+def test_what_was_drawn_is_kept_and_drawn_again_only_where_it_is_not_whole(tmp_path: Path, cache: Path) -> None:
+    (kept,) = cache.iterdir()
+    spoilt = Path(shutil.copy(kept, tmp_path))
+    before = spoilt.stat()
+    expected = load_glyphs(tmp_path, FEW).part_sha256("test")
+    assert spoilt.stat().st_ino == before.st_ino
+    spoilt.write_bytes(spoilt.read_bytes()[:-1])
+    assert load_glyphs(tmp_path, FEW).part_sha256("test") == expected
+    assert spoilt.read_bytes() == kept.read_bytes()
 
 
-def test_a_folder_of_pictures_is_the_same_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_pictures_is_the_same_data_set(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(tmp_path / "glyphs"), "--images", "2"]) == 0
-    found, wanted = load_folder(tmp_path / "glyphs"), load_glyphs(tmp_path / "cache", FEW)
+    found, wanted = load_folder(tmp_path / "glyphs"), load_glyphs(cache, FEW)
     assert found.labels == wanted.labels
     for part in PARTS:
-        pictures = zip(found.part(part), wanted.part(part), strict=True)
-        for one, other in pictures:
+        for one, other in zip(found.part(part), wanted.part(part), strict=True):
             assert one.label == other.label
-            assert isinstance(one.content, Path)
             assert np.array_equal(np.asarray(Image.open(one.content)), other.content)
     assert main([str(tmp_path / "glyphs"), "--images", "2"]) == 1
     assert "is there already; name a new folder" in capsys.readouterr().err
@@ -179,19 +149,9 @@ def test_convoy_train_learns_glyphs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     header = read_checkpoint_header(out)
-    assert header is not None
     assert (header.dataset, header.labels) == ("glyphs:8", GLYPH_LABELS)
     assert {name: part.images for name, part in header.split.items()} == {
         "train": 8 * 62,
         "calibration": 62,
         "test": 3 * 62,
     }
-
-
-def test_constraints_pin_the_freetype_of_the_digest() -> None:
-    import PIL
-
-    (pinned,) = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("pillow==")]
-    if Version(PIL.__version__) != Version(pinned.removeprefix("pillow==")):
-        pytest.skip("another Pillow than the one of constraints.txt")
-    assert features.version("freetype2") == FREETYPE

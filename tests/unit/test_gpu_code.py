@@ -8,13 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
-from convoy.app.commands import doctor as doctor_command
 from convoy.app.engines.cuda.code import Code, codes_of, has_code, in_words
 from convoy.app.engines.machine import _find_onnxruntime
 from convoy.app.engines.onnxruntime_cuda import PROVIDER
-from convoy.app.engines.table import availabilities
 from convoy.app.loading.load import LoadOptions, load
 from convoy.models.store import DEMO_STORE, Store
 from tests.support import onnx_models
@@ -110,16 +107,6 @@ def test_without_cudnn_onnxruntime_serves_on_no_gpu_and_says_what_to_install(
     assert asked == ["libcudnn.so.9"]
     assert (found.module is module) == is_there
     assert is_there or "cuDNN does not load (libcudnn.so.9: cannot open" in found.reason
-
-
-def test_doctor_says_that_a_gpu_is_newer_than_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = machine_with(tmp_path, FakeGpu("Fake B200", (10, 0)))
-    monkeypatch.setattr(doctor_command, "find_machine", lambda: bench.machine)
-    console = Console(record=True, width=400)
-    doctor_command.run(False, tmp_path / "plans", console)
-    text = console.export_text()
-    assert "no code for Fake B200, whose compute capability is 10.0: it has it for 8.0, 9.0;" in text
-    assert [one.usable for one in availabilities(bench.machine)] == [False, True, False, True, False]
 
 
 def test_where_one_of_two_gpus_has_code_that_one_serves(tmp_path: Path) -> None:

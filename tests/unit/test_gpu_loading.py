@@ -16,18 +16,15 @@ import pytest
 from convoy.app.engines.base import Engine, run_arrays
 from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cpu import has_int8_dot_product
-from convoy.app.engines.jobs import Job
-from convoy.app.engines.machine import Library, Machine
+from convoy.app.engines.machine import Machine
 from convoy.app.engines.measure import Rounds
-from convoy.app.engines.onnxruntime_cuda import OnnxRuntimeCudaEngine
-from convoy.app.loading.later import prove_plan
 from convoy.app.loading.load import LoadedModel, LoadOptions, ServedBefore, load
-from convoy.app.loading.proving import NotProved, race
-from convoy.models.bundle import MANIFEST, open_bundle, read_manifest, seal
-from convoy.models.errors import BundleError, JobError
+from convoy.app.loading.proving import race
+from convoy.models.bundle import MANIFEST, read_manifest, seal
+from convoy.models.errors import BundleError
 from convoy.models.store import DEMO_STORE, Store
 from tests.support import onnx_models
-from tests.support.fake_cuda import DEVICES_UNAVAILABLE, ILLEGAL_ADDRESS, OUT_OF_MEMORY, UNKNOWN_ERROR, FakeGpu
+from tests.support.fake_cuda import DEVICES_UNAVAILABLE, OUT_OF_MEMORY, UNKNOWN_ERROR, FakeGpu
 from tests.support.fake_onnxruntime import FakeSession
 from tests.support.gpu_machine import GpuBench
 
@@ -72,18 +69,6 @@ def test_without_a_plan_the_fallback_serves_at_once_and_the_plans_are_wished_for
     )
 
 
-def test_with_a_plan_tensorrt_serves_and_answers_as_the_cpu_does(store, bench, tmp_path):
-    before = loaded(store, options(bench, tmp_path))
-    bench.build(before.wishes[0], tmp_path / "plans")
-    model = loaded(store, options(bench, tmp_path))
-    assert engines(model) == [("tensorrt", "fp16", "cuda:0")]
-    assert [wish.variant.file for wish in model.wishes] == ["int8-trt.onnx", "fp8.onnx"]
-    canary = open_bundle(store / "digits" / "1").canary()
-    got = run_arrays(model.engines[0].engine, {name: array[:4] for name, array in canary.inputs.items()})
-    for name, expected in canary.outputs.items():
-        assert got[name].argmax(axis=1).tolist() == expected[:4].argmax(axis=1).tolist()
-
-
 def test_a_plan_whose_bytes_changed_is_not_loaded_and_says_so(store, bench, tmp_path):
     bench.build(loaded(store, options(bench, tmp_path)).wishes[0], tmp_path / "plans")
     (plan,) = (tmp_path / "plans").rglob("*.plan")
@@ -103,14 +88,6 @@ def test_int8_serves_only_where_it_is_faster(store, bench, tmp_path, int8_ns, pr
     assert engines(loaded(store, options(bench, tmp_path))) == [("tensorrt", precision, "cuda:0")]
 
 
-def test_a_library_that_is_missing_is_passed_over_with_its_reason(store, bench, tmp_path):
-    machine = replace(bench.machine, tensorrt=Library(None, "TensorRT is not installed; run pip install x"))
-    model = loaded(store, options(bench, tmp_path, machine=machine))
-    assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
-    assert "tensorrt: TensorRT is not installed; run pip install x" in model.skipped
-    assert model.wishes == ()
-
-
 def test_without_a_driver_the_cpu_serves_and_both_say_why(store, tmp_path):
     machine = Machine(no_gpu="no usable NVIDIA driver: error 35")
     model = load(Store(store).versions("digits")[0], LoadOptions("auto", 1, 4, machine=machine))
@@ -127,7 +104,10 @@ def test_an_engine_that_was_asked_for_serves_or_fails_clearly(store, tmp_path, e
 
 
 def test_tensorrt_by_name_without_a_plan_is_a_failure_and_builds_nothing(store, bench, tmp_path):
-    with pytest.raises(BundleError, match=r"--engine tensorrt cannot serve it .*no plan for compute capability 9\.0"):
+    with pytest.raises(
+        BundleError,
+        match=r"no plan for compute capability 9\.0.*--engine auto builds the plan",
+    ):
         loaded(store, options(bench, tmp_path, engine="tensorrt"))
 
 
@@ -144,24 +124,6 @@ def test_a_device_without_room_hands_the_model_to_the_cpu_and_keeps_nothing(stor
     assert engines(model)[0][0] == "onnxruntime-cpu"
     assert any("MiB must stay free" in reason for reason in model.skipped)
     assert bench.cuda.live_device_blocks == 0
-
-
-def test_one_model_too_many_is_refused_and_the_others_go_on(store, bench, tmp_path):
-    first = loaded(store, options(bench, tmp_path))
-    bench.cuda.gpus[0].total_bytes = bench.cuda.gpus[0].used_bytes + (100 << 20)
-    with pytest.raises(BundleError, match="MiB must stay free"):
-        loaded(store, options(bench, tmp_path, engine="cuda"))
-    first.engines[0].canary.run(first.engines[0].engine)
-
-
-def test_nodes_that_would_run_on_the_cpu_are_reported_and_not_run_there(store, bench, tmp_path):
-    def refuse(provider_options: object) -> None:
-        raise RuntimeError("graph nodes are assigned to the default CPU EP, but fallback has been disabled")
-
-    bench.onnxruntime.refuses = refuse
-    model = loaded(store, options(bench, tmp_path))
-    assert engines(model)[0][0] == "onnxruntime-cpu"
-    assert any("assigned to the default CPU EP" in reason for reason in model.skipped)
 
 
 def test_every_gpu_gets_an_engine(store, tmp_path):
@@ -186,18 +148,6 @@ def test_int8_never_runs_in_onnxruntime_on_a_gpu(store, bench, tmp_path):
         assert engines(model)[0][0] == "onnxruntime-cpu"
     with pytest.raises(BundleError, match="there is no int8 variant for it"):
         loaded(store, options(bench, tmp_path, precision="int8", engine="cuda"))
-
-
-def test_on_a_device_that_was_lost_after_it_served_nothing_is_loaded_any_more(store, bench, tmp_path):
-    serving = loaded(store, options(bench, tmp_path))
-    serving.engines[0].engine.enter_service()
-    opened = len(bench.onnxruntime.opened)
-    bench.cuda.sticky = ILLEGAL_ADDRESS
-    for _ in range(2):
-        with pytest.raises(BundleError, match=r"cannot be used by this process any more .*restart it"):
-            loaded(store, options(bench, tmp_path))
-        bench.cuda.sticky = 0  # these bindings may have a new context, but the libraries do not know it
-    assert len(bench.onnxruntime.opened) == opened
 
 
 # The first calls on a device, and those that opening an engine begins with.
@@ -325,58 +275,6 @@ def test_where_a_plan_is_to_come_a_model_whose_graph_answers_wrongly_is_served_w
     assert [one.variant.file for one in model.untried] == ["fp16.onnx"]
 
 
-def test_where_a_plan_is_to_come_a_way_that_fails_by_a_bug_costs_only_itself(store, bench, tmp_path, monkeypatch):
-    def confused(engine: OnnxRuntimeCudaEngine) -> None:
-        if len(bench.onnxruntime.opened) == 1:
-            raise KeyError("a bug")
-        warm_up(engine)
-
-    warm_up = OnnxRuntimeCudaEngine.warm_up
-    monkeypatch.setattr(OnnxRuntimeCudaEngine, "warm_up", confused)
-    model = loaded(store, options(bench, tmp_path))
-    assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
-    assert [one.variant.file for one in model.untried] == ["fp16.onnx"]
-
-
-def test_as_it_comes_a_model_is_warmed_up_once(store, bench, tmp_path, monkeypatch):
-    warm_up, warmed_up = OnnxRuntimeCudaEngine.warm_up, []
-
-    def watched(engine: OnnxRuntimeCudaEngine) -> None:
-        warmed_up.append(engine.info)
-        warm_up(engine)
-
-    monkeypatch.setattr(OnnxRuntimeCudaEngine, "warm_up", watched)
-    loaded(store, options(bench, tmp_path))
-    assert len(warmed_up) == 1
-
-
-def test_a_plan_that_was_just_built_proves_itself(store, bench, tmp_path):
-    model = loaded(store, options(bench, tmp_path))
-    job = Job.of_bundle(open_bundle(store / "digits" / "1"), 4, "auto", bench.machine, tmp_path / "plans")
-    with pytest.raises(NotProved, match="no plan for"):
-        prove_plan(job, model.wishes[0])
-    bench.build(model.wishes[0], tmp_path / "plans")
-    proved = prove_plan(job, model.wishes[0])
-    assert proved.engine.info.engine == "tensorrt"
-
-
-def test_a_plan_that_answers_wrongly_does_not_serve(store, bench, tmp_path):
-    model = loaded(store, options(bench, tmp_path))
-    wish = model.wishes[0]
-    bench.build(wish, tmp_path / "plans")
-    # The library computes something else than the plan's name promises.
-    bench.tensorrt.distorts = lambda array: -array
-    job = Job.of_bundle(open_bundle(store / "digits" / "1"), 4, "auto", bench.machine, tmp_path / "plans")
-    with pytest.raises(NotProved, match="is off by"):
-        prove_plan(job, wish)
-
-
-def test_a_bare_model_of_fixed_sizes_runs_on_the_gpu(bench, tmp_path):
-    onnx_models.add_sub(tmp_path / "store" / "simple" / "1" / "model.onnx")
-    model = load(Store(tmp_path / "store").versions("simple")[0], options(bench, tmp_path))
-    assert [engine for engine, _, _ in engines(model)] == ["onnxruntime-cuda"]
-
-
 def test_a_bare_model_in_half_precision_keeps_its_tensor_cores(bench, tmp_path):
     for name, write in (("half", onnx_models.halved), ("full", onnx_models.add_sub)):
         write(tmp_path / "store" / name / "1" / "model.onnx")
@@ -443,17 +341,6 @@ def test_a_precision_that_nothing_here_serves_is_refused_with_the_gpus_reasons_t
         loaded(store, options(bench, tmp_path, precision="fp16"))
 
 
-def test_tensorrt_by_name_without_a_plan_says_how_to_get_one(store, bench, tmp_path):
-    with pytest.raises(BundleError, match="--engine auto builds the plan and serves meanwhile"):
-        loaded(store, options(bench, tmp_path, engine="tensorrt"))
-
-
-def test_nobody_waits_for_tuning_where_a_plan_is_to_come(store, bench, tmp_path):
-    model = loaded(store, options(bench, tmp_path))
-    assert len(bench.onnxruntime.opened) == 1
-    assert [(one.device.name, one.variant.file) for one in model.untried] == [("cuda:0", "fp16.onnx")]
-
-
 def test_what_serves_for_good_is_tuned_first_and_that_is_remembered(store, bench, tmp_path):
     bench.onnxruntime.takes_ns = lambda samples, way: 1e6 if way["cudnn_conv_algo_search"] == "EXHAUSTIVE" else 2e6
     assert loaded(store, options(bench, tmp_path, engine="cuda")).untried == ()
@@ -462,17 +349,6 @@ def test_what_serves_for_good_is_tuned_first_and_that_is_remembered(store, bench
     model = loaded(store, options(bench, tmp_path))  # with a plan to come, but there is nothing to wait for
     assert model.untried == ()
     assert [way["cudnn_conv_algo_search"] for way in bench.onnxruntime.opened[trials:]] == ["EXHAUSTIVE"]
-
-
-def test_a_model_that_does_not_run_as_it_comes_is_tuned_at_once(store, bench, tmp_path):
-    def refuse(way: Mapping[str, str]) -> None:
-        if way["prefer_nhwc"] == "1":
-            raise RuntimeError("no such kernel with channels last")
-
-    bench.onnxruntime.refuses = refuse
-    model = loaded(store, options(bench, tmp_path))
-    assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
-    assert model.untried == ()
 
 
 def test_what_served_from_a_gpu_before_serves_alone_again_and_what_is_missing_is_still_wished_for(
@@ -489,22 +365,3 @@ def test_what_served_from_a_gpu_before_serves_alone_again_and_what_is_missing_is
     assert engines(best) == [("tensorrt", "int8", "cuda:0")]
     assert [wish.variant.file for wish in again.wishes] == [wish.variant.file for wish in best.wishes] == ["fp8.onnx"]
     assert again.untried == best.untried
-
-
-def test_an_engine_whose_proving_ends_in_an_error_of_ours_is_closed(store, bench, tmp_path, monkeypatch):
-    def unreadable(engine: OnnxRuntimeCudaEngine) -> None:
-        raise OSError("the disk is gone")
-
-    monkeypatch.setattr(OnnxRuntimeCudaEngine, "warm_up", unreadable)
-    assert engines(loaded(store, options(bench, tmp_path)))[0][0] == "onnxruntime-cpu"
-    assert not bench.cuda.live_device_blocks
-
-
-def test_a_file_that_cannot_be_told_from_others_costs_only_the_gpu(store, shift, bench, tmp_path, monkeypatch):
-    def digest(path: Path) -> str:
-        raise JobError(f"{path}: its external data lies outside its folder")
-
-    monkeypatch.setattr("convoy.app.engines.jobs.onnx_digest", digest)
-    for model in (loaded(store, options(bench, tmp_path)), loaded_shift(shift, options(bench, tmp_path))):
-        assert engines(model)[0][0] == "onnxruntime-cpu"
-        assert any("onnxruntime-cuda on cuda:0" in why and "outside its folder" in why for why in model.skipped)

@@ -45,15 +45,6 @@ def test_they_are_a_recipe_of_their_own(tmp_path):
     assert (straight.resize_mode, straight.height, straight.width) == ("exact", 32, 24)
 
 
-def test_nothing_is_recorded_as_the_users_that_the_source_says(tmp_path):
-    from dataclasses import replace
-
-    from convoy.export.plan import _preprocessing
-    from convoy.export.sources.image_changes import NOTHING_CHANGED
-
-    assert _preprocessing(replace(options(tmp_path), preprocess=None), NOTHING_CHANGED) == ""
-
-
 def test_an_onnx_file_of_whose_images_something_was_said_is_not_plain(tmp_path):
     assert is_plain(options(tmp_path, source="net.onnx", preprocess=None))
     assert not is_plain(options(tmp_path, source="net.onnx", preprocess=None, mean="0.5"))

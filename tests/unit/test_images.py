@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import struct
-import threading
 import zlib
 from dataclasses import replace
 from typing import Any
@@ -88,22 +87,10 @@ def test_what_is_no_accepted_image_is_refused_with_the_accepted_formats(body: by
         preprocess(body, EXACT)
 
 
-def test_formats_outside_the_list_are_refused_though_pillow_knows_them() -> None:
-    with pytest.raises(ImageError, match="not an image that is accepted"):
-        preprocess(encoded(plain(8, 8, "red"), "PPM"), EXACT)
-
-
 def test_a_signature_with_nothing_behind_it_is_refused() -> None:
     for start in (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"II*\x00", b"RIFF....WEBP"):
         with pytest.raises(ImageError, match="broken or cut off"):
             preprocess(start, EXACT)
-
-
-def test_an_error_is_one_line() -> None:
-    for body in (b"", b"\n\n\n", b"\x89PNG\r\n\x1a\n\n\n\n"):
-        with pytest.raises(ImageError) as caught:
-            preprocess(body, EXACT)
-        assert "\n" not in str(caught.value)
 
 
 # --- size
@@ -159,10 +146,6 @@ def test_sides_too_different_are_refused(size: tuple[int, int], image: ImageSpec
         preprocess(encoded(plain(*size, "red")), image)
 
 
-def test_sides_just_similar_enough_are_accepted() -> None:
-    assert preprocess(encoded(plain(300, 3, (1, 2, 3))), CROPPED)[4, 4].tolist() == [1, 2, 3]
-
-
 def test_a_jpeg_of_countless_scans_is_refused_before_it_is_decoded() -> None:
     picture = encoded(noise(32, 32), "JPEG", progressive=True)
     last = picture.rindex(b"\xff\xda")
@@ -193,13 +176,6 @@ def test_a_cut_off_file_is_refused_or_has_all_its_pixels(name: str) -> None:
         except ImageError:
             refused += 1
     assert refused > 40
-
-
-@pytest.mark.parametrize("progressive", [False, True])
-def test_half_a_jpeg_is_refused(progressive: bool) -> None:
-    picture = encoded(noise(64, 64), "JPEG", progressive=progressive)
-    with pytest.raises(ImageError, match="JPEG image is broken or cut off"):
-        preprocess(picture[: len(picture) // 2], EXACT)
 
 
 # --- EXIF
@@ -253,17 +229,20 @@ def test_cmyk_becomes_rgb_also_when_adobe_inverts_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "colour", "expected"),
+    ("picture", "expected"),
     [
-        ("RGBA", (0, 0, 0, 0), 255),
-        ("RGBA", (0, 0, 0, 255), 0),
-        ("RGBA", (0, 0, 0, 51), 204),
-        ("LA", (0, 51), 204),
-        ("LA", (100, 255), 100),
+        (encoded(plain(8, 8, (0, 0, 0, 0), "RGBA")), 255),
+        (encoded(plain(8, 8, (0, 0, 0, 255), "RGBA")), 0),
+        (encoded(plain(8, 8, (0, 0, 0, 51), "RGBA")), 204),
+        (encoded(plain(8, 8, (0, 51), "LA")), 204),
+        (encoded(plain(8, 8, (100, 255), "LA")), 100),
+        (encoded(plain(8, 8, 0, "P"), transparency=b"\x33"), 204),
+        (encoded(plain(8, 8, (9, 9, 9)), transparency=(9, 9, 9)), 255),
+        (encoded(plain(8, 8, 9, "L"), transparency=9), 255),
+        (encoded(plain(8, 8, 1, "1")), 255),
     ],
 )
-def test_alpha_is_composited_onto_white(mode: str, colour: tuple[int, ...], expected: int) -> None:
-    picture = encoded(plain(8, 8, colour, mode))
+def test_what_is_seen_through_is_composited_onto_white(picture: bytes, expected: int) -> None:
     assert (preprocess(picture, EXACT) == expected).all()
     assert (preprocess(picture, GREY) == expected).all()
 
@@ -279,17 +258,6 @@ def test_a_transparent_palette_entry_is_white_and_others_keep_their_colour() -> 
     assert preprocess(encoded(picture, "PNG"), EXACT)[0, 0].tolist() == [10, 20, 30]
 
 
-def test_a_palette_of_partly_transparent_entries_is_composited() -> None:
-    picture = Image.new("P", (8, 8), 0)
-    picture.putpalette([0, 0, 0])
-    assert (preprocess(encoded(picture, "PNG", transparency=b"\x33"), EXACT) == 204).all()
-
-
-def test_a_transparent_key_colour_is_white() -> None:
-    assert (preprocess(encoded(plain(8, 8, (9, 9, 9)), transparency=(9, 9, 9)), EXACT) == 255).all()
-    assert (preprocess(encoded(plain(8, 8, 9, "L"), transparency=9), GREY) == 255).all()
-
-
 @pytest.mark.parametrize("name", ["PNG", "TIFF"])
 @pytest.mark.parametrize("dtype", ["<u2", ">u2"])
 def test_sixteen_bit_grey_is_scaled_not_clipped(name: str, dtype: str) -> None:
@@ -297,12 +265,6 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(name: str, dtype: str) -> None:
     got = preprocess(encoded(Image.fromarray(values), name), EXACT)
     assert np.array_equal(got[..., 0], values >> 8)
     assert np.array_equal(got[..., 0], got[..., 2])
-
-
-def test_bilevel_is_black_and_white() -> None:
-    picture = encoded(plain(8, 8, 1, "1"))
-    assert (preprocess(picture, EXACT) == 255).all()
-    assert (preprocess(picture, GREY) == 255).all()
 
 
 def test_floating_point_pixels_are_refused() -> None:
@@ -329,11 +291,6 @@ def test_the_first_frame_of_an_animation_counts(name: str) -> None:
 # --- resizing and values
 
 
-def test_an_image_of_the_right_size_is_left_alone() -> None:
-    picture = noise(8, 8)
-    assert np.array_equal(preprocess(encoded(picture), EXACT), np.asarray(picture))
-
-
 def test_the_crop_is_the_centre_and_halves_round_to_even() -> None:
     picture = noise(13, 10)
     # (13 - 8) / 2 = 2.5 and (10 - 8) / 2 = 1: left 2, as torchvision's CenterCrop has it.
@@ -346,15 +303,6 @@ def test_antialiasing_averages_and_sampling_does_not() -> None:
     picture = encoded(Image.fromarray(stripes))
     assert preprocess(picture, EXACT).max() < 100
     assert (preprocess(picture, replace(EXACT, antialias=False)) == 255).all()
-
-
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
-def test_sampling_keeps_a_plain_colour_and_the_size(interpolation: Any) -> None:
-    for image in (EXACT, CROPPED, replace(GREY, resize_mode="shorter_side", resize_px=9)):
-        sampled = replace(image, antialias=False, interpolation=interpolation)
-        got = preprocess(encoded(plain(37, 23, (90, 90, 90))), sampled)
-        assert got.shape == image.tensor_shape
-        assert (got == 90).all()
 
 
 def test_the_float_front_is_normalised_and_channels_first() -> None:
@@ -375,34 +323,6 @@ def test_the_sample_is_written_into_the_view_wherever_it_lies() -> None:
         memory = bytearray(b"\xaa" * (len(sample) + 5))
         decode_image_into(memoryview(picture), image, memoryview(memory)[1:-4])
         assert memory == b"\xaa" + sample + b"\xaa" * 4
-
-
-def test_a_view_of_the_wrong_size_is_a_bug_of_the_caller() -> None:
-    with pytest.raises(ValueError, match="different structures"):
-        decode_image_into(encoded(noise(9, 9)), EXACT, memoryview(bytearray(10)))
-    with pytest.raises(ValueError, match=r"different structures|cannot reshape"):  # not resized, so by another library
-        decode_image_into(encoded(noise(8, 8)), EXACT, memoryview(bytearray(10)))
-
-
-def test_threads_do_not_disturb_each_other() -> None:
-    pictures = [encoded(noise(30 + seed, 20, seed=seed), name) for seed in range(4) for name in ("JPEG", "PNG")]
-    expected = [preprocess(picture, CROPPED).tobytes() for picture in pictures]
-    wrong: list[int] = []
-
-    def work() -> None:
-        for _ in range(20):
-            wrong.extend(
-                index
-                for index, picture in enumerate(pictures)
-                if preprocess(picture, CROPPED).tobytes() != expected[index]
-            )
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 # --- any bytes at all
@@ -504,17 +424,6 @@ def test_tensor_pipeline_of_torchvision_without_antialias_is_matched(interpolati
         # torch's uint8 kernels work in fixed point: a value near the edge between two may round the other way.
         assert difference.max() <= 1
         assert (difference > 0).mean() < 0.05
-
-
-@pytest.mark.slow
-def test_values_of_torchvision_are_matched_bit_for_bit() -> None:
-    from torchvision import transforms
-
-    picture = noise(8, 8)
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    expected = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])(picture).numpy()
-    image = replace(EXACT, front="float32_nchw", mean=mean, std=std)
-    assert np.array_equal(preprocess(encoded(picture), image), expected)
 
 
 # --- what may be decoded where others wait

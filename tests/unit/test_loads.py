@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -193,37 +192,6 @@ def test_all_who_ask_a_store_that_hangs_share_one_thread(tmp_path: Path, monkeyp
     asyncio.run(scenario())
 
 
-def test_looks_at_one_model_at_the_same_time_share_what_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    away, answered, troubles = threading.Event(), list[str](), list[object]()
-
-    def look(store: Store, name: str) -> ModelLook:
-        away.wait()
-        return ModelLook()
-
-    def counted(work: Callable[[], None], name: str) -> asyncio.Future[None]:
-        begun.append(name)
-        return begin(work, name)
-
-    begun = list[str]()
-    monkeypatch.setattr("convoy.app.lifecycle.store_watch.look_at_model", look)
-    monkeypatch.setattr("convoy.app.lifecycle.store_watch.begin", counted)
-
-    async def scenario() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context))
-        watch = StoreWatch(Store(tmp_path), answered.append, patience_s=0.05)
-        looks = await asyncio.gather(*(watch.look_at("a") for _ in range(5)))
-        assert all("does not answer within" in one.trouble for one in looks)
-        assert (
-            at_work() == begun == ["look-at-models"]
-        )  # those who come while it hangs begin no thread, not even a short one
-        away.set()
-        await until(lambda: answered == ["a"])
-        assert not (await watch.look_at("a")).trouble
-
-    asyncio.run(scenario())
-    assert not troubles
-
-
 class Threads:
     """What the threads of loads have computed, by their clocks; more at each look, but for those in `idle`."""
 
@@ -258,33 +226,22 @@ async def ended_one_after_the_other(disk: Disk, tasks: list[asyncio.Task[LoadedM
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there a thread's clock is known")
-@pytest.mark.parametrize("most", [1, 2, 3])
-def test_so_many_load_at_once_as_there_are_cores_however_long_they_take(
-    monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    async def scenario() -> None:
-        names = [f"m{number}" for number in range(12)]
-        disk, threads = held(names)
-        own = Loads(threads.load, 60.0, lambda _: None, most, LoadRoom(lambda: None), threads.cpu_s)
-        tasks = [asyncio.create_task(own.load(version(name), OPTIONS)) for name in names]
-        await ended_one_after_the_other(disk, tasks, most)
-
-    monkeypatch.setattr(loads, "_PATIENCE_S", 0.001)
-    asyncio.run(scenario())
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread's clock is known")
-@pytest.mark.parametrize(("available", "most"), [(400, 1), (1000, 2), (10_000, 4)])
+@pytest.mark.parametrize(
+    ("cores", "available", "most"), [(4, 400, 1), (4, 1000, 2), (4, 10_000, 4), (1, None, 1), (3, None, 3)]
+)
 def test_no_more_load_at_once_than_there_is_memory_for(
-    monkeypatch: pytest.MonkeyPatch, available: int, most: int
+    monkeypatch: pytest.MonkeyPatch, cores: int, available: int | None, most: int
 ) -> None:
-    """The first took 200 bytes at its peak, so half of what is available has to be enough for so many such."""
+    """The first took 200 bytes at its peak, so half of what is available has to be enough for so many such.
+
+    Nor more than there are cores, where nothing is known of the memory.
+    """
 
     async def scenario() -> None:
         names = [f"m{number}" for number in range(8)]
         disk, threads = held(names)
         room = LoadRoom(lambda: available, lambda: 50, lambda: 250 if disk.running else 50)
-        own = Loads(threads.load, 60.0, lambda _: None, 4, room, threads.cpu_s)
+        own = Loads(threads.load, 60.0, lambda _: None, cores, room, threads.cpu_s)
         tasks = [asyncio.create_task(own.load(version(name), OPTIONS)) for name in names]
         await ended_one_after_the_other(disk, tasks, most)
 
@@ -311,21 +268,6 @@ def test_loads_that_hang_take_no_core_and_no_memory_from_others(monkeypatch: pyt
         assert disk.most_at_once == len(hanging) + 1
 
     monkeypatch.setattr(loads, "_PATIENCE_S", 0.001)
-    asyncio.run(scenario())
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread's clock is known")
-def test_threads_that_hang_have_a_limit_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        names = [f"h{number}" for number in range(5)]
-        disk, threads = held(names)
-        threads.idle.update(names)
-        own = Loads(threads.load, 60.0, lambda _: None, 1, LoadRoom(lambda: None), threads.cpu_s)
-        tasks = [asyncio.create_task(own.load(version(name), OPTIONS)) for name in names]
-        await ended_one_after_the_other(disk, tasks, 3)
-
-    monkeypatch.setattr(loads, "_PATIENCE_S", 0.001)
-    monkeypatch.setattr(loads, "_MOST_IDLE", 3)
     asyncio.run(scenario())
 
 

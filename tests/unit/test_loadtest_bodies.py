@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from convoy.loadtest.bodies import (
     DTYPES,
-    OPEN_SIZE,
     Input,
     Payload,
     binary_payloads,
@@ -55,19 +54,11 @@ def test_a_json_request_carries_as_many_values_as_its_shape(inputs):
             assert len(described["data"]) == math.prod(described["shape"])
 
 
-def test_open_sizes_are_one_sample_and_a_modest_image():
-    assert Input("x", "FP32", (-1, 3, -1, -1)).sent_shape == (1, 3, OPEN_SIZE, OPEN_SIZE)
-
-
 def test_bodies_differ_and_the_seed_makes_them():
     images = [Input("x", "UINT8", (-1, 8, 8, 3))]
     assert len({payload.body for payload in binary_payloads(images, 0)}) == 16
     assert binary_payloads(images, 3) == binary_payloads(images, 3)
     assert binary_payloads(images, 3) != binary_payloads(images, 4)
-
-
-def test_large_tensors_are_few():
-    assert len(binary_payloads([Input("x", "UINT8", (30 * 1024 * 1024,))], 0)) == 2
 
 
 def test_what_cannot_be_drawn_is_said():

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,12 +48,6 @@ def test_shares_lie_between_none_and_all(seconds):
     assert (interval is None) == (not seconds)
     if interval is not None:
         assert 0 <= interval.low <= interval.high <= 1
-
-
-def test_a_rate_without_variation_has_no_width():
-    interval = Blocks(START_NS, END_NS).rate_interval(evenly(5000))
-    assert interval.low == pytest.approx(500, rel=0.01)
-    assert interval.high == pytest.approx(500, rel=0.01)
 
 
 def test_too_short_a_run_has_no_intervals():

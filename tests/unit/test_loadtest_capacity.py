@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,12 +48,6 @@ def test_a_server_that_sustains_everything_is_said_to():
     assert (found.ending, found.sustained, found.failed) == ("not reached", LIMITS.most, None)
 
 
-def test_where_the_generator_gives_up_the_servers_limit_is_unknown():
-    found = search(lambda rate: CapacityProbe(rate, 1.0, rate > 3000, 100), 1000)
-    assert found.ending == "generator"
-    assert 2000 <= found.sustained <= 3000
-
-
 def test_a_rate_at_which_the_generator_was_late_once_is_tried_again():
     tried: list[float] = []
 
@@ -73,31 +66,6 @@ def test_where_everything_is_void_the_search_stops_soon_and_says_why():
     assert [probe.rate for probe in found.probes] == [1000, 1000, 500, 500]
     assert (found.ending, found.sustained) == ("generator", None)
     assert found.probes[-1].reason == "late at 500"
-
-
-def test_void_tries_with_sound_ones_between_them_do_not_end_the_search():
-    """Every rate is void at first, and sound when it is tried once more."""
-    tried: list[float] = []
-
-    def answer(rate: float) -> CapacityProbe:
-        tried.append(rate)
-        return CapacityProbe(rate, 1.0 if rate <= 1000 else 0.5, tried.count(rate) == 1, 100)
-
-    assert search(answer, 300).ending == "bracketed"
-
-
-def test_a_server_that_dies_ends_the_search_at_once():
-    found = search(lambda rate: CapacityProbe(rate, 0.0, False, 0), 1000)
-    assert (found.ending, len(found.probes)) == ("dead", 1)
-
-
-@given(st.integers(0, 10_000), st.floats(20, 50_000))
-def test_a_moody_server_ends_the_search_too(seed, first):
-    generator = np.random.default_rng(seed)
-    found = search(lambda rate: CapacityProbe(rate, float(generator.uniform(0.97, 1)), False, 100), first)
-    assert len(found.probes) <= MOST_PROBES
-    if found.sustained is not None and found.failed is not None:
-        assert found.sustained < found.failed
 
 
 @pytest.mark.parametrize(("goodput", "sustained"), [(0.99, True), (0.9899, False), (None, False)])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.loadtest.generator import loops, run
+from convoy.loadtest.generator import loops
 from convoy.loadtest.generator.loops import ClosedLoop, LoopAlarm, OpenLoop, TimerFdAlarm, make_alarm
 
 
@@ -116,46 +114,6 @@ def test_the_closed_loop_keeps_its_clients_busy_until_the_end(monkeypatch):
     sender.on_done(True)
     assert len(sender.fired) == 4
     assert loop.done
-
-
-def test_clients_do_not_begin_before_their_time_though_timers_fire_early(monkeypatch):
-    now_ns, waits = [0], []
-
-    async def sleep(seconds):
-        waits.append(seconds)
-        now_ns[0] += max(1, int(seconds * 1e9) - 600_000)  # libuv's timers have milliseconds
-
-    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
-    monkeypatch.setattr(run.asyncio, "sleep", sleep)
-    with contextlib.closing(run.sleep_until(1_000_000_000)) as sleeping, pytest.raises(StopIteration):
-        sleeping.send(None)
-    assert now_ns[0] >= 1_000_000_000
-    assert len(waits) > 1
-
-
-def test_the_closed_loop_stops_where_there_is_no_room_for_more(monkeypatch):
-    clock, sender, _ = make(monkeypatch)
-    loop = ClosedLoop(sender, clients=2, duration_s=1, most=3)
-    loop.start(clock.now_ns)
-    for _ in range(5):
-        sender.on_done(True)
-    assert len(sender.fired) == 3
-    assert loop.done
-
-
-def test_a_client_without_connection_pauses(monkeypatch):
-    clock, sender, _ = make(monkeypatch)
-    loop = ClosedLoop(sender, clients=1, duration_s=1, most=100)
-    loop.start(clock.now_ns)
-    sender.on_done(False)
-    assert len(sender.fired) == 1
-    [(delay_s, resume)] = clock.later
-    assert delay_s == loops.PAUSE_S
-    resume()
-    assert len(sender.fired) == 2
-    assert loop.stop() == []
-    resume()
-    assert len(sender.fired) == 2
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's")

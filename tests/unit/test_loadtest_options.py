@@ -6,18 +6,6 @@ from convoy.loadtest.options import LoadTestOptions
 from convoy.models.errors import UsageError
 
 
-def test_without_rate_and_concurrency_sixteen_clients_wait_for_their_answers():
-    assert LoadTestOptions().clients == 16
-    assert LoadTestOptions(concurrency=3).clients == 3
-    assert LoadTestOptions(rate=5).clients is None
-
-
-def test_the_warm_up_is_a_tenth_but_at_most_a_second():
-    assert LoadTestOptions(duration_s=5).warm_up_cut_s == 0.5
-    assert LoadTestOptions(duration_s=60).warm_up_cut_s == 1
-    assert LoadTestOptions(duration_s=60, warm_up_s=0).warm_up_cut_s == 0
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

@@ -155,9 +155,3 @@ def test_the_page_says_the_one_thing_first(name, said):
     page = render(OUTCOMES[name])
     verdict = page[page.index('<p class="verdict') :]
     assert said in verdict[: verdict.index("</p>")]
-
-
-def test_each_step_is_a_row_with_its_own_figures():
-    rows = OUTCOMES["steps"].rows
-    assert [(row.name, row.rate) for row in rows] == [("step 1", 100), ("step 2", 200)]
-    assert sum(row.summary.offered for row in rows) < OUTCOMES["steps"].shown.summary.offered  # each has a warm-up

@@ -83,19 +83,6 @@ def test_where_the_generator_is_always_late_the_search_stops_and_says_why() -> N
     assert exit_code(outcome) == EXIT_FAILED
 
 
-def test_what_was_sustained_before_is_told() -> None:
-    outcome = searched(lambda options: measured(options, good=True, late_ms=30 if (options.rate or 0) > 600 else 0))
-    assert [row.rate for row in outcome.rows] == [250, 500, 1000, 1000, 750, 750]
-    assert "the server sustains at least 500.0" in printed(outcome)
-    assert exit_code(outcome) == EXIT_FAILED
-
-
-def test_a_generator_that_dies_each_time_is_the_reason() -> None:
-    outcome = searched(lambda options: measured(options, good=True, death="generator process 1 was killed by SIGKILL"))
-    assert len(outcome.rows) == 4
-    assert "The last one: generator process 1 was killed by SIGKILL" in printed(outcome)
-
-
 def test_a_server_that_went_away_ends_it_with_how_it_failed() -> None:
     outcome = searched(lambda options: measured(options, good=options.rate is None))
     assert len(outcome.rows) == 1

@@ -61,7 +61,6 @@ def test_a_server_that_tells_nothing_of_processes_has_none(metrics: str) -> None
 
 def test_cpu_is_over_time_and_over_answers() -> None:
     use = server_use(readings(5.0, 5.5, 6.0), answers(100, 30), WINDOW)
-    assert use is not None
     assert (use.cpu_s, use.cores) == (pytest.approx(1.0), pytest.approx(0.5))
     assert use.cpu_ms_per_answer == pytest.approx(5)
     assert use.peak_mib == pytest.approx(100)
@@ -70,21 +69,9 @@ def test_cpu_is_over_time_and_over_answers() -> None:
     assert use.cores_interval is None  # two samples tell nothing of how they vary
 
 
-def test_ten_samples_have_an_interval_that_is_the_wider_the_more_they_differ() -> None:
-    even = server_use(readings(*(0.5 * at for at in range(11))), answers(100, 30), WINDOW)
-    odd = server_use(readings(*(0.5 * at + 0.2 * (at % 2) for at in range(11))), answers(100, 30), WINDOW)
-    assert even is not None
-    assert even.cores_interval is not None
-    assert (even.cores_interval.low, even.cores_interval.high) == (pytest.approx(0.5), pytest.approx(0.5))
-    assert odd is not None
-    assert odd.cpu_ms_per_answer_interval is not None
-    assert odd.cpu_ms_per_answer_interval.low < 4.9 < 5.1 < odd.cpu_ms_per_answer_interval.high
-
-
 def test_only_the_measured_time_counts() -> None:
     window = Window(0, 2 * NS_PER_S, 4 * NS_PER_S)
     use = server_use(readings(0, 100, 101, 102, 900), answers(100, 30), window)
-    assert use is not None
     assert use.cpu_s == pytest.approx(2)
     assert server_use(readings(0, 1, 2), answers(1, 30), Window(0, 3 * NS_PER_S, 4 * NS_PER_S)) is None
 
@@ -93,13 +80,5 @@ def test_processes_are_added_and_one_in_the_place_of_another_begins_anew() -> No
     first = UseReading(NS_PER_S, (ProcessReading("core", 10, 1, 1), ProcessReading("edge_0", 7, 1, 1)))
     second = UseReading(2 * NS_PER_S, (ProcessReading("core", 11, 1, 1), ProcessReading("edge_0", 0.25, 1, 2)))
     use = server_use([first, second], answers(100, 30), WINDOW)
-    assert use is not None
     assert {one.name: one.cpu_s for one in use.processes} == {"core": 1, "edge_0": 0.25}
     assert use.cpu_s == pytest.approx(1.25)
-
-
-def test_without_an_answer_there_is_no_cpu_for_one() -> None:
-    use = server_use(readings(1, 2), answers(0, 30), WINDOW)
-    assert use is not None
-    assert use.cpu_ms_per_answer is None
-    assert use.cores == pytest.approx(1)

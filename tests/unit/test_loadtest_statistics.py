@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from fractions import Fraction
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,8 +7,8 @@ from hypothesis import strategies as st
 
 from convoy.loadtest.problems import Fault, Problem
 from convoy.loadtest.records import ProcessRecords, Records, merged
-from convoy.loadtest.rows import GOOD, MAX_PROBLEMS, PENDING, Recorder, Rows, size_bytes
-from convoy.loadtest.statistics import PERCENTILES, Window, nearest_rank, percentile, summarise
+from convoy.loadtest.rows import MAX_PROBLEMS, Recorder, Rows, size_bytes
+from convoy.loadtest.statistics import Window, nearest_rank, percentile, summarise
 from convoy.loadtest.units import NS_PER_MS, NS_PER_S
 
 START_NS = 5_000_000_000
@@ -73,19 +71,6 @@ def test_a_percentile_needs_ten_answers_beyond_it(name, needs):
     assert percentile(np.arange(needs), name).needs == needs
 
 
-def test_percentiles_of_known_latencies():
-    latency_ns = np.arange(1, 10_001) * NS_PER_MS
-    found = [percentile(latency_ns, name).latency_ms for name in PERCENTILES]
-    assert found == [5000, 9000, 9500, 9900, 9990]
-
-
-@given(latencies_ns)
-def test_percentiles_never_fall(values):
-    values = np.array(sorted(values))
-    ranks = [nearest_rank(values, Fraction(name) / 100) for name in PERCENTILES]
-    assert ranks == sorted(ranks)
-
-
 @given(rows, st.floats(0, 2), st.floats(2, 5))
 def test_every_request_of_the_window_is_counted_once(rows, start_s, end_s):
     measured = window(start_s, end_s)
@@ -125,27 +110,6 @@ def test_failures_are_in_no_latency_and_the_warm_up_in_no_figure_but_its_own():
     assert summary.max_ms == 10
 
 
-def test_throughput_counts_answers_that_came_within_the_window():
-    rows = [(100, 2000, "good"), (1500, 100, "good"), (1900, 500, "good")]
-    summary = summarise(recorded(rows).read(), window(1, 2), None)
-    assert summary.throughput_rps == 1  # the second; the first was due before, and came after
-
-
-def test_an_empty_run_has_no_figures_and_no_failure():
-    summary = summarise(Book().read(), window(), 10)
-    assert (summary.offered, summary.good, summary.failed, summary.goodput) == (0, 0, 0, None)
-    assert all(found.latency_ms is None for found in summary.percentiles)
-
-
-def test_errors_come_most_frequent_first():
-    book = Book()
-    recorder = book.recorder
-    for problem in (REFUSED, SHED, SHED):
-        recorder.finish(recorder.begin(START_NS, START_NS), START_NS, problem)
-    errors = summarise(book.read(), window(), None).errors
-    assert [(error.problem.title, error.count) for error in errors] == [("HTTP 429", 2), ("connection refused", 1)]
-
-
 def test_texts_without_end_are_folded_together():
     book = Book()
     recorder = book.recorder
@@ -154,16 +118,6 @@ def test_texts_without_end_are_folded_together():
     records = book.read()
     assert len(records.problems) == MAX_PROBLEMS + 1
     assert np.bincount(records.outcome)[-1] == 9 * MAX_PROBLEMS
-
-
-def test_what_is_pending_at_the_end_is_failed_and_the_rest_left_alone():
-    book = recorded([(0, 1, "good"), (0, 1, "failed"), (0, 1, "pending")])
-    recorder = book.recorder
-    recorder.fail_pending(START_NS, REFUSED)
-    outcome = book.read().outcome.tolist()
-    assert PENDING not in outcome
-    assert outcome[0] == GOOD
-    assert (recorder.good, recorder.failed) == (1, 2)
 
 
 def test_rows_of_several_processes_are_merged_in_the_order_in_which_they_were_due():
@@ -176,14 +130,6 @@ def test_rows_of_several_processes_are_merged_in_the_order_in_which_they_were_du
     records = merged([ProcessRecords(book.rows, book.recorder.problems) for book in (first, second)])
     assert ((records.intended_ns - START_NS) // NS_PER_MS).tolist() == [0, 10, 20, 30]
     assert [records.problems[code - 1] for code in records.outcome] == [SHED, REFUSED, SHED, REFUSED]
-
-
-def test_what_a_dead_process_wrote_is_kept_and_its_reasons_are_said_to_be_unknown():
-    dead = Book()
-    dead.recorder.finish(dead.recorder.begin(START_NS, START_NS), START_NS, SHED)
-    dead.recorder.publish()
-    records = merged([ProcessRecords(dead.rows, [])])
-    assert summarise(records, window(), None).errors[0].problem.fault is Fault.GENERATOR
 
 
 def test_a_window_that_belongs_to_a_step_counts_only_that_step():

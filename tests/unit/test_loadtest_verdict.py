@@ -28,10 +28,6 @@ def void(found: Summary, rate: float | None = 100, slo_ms: float | None = None) 
     return judge(found, rate=rate, slo_ms=slo_ms, generator_cpu_share=0.1, waited=0).void
 
 
-def test_a_punctual_generator_is_believed():
-    assert void(summary([0.5] * 1000)) is None
-
-
 def test_a_late_generator_voids_the_run_in_plain_words():
     words = void(summary([0.1] * 980 + [1.2] * 20))
     assert words is not None
@@ -44,18 +40,9 @@ def test_a_generator_at_its_own_limit_asks_for_a_lower_rate():
     assert "lower --rate" in (verdict.void or "")
 
 
-def test_less_than_one_in_a_hundred_late_is_forgiven():
-    assert void(summary([0.1] * 995 + [50] * 5)) is None
-
-
 def test_five_percent_of_the_objective_is_allowed():
     assert void(summary([4.9] * 100), slo_ms=100) is None
     assert void(summary([5.1] * 100), slo_ms=100) is not None
-
-
-def test_without_objective_the_median_latency_is_the_measure():
-    assert void(summary([4.9] * 100, latency_ms=100)) is None
-    assert void(summary([4.9] * 100, latency_ms=20)) is not None
 
 
 def test_a_closed_loop_has_no_schedule_to_be_late_for():
@@ -105,5 +92,4 @@ def test_a_generator_that_died_voids_the_run_whatever_the_figures():
 
 def test_lateness_is_told_at_three_points():
     lateness = judge(summary([0.1] * 98 + [0.5, 7]), rate=1, slo_ms=None, generator_cpu_share=0, waited=0).lateness
-    assert lateness is not None
     assert (lateness.p50_ms, lateness.p99_ms, lateness.max_ms, lateness.limit_ms) == (0.1, 0.5, 7, 1)

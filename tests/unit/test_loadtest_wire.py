@@ -65,14 +65,6 @@ def connection(owner, transport) -> ClientConnection:
     return connection
 
 
-def test_a_request_goes_out_and_its_answer_comes_back(connection, owner, transport):
-    connection.send(b"GET", 3, 0)
-    connection.data_received(ANSWER)
-    assert transport.written == b"GET"
-    assert owner.answers == [(3, 200, b"hello", True)]
-    assert connection.usable
-
-
 @pytest.mark.parametrize("size", [1, 7])
 def test_answers_in_pieces_one_after_the_other(connection, owner, size):
     for ticket in (1, 2):
@@ -80,22 +72,6 @@ def test_answers_in_pieces_one_after_the_other(connection, owner, size):
         for start in range(0, len(ANSWER), size):
             connection.data_received(ANSWER[start : start + size])
     assert owner.answers == [(1, 200, b"hello", True), (2, 200, b"hello", True)]
-
-
-def test_a_chunked_answer(connection, owner):
-    connection.send(b"", 1, 0)
-    connection.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n")
-    assert owner.answers == [(1, 200, b"hello", True)]
-
-
-def test_a_connection_that_the_server_ends_is_not_used_again(connection, owner, transport):
-    connection.send(b"", 1, 0)
-    connection.data_received(b"HTTP/1.1 429 X\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
-    connection.connection_lost(None)
-    assert owner.answers == [(1, 429, b"", False)]
-    assert owner.breaks == []
-    assert transport.ended == "closed"
-    assert not connection.usable
 
 
 @pytest.mark.parametrize(

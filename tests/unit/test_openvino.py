@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convoy.app.commands.doctor import diagnose
 from convoy.app.engines.base import run_arrays
-from convoy.app.engines.batch import EngineFailure, FailureScope
+from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.machine import CPU_ONLY, Library, Machine
 from convoy.app.engines.openvino import OpenVinoEngine, load_openvino
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
@@ -72,15 +71,6 @@ def test_on_a_cpu_the_faster_engine_serves_and_it_is_told_why_the_other_does_not
     proved.canary.run(proved.engine)
 
 
-@needs_openvino
-@pytest.mark.parametrize(("engine", "serves"), [("openvino", "openvino"), ("cpu", "onnxruntime-cpu")])
-def test_the_engine_that_was_asked_for_serves_however_slow_it_is(monkeypatch, engine, serves):
-    takes(monkeypatch, onnxruntime_cpu=1.0 + (engine == "cpu"), openvino=1.0 + (engine == "openvino"))
-    model = loaded(DEMO_STORE, engine=engine)
-    assert [one.engine.info.engine for one in model.engines] == [serves]
-    assert f"every engine but {serves}: --engine {engine}" in model.skipped
-
-
 def test_where_it_is_not_installed_everything_is_as_without_it_and_the_extra_is_named():
     machine = Machine(no_gpu="no GPU", openvino=MISSING)
     model = loaded(DEMO_STORE, machine=machine)
@@ -88,37 +78,6 @@ def test_where_it_is_not_installed_everything_is_as_without_it_and_the_extra_is_
     assert f"openvino: {MISSING.reason}" in model.skipped
     with pytest.raises(BundleError, match=r"--engine openvino: .*convoy-serve\[openvino\].*--engine auto"):
         loaded(DEMO_STORE, machine=machine, engine="openvino")
-
-
-def test_the_doctor_names_it_with_its_extra_or_its_version(tmp_path):
-    (found,) = [one for one in diagnose(Machine(openvino=MISSING), tmp_path).engines if one.engine == "openvino"]
-    assert (found.runner, found.usable, found.reason) == ("openvino", False, MISSING.reason)
-    if IS_HERE:
-        (found,) = [one for one in diagnose(with_openvino(), tmp_path).engines if one.engine == "openvino"]
-        assert found.usable
-        assert found.reason.startswith("OpenVINO 20")
-
-
-@needs_openvino
-def test_an_engine_that_answers_wrongly_leaves_the_model_to_the_other(monkeypatch):
-    takes(monkeypatch, onnxruntime_cpu=2.0, openvino=1.0)
-    # Compiled from another network than the file says.
-    ov = load_openvino()
-    compile_model = ov.Core.compile_model
-
-    def negated(core: object, graph: Any, *rest: object) -> object:
-        result = graph.get_results()[0]
-        name = result.input_value(0).get_names()
-        negative = importlib.import_module("openvino.opset13").negative(result.input_value(0))
-        negative.output(0).get_tensor().set_names(name)
-        result.input(0).replace_source_output(negative.output(0))
-        graph.validate_nodes_and_infer_types()
-        return compile_model(core, graph, *rest)
-
-    monkeypatch.setattr(ov.Core, "compile_model", negated)
-    model = loaded(DEMO_STORE)
-    assert [one.engine.info.engine for one in model.engines] == ["onnxruntime-cpu"]
-    assert any(why.startswith("openvino on cpu: fp32.onnx: output 'logits' is off by") for why in model.skipped)
 
 
 @needs_openvino
@@ -186,17 +145,6 @@ def test_free_sizes_are_refused_because_those_that_do_not_fit_together_would_be_
 
 
 @needs_openvino
-def test_what_the_library_does_not_run_fails_in_one_line(tmp_path):
-    engine = opened(identity(tmp_path), TensorSpec("y", "FP32", (5,)))
-    for _ in range(2):
-        with pytest.raises(EngineFailure, match=r"'y' has the shape \[3, 4\]") as failed:
-            run_arrays(engine, {"x": np.ones((3, 4), np.float32)})
-        assert failed.value.scope is FailureScope.BATCH
-        assert "\n" not in str(failed.value)
-        assert "Exception from" not in str(failed.value)
-
-
-@needs_openvino
 def test_an_output_of_fewer_rows_than_were_asked_is_a_failure_and_the_next_batch_works(tmp_path):
     engine = opened(onnx_models.every_other_row(tmp_path / "model.onnx"))
     for _ in range(2):
@@ -240,21 +188,6 @@ def test_bf16_is_made_where_it_can_run_or_where_it_is_asked_for(monkeypatch, pro
     by_default = {recipe.file for recipe in select(None, can_calibrate=True)}
     assert ("bf16.onnx" in by_default) == (processor_has_it and library.module is not None)
     assert [recipe.file for recipe in select("bf16", can_calibrate=True)] == ["fp32.onnx", "bf16.onnx"]
-
-
-@needs_openvino
-def test_the_precision_is_named_and_threads_are_limited_and_only_the_cpu_is_asked(tmp_path, monkeypatch):
-    ov = load_openvino()
-    compile_model, asked = ov.Core.compile_model, []
-
-    def watched(core: object, graph: object, device: str, options: dict[str, object]) -> object:
-        compiled = compile_model(core, graph, device, options)
-        asked.append((device, options["INFERENCE_PRECISION_HINT"], compiled.get_property("INFERENCE_NUM_THREADS")))
-        return compiled
-
-    monkeypatch.setattr(ov.Core, "compile_model", watched)
-    opened(identity(tmp_path))
-    assert asked == [("CPU", "f32", 1)]
 
 
 @pytest.mark.parametrize(

@@ -5,26 +5,20 @@ from __future__ import annotations
 import email
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
-import psutil
 import pytest
 from tritonclient.grpc import service_pb2
 
 from convoy.loadtest.bodies import image_payloads
-from convoy.loadtest.peers.__main__ import Comparison
 from convoy.loadtest.peers.beside.peer_pictures import decode
 from convoy.loadtest.peers.loads import (
     FORMS,
     LOADS,
     NO_ANSWER,
-    AnswerSheet,
     answer_sheet,
     jpegs,
     read_answer,
@@ -36,12 +30,8 @@ from convoy.loadtest.peers.servers import (
     REQUIREMENTS,
     SERVER,
     Contender,
-    ProcessTree,
-    Route,
     Setting,
     find_contender,
-    free_port,
-    serving,
 )
 from convoy.models.errors import JobError, UsageError
 from convoy.models.images import preprocess
@@ -49,7 +39,6 @@ from tests.support.onnx_models import identity, shift
 from tests.support.pictures import SMALL
 from tests.support.stores import ROOT
 
-FAKES = ROOT / "tests" / "support" / "peers"
 SAMPLE = np.arange(12, dtype=np.float32).reshape(3, 2, 2) / 7
 FIGURES = np.float32([1.5, -2])
 
@@ -66,7 +55,6 @@ def test_every_peer_can_be_read_and_is_wholly_pinned_with_our_engine(folder: Pat
         lines = folder.with_name(REQUIREMENTS).read_text().split()
         assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines)
         ours = re.search(r"^onnxruntime==.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-        assert ours is not None
         assert ours[0] in lines
 
 
@@ -78,25 +66,6 @@ def test_an_unknown_peer_and_a_broken_definition_are_refused(tmp_path: Path) -> 
         (tmp_path / "mine" / DEFINITION).write_text(text)
         with pytest.raises(UsageError, match=re.escape(str(tmp_path / "mine" / DEFINITION))):
             find_contender("mine", tmp_path, tmp_path)
-
-
-@pytest.mark.slow
-def test_an_environment_is_made_once_and_again_when_its_requirements_change(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / DEFINITION).write_text('title = "Mine"\n[bodies]\n')
-    (folder / REQUIREMENTS).touch()
-    python, _ = find_contender("mine", tmp_path, tmp_path / "home").run
-    mark = Path(python).parent / "mark"
-    mark.touch()
-    assert find_contender("mine", tmp_path, tmp_path / "home").run[0] == python
-    assert mark.exists()
-    (folder / REQUIREMENTS).write_text("\n")
-    find_contender("mine", tmp_path, tmp_path / "home")
-    assert not mark.exists()
-    (folder / DEFINITION).write_text('title = "Mine"\npython = "python2.99"\n[bodies]\n')
-    with pytest.raises(JobError, match=r"Mine needs python2\.99"):
-        find_contender("mine", tmp_path, tmp_path / "home")
 
 
 V2_HEAD = '{"outputs":[{"name":"y","shape":[1,2],"datatype":"FP32"'
@@ -155,71 +124,3 @@ def test_the_answer_sheet_has_the_engines_own_answers_and_refuses_what_proves_no
         answer_sheet(identity(tmp_path / "open.onnx"), load)
     with pytest.raises(JobError, match="nearly the same"):
         answer_sheet(shift(tmp_path / "far.onnx", 1e12), load)  # so far that float32 loses what differed
-
-
-def test_a_server_that_hangs_up_fails_the_check() -> None:
-    sheet = AnswerSheet("x", [SAMPLE], FIGURES[None])
-    url, route = f"http://127.0.0.1:{free_port()}", Route("flat-json", "/echo")
-    assert not sheet.has_answer(url, route)
-    with pytest.raises(JobError, match="gave no answer"):
-        sheet.check(url, route, 2)
-
-
-SERVES = """
-import subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-print("starting", flush=True)
-time.sleep(600)
-"""
-
-
-def contender(folder: Path, text: str, within_s: float = 60.0) -> Contender:
-    (folder / "serve.py").write_text(text)
-    return Contender("Small", {}, ready_within_s=within_s, run=(sys.executable, str(folder / "serve.py")))
-
-
-def test_a_server_is_stopped_with_all_that_it_started(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    with serving(contender(tmp_path, SERVES), {}, tmp_path, lambda: "starting" in log.read_text()) as tree:
-        members = tree.members()
-        assert len(members) == 2
-        assert tree.cpu_s() > 0
-        assert tree.resident_mib() > 1
-    assert not tree.members()
-    assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in members)
-
-
-@pytest.mark.parametrize(
-    ("text", "within_s", "told"),
-    [("raise SystemExit('Address already in use')", 60.0, "Address already in use"), (SERVES, 5.0, "starting")],
-    ids=["ends", "never ready"],
-)
-def test_a_server_that_does_not_come_up_is_quoted(tmp_path: Path, text: str, within_s: float, told: str) -> None:
-    with (
-        pytest.raises(JobError, match=rf"(?s)Small did not come up.*{told}"),
-        serving(contender(tmp_path, text, within_s), {}, tmp_path, lambda: False),
-    ):
-        raise AssertionError("it counts as ready")
-
-
-def test_ctrl_c_in_the_midst_of_a_start_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, started, trees = subprocess.Popen, list[subprocess.Popen[bytes]](), list[ProcessTree]()
-
-    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
-        started.append(start(*arguments, **options))
-        trees.append(ProcessTree(options["env"]["PEER_MARK"]))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess, "Popen", interrupted)
-    with pytest.raises(KeyboardInterrupt), serving(contender(tmp_path, SERVES), {}, tmp_path, lambda: True):
-        raise AssertionError("Ctrl-C was forgotten")
-    assert not trees[0].members()
-    started[0].wait()
-
-
-def test_ratios_are_taken_within_pairs() -> None:
-    pairs = [({"answers/s": our, "p50 ms": 1.0}, {"answers/s": their}) for our, their in ((10, 5), (30, 10), (4, 1))]
-    rows = list(Comparison("json-1", "mosec", pairs=pairs).rows())
-    assert rows == ["| json-1 | mosec | answers/s | 10 | 5 | **3.00** (2.00 to 4.00) |"]
-    failed = Comparison("json-1", "ray", problem="it ended\n    Traceback")
-    assert list(failed.rows()) == ["| json-1 | ray | not measured: it ended Traceback | | | |"]

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.engines.memory import resident_bytes
 from convoy.app.engines.plan_builder import (
     BuildLimits,
     BuildOrder,
@@ -172,7 +171,8 @@ def test_the_child_is_told_everything_and_yields_to_serving(bench: Bench, monkey
         building = asyncio.ensure_future(bench.builder(*steps).build(bench.order(gpu=1), bench.heard.append))
         child = await bench.child()
         assert child["visible"] == "GPU-bb"
-        await until(lambda: os.getpriority(os.PRIO_PROCESS, child["pid"]) == 3)  # the child may be the faster of us
+        nice = max(3, os.getpriority(os.PRIO_PROCESS, 0))
+        await until(lambda: os.getpriority(os.PRIO_PROCESS, child["pid"]) == nice)  # the child may be the faster of us
         assert child["group"] == child["pid"]
         assert child["arguments"] == [
             *(str(bench.folder / "fp16.onnx"), "--plan-cache", str(bench.folder / "plans")),
@@ -320,8 +320,3 @@ def test_a_gpu_that_this_process_does_not_see_is_no_gpu_to_build_on(
         assert "no GPU 0" in (ended.reason or "")
 
     run(scenario())
-
-
-def test_memory_is_what_the_process_really_uses() -> None:
-    assert 1 << 20 < resident_bytes(os.getpid()) < 1 << 40
-    assert resident_bytes(1 << 30) == 0

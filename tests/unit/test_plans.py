@@ -79,19 +79,12 @@ def test_a_plan_that_is_whole_and_ours_is_found_with_its_bytes(tmp_path: Path) -
     assert (found.path, found.data, found.record.key) == (paths.plan, DATA, KEY)
 
 
-@pytest.mark.parametrize("position", range(len(DATA)))
-def test_one_wrong_byte_is_refused(tmp_path: Path, position: int) -> None:
-    paths = stored(tmp_path)
-    wrong = bytearray(DATA)
-    wrong[position] ^= 1
-    paths.plan.write_bytes(wrong)
-    assert "does not match the sha256" in reason(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
         (lambda p: p.plan.write_bytes(DATA[:-1]), "does not match the sha256"),
+        (lambda p: p.plan.write_bytes(b"An engine"), "does not match the sha256"),
+        (lambda p: p.plan.write_bytes(b"an enginf"), "does not match the sha256"),
         (lambda p: p.plan.unlink(), "no plan for compute capability 9.0 (NVIDIA H200) and TensorRT 11.4.0.106"),
         (lambda p: p.record.unlink(), "no plan with these build options"),
         (lambda p: p.record.write_text("{"), "cannot be read"),
@@ -126,11 +119,6 @@ def test_an_empty_or_missing_cache_is_an_answer_not_an_error(tmp_path: Path) -> 
     assert reason(tmp_path) == reason(tmp_path / "missing") == f"no plan for {KEY.target}"
 
 
-def test_a_cache_in_a_files_place_is_an_answer_too(tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("")
-    assert "Not a directory" in reason(tmp_path / "cache")
-
-
 def test_the_reason_names_what_there_is_instead(tmp_path: Path) -> None:
     stored(tmp_path)
     newer = dataclasses.replace(KEY, target=dataclasses.replace(KEY.target, version="11.5.0.1"))
@@ -154,12 +142,6 @@ def test_everything_that_changes_a_plan_changes_its_place(tmp_path: Path, other:
     assert PlanPaths.of(tmp_path, other).plan != PlanPaths.of(tmp_path, KEY).plan
 
 
-def test_a_plan_for_a_whole_capability_is_shared_by_its_gpus() -> None:
-    options = BuildOptions("fp16", (1, 8), hardware_compatibility="same_compute_capability")
-    h100 = Gpu("NVIDIA H100", "9.0")
-    assert key_of("a" * 64, "11.4", H200, options) == key_of("a" * 64, "11.4", h100, options)
-
-
 def test_a_key_cannot_lead_out_of_the_cache() -> None:
     with pytest.raises(ValueError, match="this is a bug"):
         key_of("../../etc", "11.4", H200, OPTIONS)
@@ -180,14 +162,6 @@ def with_external_data(folder: Path, location: str) -> Path:
     path = folder / "model.onnx"
     path.write_bytes(onnx.helper.make_model(graph).SerializeToString())
     return path
-
-
-def test_a_model_in_one_file_has_the_digest_of_that_file(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(b"graph")
-    assert onnx_digest(path) == hashlib.sha256(b"graph").hexdigest()
-    path.write_bytes(b"")
-    assert onnx_digest(path) == hashlib.sha256(b"").hexdigest()
 
 
 @pytest.mark.parametrize("location", ["weights.data", "sub/" + "long" * 40 + ".data"])

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.config.settings import read_settings
-from convoy.app.lifecycle.remote_files import RemoteError, RemoteFiles, RemoteObject
+from convoy.app.lifecycle.remote_files import RemoteFiles, RemoteObject
 from convoy.app.lifecycle.remote_store import RemoteStore
 from convoy.models.errors import BundleError, NotFetched, UsageError
 from tests.support.stores import DEMO, StoreFolder
@@ -84,18 +83,6 @@ def test_a_transfer_that_spoils_a_byte_is_tried_once_more(far: StoreFolder, near
     assert (stored.folder / "fp32.onnx").read_bytes() == (DEMO / "fp32.onnx").read_bytes()
 
 
-def test_what_is_spoiled_for_good_is_refused_and_nothing_stays(
-    far: StoreFolder, near: Path, downloads: Downloads
-) -> None:
-    far.add_digits()
-    downloads.spoil = lambda content: content[:-1] + b"\0"
-    store = opened(far, near)
-    (stored,) = store.versions("digits")
-    with pytest.raises(BundleError, match=f"file://{far.root}/digits/1/fp32.onnx: does not match its sha256"):
-        store.fetch(stored)
-    assert left(near) == []
-
-
 def test_what_came_short_may_come_whole_another_time(far: StoreFolder, near: Path, downloads: Downloads) -> None:
     far.add_digits()
     downloads.spoil, downloads.spoiled_times = lambda content: content[:-5], 1
@@ -163,54 +150,6 @@ def test_what_the_store_has_no_more_is_pruned_at_the_next_start(far: StoreFolder
     assert len(left(near)) == 2  # it may serve
     opened(far, near).versions("digits")
     assert [name.partition("-")[0] for name in left(near)] == ["2"]
-
-
-def test_what_came_earlier_is_all_there_is_while_nobody_answers(far: StoreFolder, near: Path) -> None:
-    far.add_digits(3)
-    store = opened(far, near)
-    store.names()
-    store.fetch(store.versions("digits")[0])
-    far.root.rename(far.root.with_name("away"))
-    with pytest.raises(RemoteError):
-        store.names()  # it was there before, so this is no reason to think of earlier days
-    again = opened(far, near)
-    assert again.names() == ["digits"]
-    (stored,) = again.versions("digits")
-    again.fetch(stored)
-    assert (again.version("digits", 3), stored.folder.is_dir()) == (stored, True)
-    far.root.with_name("away").rename(far.root)
-    assert (again.names(), again.versions("digits")) == (["digits"], [stored])  # nothing to load again
-
-
-def test_a_model_that_cannot_be_listed_is_no_model_without_versions(
-    far: StoreFolder, near: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    far.add_digits(3)
-    store = opened(far, near)
-    store.names()
-    store.fetch(store.versions("digits")[0])
-
-    def fail(files: RemoteFiles, below: str = "") -> tuple[RemoteObject, ...]:
-        raise RemoteError("nobody answers")
-
-    monkeypatch.setattr(RemoteFiles, "objects", fail)
-    with pytest.raises(RemoteError, match="nobody answers"):
-        store.look("digits")
-
-
-def test_one_model_is_named_by_whoever_serves_it(far: StoreFolder, near: Path) -> None:
-    shutil.copytree(DEMO, far.root, dirs_exist_ok=True)
-    store = opened(far, near, "flowers")
-    assert (store.names(), store.versions("digits")) == (["flowers"], [])
-    (stored,) = store.versions("flowers")
-    store.fetch(stored)
-    assert (stored.version, stored.folder, (stored.folder / "manifest.json").is_file()) == (
-        1,
-        stored.model_folder,
-        True,
-    )
-    with pytest.raises(UsageError, match="--model-name NAME"):
-        opened(far, near).names()
 
 
 # Names that somebody else has chosen
@@ -292,8 +231,3 @@ def test_what_is_not_installed_is_named(near: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     with pytest.raises(UsageError, match=r"pip install 'convoy-serve\[s3\]'"):
         RemoteStore("s3://bucket/store", "", near)
-
-
-def test_what_comes_is_kept_beside_the_plans(tmp_path: Path) -> None:
-    assert read_settings({"plan_cache": tmp_path / "plans"}).store_cache_folder() == tmp_path / "plans-store"
-    assert read_settings({"store_cache": tmp_path / "own"}).store_cache_folder() == tmp_path / "own"

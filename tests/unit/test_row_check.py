@@ -44,159 +44,116 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def running_sum(path: Path) -> Path:
-    return graph(path, [node("CumSum", ["x", "axis"], ["y"])], axis=np.array(0, np.int64))
+Writer = Callable[[Path], Path]
 
 
-def products(path: Path) -> Path:
-    nodes = [node("Transpose", ["x"], ["t"]), node("MatMul", ["x", "t"], ["y"])]
-    return graph(path, nodes, outputs=[("y", "FP32", ("batch", "rows"))])
+def writes(*given: Any, **named: Any) -> Writer:
+    """Who writes such a graph."""
+    return lambda path: graph(path, *given, **named)
 
 
-def reversed_rows(path: Path) -> Path:
-    nodes = [node("Slice", ["x", "first", "last", "axis", "step"], ["y"])]
-    return graph(path, nodes, first=ints(-1), last=ints(-(1 << 40)), axis=ints(0), step=ints(-1))
-
-
-def mixes_above(size: int) -> Callable[[Path], Path]:
+def mixes_above(size: int) -> Writer:
     """Adds the batch's mean to each row, but only in batches of more than so many."""
-
-    def write(path: Path) -> Path:
-        nodes = [
-            node("Shape", ["x"], ["shape"], start=0, end=1),
-            node("Sub", ["shape", "size"], ["over"]),
-            node("Clip", ["over", "zero", "one"], ["mixes"]),
-            node("Cast", ["mixes"], ["factor"], to=TensorProto.FLOAT),
-            node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1),
-            node("Mul", ["mean", "factor"], ["more"]),
-            node("Add", ["x", "more"], ["y"]),
-        ]
-        return graph(path, nodes, size=ints(size), zero=np.array(0, np.int64), one=np.array(1, np.int64))
-
-    return write
-
-
-def small_but_mixed(path: Path) -> Path:
-    """Values of a millionth, of which the batch's mean is taken."""
     nodes = [
+        node("Shape", ["x"], ["shape"], start=0, end=1),
+        node("Sub", ["shape", "size"], ["over"]),
+        node("Clip", ["over", "zero", "one"], ["mixes"]),
+        node("Cast", ["mixes"], ["factor"], to=TensorProto.FLOAT),
         node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1),
-        node("Sub", ["x", "mean"], ["rest"]),
-        node("Mul", ["rest", "little"], ["y"]),
+        node("Mul", ["mean", "factor"], ["more"]),
+        node("Add", ["x", "more"], ["y"]),
     ]
-    return graph(path, nodes, little=np.array(1e-8, np.float32))
+    return writes(nodes, size=ints(size), zero=np.array(0, np.int64), one=np.array(1, np.int64))
 
 
-def whole_batch_quantised(path: Path) -> Path:
-    nodes = [
-        node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
-        node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
-    ]
-    return graph(path, nodes)
-
-
-def certain(path: Path) -> Path:
-    """The classes of a running sum, of which one is as good as certain for large inputs."""
-    nodes = [node("CumSum", ["x", "axis"], ["sum"]), node("Softmax", ["sum"], ["y"])]
-    return graph(path, nodes, axis=np.array(0, np.int64))
-
-
-def half_of_them(path: Path) -> Path:
-    nodes = [node("Slice", ["x", "first", "last", "axis", "step"], ["y"])]
-    return graph(path, nodes, first=ints(0), last=ints(1 << 40), axis=ints(0), step=ints(2))
-
-
-MIXED = {
-    "running-sum": running_sum,
-    "products": products,
-    "reversed": reversed_rows,
+SLICED = [node("Slice", ["x", "first", "last", "axis", "step"], ["y"])]
+MIXED: dict[str, Writer] = {
+    "running-sum": writes([node("CumSum", ["x", "axis"], ["y"])], axis=np.array(0, np.int64)),
+    "products": writes(
+        [node("Transpose", ["x"], ["t"]), node("MatMul", ["x", "t"], ["y"])], outputs=[("y", "FP32", ("batch", "rows"))]
+    ),
+    "reversed": writes(SLICED, first=ints(-1), last=ints(-(1 << 40)), axis=ints(0), step=ints(-1)),
+    "half": writes(SLICED, first=ints(0), last=ints(1 << 40), axis=ints(0), step=ints(2)),
     "above-3": mixes_above(3),
     "above-8": mixes_above(8),
     "at-32": mixes_above(31),
-    "small": small_but_mixed,
-    "quantised": whole_batch_quantised,
-    "certain": certain,
-    "half": half_of_them,
+    # Values of a millionth, of which the batch's mean is taken.
+    "small": writes(
+        [
+            node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1),
+            node("Sub", ["x", "mean"], ["rest"]),
+            node("Mul", ["rest", "little"], ["y"]),
+        ],
+        little=np.array(1e-8, np.float32),
+    ),
+    "quantised": writes(
+        [
+            node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+            node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+        ]
+    ),
+    # The classes of a running sum, of which one is as good as certain for large inputs.
+    "certain": writes(
+        [node("CumSum", ["x", "axis"], ["sum"]), node("Softmax", ["sum"], ["y"])], axis=np.array(0, np.int64)
+    ),
 }
 
-
-def dense(path: Path) -> Path:
-    """Sums so long that a batch of them is computed otherwise than a row, with results large and small."""
-    generator = np.random.default_rng(5)
-    weights = generator.standard_normal((4096, 64)).astype(np.float32) * np.logspace(-3, 3, 64, dtype=np.float32)
-    ends: Ends = [("x", "FP32", ("batch", 4096))], [("y", "FP32", ("batch", 64))]
-    return graph(path, [node("MatMul", ["x", "w"], ["y"])], *ends, w=weights)
-
-
-def dense_in_half(path: Path) -> Path:
-    """The same in half precision inside, through several layers, FP32 at both ends."""
-    generator = np.random.default_rng(6)
-    names = [f"w{number}" for number in range(6)]
-    constants = {name: (generator.standard_normal((256, 256)) / 16).astype(np.float16) for name in names}
-    nodes, last = [node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16)], "h"
-    for name in names:
-        nodes += [node("MatMul", [last, name], [f"{name}m"]), node("Relu", [f"{name}m"], [f"{name}r"])]
-        last = f"{name}r"
-    nodes.append(node("Cast", [last], ["y"], to=TensorProto.FLOAT))
-    ends: Ends = [("x", "FP32", ("batch", 256))], [("y", "FP32", ("batch", 256))]
-    return graph(path, nodes, *ends, **constants)
-
-
-def best_of_map(path: Path) -> Path:
-    """The largest channel of each pixel, where many are nearly as large."""
-    ends: Ends = [("x", "FP32", ("batch", 8, 32, 32))], [("y", "INT64", ("batch", 32, 32))]
-    return graph(path, [node("ArgMax", ["x"], ["y"], axis=1, keepdims=0)], *ends)
-
-
-def looked_up(path: Path) -> Path:
-    """Rows of a table of two, so that most numbers are none of it."""
-    ends: Ends = [("x", "INT64", ("batch", 3))], [("y", "FP32", ("batch", 3, 2))]
-    return graph(path, [node("Gather", ["table", "x"], ["y"])], *ends, table=np.ones((2, 2), np.float32))
-
-
-def texts(path: Path) -> Path:
-    ends: Ends = [("x", "BYTES", ("batch", 2))], [("y", "BYTES", ("batch", 2))]
-    return graph(path, [node("Identity", ["x"], ["y"])], *ends)
-
-
-def numbers_in_text(path: Path) -> Path:
-    ends: Ends = [("x", "BYTES", ("batch", 2))], [("y", "FP32", ("batch", 2))]
-    return graph(path, [node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)], *ends)
-
-
-def one_each(path: Path) -> Path:
-    """An output of one number for each row, without a further dimension."""
-    ends: Ends = [("x", "FP32", ("batch", 4))], [("y", "FP32", ("batch",))]
-    return graph(path, [node("ReduceSum", ["x", "axis"], ["y"], keepdims=0)], *ends, axis=ints(1))
-
-
-def not_numbers(path: Path) -> Path:
-    nodes = [node("Sub", ["x", "x"], ["zero"]), node("Div", ["zero", "zero"], ["y"])]
-    return graph(path, nodes)
-
-
-def partly_random(path: Path) -> Path:
-    nodes = [
-        node("RandomNormalLike", ["x"], ["noise"]),
-        node("Add", ["x", "noise"], ["z"]),
-        node("Identity", ["x"], ["y"]),
-    ]
-    return graph(path, nodes, outputs=[*Y, ("z", "FP32", ("batch", 4))])
-
-
-INDEPENDENT = {
-    one.__name__: one
-    for one in (
-        dense,
-        dense_in_half,
-        best_of_map,
-        looked_up,
-        texts,
-        numbers_in_text,
-        one_each,
-        not_numbers,
-        partly_random,
-    )
+CHANCE = np.random.default_rng(5)
+HALVES = {f"w{number}": (CHANCE.standard_normal((256, 256)) / 16).astype(np.float16) for number in range(6)}
+INDEPENDENT: dict[str, Writer] = {
+    # Sums so long that a batch of them is computed otherwise than a row, with results large and small.
+    "dense": writes(
+        [node("MatMul", ["x", "w"], ["y"])],
+        [("x", "FP32", ("batch", 4096))],
+        [("y", "FP32", ("batch", 64))],
+        w=CHANCE.standard_normal((4096, 64)).astype(np.float32) * np.logspace(-3, 3, 64, dtype=np.float32),
+    ),
+    # The same in half precision inside, through several layers, FP32 at both ends.
+    "dense_in_half": writes(
+        [
+            node("Cast", ["x"], ["0"], to=TensorProto.FLOAT16),
+            *(node("MatMul", [f"{index}", f"w{index}"], [f"m{index}"]) for index in range(6)),
+            *(node("Relu", [f"m{index}"], [f"{index + 1}"]) for index in range(6)),
+            node("Cast", ["6"], ["y"], to=TensorProto.FLOAT),
+        ],
+        [("x", "FP32", ("batch", 256))],
+        [("y", "FP32", ("batch", 256))],
+        **HALVES,
+    ),
+    # The largest channel of each pixel, where many are nearly as large.
+    "best_of_map": writes(
+        [node("ArgMax", ["x"], ["y"], axis=1, keepdims=0)],
+        [("x", "FP32", ("batch", 8, 32, 32))],
+        [("y", "INT64", ("batch", 32, 32))],
+    ),
+    # Rows of a table of two, so that most numbers are none of it.
+    "looked_up": writes(
+        [node("Gather", ["table", "x"], ["y"])],
+        [("x", "INT64", ("batch", 3))],
+        [("y", "FP32", ("batch", 3, 2))],
+        table=np.ones((2, 2), np.float32),
+    ),
+    "texts": writes([node("Identity", ["x"], ["y"])], [("x", "BYTES", ("batch", 2))], [("y", "BYTES", ("batch", 2))]),
+    "numbers_in_text": writes(
+        [node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)],
+        [("x", "BYTES", ("batch", 2))],
+        [("y", "FP32", ("batch", 2))],
+    ),
+    # An output of one number for each row, without a further dimension.
+    "one_each": writes(
+        [node("ReduceSum", ["x", "axis"], ["y"], keepdims=0)], outputs=[("y", "FP32", ("batch",))], axis=ints(1)
+    ),
+    "not_numbers": writes([node("Sub", ["x", "x"], ["zero"]), node("Div", ["zero", "zero"], ["y"])]),
+    "partly_random": writes(
+        [
+            node("RandomNormalLike", ["x"], ["noise"]),
+            node("Add", ["x", "noise"], ["z"]),
+            node("Identity", ["x"], ["y"]),
+        ],
+        outputs=[*Y, ("z", "FP32", ("batch", 4))],
+    ),
 }
+NOISE = writes([node("RandomNormalLike", ["x"], ["y"])])
 
 
 def check(path: Path, largest: int = 32) -> str:
@@ -204,7 +161,7 @@ def check(path: Path, largest: int = 32) -> str:
 
 
 @pytest.mark.parametrize("write", MIXED.values(), ids=MIXED)
-def test_rows_that_depend_on_each_other_are_seen(write: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_rows_that_depend_on_each_other_are_seen(write: Writer, tmp_path: Path) -> None:
     told = check(write(tmp_path / "model.onnx"))
     assert "batch of " in told
     assert "output 'y'" in told
@@ -212,12 +169,12 @@ def test_rows_that_depend_on_each_other_are_seen(write: Callable[[Path], Path], 
 
 @pytest.mark.parametrize("write", INDEPENDENT.values(), ids=INDEPENDENT)
 @pytest.mark.parametrize("largest", [2, 3, 5, 40])
-def test_rows_that_do_not_are_left_in_peace(write: Callable[[Path], Path], largest: int, tmp_path: Path) -> None:
+def test_rows_that_do_not_are_left_in_peace(write: Writer, largest: int, tmp_path: Path) -> None:
     assert check(write(tmp_path / "model.onnx"), largest) == ""
 
 
 def test_what_is_random_throughout_or_does_not_run_alone_is_left_open(tmp_path: Path) -> None:
-    noise = graph(tmp_path / "noise.onnx", [node("RandomNormalLike", ["x"], ["y"])])
+    noise = NOISE(tmp_path / "noise.onnx")
     found = check_rows(noise, read_signature(open_session(noise, 1), noise), 1)
     assert (found.is_open, found.objection) == (
         True,
@@ -235,7 +192,7 @@ def test_what_is_random_throughout_or_does_not_run_alone_is_left_open(tmp_path: 
 
 
 def test_a_batch_is_run_only_where_it_is_expected_to_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = dense(tmp_path / "model.onnx")
+    path = INDEPENDENT["dense"](tmp_path / "model.onnx")
     taken = iter(range(0, 100 << 30, 1 << 30))
     monkeypatch.setattr(
         "convoy.app.engines.batching.Growth",
@@ -253,7 +210,7 @@ def store(tmp_path: Path) -> StoreFolder:
     return StoreFolder(tmp_path / "store")
 
 
-def read(store: StoreFolder, write: Callable[[Path], Path], config: str, **given: Any) -> Any:
+def read(store: StoreFolder, write: Writer, config: str, **given: Any) -> Any:
     write(store.root / "net" / "1" / "model.onnx")
     (store.root / "net" / "config.pbtxt").write_text(config)
     return read_bare_model(Store.at(store.root).version("net", 1), 1, **given)
@@ -262,9 +219,11 @@ def read(store: StoreFolder, write: Callable[[Path], Path], config: str, **given
 OVERRULED = 'parameters { key: "convoy_rows_are_independent" value { string_value: "true" } }'
 
 
-@pytest.mark.parametrize("write", [running_sum, products, mixes_above(3), mixes_above(8), mixes_above(15)])
+@pytest.mark.parametrize(
+    "write", [MIXED["running-sum"], MIXED["products"], mixes_above(3), mixes_above(8), mixes_above(15)]
+)
 def test_a_configured_batch_of_rows_that_depend_is_refused_unless_it_is_meant_so(
-    write: Callable[[Path], Path], store: StoreFolder
+    write: Writer, store: StoreFolder
 ) -> None:
     with pytest.raises(BundleError) as refused:
         read(store, write, "max_batch_size: 16")
@@ -289,10 +248,7 @@ def test_batches_that_the_operator_does_not_allow_are_not_tried(store: StoreFold
 def test_what_nothing_tells_of_is_served_as_it_is_configured_with_a_warning(
     store: StoreFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def noise(path: Path) -> Path:
-        return graph(path, [node("RandomNormalLike", ["x"], ["y"])])
-
-    assert read(store, noise, "max_batch_size: 4").spec.max_batch_size == 4
+    assert read(store, NOISE, "max_batch_size: 4").spec.max_batch_size == 4
     assert "whether a batch's rows depend on each other is open" in caplog.text
     (store.root / "net" / "config.pbtxt").unlink()
     assert read_bare_model(Store.at(store.root).version("net", 1), 1).spec.max_batch_size == 0

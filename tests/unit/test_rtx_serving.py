@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 from dataclasses import replace
@@ -10,30 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.engines import tensorrt_contexts
 from convoy.app.engines.base import run_arrays
-from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.jobs import Job
 from convoy.app.engines.machine import Library
 from convoy.app.engines.tensorrt import TensorRtEngine
-from convoy.app.engines.tensorrt_contexts import Contexts, Kernels
-from convoy.app.loading.later import prove_plan, prove_tuned
+from convoy.app.loading.later import prove_plan
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
-from convoy.app.loading.proving import NotProved, race
+from convoy.app.loading.proving import NotProved
 from convoy.models.bundle import (
-    CANARY,
     MANIFEST,
-    Canary,
-    FileRecord,
     Precision,
-    canary_bytes,
     open_bundle,
     read_manifest,
     seal,
 )
 from convoy.models.errors import BundleError
-from convoy.models.onnx_digest import onnx_digest
-from convoy.models.plans import BuildOptions, Gpu, PlanTarget, plan_key, tensorrt_target
+from convoy.models.plans import BuildOptions, PlanTarget
 from convoy.models.store import DEMO_STORE, Store
 from tests.support.fake_cuda import STREAM_CAPTURE_UNSUPPORTED, FakeGpu
 from tests.support.gpu_machine import GpuBench
@@ -177,59 +168,11 @@ def test_rtx_by_name_without_a_plan_fails_and_says_how_to_get_one(start):
 # A plan that was built ahead
 
 
-@pytest.mark.parametrize(("capability", "largest"), [((8, 0), 1), ((9, 0), 3), ((12, 0), 5), ((8, 9), 8)])
-def test_a_portable_plan_for_larger_batches_serves_anywhere_at_the_size_that_is_asked_for(store, capability, largest):
-    start = Start(store, bench_of(FakeGpu("NVIDIA X", capability), tensorrt=NO_LIBRARY))
-    start.build_ahead(sizes=(1, 2, 4, 8))
-    model = start.load(engine="rtx", max_batch=largest)
-    assert engines(model) == [(RTX, "fp16", "cuda:0")]
-    engine = model.engines[0].engine
-    assert engine.info.batch_sizes[-1] == largest, "padding to the plan's own would cost time for nothing"
-    canary = start.bundle.canary()
-    for samples in range(1, largest + 1):
-        got = run_arrays(engine, {name: array[:samples] for name, array in canary.inputs.items()})
-        for name, expected in canary.outputs.items():
-            assert got[name].argmax(axis=1).tolist() == expected[:samples].argmax(axis=1).tolist()
-
-
-def test_a_plan_for_another_capability_is_none(start):
-    start.build_ahead("8.0")
-    model = start.load()
-    assert engines(model)[0][0] == "onnxruntime-cuda"
-    assert any("those in the cache are fp16 up to batch 4 for compute capability 8.0" in why for why in model.skipped)
-
-
-def test_engines_that_end_at_different_batches_are_measured_together(store):
-    """A plan that was built ahead may end beyond what the server runs, and ONNX Runtime ends exactly there."""
-    start = Start(store, bench_of())
-    version, gpu = start.bench.machine.tensorrt.module.__version__, Gpu("NVIDIA L4", "8.9")
-    options = BuildOptions("fp16", SIZES)
-    start.bench.build_for(start.bundle.path("fp16.onnx"), tensorrt_target(version, gpu, options), options, start.plans)
-    model = start.load(max_batch=3)
-    assert model.engines[0].engine.info.batch_sizes == SIZES
-    tuned = prove_tuned(start.job(max_batch=3), model.untried[0])
-    rounds = race([model.engines[0].engine, tuned.engine])
-    assert [(one.batch_size, len(one.runs_ms)) for one in rounds] == [(1, 2), (2, 2), (3, 2)]
-
-
 def serves_faster(monkeypatch: pytest.MonkeyPatch, took_ms: dict[str, float]) -> None:
     monkeypatch.setattr("convoy.app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.info.engine])
 
 
 # Cold and warm
-
-
-def test_cold_kernels_are_compiled_beside_the_serving_and_only_once(start):
-    start.build_ahead()
-    cold = start.load()
-    assert engines(cold) == [("onnxruntime-cuda", "fp16", "cuda:0")]
-    assert start.bench.rtx.jit.compiled == []
-    assert any("its kernels are not compiled" in why for why in cold.skipped)
-    start.compile(cold)
-    assert set(start.compiled_by(cold)) == {0, *SIZES}
-    warm = start.load()
-    assert (engines(warm), warm.wishes) == ([(RTX, "fp16", "cuda:0")], ())
-    assert start.compiled_by(warm) == []
 
 
 def test_with_rtx_by_name_the_first_start_waits_and_the_second_does_not(start):
@@ -342,53 +285,7 @@ def test_a_cache_that_cannot_be_written_costs_only_the_memory(start, monkeypatch
     assert start.load().wishes
 
 
-def test_whoever_dies_before_the_rename_leaves_nothing_that_is_read(start, monkeypatch):
-    class Killed(BaseException):
-        pass
-
-    def killed(*args: object) -> None:
-        raise Killed
-
-    start.build_ahead()
-    with monkeypatch.context() as patch:
-        patch.setattr("convoy.models.plan_cache.os.fsync", killed)
-        patch.setattr("convoy.models.plan_cache.Path.unlink", lambda path, missing_ok=False: None)
-        with pytest.raises(Killed):
-            start.load(engine="rtx")
-    assert list(start.plans.rglob(".writing-*"))
-    assert start.kernels() == []
-    start.bench.rtx.jit.compiled.clear()
-    model = start.load()
-    assert (engines(model)[0][0], len(model.wishes)) == ("onnxruntime-cuda", 1)
-    start.compile(model)
-    assert engines(start.load())[0][0] == RTX
-
-
-def test_a_library_that_gives_no_kernels_away_costs_only_the_memory(start):
-    start.build_ahead()
-    start.bench.rtx.jit.gives_away = False
-    model = start.load(engine="rtx")
-    assert engines(model)[0][0] == RTX
-    close(model)
-    del model
-    assert not start.bench.cuda.live_device_blocks
-    assert start.load().wishes
-
-
 # Several GPUs
-
-
-def test_a_file_is_read_once_for_all_libraries_and_gpus(store, monkeypatch):
-    start = Start(store, bench_of(FakeGpu("NVIDIA L4", (8, 9)), FakeGpu("NVIDIA H200", (9, 0))))
-    read: list[str] = []
-
-    def counting(path: Path) -> str:
-        read.append(path.name)
-        return onnx_digest(path)
-
-    monkeypatch.setattr("convoy.app.engines.jobs.onnx_digest", counting)
-    start.load(precision="auto")
-    assert sorted(read) == ["fp16.onnx", "int8-trt.onnx"]
 
 
 def test_two_gpus_of_one_name_compile_once(store):
@@ -398,19 +295,6 @@ def test_two_gpus_of_one_name_compile_once(store):
     assert [device for _, _, device in engines(model)] == ["cuda:0", "cuda:1"]
     assert sorted(start.compiled_by(model)) == [0, *SIZES]
     assert len(start.kernels()) == 1
-
-
-def test_two_gpus_of_two_names_share_the_plan_and_not_the_kernels(store):
-    start = Start(store, bench_of(FakeGpu("NVIDIA L4", (8, 9)), FakeGpu("NVIDIA H200", (9, 0)), tensorrt=NO_LIBRARY))
-    start.build_ahead()
-    cold = start.load()
-    assert [wish.device.name for wish in cold.wishes] == ["cuda:0", "cuda:1"]
-    assert cold.wishes[0].key == cold.wishes[1].key
-    start.compile(cold)
-    assert [engine for engine, _, _ in engines(start.load())] == [RTX, "onnxruntime-cuda"]
-    start.load(engine="rtx")
-    assert len(start.kernels()) == 2
-    assert [engine for engine, _, _ in engines(start.load())] == [RTX, RTX]
 
 
 # Both libraries
@@ -437,37 +321,6 @@ def test_of_both_libraries_the_faster_serves_and_it_is_told_why_the_other_does_n
     close(model)
     del model
     assert not start.bench.cuda.live_device_blocks
-
-
-def test_of_equals_the_more_exact_one_serves_whichever_library_it_is_of(store, monkeypatch):
-    start = Start(store, bench_of())
-    model = start.load(precision="auto")
-    for wish in model.wishes:
-        if (wish.library, wish.variant.precision) in ((RTX, "int8"), ("tensorrt", "fp16")):
-            start.bench.build(wish, start.plans)
-    serves_faster(monkeypatch, {RTX: 1.0, "tensorrt": 1.0, "onnxruntime-cuda": 3.0})
-    job = start.job(precision="auto")
-    (int8,) = [wish for wish in model.wishes if (wish.library, wish.variant.precision) == (RTX, "int8")]
-    prove_plan(job, int8).engine.close()
-    assert engines(start.load(precision="auto")) == [("tensorrt", "fp16", "cuda:0")]
-
-
-def test_a_plan_that_fails_when_it_is_measured_does_not_take_the_other_with_it(store, monkeypatch):
-    start = Start(store, bench_of())
-    model = start.load()
-    for wish in model.wishes:
-        start.bench.build(wish, start.plans)
-    start.compile(model)
-
-    def run_ms(probe: object) -> float:
-        if probe.engine.info.engine == RTX:  # type: ignore[attr-defined]
-            raise EngineFailure("it fell over")
-        return 1.0
-
-    monkeypatch.setattr("convoy.app.engines.measure.Probe.run_ms", run_ms)
-    model = start.load()
-    assert engines(model) == [("tensorrt", "fp16", "cuda:0")]
-    assert any(why.startswith("tensorrt-rtx on cuda:0") and "it fell over" in why for why in model.skipped)
 
 
 # Who captures
@@ -506,24 +359,6 @@ def watch_captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return opened
 
 
-def test_a_library_that_fails_where_it_captures_itself_loses_to_our_own_graphs(start, monkeypatch):
-    start.build_ahead()
-
-    def refusing(trt: object, engine: object, kernels: Kernels | None, *, captures: bool) -> Contexts:
-        if captures:
-            raise BundleError("the library cannot capture this")
-        return real(trt, engine, kernels, captures=captures)
-
-    real = tensorrt_contexts.open_contexts
-    monkeypatch.setattr("convoy.app.engines.tensorrt.open_contexts", refusing)
-    model = start.load(engine="rtx")
-    assert engines(model)[0][0] == RTX
-    assert model.engines[0].engine.graphs == 2 * len(SIZES)  # type: ignore[attr-defined]
-    close(model)
-    del model
-    assert not start.bench.cuda.live_device_blocks
-
-
 def test_what_the_library_captures_itself_is_alone_on_the_device_and_made_again_when_disturbed(start):
     start.build_ahead()
     cuda, disturbed = start.bench.machine.gpus[0].cuda, []
@@ -550,62 +385,6 @@ def test_where_nothing_can_be_captured_batches_are_enqueued(start):
 
 
 # Precisions, names
-
-
-def test_a_model_without_batches_is_served_by_its_plan(store):
-    without_batches(store / "digits" / "1")
-    start = Start(store, bench_of(tensorrt=NO_LIBRARY))
-    options = LoadOptions("fp16", 1, None, machine=start.bench.machine, plan_cache=start.plans)
-    cold = load(Store(store).versions("digits")[0], options)
-    (wish,) = cold.wishes
-    assert wish.options.batch_sizes == (1,)
-    start.bench.build(wish, start.plans)
-    job = Job.of_bundle(start.bundle, 0, "fp16", start.bench.machine, start.plans)
-    prove_plan(job, wish).engine.close()
-    assert set(start.compiled_by(cold)) == {0}, "one size is all there is"
-    model = load(Store(store).versions("digits")[0], options)
-    assert engines(model) == [(RTX, "fp16", "cuda:0")]
-    assert not model.engines[0].engine.batched
-    assert start.compiled_by(model) == []
-
-
-def without_batches(folder: Path) -> None:
-    """The digits' bundle, as a model whose only request is one image with all its dimensions."""
-    manifest, canary = read_manifest(folder), open_bundle(folder).canary()
-    one = Canary(
-        {name: array[:1] for name, array in canary.inputs.items()},
-        {name: array[:1] for name, array in canary.outputs.items()},
-    )
-    raw = canary_bytes(one)
-    (folder / CANARY).write_bytes(raw)
-    spec = manifest.spec
-    whole = replace(
-        spec,
-        max_batch_size=0,
-        image=None,
-        inputs=tuple(replace(tensor, shape=(1, *tensor.shape)) for tensor in spec.inputs),
-        outputs=tuple(replace(tensor, shape=(1, *tensor.shape)) for tensor in spec.outputs),
-    )
-    files = manifest.files | {CANARY: FileRecord(hashlib.sha256(raw).hexdigest(), len(raw))}
-    (folder / MANIFEST).write_bytes(seal(replace(manifest, spec=whole, files=files)))
-
-
-def test_fp8_says_which_gpus_it_wants(store):
-    folder = store / "digits" / "1"
-    manifest = read_manifest(folder)
-    variants = tuple(
-        replace(variant, precision="fp8", target="tensorrt") if variant.file == "int8-trt.onnx" else variant
-        for variant in manifest.variants
-    )
-    (folder / MANIFEST).write_bytes(seal(replace(manifest, variants=variants)))
-    start = Start(store, bench_of(FakeGpu("NVIDIA A10", (8, 6))))
-    model = start.load(precision="auto")
-    for library in (RTX, "tensorrt"):
-        told = f"{library} on cuda:0: int8-trt.onnx: FP8 wants compute capability 8.9 or later, not 8.6"
-        assert told in model.skipped
-    assert "int8-trt.onnx" not in [wish.variant.file for wish in model.wishes]
-    start.bench = bench_of()
-    assert "fp8" in [wish.variant.precision for wish in start.load(precision="auto").wishes]
 
 
 def test_a_plan_that_answers_wrongly_or_does_not_load_does_not_serve_and_leaves_nothing(start):
@@ -641,10 +420,3 @@ def test_whatever_a_library_raises_costs_one_engine_and_is_told(start, monkeypat
     close(model)
     del model
     assert not start.bench.cuda.live_device_blocks
-
-
-def test_a_wish_knows_the_plan_that_the_builder_will_make(start):
-    model = start.load()
-    wish = model.wishes[0]
-    assert wish.key == plan_key(onnx_digest(wish.onnx), wish.key.target, wish.options)
-    assert wish.key.target == PlanTarget("tensorrt-rtx", "1.7.1.116", ("8.9",))

@@ -14,8 +14,8 @@ import pytest
 import tensorrt_rtx
 
 from tests.support import onnx_models
-from tests.support.fake_tensorrt import RTX, RTX_RECORDING, HostMemory, make_fake
-from tests.support.rtx_builds import Build, collecting
+from tests.support.fake_tensorrt import RTX, RTX_RECORDING, HostMemory
+from tests.support.rtx_builds import build, collecting
 from tests.support.tensorrt_play import Scenario
 from tests.support.tensorrt_surface import record
 
@@ -48,12 +48,6 @@ def test_the_installed_library_is_the_recorded_one() -> None:
         f"{now['version']} differs from {recorded['version']}; look at the fakes, and record it: {again}"
     )
     assert now["functions"] == recorded["functions"]
-
-
-def test_the_numbers_of_severities_are_those_of_the_fake() -> None:
-    fake = make_fake(RTX, {})
-    for name in ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE"):
-        assert int(getattr(fake.ILogger, name)) == int(getattr(real.ILogger, name))
 
 
 # What the bindings refuse
@@ -104,7 +98,7 @@ def _subclass_that_forgets(trt: Any) -> type:
 
 
 def test_a_plan_is_a_buffer_and_no_sequence_in_both(onnx: Path) -> None:
-    plan = Build(real, onnx).plan
+    plan = build(real, onnx)
     for memory in (plan, HostMemory(bytes(plan))):
         assert memory.nbytes == memoryview(memory).nbytes == len(bytes(memory)) > 0
         assert memory.dtype.name == "INT8"
@@ -118,8 +112,8 @@ def test_without_a_driver_no_plan_is_loaded_and_the_log_says_why(onnx: Path) -> 
     if _has_driver():
         pytest.skip("there is a driver")
     logger = collecting(real)
-    assert real.Runtime(logger).deserialize_cuda_engine(bytes(Build(real, onnx).plan)) is None
-    assert "CUDA driver version is insufficient" in logger.errors()[0]
+    assert real.Runtime(logger).deserialize_cuda_engine(bytes(build(real, onnx))) is None
+    assert "CUDA driver version is insufficient" in logger.errors[0]
 
 
 def _has_driver() -> bool:

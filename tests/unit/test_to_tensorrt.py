@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from convoy.export.tensorrt.build import build_plan
-from convoy.export.tensorrt.watch import BuildWatch
 from convoy.models.errors import JobError
 from convoy.models.plan_cache import find_plan
-from convoy.models.plans import BuildEvent, BuildOptions
+from convoy.models.plans import BuildOptions
 from tests.support.fake_tensorrt import VERSIONS
 from tests.support.tensorrt_bench import Bench
-from tests.support.tensorrt_play import FakeInput, FakeParserError
+from tests.support.tensorrt_play import FakeInput
 
 
 @pytest.fixture(params=VERSIONS)
@@ -57,36 +55,6 @@ def test_workspace_and_compatibility_reach_tensorrt(bench: Bench) -> None:
     assert built.record.key.target.gpu_name is None
 
 
-def test_parser_errors_come_one_line_each_with_node_and_operator(bench: Bench) -> None:
-    bench.scenario.parser_errors = (
-        FakeParserError("up1", "Resize", "Assertion failed:\n mode must be linear"),
-        FakeParserError("", "NonMaxSuppression", "No importer registered"),
-        FakeParserError("", "", "bad model"),
-    )
-    with pytest.raises(JobError) as caught:
-        bench.build()
-    head, *lines = str(caught.value).splitlines()
-    assert "fp16.onnx" in head
-    assert lines == [
-        "  node up1 (Resize): Assertion failed: mode must be linear",
-        "  node 7 (NonMaxSuppression): TensorRT has no such operator",
-        "  the graph: bad model",
-    ]
-    assert bench.plans() == []
-
-
-def test_a_hundred_parser_errors_are_cut_short(bench: Bench) -> None:
-    bench.scenario.parser_errors = (FakeParserError("n", "Conv", "no"),) * 100
-    with pytest.raises(JobError, match=r"  and 90 more$"):
-        bench.build()
-
-
-def test_a_file_that_is_no_onnx_is_named(bench: Bench) -> None:
-    bench.scenario.is_parsed = False
-    with pytest.raises(JobError, match=r"cannot read .*fp16\.onnx: TensorRT gave no reason"):
-        bench.build()
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -102,35 +70,6 @@ def test_an_input_that_cannot_be_batched_is_refused(bench: Bench, given: FakeInp
         bench.build()
 
 
-def test_a_fixed_batch_is_built_for_that_size(bench: Bench) -> None:
-    bench.scenario.inputs = (FakeInput(shape=(4, 8, 8, 3)),)
-    bench.options = BuildOptions("fp16", (4,))
-    bench.build()
-    assert bench.scenario.profiles == [{"images": ((4, 8, 8, 3),) * 3}]
-
-
-def test_progress_is_told_with_phase_step_and_total(bench: Bench) -> None:
-    bench.scenario.on_step = lambda: bench.spend(1.0)
-    bench.build()
-    steps = [(e.text, e.parent, e.step, e.total) for e in bench.events if e.kind == "progress"]
-    assert steps[2:9] == [
-        ("Building", None, 0, 2),
-        ("Building", None, 1, 2),
-        ("Timing", "Building", 0, 3),
-        ("Timing", None, 1, 3),
-        ("Timing", None, 2, 3),
-        ("Timing", None, 3, 3),
-        ("Timing", None, 3, 3),
-    ]
-
-
-def test_a_thousand_quick_steps_are_not_a_thousand_lines(bench: Bench) -> None:
-    bench.scenario.phases = (("Timing", None, 1000),)
-    bench.scenario.on_step = lambda: bench.spend(0.001)
-    bench.build()
-    assert len(bench.events) < 15
-
-
 def test_the_time_limit_stops_the_build_and_keeps_what_was_measured(bench: Bench) -> None:
     bench.limit_s = 3.5
     bench.scenario.on_step = lambda: bench.spend(1.0)
@@ -140,32 +79,6 @@ def test_the_time_limit_stops_the_build_and_keeps_what_was_measured(bench: Bench
     assert list(bench.cache.glob("timing-*.cache"))
 
 
-def test_a_reader_that_went_away_stops_the_build(bench: Bench) -> None:
-    def tell(event: BuildEvent) -> None:
-        if event.text == "Timing":
-            raise BrokenPipeError(32, "Broken pipe")
-
-    watch = BuildWatch(tell, clock=lambda: 0.0)
-    with pytest.raises(JobError, match="nobody reads the progress"):
-        build_plan(bench.job(), bench.scenario.module(), watch)
-    assert bench.plans() == []
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        ("Could not find any implementation for node conv1", "implementation for node conv1$"),
-        ("images: UINT8 is not supported by Shuffle", "straight into a Cast"),
-        ("OutOfMemory (no further information)", "lower --workspace-mb"),
-    ],
-)
-def test_a_build_that_fails_says_what_tensorrt_said(bench: Bench, error: str, message: str) -> None:
-    bench.scenario.build_errors = (error,)
-    with pytest.raises(JobError, match=message):
-        bench.build()
-    assert bench.plans() == []
-
-
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_a_plan_that_is_not_what_its_label_says_is_refused(bench: Bench, precision: str) -> None:
     bench.options = BuildOptions(precision, (1,))  # type: ignore[arg-type]
@@ -173,19 +86,6 @@ def test_a_plan_that_is_not_what_its_label_says_is_refused(bench: Bench, precisi
     with pytest.raises(JobError, match=rf"only 1 of 21 computing layers run in {precision}"):
         bench.build()
     assert bench.plans() == []
-
-
-@pytest.mark.parametrize(
-    ("precision", "data_types"),
-    [("fp32", ("Float", "Float")), ("int8", ("Half", "Int8", "Half")), ("fp16", ("Float",) * 9 + ("Half",))],
-)
-def test_a_plan_that_is_what_its_label_says_is_stored(
-    bench: Bench, precision: str, data_types: tuple[str, ...]
-) -> None:
-    bench.options = BuildOptions(precision, (1,))  # type: ignore[arg-type]
-    bench.scenario.data_types = data_types
-    bench.build()
-    assert bench.plans() == [".json", ".plan"]
 
 
 def test_an_inspector_that_needs_shapes_gets_them(bench: Bench) -> None:

@@ -6,14 +6,12 @@ import dataclasses
 import fcntl
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from convoy.export.tensorrt.build import build_plan
 from convoy.export.tensorrt.files import sole_builder
-from convoy.export.tensorrt.watch import BuildWatch
 from convoy.models.errors import JobError, UsageError
 from convoy.models.plan_cache import find_plan
 from convoy.models.plans import BuildOptions, Plan, PlanPaths, timing_cache_path
@@ -34,12 +32,6 @@ def test_a_spoilt_plan_is_built_anew_and_the_reason_told(bench: Bench, name: str
     assert bench.scenario.builds == 2
     assert any("does not match" in note or "cannot be read" in note for note in bench.notes())
     assert isinstance(find_plan(bench.cache, first.record.key), Plan)
-
-
-def test_a_changed_model_gets_a_plan_of_its_own(bench: Bench) -> None:
-    first = bench.build()
-    bench.onnx.write_bytes(b"another graph")
-    assert bench.build().path != first.path
 
 
 def test_what_is_built_beside_a_server_is_bounded_and_its_kernel_times_are_kept_from_others(bench: Bench) -> None:
@@ -110,41 +102,12 @@ def test_waiting_for_another_builder_ends_with_the_time_limit(bench: Bench) -> N
         bench.build()
 
 
-def test_builders_at_the_same_time_build_once(bench: Bench) -> None:
-    module = bench.scenario.module()
-    job = bench.job()
-
-    def build(_: int) -> Plan:
-        return build_plan(job, module, BuildWatch(lambda event: None, sleep=lambda seconds: None))
-
-    with ThreadPoolExecutor(4) as pool:
-        plans = list(pool.map(build, range(4)))
-    assert plans == [plans[0]] * 4
-    assert bench.scenario.builds == 1
-
-
-def test_a_plan_that_is_finished_in_the_last_moment_is_kept(bench: Bench) -> None:
-    bench.limit_s = 3.5
-    bench.scenario.phases = (("Timing", None, 3),)
-    bench.scenario.on_step = lambda: bench.spend(1.0)
-    bench.scenario.after_build = lambda: bench.spend(1.0)
-    bench.build()
-    assert bench.plans() == [".json", ".plan"]
-
-
 def test_what_a_killed_builder_left_is_cleared_away(bench: Bench) -> None:
     paths = PlanPaths.of(bench.cache, bench.build().record.key)
     leftover = paths.folder / f".writing-{paths.stem}-x"
     leftover.write_bytes(b"half an eng")
     bench.build()
     assert not leftover.exists()
-
-
-def test_a_folder_that_others_could_write_is_closed_before_use(bench: Bench) -> None:
-    first = bench.build()
-    first.path.parent.chmod(0o777)
-    assert bench.build() == first
-    assert first.path.parent.stat().st_mode & 0o777 == 0o755
 
 
 def test_a_missing_model_is_a_wrong_call(bench: Bench) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from training_fixtures import options, write_coloured
 
 from convoy.models import train_command, zoo
 from convoy.models.checkpoint import convoy_version, read_checkpoint_header
@@ -23,7 +24,6 @@ from convoy.models.images import preprocess
 from convoy.models.samples import PARTS, encode_png
 from convoy.models.train import TrainProgress, compare, train
 from convoy.models.train_options import TrainOptions
-from convoy.models.training.schedule import WARM_UP_SHARES, factor
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -31,22 +31,7 @@ DATA = Path(__file__).parents[1] / "data"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two classes that anything tells apart: mostly red and mostly blue."""
-    root = tmp_path / "images"
-    rng = np.random.default_rng(0)
-    for label, channel in (("red", 0), ("blue", 2)):
-        (root / label).mkdir(parents=True)
-        for index in range(40):
-            pixels = rng.integers(0, 100, (20, 30, 3), np.uint8)
-            pixels[..., channel] += 150
-            (root / label / f"{index}.png").write_bytes(encode_png(pixels))
-    return root
-
-
-def options(folder: Path, **changes: Any) -> TrainOptions:
-    plain = TrainOptions(
-        dataset=str(folder), out=folder.parent / "cnn.safetensors", device="cpu", epochs=4, batch_size=16
-    )
-    return replace(plain, **changes)
+    return write_coloured(tmp_path / "images", {"red": 40, "blue": 40})
 
 
 # --- wrong calls; no torch needed
@@ -101,18 +86,6 @@ def test_the_zoo_names_what_it_has() -> None:
 # --- the network
 
 
-@pytest.mark.slow
-def test_the_simple_cnn_is_the_classic_one() -> None:
-    import torch
-
-    network = zoo.create("simple_cnn", 10)
-    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    assert shapes["conv1.weight"] == (16, 3, 3, 3)
-    assert shapes["conv2.weight"] == (32, 16, 3, 3)
-    assert shapes["classifier.weight"] == (10, 32 * 6 * 6)
-    assert network(torch.zeros(5, 3, 32, 32)).shape == (5, 10)
-
-
 # --- training
 
 
@@ -122,7 +95,6 @@ def test_an_image_folder_is_learned_and_the_header_tells_all(folder: Path) -> No
     result = train(options(folder, seed=5), seen.append)
     header = read_checkpoint_header(result.out)
     assert header == result.header
-    assert header is not None
     assert header.labels == ("blue", "red")
     assert header.test_accuracy == 1.0
     assert (header.architecture, header.seed, header.convoy_version) == ("simple_cnn", 5, convoy_version())
@@ -144,11 +116,6 @@ def test_the_seed_decides_everything_on_a_cpu(folder: Path) -> None:
     assert contents[0] == contents[1]
     assert contents[0] != contents[2]
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-@pytest.mark.slow
-def test_sgd_learns_too(folder: Path) -> None:
-    assert train(options(folder, optimizer="sgd")).header.test_accuracy >= 0.9
 
 
 @pytest.mark.slow
@@ -207,16 +174,6 @@ def test_a_gpu_that_is_not_there_is_named(folder: Path, monkeypatch: pytest.Monk
     with pytest.raises(JobError, match="none of cuda can train here"):
         compare(options(folder), ["cuda"])
     assert str(cuda.variant) == "cuda"
-
-
-def test_one_cycle_rises_to_the_peak_and_falls_to_nothing() -> None:
-    warm_up = WARM_UP_SHARES["one_cycle"]
-    factors = [factor("one_cycle", step / 100, warm_up) for step in range(101)]
-    peak = round(warm_up * 100)
-    assert factors[peak] == 1
-    assert factors[: peak + 1] == sorted(factors[: peak + 1])
-    assert factors[peak:] == sorted(factors[peak:], reverse=True)
-    assert factors[-1] == pytest.approx(0)
 
 
 @pytest.mark.slow

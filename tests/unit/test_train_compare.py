@@ -117,7 +117,6 @@ def test_a_network_that_does_not_compile_is_a_row_and_the_others_go_on(
     compiled, plain = compare(options(tmp_path), ["cpu:compiled", "cpu"])
     assert plain.result is not None
     assert compiled.result is None
-    assert compiled.unavailable is not None
     assert compiled.unavailable.startswith("torch.compile does not work here: backend='broken_backend' raised:")
     assert "no working C++ compiler" in compiled.unavailable
     assert "\n" not in compiled.unavailable
@@ -154,29 +153,7 @@ def test_a_compiled_network_learns_and_writes_its_own_names(tmp_path: Path, monk
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler; run apt-get install g++")
 def test_a_network_is_compiled_by_this_machines_compiler(tmp_path: Path) -> None:
     plain, compiled = compare(options(tmp_path), ["cpu", "cpu:bf16:channels_last:compiled"])
-    assert plain.result is not None
     assert compiled.result is not None, compiled.unavailable
     assert (compiled.result.precision, compiled.result.layout) == ("bf16", "channels_last")
     assert compiled.result.is_compiled
     assert compiled.result.epochs[0].loss == pytest.approx(plain.result.epochs[0].loss, rel=0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"channels_last": True}, "--channels-last None, not True"),
-        ({"precision": "bf16"}, "--precision None, not bf16"),
-    ],
-)
-def test_a_run_does_not_go_on_in_another_form(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
-    asked = options(tmp_path, epochs=2, resume=True)
-
-    def stop(progress: Any) -> None:
-        if progress.stage == "training" and progress.done == 1:
-            raise OSError("killed")
-
-    with pytest.raises(OSError, match="killed"):
-        train(asked, stop)
-    with pytest.raises(JobError, match=f"was started with {named}"):
-        train(replace(asked, **changes))

@@ -21,7 +21,6 @@ from convoy.models.spec import ImageSpec
 from convoy.models.train import TrainProgress, train
 from convoy.models.train_command import run
 from convoy.models.train_options import TrainOptions
-from convoy.models.training import words
 from convoy.models.training.epochs import EpochRecord
 from convoy.models.training.log import COLUMNS, EpochLog
 from convoy.models.training.page import TrainingStory, render
@@ -95,14 +94,6 @@ def test_the_table_has_a_line_for_each_epoch_and_an_empty_cell_for_what_is_not_k
     assert (rows[1]["validation_accuracy"], rows[1]["energy_j"]) == ("0.5", "")
 
 
-def test_a_run_that_goes_on_writes_the_epochs_before_it_again(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text("epoch,half a line that a kill le")
-    log = EpochLog(tmp_path / "log.csv", None, [record(1), record(2)])
-    log.add(record(3))
-    lines = (tmp_path / "log.csv").read_text().splitlines()
-    assert [line.partition(",")[0] for line in lines] == ["epoch", "1", "2", "3"]
-
-
 def test_a_table_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"cannot write .*: No such file or directory; .* --no-log"):
         EpochLog(tmp_path / "gone" / "log.csv", None, []).add(record(1))
@@ -146,20 +137,6 @@ def test_the_page_tells_the_story_and_escapes_it() -> None:
     assert html.count("<svg") > 4
     assert 'tr class="best"><th scope="row">2<' in html
     assert not re.search(r"(src|href)=", html)
-
-
-def test_the_page_of_an_interrupted_run_says_so_and_draws_a_single_epoch() -> None:
-    text = text_of(render(story([record(1)], kept=1, planned=9)))
-    assert "Interrupted after 1 of 9 epochs" in text
-    assert "the last; nothing was held out to choose" in text
-    assert "validation, right" not in text
-
-
-def test_figures_in_words() -> None:
-    assert (words.memory(None), words.memory(5 << 20), words.memory(3 << 29)) == ("not known", "5 MiB", "1.50 GiB")
-    assert (words.energy(None), words.energy(12.34), words.energy(4560.0)) == ("not known", "12.3 J", "4.56 kJ")
-    assert words.total_energy_j([record(1, energy_j=2.0), record(2, energy_j=3.0)]) == 5
-    assert words.total_energy_j([record(1, energy_j=2.0), record(2)]) is None
 
 
 # --- what the machine tells

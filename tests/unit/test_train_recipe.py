@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import training_fixtures
+from training_fixtures import write_coloured
 
 from convoy.models.errors import UsageError
-from convoy.models.samples import encode_png
 from convoy.models.train import TrainProgress, balanced, imbalance, train
 from convoy.models.train_options import TrainOptions
 from convoy.models.training.schedule import START_FACTOR, factor
@@ -19,22 +21,10 @@ from convoy.models.training.schedule import START_FACTOR, factor
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Many images of one class and few of the other, hard to tell apart."""
-    root = tmp_path / "images"
-    rng = np.random.default_rng(0)
-    for label, channel, count in (("red", 0, 90), ("blue", 2, 18)):
-        (root / label).mkdir(parents=True)
-        for index in range(count):
-            pixels = rng.integers(0, 220, (12, 12, 3), np.uint8)
-            pixels[..., channel] += np.uint8(rng.integers(0, 20))
-            (root / label / f"{index}.png").write_bytes(encode_png(pixels))
-    return root
+    return write_coloured(tmp_path / "images", {"red": 90, "blue": 18}, size=(12, 12), noise=220, tint=None)
 
 
-def options(folder: Path, **changes: Any) -> TrainOptions:
-    plain = TrainOptions(
-        dataset=str(folder), out=folder.parent / "cnn.safetensors", device="cpu", epochs=3, batch_size=16
-    )
-    return replace(plain, **changes)
+options = partial(training_fixtures.options, epochs=3)
 
 
 @pytest.mark.parametrize(
@@ -97,18 +87,6 @@ def test_unequal_classes_are_said_with_what_helps() -> None:
     assert "0 images of cat" in imbalance(("cat", "dog"), [0, 90], replace(plain, class_weights="balanced"))
 
 
-@pytest.mark.slow
-def test_class_weights_find_the_rare_class(folder: Path) -> None:
-    said: list[str] = []
-    plain = train(options(folder), lambda progress: said.append(progress.says))
-    assert any("the classes are unequal" in text and "of blue" in text for text in said)
-    assert plain.header.training is not None
-    weighted = train(options(folder, class_weights="balanced"))
-    assert weighted.header.training is not None
-    assert weighted.header.training.class_weights == "balanced"
-    assert weighted.epochs[0].loss != plain.epochs[0].loss
-
-
 # --- what each option does
 
 
@@ -139,15 +117,6 @@ def test_the_recipe_is_what_torch_computes_with_these_numbers(folder: Path) -> N
         assert torch.allclose(parameter, expected, atol=1e-6)
         # torch's average begins with the weights after the first step.
         assert torch.allclose(trainer._answering.state_dict()[name], expected, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_the_average_is_between_the_steps_and_is_what_is_written(folder: Path) -> None:
-    plain = train(options(folder, optimizer="sgd")).out.read_bytes()
-    averaged = train(options(folder, optimizer="sgd", ema=0.9))
-    assert averaged.header.training is not None
-    assert averaged.header.training.ema_decay == 0.9
-    assert averaged.out.read_bytes() != plain
 
 
 @pytest.mark.slow

@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
-import io
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
+from training_fixtures import options, write_coloured
 
 from convoy.models.checkpoint import read_checkpoint_header
 from convoy.models.datasets import load_folder
 from convoy.models.errors import JobError, UsageError
 from convoy.models.samples import encode_png
 from convoy.models.train import TrainProgress, train
-from convoy.models.train_command import run
-from convoy.models.train_options import TrainOptions, parse_validation
+from convoy.models.train_options import parse_validation
 from convoy.models.training.epochs import EpochRecord
 from convoy.models.training.held_out import hold_out
 
 
-def write_images(root: Path, count: int, seed: int = 0) -> Path:
-    """Two classes that are told apart with some errors: a little more red, and a little more blue."""
-    rng = np.random.default_rng(seed)
-    for label, channel in (("red", 0), ("blue", 2)):
-        (root / label).mkdir(parents=True, exist_ok=True)
-        for index in range(count):
-            pixels = rng.integers(0, 200, (12, 12, 3), np.uint8)
-            pixels[..., channel] += np.uint8(rng.integers(0, 20))
-            (root / label / f"{seed}-{index}.png").write_bytes(encode_png(pixels))
-    return root
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """Two classes that are told apart with some errors: a little more red, and a little more blue."""
     return write_images(tmp_path / "images", 60)
 
 
-def options(folder: Path, **changes: Any) -> TrainOptions:
-    plain = TrainOptions(
-        dataset=str(folder), out=folder.parent / "cnn.safetensors", device="cpu", epochs=4, batch_size=16
-    )
-    return replace(plain, **changes)
+def write_images(root: Path, count: int, seed: int = 0) -> Path:
+    return write_coloured(root, {"red": count, "blue": count}, size=(12, 12), noise=200, tint=None, seed=seed)
 
 
 def interrupting(after: int) -> Callable[[TrainProgress], None]:
@@ -133,7 +116,6 @@ def test_the_weights_that_are_written_are_those_of_the_best_epoch(folder: Path) 
     assert result.kept.validation_accuracy == max(accuracies)  # type: ignore[type-var]
     assert result.kept.epoch < 6, "the last epoch happens to be the best; the test says nothing"
     training = result.header.training
-    assert training is not None
     assert (training.best_epoch, training.validation_accuracy) == (result.kept.epoch, result.kept.validation_accuracy)
     held = hold_out(load_folder(folder), "0.3")
     assert result.header.split["validation"].images == len(held.validation)
@@ -147,61 +129,6 @@ def test_the_weights_that_are_written_are_those_of_the_best_epoch(folder: Path) 
 
 
 # --- interrupted, and on
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"validation": "0.3", "optimizer": "sgd"},
-    ],
-    ids=lambda changes: "-".join(changes) or "plain",
-)
-def test_a_run_that_goes_on_ends_as_one_that_was_never_interrupted(folder: Path, changes: dict[str, Any]) -> None:
-    whole = options(folder, **changes)
-    train(whole)
-    expected = whole.out.read_bytes()
-    whole.out.unlink()
-    for after in (1, 3):
-        assert train(replace(whole, resume=True), interrupting(after)).is_interrupted
-    assert train(replace(whole, resume=True)).out.read_bytes() == expected
-    assert not whole.beside("resume").exists()
-
-
-@pytest.mark.slow
-def test_an_interrupt_keeps_the_best_and_says_where(folder: Path) -> None:
-    result = train(options(folder, validation="0.3"), interrupting(2))
-    header = read_checkpoint_header(result.out)
-    assert header is not None
-    assert header.training is not None
-    assert (header.training.epochs, header.training.epochs_done) == (4, 2)
-    assert header.training.best_epoch in (1, 2)
-    assert result.is_interrupted
-
-
-@pytest.mark.slow
-def test_the_command_says_what_was_kept_and_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from convoy.models import fit
-
-    told = io.StringIO()
-    console = Console(file=told, width=200)
-    evaluate = fit.Trainer.evaluate
-    calls = 0
-
-    def interrupted(self: fit.Trainer, feed: Any) -> fit.Evaluation:
-        nonlocal calls
-        calls += 1
-        if calls == 3:  # the validation of the third epoch
-            raise KeyboardInterrupt
-        return evaluate(self, feed)
-
-    monkeypatch.setattr(fit.Trainer, "evaluate", interrupted)
-    with pytest.raises(JobError, match=r"interrupted after epoch 2 of 4; the best, epoch \d \(.* % of the validation"):
-        run(options(folder, validation="0.3"), None, console)
-    run(options(folder, validation="0.3", resume=True), None, console)
-    assert "going on after epoch 2 of 4" in told.getvalue()
-    assert "of 4, the best:" in told.getvalue()
 
 
 KILLS_ITSELF = """
@@ -255,30 +182,6 @@ def test_an_interrupted_run_does_not_replace_the_weights_of_a_whole_one(folder: 
     assert read_checkpoint_header(result.out) == result.header
     assert out.read_bytes() == before
     assert train(options(folder, resume=True)).out == out
-
-
-@pytest.mark.slow
-def test_what_was_not_worth_writing_is_written_on_an_interrupt(tmp_path: Path) -> None:
-    import torch
-
-    from convoy.models.training.unfinished import COST_SHARE, UnfinishedFile
-
-    now_s = iter([0.0, 0.0, 1.0, 1 / COST_SHARE, 99.0, 99.0, 99.0])  # the first write takes a second
-    file = UnfinishedFile(tmp_path / "cnn.training.resume", {}, lambda: next(now_s))
-    weights = torch.zeros(3)
-    first, second = record(1, None, None), record(2, None, None)
-    file.keep([first], first, {"network": {"w": weights}}, at_once=False)
-    weights += 1
-    file.keep([first, second], second, {"network": {"w": weights}}, at_once=False)
-    weights += 1  # the next epoch has begun
-    found = file.read()
-    assert found is not None
-    assert found.run.records == (first,)
-    file.write_waiting()
-    found = file.read()
-    assert found is not None
-    assert found.run.records == (first, second)
-    assert found.state["network"]["w"].tolist() == [1, 1, 1]
 
 
 @pytest.mark.slow

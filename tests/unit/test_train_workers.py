@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
+import training_fixtures
+from training_fixtures import write_coloured
 
 from convoy.models.errors import JobError, UsageError
-from convoy.models.samples import encode_png
 from convoy.models.train import TrainProgress, train
-from convoy.models.train_options import TrainOptions
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    root = tmp_path / "images"
-    rng = np.random.default_rng(0)
-    for label, channel in (("red", 0), ("blue", 2)):
-        (root / label).mkdir(parents=True)
-        for index in range(100):
-            pixels = rng.integers(0, 200, (14, 18, 3), np.uint8)
-            pixels[..., channel] += 30
-            (root / label / f"{index}.png").write_bytes(encode_png(pixels))
-    return root
+    return write_coloured(tmp_path / "images", {"red": 100, "blue": 100}, size=(14, 18), noise=200, tint=30)
 
 
-def options(folder: Path) -> TrainOptions:
-    return TrainOptions(
-        dataset=str(folder),
-        out=folder.parent / "cnn.safetensors",
-        device="cpu",
-        epochs=2,
-        batch_size=16,
-        validation="0.2",
-        loader_workers=1,
-    )
+options = partial(training_fixtures.options, epochs=2, validation="0.2", loader_workers=1)
 
 
 @pytest.mark.long

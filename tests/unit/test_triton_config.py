@@ -101,7 +101,6 @@ def test_what_is_not_honoured_is_refused_by_its_name_or_said_in_the_debug_log(
         caplog.clear()
         with caplog.at_level(logging.DEBUG, "convoy"):
             found = read_configuration(stored)
-        assert found is not None
         outermost = next(one for one in _ways_to(path) if FIELDS[one].use == use)
         told = " ".join(found.mistakes) if use == "refused" else caplog.text
         assert f"{outermost}:" in told or f"{outermost} changes nothing" in told, (path, found.mistakes)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from convoy.models.errors import JobError
-from convoy.models.weights import names
 from convoy.models.weights.reading import fitted, read_weights
 
 torch = pytest.importorskip("torch")
@@ -84,24 +83,6 @@ def test_a_prefix_of_all_names_is_taken_off(path, prefix, said):
     assert told.startswith("wild.pth; ")
 
 
-def test_a_part_that_was_compiled_has_its_own_names_again(path):
-    weights = {name.replace("4.", "4._orig_mod."): tensor for name, tensor in trained().state_dict().items()}
-    torch.save(weights, path)
-    fresh, said = loaded(path)
-    check_alike(fresh, trained())
-    assert said == "wild.pth; '_orig_mod.' of torch.compile was taken off the names"
-
-
-def test_what_a_trainer_keeps_beside_the_network_is_left_out_and_named(path):
-    weights = prefixed("model.", trained().state_dict()) | {"criterion.weight": torch.ones(3)}
-    torch.save({"state_dict": weights, "epoch": 3}, path)
-    fresh, said = loaded(path)
-    check_alike(fresh, trained())
-    assert said == (
-        "'state_dict' of wild.pth; the prefix 'model.' was taken off the names; criterion.weight without it left out"
-    )
-
-
 def test_two_networks_under_two_prefixes_are_not_guessed_between(path):
     both = prefixed("student.", trained().state_dict()) | prefixed("teacher.", network().state_dict())
     torch.save(both, path)
@@ -114,51 +95,6 @@ def test_what_does_not_fit_is_named_without_the_prefix(path):
     torch.save(prefixed("model.", weights), path)
     with pytest.raises(JobError, match=r"do not fit the network: 4\.weight is \[5, 4\] instead of \[3, 4\]$"):
         loaded(path)
-
-
-@pytest.mark.parametrize("entry", ["net", "state_dict", "my_own"])
-def test_the_only_entry_is_taken_and_said(path, entry):
-    torch.save({entry: trained().state_dict(), "acc": 91.5, "epoch": 10}, path)
-    fresh, said = loaded(path)
-    check_alike(fresh, trained())
-    assert said == f"{entry!r} of wild.pth"
-
-
-def test_pruning_masks_are_applied(path):
-    from torch.nn.utils import prune
-
-    pruned = trained()
-    prune.l1_unstructured(pruned[0], "weight", amount=0.5)
-    prune.random_unstructured(pruned[4], "bias", amount=1)
-    torch.save(prefixed("module.", pruned.state_dict()), path)
-    fresh, said = loaded(path)
-    assert int((fresh[0].weight == 0).sum()) == fresh[0].weight.numel() // 2
-    for index in (0, 4):
-        assert torch.equal(fresh[index].weight, pruned[index].weight)
-        assert torch.equal(fresh[index].bias, pruned[index].bias)
-    assert "the pruning masks of module.4.bias, module.0.weight were applied" in said or (
-        "the pruning masks of module.0.weight, module.4.bias were applied" in said
-    )
-
-
-def test_a_network_that_prunes_itself_keeps_its_masks(path):
-    from torch.nn.utils import prune
-
-    pruned = trained()
-    prune.l1_unstructured(pruned[0], "weight", amount=0.5)
-    weights, _, said = names.fitted(pruned.state_dict(), pruned.state_dict())
-    assert (weights.keys(), said) == (pruned.state_dict().keys(), [])
-
-
-def test_counters_of_batches_may_be_missing_or_too_many(path):
-    weights = {name: one for name, one in trained().state_dict().items() if not name.endswith("num_batches_tracked")}
-    torch.save(weights, path)
-    fresh, said = loaded(path)
-    check_alike(fresh, trained())
-    assert said == "wild.pth; 1 missing num_batches_tracked were set to 0, on which no answer depends"
-    kept, _, said = names.fitted(trained().state_dict(), weights)
-    assert kept.keys() == weights.keys()
-    assert said == ["1 num_batches_tracked that the network does not have were left out"]
 
 
 class Settings(dict):  # type: ignore[type-arg]
@@ -206,15 +142,6 @@ def test_code_in_the_file_is_not_run(path, tmp_path):
         loaded(path)
     assert not mark.exists()
     assert set(torch.serialization.get_safe_globals()) == safe
-
-
-def test_a_network_that_was_saved_whole_gives_its_tensors(path):
-    whole = trained()
-    whole[1].register_buffer("passing", torch.ones(2), persistent=False)
-    torch.save({"model": whole, "epoch": 3}, path)
-    fresh, said = loaded(path)
-    check_alike(fresh, trained())
-    assert said.startswith("'model' of wild.pth; objects of torch.nn.modules.container.Sequential, ")
 
 
 @pytest.mark.parametrize("content", [argparse.Namespace(lr=1), {"args": argparse.Namespace(lr=1)}, {"epoch": 3}, 5])
@@ -301,16 +228,6 @@ def test_a_file_without_versions_is_of_the_networks_own(tmp_path, form):
     assert torch.equal(fresh.body[0].weight, made.body[0].weight)
 
 
-def test_names_that_were_changed_by_hand_leave_the_parts_theirs(path):
-    state = of_version(1)
-    saved = prefixed("module.", state)
-    saved._metadata = state._metadata
-    torch.save(saved, path)
-    fresh = WithVersions()
-    fresh.load_state_dict(fitted(read_weights(path), fresh.state_dict()).tensors)
-    assert torch.equal(fresh.body[0].weight, 2 * state["body.0.weight"])
-
-
 @pytest.mark.parametrize("noise", [7, {"body.0": 7, 3: {}, "": None}, [("body.0", {"version": 1})]])
 def test_versions_that_are_none_are_not_believed(path, noise):
     state = of_version(2)
@@ -319,16 +236,3 @@ def test_versions_that_are_none_are_not_believed(path, noise):
     fresh = WithVersions()
     fresh.load_state_dict(fitted(read_weights(path), fresh.state_dict()).tensors)
     assert torch.equal(fresh.body[0].weight, state["body.0.weight"])
-
-
-def test_training_puts_weights_of_torchvision_into_a_network_that_has_versions(path):
-    pytest.importorskip("torchvision")
-    from convoy.models.training import networks
-    from convoy.models.weights.reading import FoundWeights
-
-    arch = "torchvision:mnasnet0_5"
-    made, fresh = networks._drawn(arch, 3), networks._drawn(arch, 3)
-    torch.save(made.state_dict(), path)
-    for found in (read_weights(path), FoundWeights("w", dict(made.state_dict()), [])):
-        networks.fill(fresh, networks.Start(found, "w", None, False), networks.head(arch, 3))
-        check_alike(fresh, made)
