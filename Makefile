@@ -49,6 +49,11 @@ check: $(VENV)/.dev
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
+# Do the tests notice when the scheduler or the life of a call is changed? MODULES=app/scheduling/slab.py for one, SAMPLE=N changes.
+.PHONY: mutants
+mutants: $(VENV)/.mutants
+	$(BIN)/python tests/mutants.py $(if $(MODULES),--modules $(MODULES)) $(if $(SAMPLE),--sample $(SAMPLE))
+
 # The sdist and, built from it, the wheel, in dist/; tried in a bare environment, and inside a project of a user's.
 wheel: $(VENV)/.dev
 	rm -rf dist
@@ -121,6 +126,10 @@ $(VENV)/.dev: $(VENV)/.serve
 $(VENV)/.docs: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) --editable '.[docs]'
+	touch $@
+
+$(VENV)/.mutants: $(VENV)/.dev
+	$(PIP_INSTALL) --editable '.[mutants]'
 	touch $@
 
 # Half a gigabyte that only long tests need, and the Envoy that balances in one of them.
