@@ -72,8 +72,9 @@ class Terms:
 class Call:
     """One HTTP, gRPC or Python call; afterwards its record. Times are CLOCK_MONOTONIC nanoseconds.
 
-    `protocol` is its name in the metrics. `deadline_ns` None: no limit. `late` makes the error for a call whose
-    deadline passes; it may change with what the call waits for. While its body is read, that is due at `body_due_ns`,
+    `protocol` is its name in the metrics. It asks the scheduler for `owed` requests: one, or one for each file of a
+    form. `deadline_ns` None: no limit. `late` makes the error for a call whose deadline passes; it may change with what
+    the call waits for. While its body is read, that is due at `body_due_ns`,
     and `slow` makes the error; `until_client_leaves` is set when it has been read. `decode_ns` is what its first input
     took to read, after `decode_wait_ns`. `answered_ns` is when its last answer came.
     """
@@ -87,12 +88,14 @@ class Call:
         self.times: StageTimes | None = None
         self.ending: CallEnd | None = None
         self.span: RequestSpan | None = None  # of one that is sampled
+        self.owed = 1
         self.deadline_ns: int | None = None
         self.late: Callable[[], RequestError] = _late
         self.body_due_ns: int | None = None
         self.slow: Callable[[], RequestError] = _late
         self.until_client_leaves: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._slots: dict[SlotRef, Slot] = {}
+        self._requests: list[asyncio.Future[Done]] = []
         self._regions: list[Region] = []
         self._lent: dict[SlotRef, int] = {}  # to so many jobs of a decoder
         self._task: asyncio.Task[Any] | None = None  # which may be cancelled
@@ -106,11 +109,12 @@ class Call:
         self._has_begun, self._task = True, asyncio.current_task()
 
     def cancel(self, reason: Exception) -> None:
-        """End it from outside: cancel its task. Does nothing to one that is settled.
+        """End it from outside: cancel its task. Does nothing to one that is settled or has all its answers.
 
         The task gets the reason from `cause_of`.
         """
-        if self._task is not None and self._cancelled_by is None:
+        has_answers = sum([request.done() for request in self._requests]) >= self.owed
+        if self._task is not None and self._cancelled_by is None and not has_answers:
             self._cancelled_by = reason
             self._task.cancel()
 
@@ -239,6 +243,7 @@ class Call:
         self.settle()
         # Kept no longer: they hold frames that hold the call.
         self._cancelled_by = self.until_client_leaves = None
+        self._requests.clear()
         self.late = self.slow = _late
         if self._watch is not None:
             self._watch.cancel()
@@ -318,6 +323,7 @@ class Call:
             core.request_failed(key, "REJECTED", time.monotonic_ns() - request.arrival_ns)
             raise refused(request, future, core.max_waiting(key))
         slots = {ref: self._slots.pop(ref) for ref in request.slots}
+        self._requests.append(future)
         try:
             done = await future
         except asyncio.CancelledError:

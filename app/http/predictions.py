@@ -138,7 +138,7 @@ class PredictionsRoute(HotRoute):
 
 async def _all_of(call: Call, asking: list[Coroutine[Any, Any, _Outcome]]) -> list[_Outcome]:
     """What became of each file, in order. A deadline ends those that have no answer by then."""
-    tasks = [asyncio.ensure_future(one) for one in asking]
+    tasks, call.owed = [asyncio.ensure_future(one) for one in asking], len(asking)
     late: RequestError | None = None
     try:
         await asyncio.wait(tasks)
@@ -149,8 +149,8 @@ async def _all_of(call: Call, asking: list[Coroutine[Any, Any, _Outcome]]) -> li
         cause = call.cause_of(raised)
         if not isinstance(cause, RequestError):
             raise
-        call.settle()
         late = cause
+    call.settle()
     return [_failed(late) if late is not None and task.cancelled() else task.result() for task in tasks]
 
 
