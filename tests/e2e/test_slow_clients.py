@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.servers import FakeServer, Server, rows_request, start_fake_server, start_server, wait_until
 from tests.support.stores import StoreFolder, digit
-from tests.support.wire import Wire, chunk, head
+from tests.support.wire import Wire, WireReply, chunk, head
 
 # Many servers are started here, and much is waited for.
 pytestmark = pytest.mark.slow
@@ -216,10 +216,10 @@ def test_a_client_that_asks_on_and_on_and_reads_nothing_is_not_read_either(serve
 
 
 def test_connections_above_the_limit_are_told_so(server: Server) -> None:
-    wires = [Wire(server.port) for _ in range(60)]
+    wires, replies = list[Wire](), list[WireReply | None]()
     try:
-        replies = []
-        for wire in wires:
+        for _ in range(60):  # each asks as soon as it is there: for its headers it has a second
+            wires.append(wire := Wire(server.port))
             wire.send(head("/ping", method="GET"))
             try:
                 replies.append(wire.reply())
