@@ -94,6 +94,7 @@ def test_a_name_at_the_start_that_is_none_is_one_line_and_2(store: StoreFolder, 
 # Files elsewhere, and sizes
 
 
+PIPES = (MANIFEST, "canary.safetensors", "fp32.onnx")
 LABELLED = 'max_batch_size: 4 output [{{ name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 16 ] label_filename: "{}" }}]'
 
 
@@ -150,6 +151,16 @@ def add_manifests(store: StoreFolder) -> None:
     changed_manifest(store.add_digits(name="unhashed"), '"file": "fp32.onnx"', '"file": "other.onnx"')
 
 
+def add_pipes(store: StoreFolder) -> None:
+    """A pipe in the place of any file of a model."""
+    os.mkfifo(store.add_digits(name="pipe-beside") / "stray")
+    bare, configured = (store.add_shift(5.0, name=f"pipe-{name}") for name in ("bare", "configured"))
+    bundles = [store.add_digits(name=f"pipe-{name}") / name for name in PIPES]
+    for place in (bare, configured.parents[1] / "config.pbtxt", *bundles):
+        place.unlink(missing_ok=True)
+        os.mkfifo(place)
+
+
 def add_sizes(store: StoreFolder) -> None:
     """More than any machine has memory for, wherever it stands, and what is not too much."""
     store.add_shift(1.0, name="sound")
@@ -174,6 +185,7 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     add_labels(store, secret)
     add_weights(store, secret)
     add_manifests(store)
+    add_pipes(store)
     add_sizes(store)
     with start_server(store=store.root) as server:
         yield server
@@ -181,7 +193,8 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 REFUSED = {
     **dict.fromkeys(("labels-up", "labels-whole"), "leads out of"),
-    **dict.fromkeys(("labels-pipe", "weights-pipe"), "is a pipe"),
+    **dict.fromkeys(("labels-pipe", "weights-pipe", "pipe-beside", "pipe-bare", "pipe-configured"), "is a pipe"),
+    **dict.fromkeys((f"pipe-{name}" for name in PIPES), "is a pipe"),
     **dict.fromkeys(("weights-up", "weights-whole", "weights-link"), "lies outside its folder"),
     **dict.fromkeys(("both", "variant"), "names a file outside the bundle"),
     "unhashed": "no digest of 'other.onnx'",
@@ -315,34 +328,6 @@ def test_what_may_not_be_read_is_refused_and_the_others_are_served(store: StoreF
 
 
 # What never ends
-
-
-@pytest.mark.parametrize("mode", [POLL, EXPLICIT], ids=["polling", "explicit"])
-def test_a_pipe_in_the_place_of_any_file_is_refused_at_once(store: StoreFolder, mode: tuple[str, ...]) -> None:
-    store.add_shift(1.0, name="zero")
-    os.mkfifo(store.add_digits(name="beside") / "stray")
-    for name in ("model.onnx", "config.pbtxt"):
-        path = store.add_shift(5.0, name=f"bare-{name}")
-        place = path if name == "model.onnx" else path.parent.parent / name
-        place.unlink(missing_ok=True)
-        os.mkfifo(place)
-    for name in (MANIFEST, "canary.safetensors", "fp32.onnx"):
-        place = store.add_digits(name=f"bundle-{name}") / name
-        place.unlink()
-        os.mkfifo(place)
-    with start_server(*mode, store=store.root) as server:
-        refused = {path.name for path in store.root.iterdir()} - {"zero"}
-        if mode == EXPLICIT:
-            assert server.load("zero").status_code == 200
-            for name in refused:
-                reply = server.load(name)
-                assert reply.status_code == 400, name
-                assert "is a pipe" in reply.json()["error"]
-        found = server.index()
-        for name in refused:
-            assert found[f"{name}/1"][0] == "UNAVAILABLE"
-            assert "is a pipe" in found[f"{name}/1"][1]
-        assert answer(server, "zero") == 1.0
 
 
 def test_a_load_that_hangs_holds_up_no_other_and_ends_as_refused() -> None:

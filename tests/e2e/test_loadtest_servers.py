@@ -53,7 +53,7 @@ def test_convoy_over_http_tells_where_the_time_went(demo, tmp_path, body):
 
 
 def test_the_server_s_process_is_in_what_it_used(tmp_path):
-    page, again = tmp_path / "page.html", tmp_path / "report.json"
+    page = tmp_path / "page.html"
     with start_server() as server:
         code, printed, found = load(server.url, tmp_path, concurrency=2, duration_s=3, report_file=page)
     assert code == 0
@@ -68,10 +68,6 @@ def test_the_server_s_process_is_in_what_it_used(tmp_path):
         assert words in printed
     for words in ("What the server used", "CPU of the server", "Memory of the server", "core"):
         assert words in page.read_text()
-    compared = run_convoy("loadtest", "compare", str(again), str(again), "--json")
-    assert compared.returncode == 0, compared.stderr
-    told = {row["figure"]: row["ratio"] for row in json.loads(compared.stdout)["rows"]}
-    assert told["CPU an answer, ms"] == told["memory, MiB"] == told["good answers/s"] == 1
 
 
 @pytest.mark.parametrize("mode", [{"concurrency": 3}, {"rate": 40}, {"concurrency": 4, "processes": 2}])
