@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from convoy.app.engines.cuda.engine import bucket_sizes
-from convoy.app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuilder
+from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.export.ahead import accepted
 from convoy.export.progress import SILENT
 from convoy.models.bundle import MANIFEST, open_bundle, read_manifest, seal
@@ -160,42 +160,18 @@ def test_the_newest_version_is_built_and_a_broken_one_is_said(tmp_path: Path) ->
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
-class Watched:
-    """One build by the real child."""
-
-    def __init__(self, cache: Path, file: str, limits: BuildLimits | None = None) -> None:
-        (variant,) = (one for one in open_bundle(DEMO).manifest.variants if one.file == file)
-        options = BuildOptions(variant.precision, bucket_sizes(64), profiles="range")
-        self.order = BuildOrder(DEMO / file, cache, options, library="tensorrt-rtx")
-        self.builder = PlanBuilder(limits)
-        self.heard: list[PlanBuild] = []
-        self.is_building = asyncio.Event()
-
-    def hear(self, progress: PlanBuild) -> None:
-        self.heard.append(progress)
-        if progress.phase == "Building engine":
-            self.is_building.set()
-
-    async def build(self) -> PlanBuild:
-        return await self.builder.build(self.order, self.hear)
-
-
-def test_the_child_tells_how_far_it_is(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, "fp16.onnx")
-    ended = asyncio.run(watched.build())
-    assert ended.state == "built", ended.reason
-    assert ended.plan is not None
-    phases = list(dict.fromkeys(one.phase for one in watched.heard if one.phase))
-    assert phases[:2] == ["parse ONNX", "Building engine"]
-    assert phases[-1] == "inspect"
-    assert max(one.total for one in watched.heard if one.phase == "Building engine") > 1
-
-
 def test_whoever_cancels_leaves_neither_child_nor_plan(tmp_path: Path) -> None:
     async def scenario() -> None:
-        watched = Watched(tmp_path, "int8-trt.onnx")
-        building = asyncio.ensure_future(watched.build())
-        await asyncio.wait_for(watched.is_building.wait(), 60)
+        is_building = asyncio.Event()
+
+        def hear(progress: PlanBuild) -> None:
+            if progress.phase == "Building engine":
+                is_building.set()
+
+        options = BuildOptions("int8", bucket_sizes(64), profiles="range")
+        order = BuildOrder(DEMO / "int8-trt.onnx", tmp_path, options, library="tensorrt-rtx")
+        building = asyncio.ensure_future(PlanBuilder(None).build(order, hear))
+        await asyncio.wait_for(is_building.wait(), 60)
         building.cancel()
         with pytest.raises(asyncio.CancelledError):
             await building

@@ -77,6 +77,8 @@ def test_no_name_leads_out_of_the_store(beside: tuple[Server, Path]) -> None:
         for path in (f"/v2/models/{name}/infer", f"/predictions/{name}"):
             reply = server.post(path, json=ROW)
             assert reply.status_code in (400, 404, 405), (path, reply.text)
+        for path in (f"/models/{name}", *(f"/v2/models/{name}{end}" for end in ("", "/ready", "/stats", "/config"))):
+            assert server.get(path).status_code in (400, 404), path
     assert server.index() == {"inner": ("", ""), "shift": ("", "")}
     assert not re.search(r"INFO +loaded ", server.log)
     assert server.load("shift").status_code == 200

@@ -95,33 +95,3 @@ def test_a_bug_in_any_method_is_internal_with_the_calls_id(server: FakeServer) -
                 wait_until(lambda told=told: lines_of(server, told), "it is in the log")
     finally:
         server.switch_off("bug")
-
-
-def test_a_long_name_is_refused_in_words_on_every_way(server: FakeServer) -> None:
-    long = "a" * 300
-    for path in (f"/v2/repository/models/{long}/load", f"/v2/repository/models/{long}/unload"):
-        answer = server.post(path, json={})
-        assert answer.status_code == 400
-        assert "cannot be a model's name" in answer.json()["error"]
-        assert len(answer.text) < 400
-    for verb, path in (
-        ("GET", f"/v2/models/{long}"),
-        ("GET", f"/v2/models/{long}/ready"),
-        ("GET", f"/v2/models/{long}/stats"),
-        ("GET", f"/v2/models/{long}/config"),
-        ("GET", f"/models/{long}"),
-        ("POST", f"/v2/models/{long}/infer"),
-        ("POST", f"/predictions/{long}"),
-    ):
-        with server.client() as client:
-            answer = client.request(verb, path)
-        assert answer.status_code in (400, 404), path
-        assert list(answer.json()) == ["error"]
-    with asking(server) as stub:
-        for call in (
-            lambda: stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=long)),
-            lambda: stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name=long)),
-        ):
-            with pytest.raises(grpc.RpcError) as failed:
-                call()
-            assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
