@@ -501,6 +501,18 @@ def fresh_peak(server: Server) -> int:
     return peak_bytes(server)
 
 
+def test_an_uncompressed_body_may_say_so(wire: MemoryWire) -> None:
+    assert wire.ask(DIGITS, digit("one"), {"Content-Encoding": "Identity"}).status == 200
+
+
+def test_shared_memory_is_a_501_unless_it_is_allowed(wire: MemoryWire) -> None:
+    place = {"parameters": {"shared_memory_region": "region", "shared_memory_byte_size": 64}}
+    words = ("Client shared memory is disabled", "--allow-shared-memory")
+    refused(wire.ask(SIMPLE, simple(outputs=[{"name": "OUTPUT0", **place}])), 501, *words)
+    first = {"name": "INPUT0", "shape": [1, 16], "datatype": "INT32", **place}
+    refused(wire.ask(SIMPLE, json.dumps({"inputs": [first, tensor("INPUT1")]}).encode()), 501, *words)
+
+
 def test_a_body_declared_too_large_is_a_413_before_it_is_sent(socket_wire: Wire) -> None:
     body = b"x" * (3 << 20)
     socket_wire.send(head(DIGITS, {"Content-Length": str(len(body))}))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -296,6 +297,22 @@ def test_a_url_that_is_none_is_a_wrong_call(url: str) -> None:
         convoy.Client(url)
     with pytest.raises(UsageError, match="URL"):
         convoy.AsyncClient(url)
+
+
+@pytest.mark.parametrize("kind", [convoy.Client, convoy.AsyncClient])
+@pytest.mark.parametrize("scheme", ["https", "grpcs"])
+def test_files_with_which_there_is_no_tls_are_a_wrong_call(tmp_path: Path, scheme: str, kind: Any) -> None:
+    url, missing = f"{scheme}://localhost", tmp_path / "missing.pem"
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    with pytest.raises(UsageError, match=r"^verify .*missing\.pem cannot be read"):
+        kind(url, verify=str(missing))
+    with pytest.raises(UsageError, match=r"^cert .*missing\.pem cannot be read"):
+        kind(url, cert=missing)
+    with pytest.raises(UsageError, match=r"^cert .*empty\.pem has no certificate"):
+        kind(url, cert=(empty, empty))
+    with pytest.raises(UsageError, match="name files in both"):
+        kind(url, verify=ssl.create_default_context(), cert=empty)
 
 
 def test_tls_over_grpc_takes_files_alone() -> None:

@@ -158,6 +158,26 @@ def test_each_gets_the_answer_to_its_own_tensors(server: Server, samples: int) -
         list(pool.map(client, range(8)))
 
 
+def test_a_version_that_is_named_answers_too(server: Server) -> None:
+    with Wire(server.port) as wire:
+        for seed in range(3):
+            check(ask(wire, simple(seed, path="/v2/models/simple/versions/1/infer")), seed)
+        for _ in range(2):
+            assert ask(wire, simple(path="/v2/models/simple/versions/2/infer")).status == 404
+
+
+def test_own_ids_and_traces_come_back_and_others_are_made(wire: Wire) -> None:
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    replies = [ask(wire, simple(), X_Request_Id=f"mine-{number}", traceparent=parent) for number in range(3)]
+    assert [reply.headers["x-request-id"] for reply in replies] == ["mine-0", "mine-1", "mine-2"]
+    assert {reply.headers["traceparent"] for reply in replies} == {parent}
+    made = [ask(wire, simple()) for _ in range(20)]
+    assert len({reply.headers["x-request-id"] for reply in made}) == 20
+    assert not any("traceparent" in reply.headers for reply in made)
+    for unfit in ("two words", "x" * 200):
+        assert ask(wire, simple(), X_Request_Id=unfit).headers["x-request-id"] != unfit
+
+
 def in_two_pieces(wire: Wire, asked: Asked) -> None:
     whole = asked.whole()
     wire.send(whole[:-100])
@@ -221,6 +241,46 @@ def test_however_it_is_sent_it_is_answered(wire: Wire, send: Callable[[Wire, Ask
         reply = wire.reply()
         check(reply, 7)
         alike(plain, reply)
+
+
+def test_a_connection_that_is_to_be_closed_is_closed(server: Server, wire: Wire) -> None:
+    for change in (
+        lambda whole: whole.replace(b"Host: test", b"Connection: close"),
+        lambda whole: whole.replace(b"HTTP/1.1", b"HTTP/1.0"),
+    ):
+        with Wire(server.port) as other:
+            other.send(change(simple(3).whole()))
+            reply = other.reply()
+            check(reply, 3)
+            assert reply.headers["connection"] == "close"
+            assert other.is_closed()
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"timeout": 30_000_000}, {"priority": 3}, {"timeout": 20_000_000, "priority": 1}]
+)
+def test_terms_are_heeded_every_time(wire: Wire, parameters: dict[str, int]) -> None:
+    for seed in range(3):
+        check(ask(wire, simple(seed, parameters=parameters)), seed)
+    for _ in range(2):
+        assert ask(wire, simple(parameters={"timeout": 1})).status in (429, 504)
+
+
+def test_an_answer_is_compressed_for_whom_it_was_the_first_time(server: Server) -> None:
+    with Wire(server.port) as wire:
+        asked = simple(5, samples=32, id="compressed")
+        zipped = [ask(wire, asked, Accept_Encoding="gzip") for _ in range(3)]
+        plain = [ask(wire, asked) for _ in range(2)]
+        zipped.append(ask(wire, asked, Accept_Encoding="gzip, identity;q=0.5"))
+        refused = ask(wire, asked, Accept_Encoding="gzip;q=0")
+        for reply in plain:
+            check(reply, 5, 32)
+            assert "content-encoding" not in reply.headers
+            alike(reply, refused)
+        for reply in zipped:
+            assert reply.headers["content-encoding"] == "gzip"
+            assert gzip.decompress(reply.body) == plain[0].body
+            alike(zipped[0], reply)
 
 
 @pytest.mark.parametrize(

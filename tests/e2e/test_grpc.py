@@ -151,6 +151,18 @@ def test_both_wires_say_the_same(client: triton.InferenceServerClient, server: S
             assert field not in document or document[field] == _plain(getattr(message, field))
 
 
+def test_statistics_count_what_came_over_this_wire(client: triton.InferenceServerClient, server: Server) -> None:
+    before = client.get_inference_statistics("identity_fp32").model_stats[0]
+    for _ in range(3):
+        client.infer("identity_fp32", [given("x", np.zeros((2, 3), np.float32), "FP32")])
+    after = client.get_inference_statistics("identity_fp32").model_stats[0]
+    assert after.inference_count - before.inference_count == 6
+    assert after.inference_stats.success.count - before.inference_stats.success.count == 3
+    assert len(client.get_inference_statistics().model_stats) == 2 + len(IDENTITIES)
+    line = 'convoy_requests_total{model="identity_fp32",outcome="success",protocol="grpc",version="1"}'
+    assert line in server.get("/metrics").text
+
+
 def test_the_standard_health_service_tells_readiness(server: Server) -> None:
     with grpc.insecure_channel(server.grpc_address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
@@ -411,7 +423,9 @@ def test_a_full_queue_says_when_to_come_back(one_by_one: FakeServer) -> None:
     full = [error for error in errors if error is not None]
     assert {error.code() for error in full} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert all("Exceeds maximum queue size" in error.details() for error in full)
-    assert all(int(trailer(error)["retry-after"]) >= 1 for error in full)
+    for error in full:
+        assert int(trailer(error)["retry-after"]) >= 1
+        assert int(trailer(error)["grpc-retry-pushback-ms"]) >= 1
     assert len(full) == 3
 
 

@@ -57,6 +57,7 @@ def test_the_server_s_process_is_in_what_it_used(tmp_path):
     with start_server() as server:
         code, printed, found = load(server.url, tmp_path, concurrency=2, duration_s=3, report_file=page)
     assert code == 0
+    assert found["target"]["body"] == "image"  # as its model takes them
     use = found["server_use"]
     (process,) = use["processes"]
     assert process["name"] == "core"

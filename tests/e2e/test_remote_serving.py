@@ -152,6 +152,17 @@ def test_what_could_not_be_fetched_is_tried_again(
 # What can be wrong with the store itself
 
 
+def test_a_cache_that_was_spoiled_is_fetched_again(remote: ObjectStore, tmp_path: Path) -> None:
+    remote.upload(DEMO, "digits/1")
+    with serve(remote, tmp_path):
+        pass
+    (kept,) = tmp_path.glob("*/digits/1-*/1/fp32.onnx")
+    kept.write_bytes(kept.read_bytes()[:-1] + b"\0")
+    with serve(remote, tmp_path) as server:
+        assert server.seven() == ("1", "7")
+        assert "does not match its sha256" in server.log
+
+
 def failed(remote_env: dict[str, str], cache: Path, url: str = URL) -> str:
     with start_server(
         "--store", url, "--store-cache", str(cache), env=remote_env, exit_code=1, wait_ready=False
