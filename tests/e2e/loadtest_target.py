@@ -14,31 +14,26 @@ import sys
 import time
 from typing import cast
 
-GOOD_PREDICTION = json.dumps(
-    {"model": "m", "version": "1", "predictions": [{"class_id": 7, "label": "7", "score": 0.9}], "timing_ms": {}}
-).encode()
 GOOD_OUTPUTS = json.dumps(
     {"model_name": "m", "outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [0.5, 1.5]}]}
 ).encode()
 INPUTS = [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
 MODELS = (
     "steady",
-    "image",
     "stalls",
     "resets",
     "garbage",
     "liar",
     "sheds",
     "dies",
-    "closes",
     "secret",
     "limited",
     "naps",
 )
 
 
-def http(status: int, body: bytes, extra: str = "") -> bytes:
-    return f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n{extra}\r\n".encode() + body
+def http(status: int, body: bytes) -> bytes:
+    return f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def error(status: int, text: str) -> bytes:
@@ -80,27 +75,18 @@ class Target(asyncio.Protocol):
         elif parts[-1] not in MODELS and parts[-1] != "infer":
             self.transport.write(error(404, "no such model"))
         elif parts[0] == "predictions":
-            self.predict(parts[1])
+            self.transport.write(error(400, "this model takes no images"))
         elif parts[-1] == "infer":
             self.infer(parts[2], headers)
         else:
             described = {"name": parts[-1], "inputs": INPUTS, "outputs": []}
             self.transport.write(http(200, json.dumps(described).encode()))
 
-    def predict(self, model: str) -> None:
-        if model == "image":
-            self.transport.write(http(200, GOOD_PREDICTION))
-        else:
-            self.transport.write(error(400, "this model takes no images"))
-
     def infer(self, model: str, headers: dict[str, str]) -> None:
         self.asked[model] = asked = self.asked.get(model, 0) + 1
         write = self.transport.write
         if model == "secret" and headers.get("authorization") != "Bearer open sesame":
             write(error(401, "the API key is missing or wrong"))
-        elif model == "closes":
-            write(http(200, GOOD_OUTPUTS, "Connection: close\r\n"))
-            self.transport.close()
         elif model == "naps":
             self.answer_after_a_nap(asked)
         elif model == "limited":

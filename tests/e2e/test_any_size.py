@@ -16,12 +16,12 @@ import tritonclient.http as over_http
 from PIL import Image
 from tritonclient.utils import np_to_triton_dtype
 
-from convoy.app.engines.measure import Pace
 from convoy.app.engines.onnx_session import new_session
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.models.bundle import Bundle, open_bundle
 from tests.support.onnx_models import convolutions
+from tests.support.quick_exports import measure_little
 from tests.support.servers import Server, metric, start_server
 
 SIZES = ((40, 40), (64, 33), (17, 96))
@@ -31,17 +31,6 @@ MODELS = ("scores", "maps", "valid", "bare")
 def original(folder: Path, name: str) -> Path:
     """What a model of the store was made of."""
     return folder / "originals" / f"{name}.onnx"
-
-
-def measure_little(patches: pytest.MonkeyPatch) -> None:
-    pace = Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2)
-    patches.setattr("convoy.export.profiling.profile.PACE", pace)
-    patches.setattr("convoy.export.profiling.roofline._BUDGET_S", 0)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    measure_little(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +169,7 @@ def of_torch(folder: Path, factory: str, **options: object) -> Bundle:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("front", ["uint8", pytest.param("none", marks=pytest.mark.long)])
-def test_a_torch_network_is_exported_free_and_served_at_three_sizes_and_to_pictures(tmp_path, quick, front):
+def test_a_torch_network_is_exported_free_and_served_at_three_sizes_and_to_pictures(tmp_path, measures_little, front):
     bundle = of_torch(tmp_path, "convolutions", front=front)
     assert bundle.manifest.provenance.free_sizes == ("32x40", "64x40", "32x104")
     network = runpy.run_path(str(tmp_path / "networks.py"))["convolutions"]()
@@ -209,15 +198,15 @@ def test_a_torch_network_is_exported_free_and_served_at_three_sizes_and_to_pictu
         assert np.allclose([scores[index] for index in range(4)], powers / powers.sum(), atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("factory", "why"),
     [
-        pytest.param("flattened", "the network fails on float32 [3, 3, 64, 40]", marks=pytest.mark.long),
+        ("flattened", "the network fails on float32 [3, 3, 64, 40]"),
         ("Branches", "it answers otherwise than torch at one of three sizes"),
     ],
 )
-def test_a_torch_network_that_cannot_be_free_is_fixed_and_says_why(tmp_path, quick, factory, why):
+def test_a_torch_network_that_cannot_be_free_is_fixed_and_says_why(tmp_path, measures_little, factory, why):
     manifest = of_torch(tmp_path, factory).manifest
     assert manifest.spec.inputs[0].shape == (32, 40, 3)
     assert manifest.provenance.free_sizes == ()

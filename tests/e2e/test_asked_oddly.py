@@ -64,14 +64,6 @@ def test_an_empty_version_is_said_to_be_one(server: Server, path: str) -> None:
     assert "the version is empty; give its number, or leave the version out" in answer.json()["error"]
 
 
-@pytest.mark.parametrize("version", ["%20", "1%20", "x", "-1", "0x1", "%0a"])
-def test_a_version_that_is_no_number_is_named_as_it_was_given(server: Server, version: str) -> None:
-    answer = server.post(f"/predictions/digits/{version}", content=digit("five"))
-    assert answer.status_code == 404
-    assert re.search(r"'digits' version \S.*\S? is not found", answer.json()["error"])
-    assert "  " not in answer.json()["error"]
-
-
 @pytest.mark.parametrize(
     ("path", "shown"),
     [

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from tests.support.crowds import at_once
-from tests.support.servers import FakeServer, metric, rows_request, start_fake_server, wait_until
+from tests.support.servers import FakeServer, rows_request, start_fake_server, wait_until
 from tests.support.stores import digit
 
 BATCH_MS = 300.0
@@ -86,21 +86,6 @@ def test_requests_that_wait_together_share_batches(held_server: FakeServer) -> N
     assert max(one["batch_size"] for one in after["batch_stats"]) == 16
 
 
-def test_a_batch_is_counted_in_samples_and_no_request_is_split(held_server: FakeServer) -> None:
-    server = held_server
-    before = {one["batch_size"]: one["compute_infer"]["count"] for one in server.statistics("rows")["batch_stats"]}
-    with ThreadPoolExecutor(8) as pool:
-        with held(server, pool):
-            sizes = [7, 7, 7, 7]
-            waiting = [pool.submit(server.infer, *[float(size)] * size) for size in sizes]
-            await_waiting(server, 4)
-        for size, answer in zip(sizes, [one.result() for one in waiting], strict=True):
-            assert answer.json()["outputs"][0]["shape"] == [size, 4]
-    after = {one["batch_size"]: one["compute_infer"]["count"] for one in server.statistics("rows")["batch_stats"]}
-    grown = {size: count - before.get(size, 0) for size, count in after.items() if count != before.get(size, 0)}
-    assert grown == {1: 1, 14: 2}, "7 + 7 fit into 16, and a third 7 would have to be split"
-
-
 def test_what_does_not_decode_never_joins_a_batch(server: FakeServer) -> None:
     before = server.statistics("images")
     good, bad = digit("three"), digit("three")[:60]
@@ -135,46 +120,6 @@ def test_a_request_predicted_to_be_late_is_a_429_at_once(server: FakeServer) -> 
     assert refused.status_code == 429
     assert "after the deadline" in refused.json()["error"]
     assert int(refused.headers["retry-after"]) >= 1
-
-
-def test_a_request_with_enough_time_is_answered_in_time(server: FakeServer) -> None:
-    with ThreadPoolExecutor(2) as pool, busy(server, pool):
-        answer = server.post(f"{ROWS}?timeout_ms=20000", json=rows_request(1.0))
-        assert answer.status_code == 200
-
-
-def test_the_protocols_timeout_is_the_latest_start(server: FakeServer, held_server: FakeServer) -> None:
-    def ample() -> bool:
-        """A busy machine may let it wait for longer than that before it starts."""
-        return server.post(ROWS, json=rows_request(1.0, parameters={"timeout": 200_000})).status_code == 200
-
-    wait_until(ample, "it started at once, and may run for as long as it takes")
-    with ThreadPoolExecutor(2) as pool, held(held_server, pool):
-        answer = held_server.post(ROWS, json=rows_request(1.0, parameters={"timeout": 10_000}))
-        assert answer.status_code in (429, 504)
-        assert "deadline" in answer.json()["error"] or "timeout expired" in answer.json()["error"]
-
-
-def test_an_urgent_request_goes_first(held_server: FakeServer) -> None:
-    server, order = held_server, list[str]()
-
-    def ask(name: str, priority: int) -> None:
-        # Batches of the full size, so that each request is a batch of its own.
-        body, headers = rows_request(*[1.0] * 16, parameters={"priority": priority}), {"X-Request-Id": name}
-        assert server.post(ROWS, json=body, headers=headers).status_code == 200
-        order.append(name)
-
-    with ThreadPoolExecutor(8) as pool:
-        with held(server, pool):
-            waiting = [pool.submit(ask, f"late {number}", 5) for number in range(2)]
-            await_waiting(server, 2)
-            waiting.append(pool.submit(ask, "urgent", 1))
-            await_waiting(server, 3)
-            server.switch_on("hold", "2")  # the one that runs, and the first of those that wait
-            wait_until(lambda: order, "one of them is answered")
-            assert order == ["urgent"]
-        for one in waiting:
-            one.result()
 
 
 class FirstComes:
@@ -225,38 +170,3 @@ def test_level_one_goes_before_none_and_none_before_level_three() -> None:
             one.result()
         order = coming.order
     assert order == [1, 1, 0, 9, 0, 9, 3, 3]
-
-
-def test_a_full_queue_is_a_429_and_empties_again(held_server: FakeServer) -> None:
-    server, before = held_server, metric(held_server, "convoy_rejected_total", reason="queue_full")
-    with ThreadPoolExecutor(12) as pool:
-        with held(server, pool):
-            waiting = [pool.submit(server.infer, *[1.0] * 16) for _ in range(8)]
-            await_waiting(server, 4)
-            wait_until(lambda: sum(one.done() for one in waiting) == 4, "8 x 16 samples do not fit into a queue of 64")
-            refusals = [one.result() for one in waiting if one.done()]
-        assert sorted(one.result().status_code for one in waiting) == [200] * 4 + [429] * 4
-    for refusal in refusals:
-        assert "Exceeds maximum queue size" in refusal.json()["error"]
-        assert int(refusal.headers["retry-after"]) >= 1
-    assert server.infer(1.0).status_code == 200
-    assert metric(server, "convoy_rejected_total", reason="queue_full") == before + len(refusals)
-
-
-@pytest.mark.slow
-def test_a_default_deadline_counts_for_those_who_name_none() -> None:
-    with start_fake_server(fake={"latency_ms": BATCH_MS}, default_timeout_ms=30) as server:
-        assert server.infer(1.0).status_code == 504
-        answer = server.post(f"{ROWS}?timeout_ms=20000", json=rows_request(1.0))
-        assert answer.status_code == 200
-
-
-def test_clients_that_leave_the_queue_are_not_computed(held_server: FakeServer) -> None:
-    server, before = held_server, held_server.statistics("rows")["inference_count"]
-    with ThreadPoolExecutor(2) as pool, held(server, pool):
-        for _ in range(10):
-            with server.client(timeout=httpx.Timeout(20.0, read=0.01)) as client, pytest.raises(httpx.ReadTimeout):
-                client.post(ROWS, json=rows_request(1.0))
-        await_waiting(server, 0)
-    wait_until(server.is_at_rest, "all is done")
-    assert server.statistics("rows")["inference_count"] - before == 1

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from convoy.app.engines.cuda.engine import bucket_sizes
-from convoy.app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuilder
+from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.export.ahead import accepted
 from convoy.export.progress import SILENT
 from convoy.models.bundle import MANIFEST, open_bundle, read_manifest, seal
@@ -22,6 +22,7 @@ from convoy.models.onnx_digest import onnx_digest
 from convoy.models.plan_cache import PlanQuery, search_plan
 from convoy.models.plans import BuildOptions, Gpu, Plan, PlanBuild
 from convoy.models.store import DEMO_STORE
+from tests.support.servers import run_convoy
 from tests.support.stores import ROOT, StoreFolder
 
 # For `make test`: some seconds together.
@@ -31,10 +32,8 @@ DEMO = DEMO_STORE / "digits" / "1"
 FOR_GPUS = ("fp32.onnx", "fp16.onnx", "int8-trt.onnx", "fp8.onnx")
 
 
-def convoy(*arguments: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CONVOY_PLAN_CACHE": str(cache), "COLUMNS": "200", **environment}
-    command = [sys.executable, "-m", "convoy", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+def convoy(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    return run_convoy(*arguments, env={"CONVOY_PLAN_CACHE": str(cache)}, timeout_s=120)
 
 
 @pytest.fixture(scope="module")
@@ -161,49 +160,18 @@ def test_the_newest_version_is_built_and_a_broken_one_is_said(tmp_path: Path) ->
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
-class Watched:
-    """One build by the real child."""
-
-    def __init__(self, cache: Path, file: str, limits: BuildLimits | None = None) -> None:
-        (variant,) = (one for one in open_bundle(DEMO).manifest.variants if one.file == file)
-        options = BuildOptions(variant.precision, bucket_sizes(64), profiles="range")
-        self.order = BuildOrder(DEMO / file, cache, options, library="tensorrt-rtx")
-        self.builder = PlanBuilder(limits)
-        self.heard: list[PlanBuild] = []
-        self.is_building = asyncio.Event()
-
-    def hear(self, progress: PlanBuild) -> None:
-        self.heard.append(progress)
-        if progress.phase == "Building engine":
-            self.is_building.set()
-
-    async def build(self) -> PlanBuild:
-        return await self.builder.build(self.order, self.hear)
-
-
-def test_the_child_tells_how_far_it_is(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, "fp16.onnx")
-    ended = asyncio.run(watched.build())
-    assert ended.state == "built", ended.reason
-    assert ended.plan is not None
-    phases = list(dict.fromkeys(one.phase for one in watched.heard if one.phase))
-    assert phases[:2] == ["parse ONNX", "Building engine"]
-    assert phases[-1] == "inspect"
-    assert max(one.total for one in watched.heard if one.phase == "Building engine") > 1
-
-
-def test_the_child_ends_when_its_time_is_up(tmp_path: Path) -> None:
-    ended = asyncio.run(Watched(tmp_path, "fp16.onnx", BuildLimits(time_limit_s=1e-6)).build())
-    assert ended.state == "failed"
-    assert "the build exceeded 1e-06 s" in str(ended.reason)
-    assert not list(tmp_path.rglob("*.plan"))
-
-
 def test_whoever_cancels_leaves_neither_child_nor_plan(tmp_path: Path) -> None:
     async def scenario() -> None:
-        watched = Watched(tmp_path, "int8-trt.onnx")
-        building = asyncio.ensure_future(watched.build())
-        await asyncio.wait_for(watched.is_building.wait(), 60)
+        is_building = asyncio.Event()
+
+        def hear(progress: PlanBuild) -> None:
+            if progress.phase == "Building engine":
+                is_building.set()
+
+        options = BuildOptions("int8", bucket_sizes(64), profiles="range")
+        order = BuildOrder(DEMO / "int8-trt.onnx", tmp_path, options, library="tensorrt-rtx")
+        building = asyncio.ensure_future(PlanBuilder(None).build(order, hear))
+        await asyncio.wait_for(is_building.wait(), 60)
         building.cancel()
         with pytest.raises(asyncio.CancelledError):
             await building
@@ -234,7 +202,9 @@ def broken_library(folder: Path) -> Path:
 
 
 def test_a_library_that_does_not_load_is_one_line(tmp_path: Path) -> None:
-    done = convoy("build", "digits", cache=tmp_path, PYTHONPATH=f"{broken_library(tmp_path)}:{ROOT}")
+    env = {**os.environ, "CONVOY_PLAN_CACHE": str(tmp_path), "PYTHONPATH": f"{broken_library(tmp_path)}:{ROOT}"}
+    command = [sys.executable, "-m", "convoy", "build", "digits"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1

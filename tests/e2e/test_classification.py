@@ -89,14 +89,17 @@ def test_the_largest_come_first_as_text(client: Any, dtype: str, values: list[fl
     assert classify(client, f"identity_{dtype.lower()}", array, dtype, 1000) == [expected]
 
 
-def test_what_lies_behind_the_batch_is_one_list(client: Any) -> None:
-    array = np.array([[[1, 4], [3, 2]], [[0, 0], [0, 9]]], np.float32)
-    assert classify(client, "deep", array, "FP32", 2) == [["4.000000:1", "3.000000:2"], ["9.000000:3", "0.000000:0"]]
-
-
-def test_without_a_batch_the_whole_is_one_list(client: Any) -> None:
-    array = np.array([[1, 4, 2], [3, 6, 5]], np.float32)
-    assert classify(client, "whole", array, "FP32", 2) == ["6.000000:4", "5.000000:5"]
+@pytest.mark.parametrize(
+    ("model", "values", "expected"),
+    [
+        ("deep", [[[1, 4], [3, 2]], [[0, 0], [0, 9]]], [["4.000000:1", "3.000000:2"], ["9.000000:3", "0.000000:0"]]),
+        ("whole", [[1, 4, 2], [3, 6, 5]], ["6.000000:4", "5.000000:5"]),
+    ],
+)
+def test_what_lies_behind_the_batch_or_has_none_is_one_list(
+    client: Any, model: str, values: Any, expected: list[Any]
+) -> None:
+    assert classify(client, model, np.array(values, np.float32), "FP32", 2) == expected
 
 
 @pytest.mark.parametrize("binary", [True, False])

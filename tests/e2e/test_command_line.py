@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -13,16 +12,11 @@ import pytest
 
 import convoy.command as convoy
 from convoy.app.version import VERSION
+from tests.support.servers import run_convoy
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("CONVOY_")}
-    return subprocess.run(
-        [sys.executable, "-m", "convoy", *arguments],
-        capture_output=True,
-        text=True,
-        env={**environment, "COLUMNS": "80", **variables},
-    )
+    return run_convoy(*arguments, env={"COLUMNS": "80", **variables})
 
 
 def test_the_version_comes_with_those_of_what_computes() -> None:
@@ -119,6 +113,10 @@ def test_help_names_no_default_that_is_empty() -> None:
         ("loadtest --url http://127.0.0.1:9", 1, "nobody answers at"),
         ("loadtest --rate 5 compare a.json b.json", 2, "--rate before compare says nothing"),
         ("loadtest compare nowhere.json b.json", 2, "nowhere.json"),
+        ("loadtest --processes many", 2, "--processes"),
+        ("loadtest --steps 1,two", 2, "--steps"),
+        ("loadtest --find-capacity", 2, "--find-capacity"),
+        ("loadtest --rate 1 --steps 2,3", 2, "--steps"),
         ("predict digits", 2, "Missing argument 'images"),
         ("inspect --store nowhere", 2, "nowhere"),
         ("serve --log-level loud", 2, "--log-level"),

@@ -35,7 +35,7 @@ class File:
 
     def change(self, server: Server, document: dict[str, Any] | str, told: str = "read again: ") -> None:
         """Return when the server has read it."""
-        before = server.log.count(told)
+        before = server.log_so_far.count(told)
         self.write(document)
         server.signal(signal.SIGHUP)
         wait_until(lambda: server.log_so_far.count(told) > before, f"the log has {told!r} once more")
@@ -150,20 +150,6 @@ def test_a_models_deadline_queue_and_priorities_change(file: File) -> None:
         assert (config["priority_levels"], config["default_priority_level"]) == (3, 2)
 
 
-def test_a_models_queue_is_as_long_as_it_is_told_to_be(file: File) -> None:
-    fake = {"max_batch": 1}
-    with fake_server(file, {"max_queue": 50, "models": {"rows": {"max_queue": 2}}}, fake=fake) as server:
-        for told, change in (("2 samples", None), ("3 samples", {"models": {"rows": {"max_queue": 3}}})):
-            if change is not None:
-                file.change(server, {"max_queue": 50, **change})
-            server.switch_on("hold")
-            with _asking(server, 12) as answers:
-                refused = wait_until(lambda: [one for one in answers() if one.status_code == 429], "one is refused")
-                assert f"Exceeds maximum queue size: {told} for 'rows'" in refused[0].json()["error"]
-                server.switch_off("hold")
-            wait_until(server.is_at_rest, "all is answered")
-
-
 def test_the_servers_own_queue_stays_as_long_as_it_was(file: File) -> None:
     with fake_server(file, {"max_queue": 2}, fake={"max_batch": 1}) as server:
         for change in (None, {"max_queue": 6400, "models": {"images": {"max_queue": 5}}}):
@@ -207,12 +193,9 @@ def test_what_needs_a_restart_or_another_load_is_said(file: File) -> None:
         wait_until(lambda: "did you mean 'rows'?" in server.log_so_far, "the name is questioned")
 
 
-@pytest.mark.parametrize("place", ["command line", "environment", "file"])
-def test_edge_processes_are_asked_for_in_vain_and_the_log_says_what_to_do(file: File, place: str) -> None:
-    file.write({"edges": 2} if place == "file" else {})
-    options = ("--edges", "2") if place == "command line" else ()
-    env = {"CONVOY_EDGES": "2"} if place == "environment" else {}
-    with start_server("--config", str(file.path), *options, env=env) as server:
+def test_edge_processes_are_asked_for_in_vain_and_the_log_says_what_to_do(file: File) -> None:
+    file.write({"edges": 2})
+    with start_server("--config", str(file.path)) as server:
         assert server.post("/predictions/digits", content=digit("seven")).status_code == 200
         assert not psutil.Process(server.process.pid).children()
         assert server.log.count("--edges, CONVOY_EDGES and edges in the file have no effect: one process serves") == 1

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from tests.support.fake_server import DIE, POISON
-from tests.support.servers import FakeServer, Server, metric, start_fake_server, start_server, wait_until
+from tests.support.servers import Server, start_server, wait_until
 from tests.support.stores import StoreFolder, digit
 from tests.support.wire import Wire, WireReply, chunk, head
 
@@ -26,10 +22,8 @@ pytestmark = pytest.mark.slow
 MIB = 1 << 20
 DIGITS = "/predictions/digits"
 SIMPLE = "/v2/models/simple/infer"
-ROWS = "/v2/models/rows/infer"
 BROAD = 16 << 10  # values of a sample of `broad`
 LENGTH = "Inference-Header-Content-Length"
-STAGES = ("decode_wait", "decode", "queue", "encode")
 CHANGING = {"server-timing", "x-request-id"}
 
 
@@ -75,10 +69,6 @@ def numbers(seed: int, samples: int = 1) -> tuple[np.ndarray, np.ndarray]:
 def simple(seed: int = 0, samples: int = 1, path: str = SIMPLE, **more: Any) -> Asked:
     left, right = numbers(seed, samples)
     return binary({"INPUT0": left, "INPUT1": right}, ["OUTPUT0", "OUTPUT1"], path, **more)
-
-
-def rows(value: float, path: str = ROWS) -> Asked:
-    return binary({"x": np.full((1, 4), value, np.float32)}, ["y"], path)
 
 
 def tensors(reply: WireReply) -> tuple[dict[str, Any], bytes]:
@@ -186,20 +176,6 @@ def test_own_ids_and_traces_come_back_and_others_are_made(wire: Wire) -> None:
     assert not any("traceparent" in reply.headers for reply in made)
     for unfit in ("two words", "x" * 200):
         assert ask(wire, simple(), X_Request_Id=unfit).headers["x-request-id"] != unfit
-
-
-def test_requests_that_are_sent_at_once_are_answered_in_their_order(wire: Wire) -> None:
-    ready, sent = head("/v2/health/ready", method="GET"), []
-    for number in range(30):
-        other = {7: ready, 13: simple(13, samples=2).whole(), 20: ready, 21: ready, 25: simple(25, id="x").whole()}
-        sent.append(other.get(number, simple(number).whole()))
-    wire.send(b"".join(sent))
-    for number in range(30):
-        reply = wire.reply()
-        if number in (7, 20, 21):
-            assert reply.json() == {"ready": True}
-        else:
-            check(reply, number, 2 if number == 13 else 1)
 
 
 def in_two_pieces(wire: Wire, asked: Asked) -> None:
@@ -340,45 +316,6 @@ def test_a_length_that_is_none_is_refused_as_on_the_first_time(wire: Wire, lengt
     alike(*replies)
 
 
-def test_every_request_is_counted_exactly_once(server: Server) -> None:
-    own, path = {"model": "counted", "version": "1"}, "/v2/models/counted/infer"
-
-    def counts() -> list[float]:
-        statistics = server.statistics("counted")
-        stages = [metric(server, "convoy_stage_duration_seconds_count", stage=stage, **own) for stage in STAGES]
-        return [
-            *(statistics["inference_stats"]["success"]["count"], statistics["inference_count"]),
-            metric(server, "convoy_requests_total", outcome="success", protocol="v2", **own),
-            metric(server, "convoy_requests_total", **own),
-            metric(server, "convoy_request_duration_seconds_count", **own),
-            metric(server, "nv_inference_request_success", **own),
-            *stages,
-        ]
-
-    with Wire(server.port) as wire:
-        for seed in range(60):
-            check(ask(wire, simple(seed, path=path)), seed)
-        wire.send(b"".join(simple(seed, path=path).whole() for seed in range(40)))
-        for seed in range(40):
-            check(wire.reply(), seed)
-    wait_until(lambda: min(counts()) >= 100, "all are counted")
-    assert counts() == [100.0] * 10
-
-
-def test_each_request_has_one_line_in_the_access_log(server: Server, wire: Wire) -> None:
-    name = f"logged-{server.port}-{wire.socket.getsockname()[1]}"
-    for number in range(10):
-        check(ask(wire, simple(number), X_Request_Id=f"{name}-{number}"), number)
-    wire.send(b"".join(simple(number).whole(X_Request_Id=f"{name}-{number}") for number in range(10, 20)))
-    for number in range(10, 20):
-        check(wire.reply(), number)
-    wait_until(lambda: server.log_so_far.count(name) >= 20, "all are in the log")
-    lines = server.log.splitlines()
-    for number in range(20):
-        (line,) = [line for line in lines if line.endswith(f"[request {name}-{number}]")]
-        assert f"127.0.0.1 POST {SIMPLE} 200 " in line
-
-
 def test_a_client_that_reads_slowly_is_waited_for_and_misses_nothing(server: Server) -> None:
     count = 300
 
@@ -408,207 +345,6 @@ def test_a_client_that_reads_slowly_is_waited_for_and_misses_nothing(server: Ser
     assert answered() - before == count
 
 
-def test_an_idle_connection_is_closed_in_the_end(server: Server) -> None:
-    with Wire(server.port) as idle:
-        for seed in range(3):
-            check(ask(idle, simple(seed)), seed)
-        assert idle.is_closed()
-
-
-def test_a_known_kind_needs_the_key_all_the_same(filled_store: StoreFolder, tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("open sesame\n")
-    options = ("--api-key-file", str(tmp_path / "key"))
-    with start_server(*options, store=filled_store.root) as server, Wire(server.port) as wire:
-        assert ask(wire, simple()).status == 401
-        for seed in range(3):
-            check(ask(wire, simple(seed), Authorization="Bearer open sesame"), seed)
-        for authorization in ("Bearer open", "open sesame", "Basic open sesame", ""):
-            refusal = ask(wire, simple(), Authorization=authorization)
-            assert refusal.status == 401
-            assert "Authorization: Bearer" in refusal.error
-        assert ask(wire, simple()).status == 401
-        check(ask(wire, simple(4), Authorization="Bearer open sesame"), 4)
-
-
-def test_who_answers_changes_with_what_is_loaded(store: StoreFolder) -> None:
-    asked = binary({"x": np.zeros((1, 4), np.float32)}, ["y"], "/v2/models/shift/infer")
-
-    def answer(wire: Wire) -> tuple[str, float]:
-        document, data = tensors(ask(wire, asked))
-        return document["model_version"], float(np.frombuffer(data, np.float32)[0])
-
-    def change(server: Server, what: str) -> None:
-        assert server.post(f"/v2/repository/models/shift/{what}").status_code == 200
-
-    store.add_shift(1.0)
-    mode = ("--model-control", "explicit", "--host", "127.0.0.1")
-    with start_server(*mode, store=store.root) as server, Wire(server.port) as wire:
-        change(server, "load")
-        assert [answer(wire) for _ in range(3)] == [("1", 1.0)] * 3
-        change(server, "unload")
-        for _ in range(2):
-            gone = ask(wire, asked)
-            assert gone.status == 404
-            assert gone.error.startswith("Request for unknown model: 'shift' has no available versions")
-        store.add_shift(2.0, version=2)
-        change(server, "load")
-        assert [answer(wire) for _ in range(3)] == [("2", 2.0)] * 3
-        store.add_shift(3.0, version=2)
-        change(server, "load")
-        assert [answer(wire) for _ in range(3)] == [("2", 3.0)] * 3
-        wait_until(server.is_at_rest, "nothing is held")
-
-
-@pytest.fixture(scope="module")
-def fake() -> Iterator[FakeServer]:
-    """A batch is one sample, and four may wait."""
-    with start_fake_server(fake={"max_batch": 1}, max_queue=4) as server:
-        with Wire(server.port) as wire:
-            for value in (1.0, 2.0):
-                tensors(ask(wire, rows(value)))
-        yield server
-        wait_until(server.is_ready, "every engine is well")
-        wait_until(server.is_at_rest, "nothing is held after all these requests")
-
-
-@pytest.fixture
-def held(fake: FakeServer) -> Iterator[FakeServer]:
-    """Its engines stop in the middle of their work, until the switch is off again."""
-    wait_until(fake.is_at_rest, "nothing is left of the test before")
-    fake.switch_on("hold")
-    yield fake
-    with suppress(FileNotFoundError):  # the test has done it
-        fake.switch_off("hold")
-    wait_until(fake.is_at_rest, "what was held has been given back")
-
-
-def unfinished(server: Server) -> int:
-    return int(server.stats()["unfinished_requests"])
-
-
-def test_a_client_that_leaves_is_counted_and_leaves_nothing_behind(held: FakeServer) -> None:
-    asked = rows(1.0)
-    before = held.statistics("rows")
-    cancelled = metric(held, "convoy_requests_total", outcome="cancelled")
-    wires = []
-    for number in range(1, 5):
-        wires.append(Wire(held.port))
-        wires[-1].send(asked.whole())
-        wait_until(lambda number=number: unfinished(held) == number, "it is in the core")  # type: ignore[misc]
-    waiting = held.stats()["models"][-1]["waiting_samples"]
-    for wire in reversed(wires):
-        wire.reset()
-    wait_until(lambda: unfinished(held) == 4 - waiting, "those who waited have gone")
-    wait_until(lambda: metric(held, "convoy_requests_total", outcome="cancelled") == cancelled + 4, "all are counted")
-    assert held.stats()["inflight_bytes"] > 0, "an engine still writes"
-    held.switch_off("hold")
-    wait_until(held.is_at_rest, "all memory has come back")
-    after = held.statistics("rows")
-    assert after["inference_count"] - before["inference_count"] == 4 - waiting, "what ran has run"
-    counts = [one["inference_stats"] for one in (before, after)]
-    grown = {name: counts[1][name]["count"] - counts[0][name]["count"] for name in ("success", "fail")}
-    assert grown == {"success": 0, "fail": 4}, "nobody was answered"
-
-
-def test_a_full_queue_turns_away_those_it_knows_too(held: FakeServer) -> None:
-    rejected = metric(held, "convoy_rejected_total", reason="queue_full")
-    wires = [Wire(held.port) for _ in range(12)]
-    for number, wire in enumerate(wires):
-        wire.send(rows(float(number)).whole())
-    wait_until(lambda: metric(held, "convoy_rejected_total", reason="queue_full") > rejected, "some are refused")
-    held.switch_off("hold")
-    replies = [wire.reply() for wire in wires]
-    for number, reply in enumerate(replies):
-        if reply.status == 200:
-            assert (np.frombuffer(tensors(reply)[1], np.float32) == number).all()
-        else:
-            assert reply.status == 429
-            assert reply.error == "Exceeds maximum queue size: 4 samples for 'rows'; send it again later"
-            assert int(reply.headers["retry-after"]) >= 1
-    refusals = sum(reply.status == 429 for reply in replies)
-    wait_until(
-        lambda: metric(held, "convoy_rejected_total", reason="queue_full") == rejected + refusals, "it is counted"
-    )
-    for wire in wires:
-        tensors(ask(wire, rows(1.0)))
-        wire.close()
-
-
-def test_an_engine_that_fails_is_told_as_on_the_first_time(fake: FakeServer) -> None:
-    with Wire(fake.port) as wire:
-        for value, status, words in ((POISON, 500, "fails on this request"), (DIE, 503, "fell off the bus")):
-            replies = []
-            for path in (ROWS, f"{ROWS}?"):
-                wait_until(fake.is_ready, "its engine is well again")
-                tensors(ask(wire, rows(3.0)))
-                replies.append(ask(wire, rows(value, path)))
-            assert replies[0].status == status
-            assert words in replies[0].error
-            alike(*replies)
-        wait_until(fake.is_ready, "its engine is well again")
-        assert (np.frombuffer(tensors(ask(wire, rows(5.0)))[1], np.float32) == 5.0).all()
-
-
-def test_who_was_taken_before_the_end_is_answered_and_told_to_go() -> None:
-    with start_fake_server() as server:
-        wires = [Wire(server.port) for _ in range(6)]
-        for _ in range(2):
-            tensors(ask(wires[0], rows(1.0)))
-        server.switch_on("hold")
-        for number, wire in enumerate(wires):
-            wire.send(rows(float(number)).whole())
-        wait_until(lambda: unfinished(server) == 6, "all are in the core")
-        server.signal()
-        wait_until(lambda: _is_leaving(server), "everybody knows that the end has come")
-        server.switch_off("hold")
-        for number, wire in enumerate(wires):
-            reply = wire.reply()
-            assert (np.frombuffer(tensors(reply)[1], np.float32) == number).all()
-            assert reply.headers["connection"] == "close"
-            assert wire.is_closed()
-            wire.close()
-        assert server.wait() == 0
-        assert "every accepted request was answered" in server.log
-
-
-def _is_leaving(server: Server) -> bool:
-    return server.get("/v2/health/live").headers.get("connection") == "close"
-
-
-def test_while_the_server_leaves_it_answers_and_says_so(filled_store: StoreFolder) -> None:
-    options = ("--drain-delay-s", "60")
-    with start_server(*options, store=filled_store.root, exit_code=128 + signal.SIGTERM) as server:
-        wires = [Wire(server.port) for _ in range(4)]
-        for _ in range(2):
-            for wire in wires:
-                check(ask(wire, simple()))
-        server.signal()
-        wait_until(lambda: _is_leaving(server), "everybody knows that the end has come")
-        for seed, wire in enumerate(wires):
-            reply = ask(wire, simple(seed))
-            check(reply, seed)
-            assert reply.headers["connection"] == "close"
-            assert wire.is_closed()
-            wire.close()
-        server.signal()  # it waits no longer
-        server.wait()
-
-
-def test_who_is_not_answered_in_time_is_told_so() -> None:
-    with start_fake_server(drain_timeout_s=0.3) as server, Wire(server.port) as wire:
-        for _ in range(2):
-            tensors(ask(wire, rows(1.0)))
-        server.switch_on("hold")
-        wire.send(rows(2.0).whole())
-        wait_until(lambda: unfinished(server) == 1, "it runs")
-        server.signal()
-        reply = wire.reply()
-        assert (reply.status, reply.headers["connection"]) == (503, "close")
-        assert "the server shut down" in reply.error
-        assert server.wait() == 0
-        assert "1 requests were not answered in time" in server.log
-
-
 def test_a_chunked_body_that_is_allowed_is_read_where_there_is_hardly_room() -> None:
     body = digit("seven") + bytes(5 * MIB)  # what is appended to a PNG is not looked at
     with start_server("--max-body-mb", "8", "--max-inflight-mb", "8") as server:
@@ -620,13 +356,6 @@ def test_a_chunked_body_that_is_allowed_is_read_where_there_is_hardly_room() -> 
                 pieces = [chunk(body[start : start + MIB]) for start in range(0, len(body), MIB)]
                 wire.send(head(DIGITS, {"Transfer-Encoding": "chunked"}) + b"".join(pieces) + chunk(b""))
                 assert wire.reply().status == 200
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Server]:
-    with start_server() as server:
-        yield server
-        wait_until(server.is_at_rest, "nothing is held after all these requests")
 
 
 def picture_request(body: bytes, length: str | None = None, path: str = DIGITS, **headers: str) -> bytes:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.engines.measure import Pace
 from convoy.app.engines.tensorrt_library import RTX
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
@@ -20,20 +19,13 @@ from convoy.export.proof.verify import MAX_FP32_ERROR
 from convoy.models.bundle import Bundle, open_bundle
 from tests.support import user_networks
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.usefixtures("measures_little")]
 
 TORCHVISION = ("mobilenet_v3_small", "densenet121")
 OWN = (
     *("transposed", "pixel_shuffle", "u_net", "resized_inside", "pools", "norms_and_activations"),
     *("vision_transformer", "recurrent_over_columns", "bilinear_pooling", "unfolded", "branch_and_flip", "spectrum"),
 )
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(
-        "convoy.export.profiling.profile.PACE", Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2)
-    )
 
 
 def exported(source: str, store: Path, **changes: object) -> Bundle:

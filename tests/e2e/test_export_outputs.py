@@ -14,7 +14,7 @@ from convoy.export.options import ExportOptions
 from convoy.models.bundle import Bundle, open_bundle
 from convoy.models.errors import JobError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("measures_little")]
 
 NETWORKS = """
     from collections import namedtuple
@@ -99,6 +99,7 @@ def test_a_dict_of_maps_in_all_precisions(tmp_path, file):
         assert (variant.agreement or 0) > 0.9
 
 
+@pytest.mark.long
 def test_several_inputs_by_the_names_of_forward(tmp_path, file):
     generator = np.random.default_rng(0)
     np.savez(
@@ -178,22 +179,3 @@ def test_what_returns_other_than_tensors_says_so(tmp_path, file):
 def test_weights_of_a_dict_are_known_to_be_random(tmp_path, file):
     with pytest.raises(JobError, match=r"the weights that net.py:segmenter gives are random"):
         export(tmp_path, f"{file}:segmenter", preprocess="unit", input="3x16x16", random_weights=False)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large", "fcn_resnet50"])
-def test_torchvisions_segmentation(tmp_path, name):
-    bundle = export(tmp_path, f"torchvision:{name}", input="3x64x64", precisions="fp32")
-    spec = bundle.manifest.spec
-    assert (spec.task, spec.outputs[0].name, spec.outputs[0].shape) == ("segment", "out", (21, 64, 64))
-    assert spec.labels[:2] == ("__background__", "aeroplane")
-
-
-@pytest.mark.long
-def test_torchvisions_ssdlite(tmp_path):
-    bundle = export(tmp_path, "torchvision:ssdlite320_mobilenet_v3_large", precisions="fp32")
-    spec = bundle.manifest.spec
-    assert spec.task == "detect"
-    assert spec.detection is not None
-    assert (spec.detection.background, spec.detection.iou_threshold) == (0, 0.55)
-    assert {one.name: one.shape for one in spec.outputs} == {"boxes": (3234, 4), "scores": (3234, 91)}

@@ -211,28 +211,3 @@ def test_the_checkpoints_own_accuracy_catches_another_preprocessing(digits):
     assert "the checkpoint's header says 99.49 %, on the same images; 11.03 % of 390 images are right" in refused
     assert "not better than chance beyond doubt" in refused
     assert "checked: the checkpoint's header says 99.49 %, on the same images; 99.49 %" in export_digits(digits)
-
-
-@pytest.mark.long
-def test_the_entry_of_the_weights_is_told_and_chosen(digits):
-    import torch
-    from safetensors.torch import load_file
-
-    weights = load_file(digits)
-    averaged = {f"module.{name}": tensor for name, tensor in weights.items()}
-    several = digits.parent / "several.pth"
-    noise = {name: 0.05 * torch.randn_like(tensor) for name, tensor in weights.items()}
-    noise["classifier.bias"][3] = 20.0  # always one answer; noise alone is better than chance now and then
-    momentum = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.zeros(3, 3)}}, "param_groups": [{"lr": 0.1}]}
-    torch.save(
-        {"optimizer": momentum, "model_ema": {"n_averaged": torch.tensor(3), **averaged}, "model": noise, "epoch": 7},
-        several,
-    )
-    plain = ("--preprocess", "unit", "--input", "3x32x32")
-    refused = export_digits(several, *plain)
-    assert "the weights are 'model' of several.pth, which also has model_ema; --weights-key takes another" in refused
-    taken = export_digits(several, *plain, "--weights-key", "model_ema")
-    assert "weights: 'model_ema' of several.pth, which also has model; as --weights-key says" in taken
-    assert "has no weights under 'ema'; it has model_ema, model" in export_digits(
-        several, *plain, "--weights-key", "ema"
-    )

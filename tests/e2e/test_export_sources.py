@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from convoy.app.engines.base import run_arrays
-from convoy.app.engines.measure import Pace
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.export.class_names import read_labels
 from convoy.export.command import export_bundle
@@ -20,7 +19,7 @@ from convoy.export.sources.torch_process import ask
 from convoy.models.bundle import Bundle, open_bundle
 from convoy.models.errors import JobError, UsageError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.usefixtures("measures_little")]
 
 NETWORKS = """
     import resource, torch
@@ -39,8 +38,6 @@ NETWORKS = """
             super().__init__()
             self.inner = net()
 
-    class NoBatch(Wrong):
-        def forward(self, images): return self.inner(images).flatten()
     class Unsupported(Wrong):
         def forward(self, images): return self.inner(images) + torch.linalg.eigvals(images[:, 0]).real[:, :4]
 
@@ -70,16 +67,8 @@ NETWORKS = """
             self.inner[1].eval()
             return answers
     def scripted(): return torch.jit.script(net())
-    def traced(): return torch.jit.trace(net().eval(), torch.rand(2, 3, 16, 16))
     def partly(): return nn.Sequential(net(), torch.jit.script(nn.ReLU()))
 """
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(
-        "convoy.export.profiling.profile.PACE", Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2)
-    )
 
 
 @pytest.fixture
@@ -133,9 +122,8 @@ def test_torchvision_says_how_its_weights_want_their_images():
     assert (len(said.labels), said.labels[0], said.weights) == (1000, "tench", "IMAGENET1K_V1")
 
 
-@pytest.mark.parametrize("weights", [None, Path("default")])
-def test_a_name_that_torchvision_does_not_have_is_a_wrong_call(tmp_path, weights):
-    options = ExportOptions("torchvision:resnet_50", "net", store=tmp_path / "store", weights=weights)
+def test_a_name_that_torchvision_does_not_have_is_a_wrong_call(tmp_path):
+    options = ExportOptions("torchvision:resnet_50", "net", store=tmp_path / "store", weights=Path("default"))
     with pytest.raises(
         UsageError, match=r"no classification, segmentation or detection model 'resnet_50'; did you mean .*resnet50"
     ):
@@ -284,19 +272,10 @@ def test_lazy_layers_take_their_shapes_from_the_images(networks):
         export_bundle(of_user(networks, "lazy", random_weights=False))
 
 
-@pytest.mark.parametrize(
-    ("factory", "words"),
-    [
-        (
-            "NoBatch",
-            "the network returns output [12] for 3 samples, so that it cannot be batched; it must return [N, ...]",
-        ),
-        ("Counts", "the network takes only as many images at a time as it was exported with; let its forward() read"),
-    ],
-)
-def test_what_cannot_be_batched_says_so_and_is_served_one_by_one(networks, factory, words):
-    bundle = open_bundle(export_bundle(of_user(networks, factory)))
+def test_what_cannot_be_batched_says_so_and_is_served_one_by_one(networks):
+    bundle = open_bundle(export_bundle(of_user(networks, "Counts")))
     assert bundle.manifest.spec.max_batch_size == 1
+    words = "the network takes only as many images at a time as it was exported with; let its forward() read"
     assert f"cannot be batched, and is served one by one: {words}" in bundle.manifest.variants[0].reason
     pixels = np.random.default_rng(0).integers(0, 256, (1, 16, 16, 3), np.uint8)
     assert answers(bundle, pixels).shape == (1, 4)
@@ -315,7 +294,6 @@ def test_what_cannot_be_batched_says_so_and_is_served_one_by_one(networks, facto
         ),
         ("TrainsAWhile", r"puts inner\.1 \(BatchNorm2d\) into training mode when it runs"),
         ("scripted", "returned TorchScript, which has no way to ONNX; return the torch.nn.Module that it was made of"),
-        ("traced", "returned TorchScript, which has no way to ONNX"),
         ("partly", "returned TorchScript in 1, which has no way to ONNX"),
         ("greedy", "does not fit into memory; close other programs or use a larger machine"),
         ("Swelling", "does not fit into memory; close other programs or use a larger machine"),

@@ -26,6 +26,7 @@ UPGRADE = {
     "HTTP2-Settings": "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA",
 }
 DIGITS = "/predictions/digits"
+BODY = json.dumps(rows_request(3.0)).encode()
 # What would be a request, if it were not a body.
 SMUGGLED = b"GET /v2/health/live HTTP/1.1\r\nHost: smuggled\r\n\r\n"
 
@@ -48,17 +49,6 @@ def test_an_upgrade_is_ignored_and_the_request_answered(server: Server, version:
         )
         wire.send(opening + body)
         assert wire.reply().json()["predictions"][0]["label"] == "7"
-
-
-def test_a_body_that_comes_after_the_headers_of_an_upgrade_is_a_body(server: Server) -> None:
-    body = digit("seven")
-    with Wire(server.port) as wire:
-        wire.send(head(DIGITS, {"Content-Length": str(len(body)), **UPGRADE}))
-        time.sleep(0.1)  # so that it comes by itself
-        for start in range(0, len(body), 500):
-            wire.send(body[start : start + 500])
-        assert wire.reply().json()["predictions"][0]["label"] == "7"
-        assert wire.ask(DIGITS, digit("two")).json()["predictions"][0]["label"] == "2", "the connection goes on"
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
@@ -170,40 +160,37 @@ def test_connections_that_waited_through_a_stop_are_answered() -> None:
     """As of a virtual machine that is suspended: all timers are late, and every client has sent its next request."""
     with start_fake_server() as server, ExitStack() as stack:
         wires = [stack.enter_context(Wire(server.port)) for _ in range(40)]
-        body = json.dumps(rows_request(3.0)).encode()
         for wire in wires:
-            assert wire.ask("/v2/models/rows/infer", body).status == 200
+            assert wire.ask("/v2/models/rows/infer", BODY).status == 200
         server.signal(signal.SIGSTOP)
         try:
             for wire in wires:
-                wire.send(head("/v2/models/rows/infer", {"Content-Length": str(len(body))}) + body)
+                wire.send(head("/v2/models/rows/infer", {"Content-Length": str(len(BODY))}) + BODY)
             time.sleep(6.5)  # more than a connection may be idle
         finally:
             server.signal(signal.SIGCONT)
         assert [wire.reply().status for wire in wires] == [200] * len(wires)
 
 
-def test_headers_that_came_during_a_stop_came_in_time() -> None:
-    with start_fake_server(header_timeout_s=1) as server, Wire(server.port) as wire:
-        wire.send(b"GET /v2/health/live HTT")
+@pytest.mark.parametrize(
+    ("limit", "first", "rest"),
+    [
+        pytest.param("header_timeout_s", b"GET /v2/health/live HTT", b"P/1.1\r\nHost: test\r\n\r\n", id="headers"),
+        pytest.param(
+            "body_timeout_s",
+            head("/v2/models/rows/infer", {"Content-Length": str(len(BODY))}) + BODY[:20],
+            BODY[20:],
+            id="body",
+        ),
+    ],
+)
+def test_what_came_during_a_stop_came_in_time(limit: str, first: bytes, rest: bytes) -> None:
+    with start_fake_server(**{limit: 1}) as server, Wire(server.port) as wire:
+        wire.send(first)
         time.sleep(0.2)  # it has been read
         server.signal(signal.SIGSTOP)
         try:
-            wire.send(b"P/1.1\r\nHost: test\r\n\r\n")
-            time.sleep(1.5)
-        finally:
-            server.signal(signal.SIGCONT)
-        assert wire.reply().status == 200
-
-
-def test_a_body_that_came_during_a_stop_came_in_time() -> None:
-    body = json.dumps(rows_request(3.0)).encode()
-    with start_fake_server(body_timeout_s=1) as server, Wire(server.port) as wire:
-        wire.send(head("/v2/models/rows/infer", {"Content-Length": str(len(body))}) + body[:20])
-        time.sleep(0.2)
-        server.signal(signal.SIGSTOP)
-        try:
-            wire.send(body[20:])
+            wire.send(rest)
             time.sleep(1.5)
         finally:
             server.signal(signal.SIGCONT)
@@ -213,10 +200,9 @@ def test_a_body_that_came_during_a_stop_came_in_time() -> None:
 def test_a_batch_that_ran_through_a_stop_does_not_hang() -> None:
     health = {"hang_after_s": 1.6, "hang_after_predictions": 0.1, "watch_every_s": 0.05}
     fake = {"latency_ms": 2400.0, "health": health, "tells_runs": True}
-    body = json.dumps(rows_request(3.0)).encode()
     with start_fake_server(fake=fake) as server, Wire(server.port) as wire:
         before = server.runs
-        wire.send(head("/v2/models/rows/infer", {"Content-Length": str(len(body))}) + body)
+        wire.send(head("/v2/models/rows/infer", {"Content-Length": str(len(BODY))}) + BODY)
         wait_until(lambda: server.runs > before, "it runs")
         server.signal(signal.SIGSTOP)
         time.sleep(1.3)

@@ -73,7 +73,7 @@ def test_a_step_that_hangs_costs_its_own_time_and_nothing_that_was_found(
         file.write(HANGS)
     monkeypatch.setenv("PROOF_CHILD", str(tmp_path / "child"))
     monkeypatch.setattr(proof, "ROOT", tmp_path)
-    steps = (proof.Step("hangs", 12.0), proof.Step("works", 60.0))
+    steps = (proof.Step("hangs", 6.0), proof.Step("works", 60.0))
     monkeypatch.setattr(proof, "VISITS", {1: steps, 2: ()})
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     out = tmp_path / "out"

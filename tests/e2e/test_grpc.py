@@ -26,6 +26,7 @@ from tritonclient.utils import InferenceServerException
 
 from convoy.models.spec import NUMPY_DTYPES
 from tests.support.crowds import at_once
+from tests.support.grpc_calls import asking
 from tests.support.servers import FakeServer, Server, run_convoy, start_fake_server, start_server, wait_until
 from tests.support.stores import IDENTITIES, StoreFolder, digit
 
@@ -68,14 +69,14 @@ def client(server: Server) -> Iterator[triton.InferenceServerClient]:
 
 @pytest.fixture
 def stub(server: Server) -> Iterator[Any]:
-    with grpc.insecure_channel(server.grpc_address) as channel:
-        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with asking(server) as stub:
+        yield stub
 
 
 @pytest.fixture(scope="module")
 def one_by_one() -> Iterator[FakeServer]:
-    """A run has room for one sample, and ends when a test says so, so that what follows waits."""
-    with start_fake_server(fake={"max_batch": 1}) as server:
+    """A run has room for one sample, and ends when a test says so, so that what follows waits; eight may."""
+    with start_fake_server(fake={"max_batch": 1}, max_queue=8) as server:
         server.infer(0.0)
         yield server
 
@@ -239,13 +240,6 @@ def test_a_large_typed_tensor_is_decoded_beside_the_others(stub: Any) -> None:
     assert response.raw_output_contents[0] == array.tobytes()
 
 
-def test_the_clients_own_way_works_for_every_dtype(client: triton.InferenceServerClient) -> None:
-    for dtype in IDENTITIES:
-        array = some(dtype, (2, 3))
-        result = client.infer(f"identity_{dtype.lower()}", [given("x", array, dtype)])
-        assert result.as_numpy("y").tobytes() == array.tobytes(), dtype
-
-
 def test_outputs_come_in_the_order_in_which_they_are_asked_for(client: triton.InferenceServerClient) -> None:
     a, b = np.arange(16, dtype=np.int32).reshape(1, 16), np.ones((1, 16), np.int32)
     inputs = [given("INPUT0", a, "INT32"), given("INPUT1", b, "INT32")]
@@ -255,25 +249,6 @@ def test_outputs_come_in_the_order_in_which_they_are_asked_for(client: triton.In
     assert np.array_equal(result.as_numpy("OUTPUT0"), a + b)
     assert np.array_equal(result.as_numpy("OUTPUT1"), a - b)
     assert result.get_response().id == "7"
-
-
-def test_compressed_messages_are_understood(client: triton.InferenceServerClient) -> None:
-    array = np.zeros((4, 1000), np.float32)
-    for algorithm in ("gzip", "deflate"):
-        result = client.infer("identity_fp32", [given("x", array, "FP32")], compression_algorithm=algorithm)
-        assert np.array_equal(result.as_numpy("y"), array)
-
-
-def test_the_asynchronous_client_works(server: Server) -> None:
-    async def ask() -> list[np.ndarray]:
-        async with triton_aio.InferenceServerClient(server.grpc_address) as client:
-            assert await client.is_server_ready()
-            calls = [
-                client.infer("identity_fp32", [given("x", np.full((1, 2), n, np.float32), "FP32")]) for n in range(20)
-            ]
-            return [answer.as_numpy("y") for answer in await asyncio.gather(*calls)]
-
-    assert [array[0, 0] for array in asyncio.run(ask())] == list(range(20))
 
 
 # Images
@@ -431,83 +406,31 @@ def test_one_size_limit_for_both_wires(compression: grpc.Compression, stub: Any)
     stub.ModelInfer(request("identity_fp32", fitting, "FP32"))
 
 
-def test_ids_and_traces_come_back_and_calls_are_logged(stub: Any, server: Server) -> None:
-    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    metadata = (("x-request-id", "grpc-id-1"), ("traceparent", trace))
-    _, call = stub.ModelInfer.with_call(request("identity_fp32", X, "FP32"), metadata=metadata)
-    assert trailer(call) == {"x-request-id": "grpc-id-1", "traceparent": trace}
-    _, call = stub.ServerLive.with_call(service_pb2.ServerLiveRequest())
-    assert trailer(call)["x-request-id"]
-    wait_until(lambda: "gRPC ModelInfer OK" in server.log_so_far, "the call is in the log")
-    (line,) = (line for line in server.log.splitlines() if "grpc-id-1" in line)
-    assert "127.0.0.1 gRPC ModelInfer OK" in line
-    assert trace in line
-
-
 # Time
 
 
-def test_a_deadline_ends_the_wait(one_by_one: FakeServer) -> None:
-    server = one_by_one
-    server.switch_on("hold")
-    with grpc.insecure_channel(server.grpc_address) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        running = stub.ModelInfer.future(rows(1.0))
-        wait_until(lambda: server.stats()["unfinished_requests"] == 1, "the first one runs")
-        waiting = stub.ModelInfer.future(rows(2.0), timeout=100)
-        wait_until(lambda: server.stats()["unfinished_requests"] == 2, "the second one waits")
-        error = refused(lambda: stub.ModelInfer(rows(3.0), timeout=0.5))
-        assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
-        if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:  # it was predicted to be late, so it never waited
-            assert int(trailer(error)["retry-after"]) >= 1
-            assert int(trailer(error)["grpc-retry-pushback-ms"]) >= 1
-        server.switch_off("hold")
-        assert running.result().raw_output_contents
-        assert waiting.result().raw_output_contents
-    wait_until(lambda: server.stats()["inflight_bytes"] == 0, "all memory is given back")
-
-
-def test_a_call_that_is_cancelled_leaves_the_queue(one_by_one: FakeServer) -> None:
+def test_a_full_queue_says_when_to_come_back(one_by_one: FakeServer) -> None:
     server = one_by_one
     wait_until(server.is_at_rest, "nothing runs")
-    before = server.statistics("rows")["execution_count"]
     server.switch_on("hold")
-    with grpc.insecure_channel(server.grpc_address) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with asking(server) as stub:
         running = stub.ModelInfer.future(rows(1.0))
-        wait_until(lambda: server.stats()["unfinished_requests"] == 1, "the first one runs")
-        waiting = [stub.ModelInfer.future(rows(2.0)) for _ in range(5)]
-        wait_until(lambda: server.stats()["unfinished_requests"] == 6, "the others wait")
-        for call in waiting:
-            call.cancel()
-        wait_until(lambda: server.stats()["unfinished_requests"] <= 1, "the others have left the queue")
+        wait_until(lambda: server.stats()["unfinished_requests"] == 1, "it runs")
+        calls = [running, *(stub.ModelInfer.future(rows(1.0)) for _ in range(11))]
+        wait_until(lambda: sum(call.done() for call in calls) == 3, "eight wait, and no more are taken")
         server.switch_off("hold")
-        assert running.result().raw_output_contents
-    wait_until(lambda: server.stats()["inflight_bytes"] == 0, "all memory is given back")
-    assert server.statistics("rows")["execution_count"] == before + 1
-    assert 'reason="CANCELED",version="1"} 5.0' in server.get("/metrics").text
+        errors: list[Any] = [call.exception() for call in calls]
+    full = [error for error in errors if error is not None]
+    assert {error.code() for error in full} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert all("Exceeds maximum queue size" in error.details() for error in full)
+    for error in full:
+        assert int(trailer(error)["retry-after"]) >= 1
+        assert int(trailer(error)["grpc-retry-pushback-ms"]) >= 1
+    assert len(full) == 3
 
 
-def test_a_full_queue_says_when_to_come_back() -> None:
-    with start_fake_server(fake={"max_batch": 1}, max_queue=2) as server:
-        server.switch_on("hold")
-        with grpc.insecure_channel(server.grpc_address) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            running = stub.ModelInfer.future(rows(1.0))
-            wait_until(lambda: server.stats()["unfinished_requests"] == 1, "it runs")
-            calls = [running, *(stub.ModelInfer.future(rows(1.0)) for _ in range(5))]
-            wait_until(lambda: sum(call.done() for call in calls) == 3, "two wait, and no more are taken")
-            server.switch_off("hold")
-            errors: list[Any] = [call.exception() for call in calls]
-        full = [error for error in errors if error is not None]
-        assert {error.code() for error in full} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
-        assert all("Exceeds maximum queue size" in error.details() for error in full)
-        assert all(int(trailer(error)["retry-after"]) >= 1 for error in full)
-        assert len(full) == 3
-
-
-def test_a_request_that_the_model_fails_on_is_an_internal_error() -> None:
-    with start_fake_server() as server, triton.InferenceServerClient(server.grpc_address) as client:
+def test_a_request_that_the_model_fails_on_is_an_internal_error(one_by_one: FakeServer) -> None:
+    with triton.InferenceServerClient(one_by_one.grpc_address) as client:
         with pytest.raises(InferenceServerException) as error:
             client.infer("rows", row_input(666.0))
         assert error.value.status() == "StatusCode.INTERNAL"
@@ -667,21 +590,10 @@ def test_a_stream_has_its_last_word_where_a_call_of_the_same_bytes_has_none(stub
         assert reply.infer_response.parameters["triton_final_response"].bool_param
 
 
-def test_several_requests_of_a_stream_share_a_batch() -> None:
-    with start_fake_server(fake={"latency_ms": 200.0}) as server:
-        with grpc.insecure_channel(server.grpc_address) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            replies = list(stub.ModelStreamInfer(iter([rows(float(n), id=str(n)) for n in range(10)])))
-        assert [reply.infer_response.id for reply in replies] == [str(n) for n in range(10)]
-        assert [reply.error_message for reply in replies] == [""] * 10
-        assert server.statistics("rows")["execution_count"] < 10
-
-
 def test_a_stream_that_is_cancelled_leaves_nothing_behind(one_by_one: FakeServer) -> None:
     server = one_by_one
     server.switch_on("hold")
-    with grpc.insecure_channel(server.grpc_address) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with asking(server) as stub:
         call = stub.ModelStreamInfer(iter([rows(float(n)) for n in range(8)]))
         wait_until(lambda: server.stats()["unfinished_requests"] == 8, "all of them wait or run")
         call.cancel()
@@ -822,8 +734,10 @@ def test_whoever_begins_a_call_and_sends_nothing_does_not_hold_up_the_end_for_ev
         assert "1 requests were not answered in time" in server.log
 
 
-def test_a_call_that_is_left_before_its_message_has_come_is_open_no_more() -> None:
-    with start_fake_server() as server, grpc.insecure_channel(server.grpc_address) as channel:
+def test_a_call_that_is_left_before_its_message_has_come_is_open_no_more(one_by_one: FakeServer) -> None:
+    server = one_by_one
+    wait_until(server.is_at_rest, "nothing is open")
+    with grpc.insecure_channel(server.grpc_address) as channel:
         none = channel.stream_unary(METHOD)
         broken = channel.unary_unary(METHOD)
         assert refused(lambda: none(iter(()))).code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -856,15 +770,18 @@ def test_a_stream_does_not_hold_up_the_end_and_what_it_has_sent_is_answered() ->
         assert "every accepted request was answered" in server.log
 
 
-def test_http_and_grpc_share_batches() -> None:
+def test_http_grpc_and_the_requests_of_a_stream_share_batches() -> None:
     with start_fake_server(fake={"latency_ms": 300.0}) as server:
-        with grpc.insecure_channel(server.grpc_address) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with asking(server) as stub:
             over_grpc = [stub.ModelInfer.future(rows(float(n))) for n in range(5)]
             over_http = at_once([lambda n=n: server.infer(float(n)) for n in range(5)])
             assert [reply.status_code for reply in over_http] == [200] * 5
             assert all(call.result().raw_output_contents for call in over_grpc)
-        assert server.statistics("rows")["execution_count"] < 10
+            runs = server.statistics("rows")["execution_count"]
+            assert runs < 10
+            replies = list(stub.ModelStreamInfer(iter([rows(float(n), id=str(n)) for n in range(10)])))
+        assert [(one.infer_response.id, one.error_message) for one in replies] == [(str(n), "") for n in range(10)]
+        assert server.statistics("rows")["execution_count"] < runs + 10
 
 
 def typed(dtype: str, array: np.ndarray, field: str) -> Any:

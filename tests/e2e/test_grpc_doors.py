@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.support.grpc_calls import asking
 from tests.support.http2 import Connection
 from tests.support.servers import Server, start_server, wait_until
 from tests.support.stores import StoreFolder
@@ -59,8 +60,9 @@ def codes_of(address: str, calls: int, values: int = 4) -> set[str]:
     return codes
 
 
-@pytest.mark.parametrize("connections", [1, 2])
-@pytest.mark.parametrize("sent", ["nothing", "the length", "a part", "drops"])
+@pytest.mark.parametrize(
+    ("connections", "sent"), [(1, "nothing"), (2, "nothing"), (2, "the length"), (1, "a part"), (2, "drops")]
+)
 def test_a_client_that_ends_none_of_its_messages_holds_up_nobody(server: Server, connections: int, sent: str) -> None:
     message, is_over = asked(1000).SerializeToString(), threading.Event()
     with ExitStack() as open_until_the_end, ThreadPoolExecutor(5) as pool:
@@ -114,8 +116,7 @@ def test_a_stream_ends_when_its_key_is_taken_away(store_root: Path, tmp_path: Pa
     key.write_text("first\n")
     with start_server("--api-key-file", str(key), store=store_root) as server:
         messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        with grpc.insecure_channel(server.grpc_address) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with asking(server) as stub:
             given = [("authorization", "Bearer first")]
             answers = stub.ModelStreamInfer(iter(messages.get, None), metadata=given, timeout=60)
             messages.put(asked())

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.support.servers import Server, start_server
+from tests.support.servers import peak_bytes, start_server
 from tests.support.stores import StoreFolder
 
 MIB = 1 << 20
@@ -21,12 +19,6 @@ LEEWAY_BYTES = 128 * MIB
 
 
 OWN_CONNECTION = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-
-
-def peak_bytes(server: Server) -> int:
-    """The most memory that the server's process has ever held."""
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) << 10  # type: ignore[index]
 
 
 @pytest.mark.slow

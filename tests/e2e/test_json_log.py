@@ -33,8 +33,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
 
 
 def lines(server: FakeServer) -> list[dict[str, Any]]:
-    """All that it has written; each line is an object."""
-    return [json.loads(line) for line in server.log.splitlines()]
+    """All whole lines that it has written; each is an object."""
+    return [json.loads(line) for line in server.log_so_far.rpartition("\n")[0].splitlines()]
 
 
 def line_of(server: FakeServer, own_id: str) -> dict[str, Any]:
@@ -43,8 +43,8 @@ def line_of(server: FakeServer, own_id: str) -> dict[str, Any]:
     def found() -> list[dict[str, Any]]:
         return [line for line in lines(server) if line.get("request_id") == own_id and "status" in line]
 
-    wait_until(found, f"the log has {own_id}")
-    (line,) = found()
+    (line,) = wait_until(found, f"the log has {own_id}")
+    assert isinstance(line, dict)
     return line
 
 

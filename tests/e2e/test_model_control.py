@@ -39,21 +39,6 @@ def answered_by(server: Server) -> tuple[str, float]:
     return document.get("model_version", ""), document["outputs"][0]["data"][0] if "outputs" in document else -1.0
 
 
-def index(server: Server) -> dict[tuple[str, str], tuple[str, str]]:
-    """State and reason by name and version."""
-    lines = server.post("/v2/repository/index").json()
-    return {(one["name"], one.get("version", "")): (one.get("state", ""), one.get("reason", "")) for one in lines}
-
-
-def load(server: Server, name: str, /, **config: Any) -> httpx.Response:
-    body = {"parameters": {"config": json.dumps(config)}} if config else {}
-    return server.post(f"/v2/repository/models/{name}/load", json=body)
-
-
-def unload(server: Server, name: str) -> httpx.Response:
-    return server.post(f"/v2/repository/models/{name}/unload")
-
-
 def assert_nobody_noticed(crowd: Crowd) -> None:
     assert {attempt.status for attempt in crowd.attempts} == {200}
 
@@ -78,11 +63,11 @@ def test_a_new_version_takes_over_and_its_removal_rolls_back_without_a_gap(polli
         for _ in range(3):
             store.add_shift(2.0, version=2)
             wait_until(lambda: answered_by(polling) == ("2", 2.0), "the new version answers")
-            wait_until(lambda: ("shift", "1") not in index(polling) or index(polling)["shift", "1"][1] == "unloaded",
+            wait_until(lambda: "shift/1" not in polling.index() or polling.index()["shift/1"][1] == "unloaded",
                        "the old version is gone")  # fmt: skip
             shutil.rmtree(store.root / "shift" / "2")
             wait_until(lambda: answered_by(polling) == ("1", 1.0), "the version before answers again")
-            wait_until(lambda: ("shift", "2") not in index(polling), "the index forgets what has left the store")
+            wait_until(lambda: "shift/2" not in polling.index(), "the index forgets what has left the store")
         wait_until(lambda: crowd.answered > 200, "the crowd has asked for a while")
     assert_nobody_noticed(crowd)
 
@@ -113,18 +98,18 @@ def test_a_broken_version_is_refused_and_the_old_one_goes_on(polling: Server, st
     with Crowd(polling, 2, ask) as crowd:
         broken.mkdir()
         (broken / "model.onnx").write_bytes(b"not a model")
-        wait_until(lambda: index(polling).get(("shift", "2")), "the new version is judged")
-        wait_until(lambda: index(polling)["shift", "2"][0] == "UNAVAILABLE", "the new version is refused")
-        reason = index(polling)["shift", "2"][1]
+        wait_until(lambda: polling.index().get("shift/2"), "the new version is judged")
+        wait_until(lambda: polling.index()["shift/2"][0] == "UNAVAILABLE", "the new version is refused")
+        reason = polling.index()["shift/2"][1]
         assert "model.onnx" in reason
         assert metric(polling, "convoy_loads_total", result="refused") == 1
-        assert index(polling)["shift", "1"] == ("READY", "")
+        assert polling.index()["shift/1"] == ("READY", "")
         assert polling.get("/v2/health/ready").status_code == 200
         store.add_shift(3.0, version=2)
         wait_until(lambda: answered_by(polling) == ("2", 3.0), "the mended version answers")
         (broken / "model.onnx").write_bytes(b"not a model either")
-        wait_until(lambda: index(polling)["shift", "2"][1], "the reload is refused")
-        assert index(polling)["shift", "2"][0] == "READY"
+        wait_until(lambda: polling.index()["shift/2"][1], "the reload is refused")
+        assert polling.index()["shift/2"][0] == "READY"
         assert answered_by(polling) == ("2", 3.0)
     assert_nobody_noticed(crowd)
 
@@ -150,7 +135,7 @@ def test_bundles_come_and_go_and_so_do_their_metrics(polling: Server, store: Sto
     shutil.rmtree(store.root / "digits")
     wait_until(lambda: polling.get("/v2/models/digits/ready").status_code == 404, "the bundle is gone")
     wait_until(lambda: 'model="digits"' not in polling.get("/metrics").text, "its metrics are gone")
-    assert ("digits", "1") not in index(polling)
+    assert "digits/1" not in polling.index()
 
 
 def test_an_empty_store_is_watched_and_everything_may_leave_it(store: StoreFolder) -> None:
@@ -163,32 +148,23 @@ def test_an_empty_store_is_watched_and_everything_may_leave_it(store: StoreFolde
         assert server.get("/v2/health/ready").status_code == 200
 
 
-@pytest.mark.parametrize(("policy", "versions"), [("latest", ["3"]), ("all", ["1", "2", "3"]), ("1,2", ["1", "2"])])
-def test_the_version_policy_says_what_is_loaded(policy: str, versions: list[str], store: StoreFolder) -> None:
-    for version in (1, 2, 3):
-        store.add_shift(float(version), version=version)
-    with start_server(*POLL, "--version-policy", policy, store=store.root) as server:
-        assert server.get("/v2/models/shift").json()["versions"] == versions
-        assert answered_by(server) == (versions[-1], float(versions[-1]))
-
-
 def test_explicit_loads_nothing_by_itself_and_serves_what_is_asked_for(explicit: Server, store: StoreFolder) -> None:
     store.add_identity()
     assert explicit.post("/v2/repository/index").json() == [{"name": "identity_fp32"}, {"name": "shift"}]
     assert answered_by(explicit)[1] == -1.0
-    loaded = load(explicit, "shift")
+    loaded = explicit.load("shift")
     assert (loaded.status_code, loaded.content) == (200, b"")
     assert answered_by(explicit) == ("1", 1.0)
-    assert load(explicit, "shift").status_code == 200
+    assert explicit.load("shift").status_code == 200
     store.add_shift(2.0, version=2)
     assert answered_by(explicit) == ("1", 1.0)
-    assert load(explicit, "shift").status_code == 200
+    assert explicit.load("shift").status_code == 200
     assert answered_by(explicit) == ("2", 2.0)
-    assert (unload(explicit, "shift").status_code, unload(explicit, "shift").status_code) == (200, 200)
+    assert (explicit.unload("shift").status_code, explicit.unload("shift").status_code) == (200, 200)
     gone = explicit.post("/v2/models/shift/infer", json=ROW)
     assert gone.status_code == 404
     assert gone.json()["error"].startswith("Request for unknown model: 'shift' has no available versions")
-    assert index(explicit)["shift", "2"] == ("UNAVAILABLE", "unloaded")
+    assert explicit.index()["shift/2"] == ("UNAVAILABLE", "unloaded")
 
 
 def test_named_models_are_loaded_at_the_start(store: StoreFolder) -> None:
@@ -204,62 +180,61 @@ def test_named_models_are_loaded_at_the_start(store: StoreFolder) -> None:
 
 
 def test_a_load_that_fails_keeps_what_serves_and_says_why(explicit: Server, store: StoreFolder) -> None:
-    assert load(explicit, "shift").status_code == 200
+    assert explicit.load("shift").status_code == 200
     broken = store.root / "shift" / "2" / "model.onnx"
     broken.parent.mkdir()
     broken.write_bytes(b"not a model")
-    failed = load(explicit, "shift")
+    failed = explicit.load("shift")
     assert failed.status_code == 400
     assert failed.json()["error"].startswith("load failed for model 'shift': version 2 is at UNAVAILABLE state: ")
     assert answered_by(explicit) == ("1", 1.0)
-    assert index(explicit)["shift", "2"][0] == "UNAVAILABLE"
-    missing = load(explicit, "nobody")
+    assert explicit.index()["shift/2"][0] == "UNAVAILABLE"
+    missing = explicit.load("nobody")
     assert missing.status_code == 404
     assert missing.json()["error"].startswith("failed to load 'nobody', failed to poll from model repository")
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        {"specific": {"versions": [7]}},
-        {"specific": {"versions": [1, 7]}},
-        {"specific": {"versions": []}},
-        {"specific": {"versions": [0]}},
-        {"specific": {"versions": ["01"]}},
-        {"latest": {"num_versions": 0}},
-        {"latest": {}, "all": {}},
-        {},
-    ],
+POLICIES: tuple[dict[str, Any], ...] = (
+    {"specific": {"versions": [7]}},
+    {"specific": {"versions": [1, 7]}},
+    {"specific": {"versions": []}},
+    {"specific": {"versions": [0]}},
+    {"specific": {"versions": ["01"]}},
+    {"latest": {"num_versions": 0}},
+    {"latest": {}, "all": {}},
+    {},
 )
-def test_a_version_policy_that_no_version_meets_takes_nothing_away(
-    explicit: Server, store: StoreFolder, policy: dict[str, Any]
-) -> None:
+
+
+def test_a_version_policy_that_no_version_meets_takes_nothing_away(explicit: Server, store: StoreFolder) -> None:
     store.add_shift(2.0, version=2)
-    assert load(explicit, "shift", version_policy={"all": {}}).status_code == 200
-    with Crowd(explicit, 2, ask) as crowd:
-        answer = load(explicit, "shift", version_policy=policy)
-        assert answer.status_code == 400, answer.text
-        if 7 in policy.get("specific", {}).get("versions", ()):
-            assert "wants version 7, and the store has 1, 2" in answer.json()["error"]
-            assert "version 1, 2 serves" in answer.json()["error"]
-        with pytest.raises(InferenceServerException, match="version"):
-            triton_grpc.InferenceServerClient(explicit.grpc_address).load_model(
-                "shift", config=json.dumps({"version_policy": policy})
-            )
-        wait_until(lambda: crowd.answered > 20, "the crowd has asked for a while")
-        assert explicit.get("/v2/models/shift").json()["versions"] == ["1", "2"]
+    assert explicit.load("shift", version_policy={"all": {}}).status_code == 200
+    with Crowd(explicit, 2, ask) as crowd, triton_grpc.InferenceServerClient(explicit.grpc_address) as client:
+        for policy in POLICIES:
+            answer, before = explicit.load("shift", version_policy=policy), crowd.answered
+            assert answer.status_code == 400, answer.text
+            if 7 in policy.get("specific", {}).get("versions", ()):
+                assert "wants version 7, and the store has 1, 2" in answer.json()["error"]
+                assert "version 1, 2 serves" in answer.json()["error"]
+            with pytest.raises(InferenceServerException, match="version"):
+                client.load_model("shift", config=json.dumps({"version_policy": policy}))
+            wait_until(lambda before=before: crowd.answered > before + 20, "the crowd has asked for a while")  # type: ignore[misc]
+            assert explicit.get("/v2/models/shift").json()["versions"] == ["1", "2"]
+            assert explicit.index()["shift/2"] == ("READY", "")
+            # Nothing of it is remembered.
+            assert explicit.load("shift").status_code == 200
+            assert explicit.get("/v2/models/shift").json()["versions"] == ["2"]
+            assert explicit.load("shift", version_policy={"all": {}}).status_code == 200
     assert_nobody_noticed(crowd)
-    assert index(explicit)["shift", "2"] == ("READY", "")
-    # Nothing of it is remembered.
     store.add_shift(3.0, version=3)
-    assert load(explicit, "shift").status_code == 200
+    assert explicit.load("shift").status_code == 200
     assert answered_by(explicit) == ("3", 3.0)
 
 
 def test_whatever_is_wrong_with_a_load_what_serves_goes_on(explicit: Server, store: StoreFolder) -> None:
     store.add_shift(2.0, version=2)
     config = store.root / "shift" / "config.pbtxt"
-    assert load(explicit, "shift").status_code == 200
+    assert explicit.load("shift").status_code == 200
     wrong = {
         'name: "other"': "name is 'other'",
         "max_batch_size: 4\nmaxbatch: 3": "line 2",
@@ -273,22 +248,22 @@ def test_whatever_is_wrong_with_a_load_what_serves_goes_on(explicit: Server, sto
     for text, words in wrong.items():
         config.write_text(text)
         for policy in ({}, {"version_policy": {"specific": {"versions": [1]}}}):
-            answer = load(explicit, "shift", **policy)
+            answer = explicit.load("shift", **policy)
             is_met = policy and "version_policy" in text and "9" in text
             assert answer.status_code == (200 if is_met else 400), (text, answer.text)
             if is_met:
                 assert answered_by(explicit) == ("1", 1.0)
                 config.unlink()
-                assert load(explicit, "shift").status_code == 200
+                assert explicit.load("shift").status_code == 200
                 continue
             assert words in answer.json()["error"], answer.text
             assert answered_by(explicit) == ("2", 2.0), text
     config.unlink()
     for policy in ({"max_batch_size": 1 << 30}, {"max_batch_size": "x"}, {"instance_group": []}):
-        assert load(explicit, "shift", **policy).status_code in (400, 501)
+        assert explicit.load("shift", **policy).status_code in (400, 501)
         assert answered_by(explicit) == ("2", 2.0)
     shutil.move(store.root / "shift", store.root / "moved")
-    gone = load(explicit, "shift")
+    gone = explicit.load("shift")
     assert (gone.status_code, answered_by(explicit)) == (404, ("2", 2.0))
     assert "there is no version of it in the store" in gone.json()["error"]
 
@@ -322,7 +297,7 @@ def test_the_configuration_says_which_versions_are_served(store: StoreFolder) ->
                 wants(broken)
                 wait_until(
                     lambda words=words: all(  # type: ignore[misc]
-                        any(words in reason for (one, _), (_, reason) in index(server).items() if one == name)
+                        any(words in why for at, (_, why) in server.index().items() if at.split("/")[0] == name)
                         for name in ("shift", "digits")
                     ),
                     "it is told",
@@ -330,47 +305,38 @@ def test_the_configuration_says_which_versions_are_served(store: StoreFolder) ->
                 assert served() == [["2"], ["2"]]
             wants("latest {}")
             wait_until(lambda: served() == [["3"], ["3"]], "the highest serves")
-            wait_until(lambda: not any(reason for _, reason in index(server).values() if reason != "unloaded"),
+            wait_until(lambda: not any(reason for _, reason in server.index().values() if reason != "unloaded"),
                        "nothing is wrong any more")  # fmt: skip
         assert_nobody_noticed(crowd)
-    with start_server("--version-policy", "1", store=store.root) as server:
-        assert served() == [["3"], ["3"]]
-        wants("specific { versions: [ 1, 3 ] }")
+    wants("specific { versions: [ 1, 3 ] }")
     with start_server("--version-policy", "1", store=store.root) as server:
         assert served() == [["1", "3"], ["1", "3"]]
         said = server.get("/v2/models/shift/config").json()["version_policy"]
         assert said == {"specific": {"versions": [1, 3]}}
         config = triton_grpc.InferenceServerClient(server.grpc_address).get_model_config("shift").config
         assert list(config.version_policy.specific.versions) == [1, 3]
-    for name in ("shift", "digits"):
-        (store.root / name / "config.pbtxt").unlink()
-    store.add_shift(1.0, name="other", version=2)
-    with start_server("--version-policy", "1", store=store.root) as server:
-        assert served() == [["1"], ["1"]]
-        (told,) = [one for one in server.stats()["refused"] if one["name"] == "other"]
-        assert "--version-policy wants version 1, and the store has 2" in told["reason"]
 
 
 def test_a_request_to_load_may_set_batch_size_and_versions_and_nothing_else(
     explicit: Server, store: StoreFolder
 ) -> None:
-    assert load(explicit, "shift", max_batch_size="16").status_code == 200
+    assert explicit.load("shift", max_batch_size="16").status_code == 200
     assert explicit.get("/v2/models/shift/config").json()["max_batch_size"] == 16
-    assert load(explicit, "shift").status_code == 200
+    assert explicit.load("shift").status_code == 200
     assert explicit.get("/v2/models/shift/config").json()["max_batch_size"] == 32
     store.add_shift(2.0, version=2)
-    assert load(explicit, "shift", version_policy={"specific": {"versions": [1, "2"]}}).status_code == 200
+    assert explicit.load("shift", version_policy={"specific": {"versions": [1, "2"]}}).status_code == 200
     assert explicit.get("/v2/models/shift").json()["versions"] == ["1", "2"]
     wrong = [
-        (load(explicit, "shift", max_batch_size=-1), 400),
-        (load(explicit, "shift", version_policy={"newest": 3}), 400),
-        (load(explicit, "shift", version_policy={"latest": {"num_versions": 2}}), 200),
-        (load(explicit, "shift", name="other"), 400),
-        (load(explicit, "shift", platform="tensorflow_savedmodel"), 400),
-        (load(explicit, "shift", backend=["python"]), 400),
-        (load(explicit, "shift", name="shift", platform="onnxruntime_onnx", backend="onnxruntime"), 200),
-        (load(explicit, "shift", instance_group=[]), 501),
-        (load(explicit, "shift", max_batch_size=0), 200),
+        (explicit.load("shift", max_batch_size=-1), 400),
+        (explicit.load("shift", version_policy={"newest": 3}), 400),
+        (explicit.load("shift", version_policy={"latest": {"num_versions": 2}}), 200),
+        (explicit.load("shift", name="other"), 400),
+        (explicit.load("shift", platform="tensorflow_savedmodel"), 400),
+        (explicit.load("shift", backend=["python"]), 400),
+        (explicit.load("shift", name="shift", platform="onnxruntime_onnx", backend="onnxruntime"), 200),
+        (explicit.load("shift", instance_group=[]), 501),
+        (explicit.load("shift", max_batch_size=0), 200),
     ]
     assert [(answer.status_code, status) for answer, status in wrong if answer.status_code != status] == []
     for parameters, status in (({"config": "{"}, 400), ({"config": 3}, 400), ({"file:1/model.onnx": "eA=="}, 501)):
@@ -401,15 +367,15 @@ def test_triton_clients_load_and_unload_over_both_wires(explicit: Server) -> Non
 
 def test_loading_unloading_and_asking_at_once_breaks_nothing(explicit: Server, store: StoreFolder) -> None:
     store.add_identity()
-    assert load(explicit, "identity_fp32").status_code == 200
+    assert explicit.load("identity_fp32").status_code == 200
     body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}]}
 
     def steady(client: httpx.Client) -> httpx.Response:
         return client.post("/v2/models/identity_fp32/infer", json=body)
 
     def change(number: int) -> int:
-        change = (load, unload)[number % 2]
-        return change(explicit, "shift").status_code
+        change = (explicit.load, explicit.unload)[number % 2]
+        return change("shift").status_code
 
     with Crowd(explicit, 2, ask) as crowd, Crowd(explicit, 2, steady) as undisturbed, ThreadPoolExecutor(4) as pool:
         assert set(pool.map(change, range(40))) == {200}
@@ -420,11 +386,11 @@ def test_loading_unloading_and_asking_at_once_breaks_nothing(explicit: Server, s
 
 
 def test_reloading_under_load_loses_no_request(explicit: Server, store: StoreFolder) -> None:
-    assert load(explicit, "shift").status_code == 200
+    assert explicit.load("shift").status_code == 200
     with Crowd(explicit, 4, ask) as crowd:
         for number in range(10):
             store.add_shift(float(number))
-            assert load(explicit, "shift").status_code == 200
+            assert explicit.load("shift").status_code == 200
             assert answered_by(explicit) == ("1", float(number))
     assert_nobody_noticed(crowd)
     # The last of them once the last request to it has been answered.
@@ -466,7 +432,7 @@ def test_only_the_admin_token_loads_models_where_others_can_ask(store: StoreFold
 
 
 def test_the_other_modes_refuse_to_load_in_tritons_words(polling: Server) -> None:
-    for answer in (load(polling, "shift"), unload(polling, "shift")):
+    for answer in (polling.load("shift"), polling.unload("shift")):
         assert answer.status_code == 503
         assert answer.json()["error"].startswith(NOT_ALLOWED)
     with triton_grpc.InferenceServerClient(polling.grpc_address) as client:
@@ -478,17 +444,17 @@ def test_the_other_modes_refuse_to_load_in_tritons_words(polling: Server) -> Non
 def test_a_slow_upload_to_a_version_that_is_being_unloaded_is_still_answered(explicit: Server) -> None:
     from tests.support.wire import Wire, head
 
-    assert load(explicit, "shift").status_code == 200
+    assert explicit.load("shift").status_code == 200
     body = json.dumps(ROW).encode()
     with Wire(explicit.port) as wire, ThreadPoolExecutor(1) as pool:
         wire.send(head("/v2/models/shift/infer", {"Content-Length": str(len(body))}) + body[:10])
         wait_until(lambda: explicit.stats()["inflight_bytes"] > 0, "the upload has begun")
-        unloading = pool.submit(unload, explicit, "shift")
-        wait_until(lambda: index(explicit)["shift", "1"][0] == "UNLOADING", "the unloading has begun")
+        unloading = pool.submit(explicit.unload, "shift")
+        wait_until(lambda: explicit.index()["shift/1"][0] == "UNLOADING", "the unloading has begun")
         assert explicit.post("/v2/models/shift/infer", json=ROW).status_code == 404
         wire.send(body[10:])
         reply = wire.reply()
         assert reply.status == 200, reply.body
         assert np.allclose(reply.json()["outputs"][0]["data"], 1.0)
         assert unloading.result().status_code == 200
-    assert index(explicit)["shift", "1"] == ("UNAVAILABLE", "unloaded")
+    assert explicit.index()["shift/1"] == ("UNAVAILABLE", "unloaded")

@@ -216,40 +216,6 @@ def test_of_a_form_without_answers_speaks_the_file_that_another_try_may_help(ord
         assert answer.json()["error"].endswith((wrong, right))
 
 
-class Refusals:
-    """What became of the requests to `refusing`: one is late in the engine, and one behind it fills the queue."""
-
-    answered, late, refused = 2, 1, 5
-
-    def __init__(self, server: FakeServer) -> None:
-        assert server.infer(1.0).status_code == 200
-        server.switch_on("hold")
-        # An idle engine admits whatever is not late yet, so this one is never refused.
-        assert server.post(f"{ROWS}?timeout_ms=100", json=rows_request(1.0)).status_code == 504
-        with ThreadPoolExecutor(1) as pool:
-            waits = pool.submit(server.infer, 1.0)
-            wait_until(lambda: _held(server)[1] == 1, "the queue is full")
-            refused = [server.infer(1.0).status_code for _ in range(self.refused)]
-            server.switch_off("hold")
-            assert waits.result().status_code == 200
-        assert refused == [429] * self.refused
-        wait_until(server.is_at_rest, "all has ended")
-
-
-@pytest.fixture
-def refusing() -> Iterator[FakeServer]:
-    with start_fake_server(fake={"max_batch": 1}, max_queue=1) as server:
-        Refusals(server)
-        yield server
-
-
-def test_durations_are_those_of_answers(refusing: FakeServer) -> None:
-    """The histogram tells outcomes apart."""
-    assert metric(refusing, CALLS, model="rows", outcome="answered") == Refusals.answered
-    assert metric(refusing, CALLS, model="rows", outcome="refused") == Refusals.refused
-    assert metric(refusing, CALLS, model="rows", outcome="late") == Refusals.late
-
-
 def test_refusals_of_the_decoder_are_counted() -> None:
     slow = picture(4000, "RGB", "WebP")
     with on_one_cpu(), start_server("--max-body-mb", "8", "--max-queue", "1") as server:

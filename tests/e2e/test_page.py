@@ -235,8 +235,8 @@ def test_a_gpu_tells_its_load_its_memory_and_its_power(browser: Browser) -> None
 
 
 @pytest.fixture
-def digits(browser: Browser) -> Iterator[Page]:
-    with start_server() as server, open_page(browser, server.url) as page:
+def digits(browser: Browser, demo: Server) -> Iterator[Page]:
+    with open_page(browser, demo.url) as page:
         expect(state(page, "digits")).to_have_text("ready")
         yield page
 
@@ -369,12 +369,9 @@ def test_a_model_is_loaded_and_unloaded_without_a_token_where_nobody_else_can_as
 
 
 @slow
-@pytest.mark.parametrize("options", [(), ("--model-control", "explicit", "--load-model", "*")])
-def test_there_are_no_buttons_where_mode_or_address_forbid_it(
-    browser: Browser, store: StoreFolder, options: tuple[str, ...]
-) -> None:
+def test_there_are_no_buttons_where_the_address_forbids_it(browser: Browser, store: StoreFolder) -> None:
     store.add_shift(1.0)
-    with start_server(*options, store=store.root) as server, open_page(browser, server.url) as page:
+    with explicit(store) as server, open_page(browser, server.url) as page:
         more = opened(page, "shift")
         expect(more.locator("canvas")).to_have_count(4)
         assert more.get_by_role("button").count() == 0

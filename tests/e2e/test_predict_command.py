@@ -41,33 +41,6 @@ def test_without_its_key_it_names_options_that_exist(locked: Server, tmp_path: P
         assert "0.99" in run_convoy("predict", "digits", SEVEN, "--url", url, "--api-key-file", str(key)).stdout
 
 
-def test_answers_go_to_stdout_and_errors_to_stderr(locked: Server, tmp_path: Path) -> None:
-    key, text = tmp_path / "key", tmp_path / "notes.txt"
-    key.write_text("secret")
-    text.write_text("hello")
-    images = (SEVEN, str(text), str(tmp_path / "missing.png"))
-    done = run_convoy("predict", "digits", *images, "--url", locked.url, "--api-key-file", str(key))
-    assert done.returncode == 1
-    assert "seven.png" in done.stdout
-    assert "notes.txt" not in done.stdout
-    assert "missing.png" not in done.stdout
-    assert f"{text}: " in done.stderr
-    assert f"cannot read {tmp_path / 'missing.png'}: No such file" in done.stderr
-
-
-def test_a_folder_gives_lines_of_json(locked: Server, tmp_path: Path) -> None:
-    key, folder = tmp_path / "key", tmp_path / "images"
-    key.write_text("secret")
-    (folder / "more").mkdir(parents=True)
-    for number in range(3):
-        (folder / "more" / f"{number}.png").write_bytes(Path(SEVEN).read_bytes())
-    options = ("--url", locked.url, "--api-key-file", str(key), "--json", "--top-k", "1")
-    done = run_convoy("predict", "digits", str(folder), *options)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["image"] for line in lines] == [str(folder / "more" / f"{number}.png") for number in range(3)]
-    assert {line["predictions"][0]["label"] for line in lines} == {"7"}
-
-
 def health_check() -> list[str]:
     """The command that stands in the Dockerfile, for this Python."""
     _, _, rest = (ROOT / "Dockerfile").read_text().partition("HEALTHCHECK")
@@ -118,9 +91,8 @@ def test_a_server_that_cannot_write_its_address_serves_all_the_same(tmp_path: Pa
     assert pipe.is_fifo()
 
 
-def test_the_health_check_takes_no_nonsense_for_an_address(tmp_path: Path) -> None:
-    with start_server(env={"CONVOY_ADDRESS_FILE": ""}) as server:
-        for told in (b"", b"\xff\xfe", b"nonsense"):
-            (tmp_path / "told").write_bytes(told)
-            env = {"CONVOY_ADDRESS_FILE": str(tmp_path / "told"), "CONVOY_PORT": str(server.port)}
-            assert check_health(**env).returncode == 0
+def test_the_health_check_takes_no_nonsense_for_an_address(demo: Server, tmp_path: Path) -> None:
+    for told in (b"", b"\xff\xfe", b"nonsense"):
+        (tmp_path / "told").write_bytes(told)
+        env = {"CONVOY_ADDRESS_FILE": str(tmp_path / "told"), "CONVOY_PORT": str(demo.port)}
+        assert check_health(**env).returncode == 0

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.servers import Server, run_convoy, start_server, wait_until
+from tests.support.servers import run_convoy, start_server, wait_until
 from tests.support.signing_keys import KeyPair, sign
-from tests.support.stores import StoreFolder, digit
+from tests.support.stores import StoreFolder
 
 pytestmark = pytest.mark.slow
-
-
-def index(server: Server) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(one["name"], one["version"]): one for one in server.post("/v2/repository/index").json()}
-
-
-def predicted(server: Server) -> tuple[str, str]:
-    """The version that answers, and what."""
-    answer = server.post("/predictions/digits", content=digit("seven")).json()
-    return answer["version"], answer["predictions"][0]["label"]
 
 
 def publish(store: StoreFolder, folder: Path) -> Path:
@@ -40,10 +29,10 @@ def test_what_is_not_signed_is_refused_and_what_is_goes_on(tmp_path: Path) -> No
     options = ("--require-signature", str(own.public), "--store-cache", str(cache))
     watched = ("--model-control", "poll", "--poll-interval-s", "0.1", "--max-inflight-mb", "256")
     with start_server(*options, *watched, store=store.root) as server:
-        assert predicted(server) == ("1", "7")
-        refused = index(server)["simple", "1"]
-        assert refused["state"] == "UNAVAILABLE"
-        assert refused["reason"].startswith(f"{store.root}/simple/1: nobody has signed it")
+        assert server.seven() == ("1", "7")
+        state, reason = server.index()["simple/1"]
+        assert state == "UNAVAILABLE"
+        assert reason.startswith(f"{store.root}/simple/1: nobody has signed it")
 
         aside = StoreFolder(tmp_path / "aside")
         changed = aside.add_digits(2)
@@ -51,17 +40,17 @@ def test_what_is_not_signed_is_refused_and_what_is_goes_on(tmp_path: Path) -> No
         with (changed / "labels.txt").open("a") as file:
             file.write("ten\n")
         publish(store, changed)
-        wait_until(lambda: ("digits", "2") in index(server), "it has been seen")
-        wait_until(lambda: index(server)["digits", "2"]["state"] == "UNAVAILABLE", "it is refused")
-        assert "its signature does not hold" in index(server)["digits", "2"]["reason"]
-        assert predicted(server) == ("1", "7")
+        wait_until(lambda: "digits/2" in server.index(), "it has been seen")
+        wait_until(lambda: server.index()["digits/2"][0] == "UNAVAILABLE", "it is refused")
+        assert "its signature does not hold" in server.index()["digits/2"][1]
+        assert server.seven() == ("1", "7")
 
         better = aside.add_digits(3)
         sign(better, own)
         publish(store, better)
-        wait_until(lambda: predicted(server) == ("3", "7"), "the next one serves")
+        wait_until(lambda: server.seven() == ("3", "7"), "the next one serves")
         sign(store.root / "simple" / "1", own)
-        wait_until(lambda: index(server)["simple", "1"]["state"] == "READY", "what has been signed since is loaded")
+        wait_until(lambda: server.index()["simple/1"][0] == "READY", "what has been signed since is loaded")
         wait_until(lambda: not list(cache.glob("signed/*/digits-*/1")), "the copy of what is not served any more goes")
         assert len(list(cache.glob("signed/*/digits-*/3"))) == 1
     assert not list(cache.glob("signed/*/*")), "no copy is left"
@@ -74,9 +63,9 @@ def test_a_configuration_that_nobody_has_signed_decides_nothing(tmp_path: Path) 
     (store.root / "digits" / "config.pbtxt").write_text("version_policy { specific { versions: [ 1 ] } }")
     options = ("--require-signature", str(own.public), "--store-cache", str(tmp_path / "cache"))
     with start_server(*options, store=store.root) as server:
-        assert predicted(server) == ("2", "7")
+        assert server.seven() == ("2", "7")
     with start_server(store=store.root) as server:
-        assert predicted(server) == ("1", "7")
+        assert server.seven() == ("1", "7")
 
 
 def test_a_signature_comes_with_a_bundle_from_a_url(tmp_path: Path) -> None:
@@ -84,7 +73,7 @@ def test_a_signature_comes_with_a_bundle_from_a_url(tmp_path: Path) -> None:
     sign(store.add_digits(1), own)
     options = ("--require-signature", str(own.public), "--store-cache", str(tmp_path / "cache"))
     with start_server(*options, "--store", f"file://{store.root}") as server:
-        assert predicted(server) == ("1", "7")
+        assert server.seven() == ("1", "7")
 
 
 def test_a_key_that_is_none_is_one_line(tmp_path: Path) -> None:

@@ -296,7 +296,6 @@ def open_calls(server: FakeServer) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("options", "changes"),
     [
-        ({}, "not_allowed"),
         ({"host": "127.0.0.1"}, "not_allowed"),
         ({"model_control": "explicit"}, "not_allowed"),
         ({"model_control": "explicit", "host": "127.0.0.1"}, "without_token"),

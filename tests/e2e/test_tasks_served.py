@@ -93,12 +93,6 @@ def test_a_class_map_has_the_size_of_the_picture(server: Server) -> None:
     assert segmentation["classes"][1]["rle"]["counts"] == [0, 1500, 4500]
 
 
-def test_a_small_picture_waits_for_no_thread(server: Server) -> None:
-    answer = server.post("/predictions/stretched", content=saved(flag(40, 20, "red", "blue"))).json()
-    assert answer["timing_ms"]["decode_wait"] == 0
-    assert [one["label"] for one in answer["segmentation"]["classes"]] == ["red", "blue"]
-
-
 @pytest.mark.parametrize(
     ("query", "accept", "is_png"),
     [
@@ -220,21 +214,6 @@ def test_labels_that_stand_each_for_itself_are_answered_by_threshold(server: Ser
     picture = saved(Image.new("RGB", (20, 20)))
     found = server.post("/predictions/flags?threshold=20", content=picture).json()["predictions"]
     assert [one["score"] for one in found] == [99, 70, 30, 25, 24, 24, 20, 20, 20]
-
-
-def test_the_description_tells_every_answer(server: Server) -> None:
-    described = server.get("/openapi.json").json()["paths"]["/predictions/{model}"]["post"]
-    content = described["responses"]["200"]["content"]
-    assert {"application/json", "image/png"} == set(content)
-    assert {"predictions", "detections", "segmentation"} <= set(content["application/json"]["schema"]["properties"])
-    assert {"top_k", "threshold", "format", "timeout_ms"} <= {one["name"] for one in described["parameters"]}
-
-
-def test_stats_name_the_task(server: Server) -> None:
-    tasks = {model["name"]: model["task"] for model in server.stats()["models"]}
-    assert (tasks["raw"], tasks["cropped"], tasks["tensors"], tasks["flags"]) == (
-        *("detect", "segment", "none", "multilabel"),
-    )
 
 
 # Python

@@ -163,7 +163,7 @@ def test_a_renewed_certificate_is_shown_from_the_next_connection_on(papers: Pape
         assert [shown(server, own, port) for port in ports] == [old_number] * 3
 
         def hang_up(told: str) -> None:
-            before = server.log.count(told)
+            before = server.log_so_far.count(told)
             server.signal(signal.SIGHUP)
             until(lambda: server.log_so_far.count(told) > before, f"the log has {told!r}")
 

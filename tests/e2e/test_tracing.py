@@ -16,10 +16,11 @@ import grpc
 import pytest
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 import convoy
 from tests.support.fake_server import POISON
+from tests.support.grpc_calls import asking
 from tests.support.servers import FakeServer, Server, run_convoy, start_fake_server, start_server, wait_until
 from tests.support.span_receiver import Received, SpanReceiver, receiving, receiving_over_http
 from tests.support.stores import digit
@@ -44,7 +45,7 @@ def receiver() -> Iterator[SpanReceiver]:
 
 @pytest.fixture(scope="module")
 def server(receiver: SpanReceiver) -> Iterator[Server]:
-    with start_server("--tracing", env=receiver.environment) as server:
+    with start_server("--tracing", "--access-log", "all", env=receiver.environment) as server:
         yield server
 
 
@@ -142,12 +143,13 @@ def test_a_request_without_a_trace_begins_one(server: Server, receiver: SpanRece
         assert span.name == f"POST /v2/models/{{model}}{version and '/versions/{version}'}/infer"
         check_stages(receiver, span, *ALL_STAGES)
         check_batch(receiver, span)
+        line = f"/infer 200 .* trace {reply.headers['traceparent']}"
+        wait_until(lambda line=line: re.search(line, server.log_so_far), "the log names it")  # type: ignore[misc]
 
 
 def test_a_request_over_grpc_is_a_span_in_its_clients_trace(server: Server, receiver: SpanReceiver) -> None:
     trace_id, parent_id, headers = trace_context()
-    with grpc.insecure_channel(server.grpc_address) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with asking(server) as stub:
         _, call = stub.ModelInfer.with_call(IMAGE, metadata=(*headers.items(), ("tracestate", "a=b")))
     span = receiver.await_request(trace_id)
     trailer = dict(call.trailing_metadata())
@@ -161,8 +163,7 @@ def test_a_request_over_grpc_is_a_span_in_its_clients_trace(server: Server, rece
 
 def test_each_request_of_a_stream_is_a_span(server: Server, receiver: SpanReceiver) -> None:
     trace_id, parent_id, headers = trace_context()
-    with grpc.insecure_channel(server.grpc_address) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with asking(server) as stub:
         answers = list(stub.ModelStreamInfer(iter([IMAGE] * 3), metadata=tuple(headers.items())))
     assert [one.error_message for one in answers] == [""] * 3
     name = f"{SERVICE}/ModelStreamInfer"
@@ -185,10 +186,8 @@ def test_errors_say_what_became_of_the_request(server: Server, receiver: SpanRec
         assert not span.is_error  # it is the client's
         assert span.links == []
     trace_id, _, headers = trace_context()
-    with grpc.insecure_channel(server.grpc_address) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        with pytest.raises(grpc.RpcError):
-            stub.ModelInfer(service_pb2.ModelInferRequest(model_name="cats"), metadata=tuple(headers.items()))
+    with asking(server) as stub, pytest.raises(grpc.RpcError):
+        stub.ModelInfer(service_pb2.ModelInferRequest(model_name="cats"), metadata=tuple(headers.items()))
     assert receiver.await_request(trace_id).attributes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
 
 
@@ -375,15 +374,6 @@ def test_spans_travel_over_http_where_the_variables_say_so() -> None:
         trace_id, _, headers = trace_context()
         server.post("/predictions/digits", content=digit("one"), headers=headers)
         check_batch(receiver, receiver.await_request(trace_id))
-
-
-def test_the_log_names_the_trace_that_was_begun(receiver: SpanReceiver) -> None:
-    with start_server("--tracing", "--access-log", "all", env=receiver.environment) as server:
-        reply = server.post("/predictions/digits", content=digit("one"))
-        traceparent = reply.headers["traceparent"]
-        wait_until(
-            lambda: re.search(f"POST /predictions/digits 200 .* trace {traceparent}", server.log_so_far), "its line"
-        )
 
 
 def test_a_protocol_that_is_none_is_a_wrong_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
+from tests.support.grpc_calls import asking
 from tests.support.servers import FakeServer, start_fake_server, wait_until
 from tests.support.wire import Wire
 
@@ -34,8 +35,8 @@ def routes(server: FakeServer) -> list[tuple[str, str]]:
 
 
 def lines_of(server: FakeServer, *words: str) -> list[str]:
-    """The log's lines with all of these in them."""
-    return [line for line in server.log.splitlines() if all(word in line for word in words)]
+    """The log's lines so far with all of these in them."""
+    return [line for line in server.log_so_far.splitlines() if all(word in line for word in words)]
 
 
 def test_a_bug_in_any_route_is_json_with_the_requests_id_and_a_trace_in_the_log(server: FakeServer) -> None:
@@ -78,8 +79,7 @@ def test_a_bug_in_any_method_is_internal_with_the_calls_id(server: FakeServer) -
     }
     server.switch_on("bug")
     try:
-        with grpc.insecure_channel(server.grpc_address) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with asking(server) as stub:
             for method, message in messages.items():
                 own = uuid.uuid4().hex
                 if method == "ServerLive":  # nothing is asked that could fail
@@ -95,34 +95,3 @@ def test_a_bug_in_any_method_is_internal_with_the_calls_id(server: FakeServer) -
                 wait_until(lambda told=told: lines_of(server, told), "it is in the log")
     finally:
         server.switch_off("bug")
-
-
-def test_a_long_name_is_refused_in_words_on_every_way(server: FakeServer) -> None:
-    long = "a" * 300
-    for path in (f"/v2/repository/models/{long}/load", f"/v2/repository/models/{long}/unload"):
-        answer = server.post(path, json={})
-        assert answer.status_code == 400
-        assert "cannot be a model's name" in answer.json()["error"]
-        assert len(answer.text) < 400
-    for verb, path in (
-        ("GET", f"/v2/models/{long}"),
-        ("GET", f"/v2/models/{long}/ready"),
-        ("GET", f"/v2/models/{long}/stats"),
-        ("GET", f"/v2/models/{long}/config"),
-        ("GET", f"/models/{long}"),
-        ("POST", f"/v2/models/{long}/infer"),
-        ("POST", f"/predictions/{long}"),
-    ):
-        with server.client() as client:
-            answer = client.request(verb, path)
-        assert answer.status_code in (400, 404), path
-        assert list(answer.json()) == ["error"]
-    with grpc.insecure_channel(server.grpc_address) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        for call in (
-            lambda: stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=long)),
-            lambda: stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name=long)),
-        ):
-            with pytest.raises(grpc.RpcError) as failed:
-                call()
-            assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -19,9 +19,9 @@ from tests.support.servers import STOP_S, wait_until
 from tests.support.stores import ROOT
 
 pytestmark = pytest.mark.slow
-CALLS = 2000
-# Lines of more than a thousand bytes: what waits for a reader is soon more than may wait.
-LONG_PATH = "/v2/models/" + "x" * 4000
+CALLS = 600
+# Lines so long that what waits for a reader is soon more than may wait.
+LONG_PATH = "/v2/models/" + "x" * 12_000
 
 
 class Unread:

@@ -1,11 +1,12 @@
-"""Servers that need not import what every server imports: copies of one process that has done so.
+"""Servers and commands that need not import what all of them import: copies of one process that has done so.
 
-Importing is most of what the start of a server costs, and the suite starts hundreds. From its main module on, a copy is
-what a process of its own would be: with an environment, a log, signals and an exit code of its own.
+Importing is most of what a start costs, and the suite starts hundreds. From its main module on, a copy is what a
+process of its own would be: with an environment, outputs, signals and an exit code of its own.
 """
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import runpy
@@ -17,18 +18,35 @@ from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["tests.support.forked", "convoy.command", "convoy.app.server.main", "tests.support.fake_engine"]
+    [
+        *("tests.support.forked", "tests.support.fake_engine", "uvloop", "convoy.command"),
+        *("convoy.app.server.main", "convoy.app.grpc.server"),
+    ]
 )
+
+# At this signal the process gives all memory back that its heap keeps for later, so that what it still has is in use.
+GIVE_BACK = signal.SIGUSR2
 
 
 class ForkedProcess:
-    """`python -m module arguments`, both outputs in one log. As far as the tests use it, it is a `Popen`."""
+    """`python -m module arguments`. As far as the tests use it, it is a `Popen`.
+
+    Both outputs are in one log, unless there is a place for what it says of errors.
+    """
 
     def __init__(
-        self, module: str, arguments: Sequence[str], *, cwd: Path, env: dict[str, str], log_path: Path
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        cwd: Path,
+        env: dict[str, str],
+        log_path: Path,
+        error_path: Path | None = None,
     ) -> None:
         self._called = [module, *arguments]
-        self._process = _FORKS.Process(target=_become, args=(self._called, cwd, env, log_path), daemon=True)
+        given = (self._called, cwd, env, log_path, error_path or log_path)
+        self._process = _FORKS.Process(target=_become, args=given, daemon=True)
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -55,9 +73,9 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def _become(called: list[str], cwd: Path, env: dict[str, str], log_path: Path) -> None:
-    with Path(os.devnull).open("rb") as nothing, log_path.open("ab") as log:
-        for stream, file in enumerate((nothing, log, log)):
+def _become(called: list[str], cwd: Path, env: dict[str, str], log_path: Path, error_path: Path) -> None:
+    with Path(os.devnull).open("rb") as nothing, log_path.open("ab") as log, error_path.open("ab") as errors:
+        for stream, file in enumerate((nothing, log, errors)):
             os.dup2(file.fileno(), stream)
     # What the pytest process would write to is not what this one writes to.
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
@@ -65,6 +83,7 @@ def _become(called: list[str], cwd: Path, env: dict[str, str], log_path: Path) -
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    signal.signal(GIVE_BACK, lambda *_: ctypes.CDLL(None).malloc_trim(0))
     module, *arguments = called
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -27,6 +27,7 @@ class ObjectStore:
         self._server = server
         host, port = server.get_host_and_port()
         self.env = {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_EC2_METADATA_DISABLED": "true"}
+        self.env["AWS_MAX_ATTEMPTS"] = "1"  # who is not there is missed at once
         self._client: Any = boto3.client(
             "s3",
             endpoint_url=self.env["AWS_ENDPOINT_URL"],

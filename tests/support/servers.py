@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.forked import ForkedProcess
-from tests.support.stores import ROOT
+from tests.support.forked import GIVE_BACK, ForkedProcess
+from tests.support.stores import ROOT, digit
 
 _LISTENING = re.compile(r"listening on (https?)://[^:]+:(\d+)")
 _GRPC_LISTENING = re.compile(r"listening on grpc://[^:]+:(\d+)")
@@ -90,6 +91,12 @@ class Server:
     def rss_bytes(self) -> int:
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
+    def trimmed_bytes(self) -> int:
+        """The memory that it holds once its heap has given back what it keeps for later: that much is chance."""
+        self.signal(GIVE_BACK)
+        self.get("/ping")  # answered by the thread that hears signals first
+        return self.rss_bytes
+
     def client(self, **options: Any) -> httpx.Client:
         """A client that trusts no proxy and waits long enough for a busy machine."""
         # Without `verify=False` each client would first read all the certificates of the world.
@@ -103,8 +110,18 @@ class Server:
         with self.client() as client:
             return client.post(path, **options)
 
+    def looked_at(self, path: str) -> tuple[int, bytes]:
+        """Status and body of a GET, for what is asked again and again: a client of httpx's is not made in no time."""
+        if self.scheme == "https":
+            answer = self.get(path)
+            return answer.status_code, answer.content
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=60.0)) as connection:
+            connection.request("GET", path)
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+
     def stats(self) -> dict[str, Any]:
-        document: dict[str, Any] = self.get("/stats").json()
+        document: dict[str, Any] = json.loads(self.looked_at("/stats")[1])
         return document
 
     def statistics(self, model: str) -> dict[str, Any]:
@@ -113,8 +130,28 @@ class Server:
         assert isinstance(document, dict)
         return document
 
+    def index(self) -> dict[str, tuple[str, str]]:
+        """State and reason by `name/version`, or by name alone; empty while there is no core."""
+        reply = self.post("/v2/repository/index")
+        rows = reply.json() if reply.status_code == 200 else []
+        places = ["/".join(filter(None, (row["name"], row.get("version")))) for row in rows]
+        return {place: (row.get("state", ""), row.get("reason", "")) for place, row in zip(places, rows, strict=True)}
+
+    def load(self, model: str, /, **config: Any) -> httpx.Response:
+        """The answer to being asked to load a model, with these fields of its configuration."""
+        body = {"parameters": {"config": json.dumps(config)}} if config else {}
+        return self.post(f"/v2/repository/models/{model}/load", json=body)
+
+    def unload(self, model: str) -> httpx.Response:
+        return self.post(f"/v2/repository/models/{model}/unload")
+
+    def seven(self, model: str = "digits") -> tuple[str, str]:
+        """Which version of a model of digits answers now, and its label of a seven."""
+        answer = self.post(f"/predictions/{model}", content=digit("seven")).json()
+        return answer["version"], answer["predictions"][0]["label"]
+
     def is_ready(self) -> bool:
-        return self.get("/v2/health/ready").status_code == 200
+        return self.looked_at("/v2/health/ready")[0] == 200
 
     def is_at_rest(self) -> bool:
         """Whether nothing is open, waits, runs or holds memory."""
@@ -151,7 +188,7 @@ class Server:
             assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
             try:
                 return self.is_ready()
-            except httpx.TransportError:
+            except (httpx.TransportError, HTTPException, OSError):
                 return False
 
         wait_until(ready, f"the server is ready; its log:\n{self.log_in_brief}", START_S)
@@ -242,7 +279,7 @@ def metric(server: Server, name: str, **labels: str) -> float:
     """The sum over all series that have these labels."""
     return sum(
         sample.value
-        for family in text_string_to_metric_families(server.get("/metrics").text)
+        for family in text_string_to_metric_families(server.looked_at("/metrics")[1].decode())
         for sample in family.samples
         if sample.name == name and labels.items() <= sample.labels.items()
     )
@@ -319,16 +356,17 @@ def _begin(command: list[str], under: tuple[str, ...], env: dict[str, str], log_
         return subprocess.Popen(line, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-def run_convoy(*arguments: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
-    """A `convoy` command that is expected to end by itself."""
+def run_convoy(
+    *arguments: str, timeout_s: float = 90.0, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A `convoy` command that is expected to end by itself. `env` is beside what is inherited."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CONVOY_")}
-    return subprocess.run(
-        [sys.executable, "-m", "convoy", *arguments],
-        cwd=ROOT,
-        env={**inherited, "COLUMNS": "200"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    environment = {**inherited, "COLUMNS": "200", **(env or {})}
+    with tempfile.TemporaryDirectory(prefix="convoy-run-") as folder:
+        said, wrong = Path(folder) / "stdout", Path(folder) / "stderr"
+        process = ForkedProcess("convoy", arguments, cwd=ROOT, env=environment, log_path=said, error_path=wrong)
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(["convoy", *arguments], code, said.read_text(), wrong.read_text())
