@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
 
-from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.options import ServeOptions
 from convoy.app.server.logs import field, printable, takes_fields
 from convoy.models.errors import Unauthorized
 
@@ -27,7 +27,7 @@ KEY_IS_WRONG = "the API key is missing or wrong; send it as 'Authorization: Bear
 class Authenticator:
     """Who may ask for what. Values are those of the `Authorization` header or metadata."""
 
-    def __init__(self, options: EdgeOptions) -> None:
+    def __init__(self, options: ServeOptions) -> None:
         self._options = options
         self._edition = -1
         self._read()
@@ -82,7 +82,7 @@ class CallFacts(NamedTuple):
 class AccessLog:
     """The rules of one server's gates."""
 
-    def __init__(self, options: EdgeOptions) -> None:
+    def __init__(self, options: ServeOptions) -> None:
         self._options = options
         self.keys = Authenticator(options)
         self._process = secrets.token_hex(4).encode()

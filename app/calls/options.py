@@ -1,4 +1,4 @@
-"""What the edges are told, on whatever wire: plain data."""
+"""What a server is told about its calls, on any wire: plain data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LIVE = (
 
 
 @dataclass(slots=True)
-class EdgeOptions:
+class ServeOptions:
     """`default_timeout_ms` 0: none. `is_loopback`: nobody else can reach the server.
 
     `timeouts_ms` are instead of `default_timeout_ms` for single models.
@@ -62,7 +62,7 @@ class EdgeOptions:
     slow_request_ms: float = 1000.0
     edition: int = 0
 
-    def change(self, to: EdgeOptions) -> None:
+    def change(self, to: ServeOptions) -> None:
         """Let what may change while the server runs be as in `to`, for every call that comes from now on."""
         for name in _LIVE:
             setattr(self, name, getattr(to, name))

@@ -1,6 +1,6 @@
 """What SIGHUP does: the file, the environment's file names and the secrets are read again, and what may change does.
 
-Knows settings, a core and the edge's options; knows no signal. Something that is wrong changes nothing.
+Knows settings, a core and its options; knows no signal. Something that is wrong changes nothing.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
-from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.options import ServeOptions
 from convoy.app.config.settings import Settings
 from convoy.app.core import Core
 from convoy.app.server import logs
@@ -37,9 +37,9 @@ class Differences(NamedTuple):
 
 
 class Reloading:
-    """What holds for one core and its edge, and how something else comes to hold."""
+    """What holds for one core and its wires, and how something else comes to hold."""
 
-    def __init__(self, settings: Settings, core: Core, options: EdgeOptions) -> None:
+    def __init__(self, settings: Settings, core: Core, options: ServeOptions) -> None:
         self._settings, self._core, self._options = settings, core, options
 
     def read_again(self) -> None:
@@ -47,7 +47,7 @@ class Reloading:
         before = self._settings
         try:
             after = before.read_again()
-            to = after.edge_options()
+            to = after.serve_options()
             _check_tls(self._options.tls, to.tls)
         except UsageError as error:
             _log.error("read again, and nothing was changed: %s; mend it and send SIGHUP again", error)
@@ -81,7 +81,7 @@ def _with_what_may_change(before: Settings, after: Settings) -> Settings:
     return before.model_copy(update={name: getattr(after, name) for name in live})
 
 
-def _tell(differences: Differences, to: EdgeOptions, had_keys: bool) -> None:
+def _tell(differences: Differences, to: ServeOptions, had_keys: bool) -> None:
     names = ", ".join(key.name for key in to.api_keys)
     _log.info("read again: %s; API keys: %s", ", ".join(differences.now) or "no option differs", names or "none")
     if had_keys and not to.api_keys:

@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from convoy.app.calls.access import ADMIN
-from convoy.app.calls.options import ApiKey, BodyLimits, EdgeOptions
+from convoy.app.calls.options import ApiKey, BodyLimits, ServeOptions
 from convoy.app.config.model_settings import LIVE, ModelSettings
 from convoy.app.config.sources import Sources
 from convoy.app.core import CoreOptions
@@ -353,8 +353,8 @@ class Settings(BaseModel):
             return CPU_ONLY
         return find_machine() if may_use_gpus(self.engine) else find_cpu()
 
-    def edge_options(self) -> EdgeOptions:
-        return EdgeOptions(
+    def serve_options(self) -> ServeOptions:
+        return ServeOptions(
             body=BodyLimits(self.max_body_mb * MIB, self.body_timeout_s),
             decode_threads=cpu_budget(),
             max_decoding=self.max_queue,

@@ -79,7 +79,7 @@ class OpenVinoEngine(StagedEngine):
             "INFERENCE_NUM_THREADS": threads,
             "NUM_STREAMS": 1,
             "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
-            # Cores are shared with the edge and other models.
+            # Cores are shared with the event loop and other models.
             "ENABLE_CPU_PINNING": False,
         }
         # It says that it has the capability on processors that only convert, too.

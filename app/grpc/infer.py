@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 
 from convoy.app.calls.access import KEY_IS_WRONG
 from convoy.app.calls.call import Call
-from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.options import ServeOptions
 from convoy.app.calls.refusals import EXPIRED_RUNNING
 from convoy.app.core import Core
 from convoy.app.grpc.gate import GrpcCall, Read, ReadOn, parse
@@ -83,7 +83,7 @@ class _Picture(NamedTuple):
 class GrpcInference:
     """Tensors in, tensors out; or an image in, and what is in it out."""
 
-    def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder) -> None:
+    def __init__(self, core: Core, options: ServeOptions, decoder: Decoder) -> None:
         self._core, self._options, self._decoder = core, options, decoder
         self._predictor = Predictor(decoder, options.max_pixels)
 

@@ -14,14 +14,14 @@ from typing import Any
 # it does at the first median. Both would happen in threads at the same time, and a model would be refused for it.
 import numpy.ma  # noqa: F401
 
-from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
 from convoy.app.pictures.decoder import Decoder
 from convoy.app.server.grpc_host import GrpcHost
 
 
 def grpc_host(
-    core: Core, options: EdgeOptions, decoder: Decoder, holder: socket.socket | None, *, max_calls: int
+    core: Core, options: ServeOptions, decoder: Decoder, holder: socket.socket | None, *, max_calls: int
 ) -> GrpcHost:
     """The listener of our services over a core, which is not ready before `GrpcServer` has started."""
     core.listeners_opening += holder is not None

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from tritonclient.grpc import service_pb2
 
 from convoy.app.calls.access import AccessLog
-from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
 from convoy.app.grpc.gate import GrpcCall, GrpcGate, ReadOn, Unary, parse
 from convoy.app.grpc.infer import GrpcInference
@@ -66,7 +66,7 @@ _MOST_PENDING = 64 * _MOST_STREAMS
 class GrpcServer:
     """One listener over one core; the decoder is the process's, which others use, too."""
 
-    def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder, *, max_calls: int) -> None:
+    def __init__(self, core: Core, options: ServeOptions, decoder: Decoder, *, max_calls: int) -> None:
         self._core, self._options = core, options
         self._health = _Health(core, max_calls)
         self._server = grpc.aio.server(
@@ -131,7 +131,7 @@ class GrpcServer:
         await self._server.stop(grace_s)
 
 
-def _credentials(options: EdgeOptions) -> Any:
+def _credentials(options: ServeOptions) -> Any:
     """What TLS shows and asks, by the options as they are whenever a client comes."""
     shown = options.tls
 

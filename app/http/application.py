@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from convoy.app.calls.access import Authenticator
-from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
 from convoy.app.http.browsers import Cors, OwnPages
 from convoy.app.http.docs_routes import docs_routes
@@ -54,7 +54,7 @@ class HeadAsGet:
         await self._app({**scope, "method": "GET"}, receive, without_body)
 
 
-def create_app(core: Core, options: EdgeOptions, routes: HotRoutes | None = None) -> FastAPI:
+def create_app(core: Core, options: ServeOptions, routes: HotRoutes | None = None) -> FastAPI:
     """The application; its lifespan starts and stops the core. `routes` are those that infer, where others use them."""
     hot = routes or HotRoutes(core, options)
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from convoy.app.calls.access import Authenticator
 from convoy.app.calls.load_report import TELLS
-from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.options import ServeOptions
 from convoy.app.http.replies import json_response
 from convoy.models.errors import Forbidden
 
@@ -29,7 +29,7 @@ _PLACE = re.compile(r"[\w.:\[\]-]+", re.ASCII)  # nothing that a URL has before 
 class OwnPages:
     """The rule of one server."""
 
-    def __init__(self, options: EdgeOptions) -> None:
+    def __init__(self, options: ServeOptions) -> None:
         self._keys, self._options = Authenticator(options), options
 
     def check(self, headers: Headers) -> None:
@@ -103,7 +103,7 @@ class _Cors(CORSMiddleware):
 class Cors:
     """Wraps the gate."""
 
-    def __init__(self, app: ASGIApp, options: EdgeOptions) -> None:
+    def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
         self._app, self._options = app, options
         self._origins: tuple[str, ...] = ()
         self._guarded: ASGIApp = app

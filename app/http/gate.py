@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from convoy.app.calls.access import ADMIN, KEY_IS_WRONG, SHUT_DOWN, AccessLog, in_line
 from convoy.app.calls.call import CALL_IN_SCOPE, Call
 from convoy.app.calls.load_report import ASKS, TELLS, report_header
-from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
 from convoy.app.http.hot_routes import HotRoutes
 from convoy.app.http.replies import Headers, Reply, error_reply, internal_error, send_reply
@@ -126,7 +126,7 @@ class RequestContext:
 class Gate:
     """In front of the hot routes and of the framework's application, which has all the rest."""
 
-    def __init__(self, hot: HotRoutes, app: ASGIApp, core: Core, options: EdgeOptions) -> None:
+    def __init__(self, hot: HotRoutes, app: ASGIApp, core: Core, options: ServeOptions) -> None:
         self._hot, self._app = hot, app
         self._core = core
         self._access_log = AccessLog(options)

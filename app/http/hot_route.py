@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Receive, Scope, Send
 
 from convoy.app.calls.call import CALL_IN_SCOPE, Call
-from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
 from convoy.app.http.body import Body, BodyReader, UploadRoom, declared_length
 from convoy.app.http.compression import compress, inflate, reply_encoding, request_encoding
@@ -45,7 +45,7 @@ class HotRoute(ABC):
     protocol: ClassVar[str]
     paths: ClassVar[tuple[str, ...]]  # without a version, and with one
 
-    def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder, room: UploadRoom) -> None:
+    def __init__(self, core: Core, options: ServeOptions, decoder: Decoder, room: UploadRoom) -> None:
         self.core, self.options, self.decoder, self._room = core, options, decoder, room
 
     @abstractmethod

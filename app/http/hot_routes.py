@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
 from convoy.app.http.body import UploadRoom
 from convoy.app.http.hot_route import HotRoute
@@ -14,7 +14,7 @@ from convoy.app.pictures.decoder import Decoder
 class HotRoutes:
     """All are asked with POST."""
 
-    def __init__(self, core: Core, options: EdgeOptions) -> None:
+    def __init__(self, core: Core, options: ServeOptions) -> None:
         self.decoder = Decoder(options.decode_threads, options.max_decoding)
         core.waiting_to_decode = lambda: self.decoder.waiting
         room = UploadRoom(core.slab)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.options import ServeOptions
 from convoy.app.http.docs_routes import seven
 from convoy.app.http.examples import (
     BLACK_PICTURE,
@@ -117,7 +117,7 @@ _KEY, _TOKEN = "apiKey", "adminToken"
 _LENGTH = "Inference-Header-Content-Length"
 
 
-def document_routes(app: FastAPI, routes: Mapping[str, HotRoute], options: EdgeOptions) -> None:
+def document_routes(app: FastAPI, routes: Mapping[str, HotRoute], options: ServeOptions) -> None:
     """Let `/openapi.json` show the hot routes beside FastAPI's own, examples of all, and the secrets they want now."""
     plain = app.openapi
     edition = -1
@@ -138,7 +138,7 @@ def document_routes(app: FastAPI, routes: Mapping[str, HotRoute], options: EdgeO
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _say_secrets(document: _Json, options: EdgeOptions) -> None:
+def _say_secrets(document: _Json, options: ServeOptions) -> None:
     schemes: _Json = {}
     if options.api_keys:
         schemes[_KEY] = {**_BEARER, "description": "One of the server's API keys"}

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from convoy.app.calls.call import Call, Terms
-from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
 from convoy.app.http.body import Body, UploadRoom
 from convoy.app.http.compression import quality
@@ -75,7 +75,7 @@ class PredictionsRoute(HotRoute):
     protocol = "predictions"
     paths = ("/predictions/{model}", "/predictions/{model}/{version}")
 
-    def __init__(self, core: Core, options: EdgeOptions, decoder: Decoder, room: UploadRoom) -> None:
+    def __init__(self, core: Core, options: ServeOptions, decoder: Decoder, room: UploadRoom) -> None:
         super().__init__(core, options, decoder, room)
         self._predictor = Predictor(decoder, options.max_pixels)
 

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from convoy.app.calls.call import find_served
-from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
 from convoy.app.http.error_docs import ERRORS
 from convoy.app.http.page import page_reply
@@ -61,7 +61,7 @@ _ON_THE_WAY = (ModelState.LOADING, ModelState.UNLOADING)
 _HISTORY = "Names of models whose last five minutes are told, too"
 
 
-def control_routes(core: Core, options: EdgeOptions) -> APIRouter:
+def control_routes(core: Core, options: ServeOptions) -> APIRouter:
     """Every route that does not infer."""
     router = APIRouter()
     _add_health(router, core)
@@ -120,7 +120,7 @@ def _add_metadata(router: APIRouter, core: Core, server_name: str) -> None:
         return json_response(model_config(find_served(core.catalog, model, version), core.control.policy_of(model)))
 
 
-def _add_statistics(router: APIRouter, core: Core, options: EdgeOptions) -> None:
+def _add_statistics(router: APIRouter, core: Core, options: ServeOptions) -> None:
     @router.get("/v2/models/stats", tags=["statistics"], summary="Counters of every model", responses=ERRORS)
     async def all_statistics() -> Response:
         return json_response(documents.model_statistics(core, None, None))
@@ -168,7 +168,7 @@ def _add_statistics(router: APIRouter, core: Core, options: EdgeOptions) -> None
         return json_response({"models": models})
 
 
-def _changes(core: Core, options: EdgeOptions) -> str:
+def _changes(core: Core, options: ServeOptions) -> str:
     """Whether loading and unloading is for anybody here, for who has the admin token, or for nobody."""
     if core.control.mode != "explicit":
         return "not_allowed"

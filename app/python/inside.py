@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from convoy.app.calls.call import Call, Terms, find_served
-from convoy.app.calls.options import EdgeOptions
+from convoy.app.calls.options import ServeOptions
 from convoy.app.config.settings import Settings
 from convoy.app.core import Core
 from convoy.app.lifecycle.catalog import Served
@@ -53,7 +53,7 @@ class Asked(NamedTuple):
 class Asking:
     """The calls that Python makes of a core, on that core's event loop."""
 
-    def __init__(self, core: Core, decoder: Decoder, options: EdgeOptions, max_queue: int) -> None:
+    def __init__(self, core: Core, decoder: Decoder, options: ServeOptions, max_queue: int) -> None:
         self._core, self._decoder = core, decoder
         self._predictor = Predictor(decoder, options.max_pixels)
         self._options = options
@@ -191,7 +191,7 @@ class Inside(Asking):
         self._on_fatal = on_fatal
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         core = Core(settings.core_options(), on_loaded=self._has_loaded, on_fatal=self._fatal)
-        options = settings.edge_options()
+        options = settings.serve_options()
         decoder = Decoder(options.decode_threads, options.max_decoding)
         core.waiting_to_decode = lambda: decoder.waiting
         super().__init__(core, decoder, options, settings.max_queue)

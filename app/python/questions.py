@@ -22,7 +22,7 @@ class Question(ABC, Generic[ImageAnswer]):
     answering: Answering
 
     def wanted(self, served: Served) -> Wanted:
-        """In the words of the edge. Raises InvalidRequest where the version does not answer this."""
+        """As the wires ask it. Raises InvalidRequest where the version does not answer this."""
         name, spec = served.key.model, served.spec
         why = why_no_predictions(spec)
         if why is not None:

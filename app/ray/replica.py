@@ -56,7 +56,7 @@ class Replica(HandleCalls):
         self._has_ended = False
         core = self._core = Core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._is_lost)
         core.trace_with(start_tracing(is_wanted=settings.tracing))
-        self._options = settings.edge_options()
+        self._options = settings.serve_options()
         self._hot = HotRoutes(core, self._options)
         self._ways = Ways(serve.get_replica_context().replica_tag)
         core.metrics.registry.register(self._ways)

@@ -1,4 +1,4 @@
-"""The records that travel between the edge, the scheduler and the engines.
+"""The records that travel between the wires, the scheduler and the engines.
 
 All of them are plain data: integers, strings and tuples. None holds a future, an array or a callback.
 """

@@ -2,11 +2,11 @@
 
 One block, bounded for ever: reserving a slot before a body is read is how bytes in flight are admitted.
 
-    FREE -> FILLING   the edge owns it and writes: a body, decoded inputs, or room for the outputs
+    FREE -> FILLING   its call owns it and writes: a body, decoded inputs, or room for the outputs
          -> DECODING  a decoder's thread may read or write it at any moment; only the decoder takes it back, to FILLING
          -> QUEUED    its request waits; the scheduler owns it
          -> COPYING   an engine may read or write it at any moment; only the engine's side takes it back
-         -> ANSWERED  the outputs are in it; the edge owns it again and encodes from it
+         -> ANSWERED  the outputs are in it; its call owns it again and encodes from it
          -> FREE
 
 A request that is refused or cancelled frees its slot from FILLING, QUEUED or COPYING, and from DECODING as soon as the

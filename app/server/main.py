@@ -88,7 +88,7 @@ class Host:
         self._listener = listener
         self.core = make_core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._fatal)
         self.core.trace_with(start_tracing(is_wanted=settings.tracing))
-        options = settings.edge_options()
+        options = settings.serve_options()
         self._reloading = Reloading(settings, self.core, options)
         hot = HotRoutes(self.core, options)
         limits = settings.connection_limits()
@@ -147,7 +147,7 @@ def _application() -> FastAPI:
 
     core = Core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=give_up)
     core.trace_with(start_tracing(is_wanted=settings.tracing))
-    return create_app(core, settings.edge_options())
+    return create_app(core, settings.serve_options())
 
 
 def __getattr__(name: str) -> FastAPI:

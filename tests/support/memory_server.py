@@ -104,7 +104,7 @@ class MemoryServer:
 
     def __init__(self, **settings: Any) -> None:
         given = read_settings({"engine": "cpu", **settings})
-        options = given.edge_options()
+        options = given.serve_options()
         self.core = Core(given.core_options())
         self._hot = HotRoutes(self.core, options)
         self._app = create_app(self.core, options, self._hot)

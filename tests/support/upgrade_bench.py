@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
-from convoy.app.calls.options import BodyLimits, EdgeOptions
+from convoy.app.calls.options import BodyLimits, ServeOptions
 from convoy.app.core import Core, CoreOptions
 from convoy.app.engines.jobs import PlanRequest
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
@@ -114,7 +114,7 @@ async def running(
     at_start = ("*",) if control == "explicit" else ()
     builder = ToldBuilder(bench, plan_cache, wish_of)
     core = Core(CoreOptions(tmp_path / "store", load, ControlOptions(control, at_start=at_start)), plan_builder=builder)
-    app = create_app(core, EdgeOptions(BodyLimits(1 << 20), decode_threads=1))
+    app = create_app(core, ServeOptions(BodyLimits(1 << 20), decode_threads=1))
     transport = httpx.ASGITransport(app)
     await core.start()
     try:

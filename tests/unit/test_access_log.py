@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from convoy.app.calls.access import AccessLog, CallFacts
-from convoy.app.calls.options import BodyLimits, EdgeOptions
+from convoy.app.calls.options import BodyLimits, ServeOptions
 from convoy.app.server import logs
 
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -29,7 +29,7 @@ def write(asked: list[str]) -> None:
         asked.append("facts")
         return CallFacts("digits", 2, "late", "", {"queue": 1.5})
 
-    AccessLog(EdgeOptions(BodyLimits(1 << 20), decode_threads=1)).log(
+    AccessLog(ServeOptions(BodyLimits(1 << 20), decode_threads=1)).log(
         *("10.0.0.1", "POST /predictions/digits", "504", 12.25),
         is_error=True,
         trace=TRACE,

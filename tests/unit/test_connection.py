@@ -23,7 +23,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from convoy.app.calls.options import ApiKey, BodyLimits, EdgeOptions
+from convoy.app.calls.options import ApiKey, BodyLimits, ServeOptions
 from convoy.app.engines.batch import EngineFailure
 from convoy.app.http.connection import guarded_protocol
 from convoy.app.http.gate import Gate
@@ -36,7 +36,7 @@ from tests.support.fake_devices import ROW, Workshop, in_workshop, until
 from tests.support.memory_server import Connection
 from tests.support.wire import WireReply, chunk, head
 
-OPTIONS = EdgeOptions(BodyLimits(1 << 20), decode_threads=1, access_log="all")
+OPTIONS = ServeOptions(BodyLimits(1 << 20), decode_threads=1, access_log="all")
 ROWS = "/v2/models/rows/infer"
 OFFSET = 100.0  # of the workshop's first engine
 LENGTH = "Inference-Header-Content-Length"
@@ -84,7 +84,7 @@ def shift(reply: WireReply, samples: int = 1) -> float:
 class House:
     """A host of the workshop's core. `entered` counts the requests that reached the application."""
 
-    def __init__(self, workshop: Workshop, options: EdgeOptions = OPTIONS) -> None:
+    def __init__(self, workshop: Workshop, options: ServeOptions = OPTIONS) -> None:
         core = self.core = workshop.core
         self.entered, self.options = 0, options
         self.hot = HotRoutes(core, options)

@@ -77,9 +77,9 @@ def test_the_certificate_turns_it_on(authority: Authority, monkeypatch: pytest.M
     pair = authority.sign("one")
     with pytest.raises(UsageError, match="need tls_cert_file"):
         read_settings({"tls_key_file": str(pair.key)})
-    assert (Settings().scheme, Settings().edge_options().tls) == ("http", None)
+    assert (Settings().scheme, Settings().serve_options().tls) == ("http", None)
     monkeypatch.setenv("CONVOY_TLS_CERT_FILE", str(pair.cert))
     monkeypatch.setenv("CONVOY_TLS_KEY_FILE", str(pair.key))
     settings = read_settings({})
     assert settings.scheme == "https"
-    assert settings.edge_options().tls == ServerTls.read(pair.cert, pair.key, None)
+    assert settings.serve_options().tls == ServerTls.read(pair.cert, pair.key, None)
