@@ -57,6 +57,23 @@ class Authenticator:
             self._read()
         return self._expected_token is not None and hmac.compare_digest(authorization or b"", self._expected_token)
 
+    def check(
+        self, authorization: bytes | None, *, is_open: Callable[[], bool], takes_admin_token: Callable[[], bool]
+    ) -> str:
+        """The name that the log has for the caller's key, empty where it has none. Raises Unauthorized.
+
+        `is_open`: the call needs no key. `takes_admin_token`: that is a key to it. Both are asked only where the header
+        holds no key.
+        """
+        name = self.name_of(authorization)
+        if name is not None:
+            return name
+        if self.is_admin_token(authorization) and takes_admin_token():
+            return ADMIN
+        if not is_open():
+            raise Unauthorized(KEY_IS_WRONG)
+        return ""
+
     def check_admin(self, authorization: bytes | None) -> None:
         """Raises Unauthorized unless the caller may change what is served."""
         is_token = self.is_admin_token(authorization)

@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from convoy.app.calls.access import ADMIN, KEY_IS_WRONG, AccessLog
+from convoy.app.calls.access import AccessLog
 from convoy.app.calls.call import Call
 from convoy.app.calls.load_report import ASKS, TRAILER, report_message
 from convoy.app.grpc.room import MessageRoom, Turn
@@ -33,7 +33,7 @@ from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS
 from convoy.app.server.logs import request_id
 from convoy.app.telemetry.outcomes import Refusal
 from convoy.app.telemetry.tracing import RequestSpan
-from convoy.models.errors import InvalidRequest, Overloaded, RequestError, Unauthorized
+from convoy.models.errors import InvalidRequest, Overloaded, RequestError
 
 _errors = logging.getLogger("convoy")
 # A client's own bytes may stand in an error, and metadata has a limit of 8 KiB.
@@ -233,13 +233,11 @@ class GrpcGate:
 
     def _check_key(self, call: GrpcCall) -> None:
         keys, given = self._access_log.keys, call.metadata.get("authorization")
-        name = keys.name_of(given)
-        if name is not None:
-            call.key_name = name
-        elif keys.is_admin_token(given) and call.method in _ADMIN:
-            call.key_name = ADMIN
-        elif call.method not in _NO_KEY_NEEDED:
-            raise Unauthorized(KEY_IS_WRONG)
+        call.key_name = keys.check(
+            given,
+            is_open=lambda: call.method in _NO_KEY_NEEDED,
+            takes_admin_token=lambda: call.method in _ADMIN,
+        )
 
     def _told(self, call: GrpcCall, error: BaseException) -> tuple[Any, str, _Metadata]:
         """The status, the words and the trailing metadata with which an error ends the call."""

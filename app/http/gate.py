@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from convoy.app.calls.access import ADMIN, KEY_IS_WRONG, SHUT_DOWN, AccessLog, in_line
+from convoy.app.calls.access import SHUT_DOWN, AccessLog, in_line
 from convoy.app.calls.call import CALL_IN_SCOPE, Call
 from convoy.app.calls.load_report import ASKS, TELLS, report_header
 from convoy.app.calls.options import ServeOptions
@@ -65,13 +65,9 @@ class RequestContext:
     def check_key(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Raises Unauthorized."""
         keys, given = self._access_log.keys, headers.get(b"authorization")
-        name = keys.name_of(given)
-        if name is not None:
-            self.key_name = name
-        elif keys.is_admin_token(given) and takes_admin_token(path):
-            self.key_name = ADMIN
-        elif needs_key(path):
-            raise Unauthorized(KEY_IS_WRONG)
+        self.key_name = keys.check(
+            given, is_open=lambda: not needs_key(path), takes_admin_token=lambda: takes_admin_token(path)
+        )
 
     def follow(self, span: RequestSpan) -> None:
         """From now on this is the trace that answers and the log name."""

@@ -68,18 +68,17 @@ class HotRoute(ABC):
         except Exception:
             _log.exception("a request has no span")
 
-    def begin(self, call: Call, head: HttpHead, names: Mapping[str, str]) -> BodyReader:
-        """Let the call in. Raises RequestError."""
+    def begin(self, call: Call, head: HttpHead, names: Mapping[str, str]) -> tuple[BodyReader, bytes | None]:
+        """Let the call in. Returns what reads its body, and how that is compressed. Raises RequestError."""
         call.begin()
         served = call.find(names["model"], names.get("version"))
         self.admit(served)
         call.limit(self._timeout_ms(head, served))
-        request_encoding(head.headers)  # refused before anybody reads it
-        return BodyReader(call, declared_length(head.headers, self.options.body), self.options.body, self._room)
+        encoding, limits = request_encoding(head.headers), self.options.body
+        return BodyReader(call, declared_length(head.headers, limits), limits, self._room), encoding
 
-    async def reply(self, call: Call, head: HttpHead, body: Body) -> Reply:
+    async def reply(self, call: Call, head: HttpHead, encoding: bytes | None, body: Body) -> Reply:
         """The whole answer to a body that has been read. Raises RequestError or ClientGone."""
-        encoding = request_encoding(head.headers)
         if encoding is not None:
             body = await inflate(body, encoding, call, self.decoder, self.options.body)
         assert call.served is not None, "begin() has found it; this is a bug"
@@ -95,9 +94,10 @@ class HotRoute(ABC):
         self.trace(call, scope["path"], head, scope["path_params"])
         scope[CALL_IN_SCOPE] = call
         try:
-            body = await self.begin(call, head, scope["path_params"]).read(receive)
+            reader, encoding = self.begin(call, head, scope["path_params"])
+            body = await reader.read(receive)
             call.until_client_leaves = partial(_until_client_leaves, receive)
-            reply = await self.reply(call, head, body)
+            reply = await self.reply(call, head, encoding, body)
             call.settle()
             ending = reply.ending
             await send_reply(send, reply, call.discard_pages)
