@@ -167,6 +167,7 @@ class BodyReader:
             if self._large is None:
                 self._large = mmap.mmap(-1, max(end, self._declared or self._limits.max_bytes), flags=_PRIVATE)
                 self._large[: self._held_bytes] = self._small
+                self._small = b""
             self._large[self._held_bytes : end] = piece
         self._held_bytes = end
         return True
