@@ -95,7 +95,7 @@ class Call:
         self.slow: Callable[[], RequestError] = _late
         self.until_client_leaves: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._slots: dict[SlotRef, Slot] = {}
-        self._requests: list[asyncio.Future[Done]] = []
+        self._requests: dict[asyncio.Future[Done], Request] = {}  # all that the scheduler was asked
         self._regions: list[Region] = []
         self._lent: dict[SlotRef, int] = {}  # to so many jobs of a decoder
         self._task: asyncio.Task[Any] | None = None  # which may be cancelled
@@ -116,7 +116,19 @@ class Call:
         has_answers = sum([request.done() for request in self._requests]) >= self.owed
         if self._task is not None and self._cancelled_by is None and not has_answers:
             self._cancelled_by = reason
+            for future, request in self._requests.items():
+                if not future.done():
+                    self._give_up(request)
+            if self.body_due_ns is not None and self.served is not None and isinstance(reason, DeadlineExceeded):
+                # The statistics count what is late before it can be queued, as the scheduler does.
+                self.core.request_failed(self.served.key, "REJECTED", time.monotonic_ns() - self.arrival_ns)
             self._task.cancel()
+
+    def _give_up(self, request: Request) -> None:
+        """Take a request back that is not answered, and count it at once: its batch may end in this turn."""
+        self.core.scheduler.cancel(request)
+        reason = "REJECTED" if isinstance(self._cancelled_by, RequestError) else "CANCELED"
+        self.core.request_failed(request.key, reason, time.monotonic_ns() - request.arrival_ns)
 
     def cause_of(self, raised: BaseException) -> BaseException:
         """What ended the call: where it was cancelled the reason, else what was raised."""
@@ -323,14 +335,13 @@ class Call:
             core.request_failed(key, "REJECTED", time.monotonic_ns() - request.arrival_ns)
             raise refused(request, future, core.max_waiting(key))
         slots = {ref: self._slots.pop(ref) for ref in request.slots}
-        self._requests.append(future)
+        self._requests[future] = request
         try:
             done = await future
         except asyncio.CancelledError:
             if future.cancelled():
-                core.scheduler.cancel(request)
-                reason = "REJECTED" if isinstance(self._cancelled_by, RequestError) else "CANCELED"
-                core.request_failed(key, reason, time.monotonic_ns() - request.arrival_ns)
+                if self._cancelled_by is None:  # by whoever runs the task
+                    self._give_up(request)
             elif future.result().outcome is Outcome.ANSWERED:  # in the same turn
                 self._slots.update(slots)
             raise

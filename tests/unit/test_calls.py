@@ -28,11 +28,15 @@ class Bench:
         self.failures: list[str] = []
         self.endings: list[object] = []
         self.catalog = SimpleNamespace(live=lambda key: SimpleNamespace(takes_requests=True))
-        self.scheduler = SimpleNamespace(submit=self._submit, cancel=self.given_up.append)
+        self.scheduler = SimpleNamespace(submit=self._submit, cancel=self._cancel)
 
     def _submit(self, request: Request) -> asyncio.Future[Done]:
         self.submitted.append(asyncio.get_running_loop().create_future())
         return self.submitted[-1]
+
+    def _cancel(self, request: Request) -> None:
+        self.submitted[request.id].cancel()
+        self.given_up.append(request)
 
     def request_failed(self, key: object, reason: str, ns: int) -> None:
         self.failures.append(reason)
@@ -90,11 +94,24 @@ def test_what_is_not_answered_ends_with_the_first_reason(reason: type[Exception]
         call, task = await begun(bench)
         call.tick(LATE_NS) if reason is DeadlineExceeded else call.cancel(reason())
         call.cancel(RuntimeError("the second reason"))
+        assert bench.failures == [failure], "its batch may be counted in this turn"
         with pytest.raises(reason):
             await task
         assert (bench.failures, len(bench.given_up), len(bench.calls)) == ([failure], 1, 0)
         call.tick(LATE_NS)
         assert task.cancelling() == 0
+
+    asyncio.run(scene())
+
+
+def test_a_task_that_others_cancel_gives_its_request_up() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        _, task = await begun(bench)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (bench.failures, len(bench.given_up)) == (["CANCELED"], 1)
 
     asyncio.run(scene())
 
