@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from convoy.app.calls.access import CallFacts
 from convoy.app.calls.refusals import EXPIRED_RUNNING, failure_of, no_room, refused
@@ -63,7 +63,10 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the client asks of the schedule beside its deadline. `latest_start_us` counts from the arrival."""
+    """Scheduling options of a request, apart from its deadline.
+
+    `latest_start_us` counts from the arrival. `priority` 1 is the most urgent, 0 the model's default.
+    """
 
     latest_start_us: int | None = None
     priority: int = 0
@@ -74,9 +77,9 @@ class Call:
 
     `protocol` is its name in the metrics. It asks the scheduler for `owed` requests: one, or one for each file of a
     form. `deadline_ns` None: no limit. `late` makes the error for a call whose deadline passes; it may change with what
-    the call waits for. While its body is read, that is due at `body_due_ns`,
-    and `slow` makes the error; `until_client_leaves` is set when it has been read. `decode_ns` is what its first input
-    took to read, after `decode_wait_ns`. `answered_ns` is when its last answer came.
+    the call waits for. While the body is read, the next piece is due at `body_due_ns`, and `slow` makes the error.
+    `until_client_leaves` is set when the body has been read. `decode_ns` and `decode_wait_ns` are those of the first
+    input. `answered_ns` is when the last answer came.
     """
 
     def __init__(self, core: Core, protocol: str) -> None:
@@ -97,7 +100,7 @@ class Call:
         self._slots: dict[SlotRef, Slot] = {}
         self._requests: dict[asyncio.Future[Done], Request] = {}  # all that the scheduler was asked
         self._regions: list[Region] = []
-        self._lent: dict[SlotRef, int] = {}  # to so many jobs of a decoder
+        self._lent: dict[SlotRef, int] = {}  # slots in use by decoder threads, and by how many jobs
         self._task: asyncio.Task[Any] | None = None  # which may be cancelled
         self._cancelled_by: Exception | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -136,6 +139,17 @@ class Call:
             return self._cancelled_by
         return raised
 
+    def fail(self, raised: BaseException, ending_of: Callable[[BaseException], CallEnd]) -> NoReturn:
+        """End the call in which this was raised, and raise its cause."""
+        cause = self.cause_of(raised)
+        try:
+            self.end(ending_of(cause))
+            if cause is raised:
+                raise raised
+            raise cause from None
+        finally:
+            del cause, raised  # they would hold this frame, and this frame them
+
     def settle(self) -> None:
         """It has its answer or its error; from now on nothing cancels it."""
         if self._task is not None and self._cancelled_by is not None:
@@ -158,7 +172,7 @@ class Call:
         self.cancel(ClientGone())
 
     def limit(self, timeout_ms: float | None) -> None:
-        """Give it so long from its arrival; None: no limit."""
+        """Set the deadline to this long after the arrival; None: no deadline."""
         self.deadline_ns = None if timeout_ms is None else self.arrival_ns + int(timeout_ms * MILLISECOND_NS)
 
     def find(self, model: str, version: str | None) -> Served:
@@ -169,7 +183,7 @@ class Call:
         return served
 
     def decoded(self, ns: int, wait_ns: int = 0) -> None:
-        """An input of it waited so long for its turn, and then took so long to read; a form has several."""
+        """Record how long an input waited for a decoder and took to decode. A form has several inputs."""
         if self.span is not None:
             self.span.decoded(time.monotonic_ns(), ns, wait_ns)
         if not self._is_decoded:
@@ -179,11 +193,11 @@ class Call:
             self.core.stage_took(self.served.key, "decode", ns)
 
     def latest_start_ns(self, latest_start_us: int | None) -> int | None:
-        """When it must be computed, if it ever is, where the client says how long it may wait."""
+        """By when the request must start to compute; None: at any time."""
         return None if latest_start_us is None else self.arrival_ns + latest_start_us * 1000
 
     def begin_decode(self, slots: tuple[Slot, ...]) -> None:
-        """A decoder's thread works on these until they are taken back, whatever becomes of the call meanwhile."""
+        """Lend slots to a decoder thread until `end_decode`, even if the call ends before."""
         for slot in slots:
             jobs = self._lent.get(slot.ref, 0)
             if not jobs:
@@ -192,7 +206,7 @@ class Call:
             self._lent[slot.ref] = jobs + 1
 
     def end_decode(self, slots: tuple[Slot, ...]) -> None:
-        """One thread does not touch them any more. Nobody needs them when the call has ended."""
+        """Take slots back from a decoder thread. Free them if the call has ended."""
         for slot in slots:
             self._lent[slot.ref] -= 1
             if self._lent[slot.ref]:
@@ -229,7 +243,7 @@ class Call:
         return sum([slot.extent_bytes for slot in self._slots.values()])
 
     def may_ever_hold(self, more_bytes: int) -> bool:
-        """Whether so much fits beside what it holds where nobody else holds anything."""
+        """Whether so many more bytes would fit if no other call held memory."""
         return self.held_bytes + more_bytes <= self.core.slab.capacity_bytes
 
     def release(self, slot: Slot) -> None:
@@ -340,7 +354,7 @@ class Call:
             done = await future
         except asyncio.CancelledError:
             if future.cancelled():
-                if self._cancelled_by is None:  # by whoever runs the task
+                if self._cancelled_by is None:  # by the owner of the task, not by `cancel`
                     self._give_up(request)
             elif future.result().outcome is Outcome.ANSWERED:  # in the same turn
                 self._slots.update(slots)

@@ -98,14 +98,7 @@ class GrpcInference:
             call.turn.end()
             reply = await self._reply(meant, asked)
         except BaseException as raised:
-            error = own.cause_of(raised)
-            try:
-                own.end(_ending(own, error, call))
-                if error is raised:
-                    raise
-                raise error from None
-            finally:
-                del error  # it would hold this frame, and this frame it
+            own.fail(raised, lambda error: _ending(own, error, call))
         task = asyncio.current_task() if _is_held(own, reply) else None
         if task is not None:  # the library's, which sends the answer, too
             task.add_done_callback(lambda _: own.end(ANSWERED))

@@ -166,20 +166,13 @@ class Asking:
     @contextmanager
     def _call(self) -> Iterator[Call]:
         """Counted once, however it ends."""
-        call, ending = Call(self._core, PROTOCOL), ANSWERED
+        call = Call(self._core, PROTOCOL)
         try:
             yield call
+            call.end(ANSWERED)
         except BaseException as raised:
-            error = call.cause_of(raised)
-            try:
-                ending = ending_of(error)
-                if error is raised:
-                    raise
-                raise error from None
-            finally:
-                del error  # it would hold this frame, and this frame it
+            call.fail(raised, ending_of)
         finally:
-            call.end(ending)
             self._ended.set()
             self._ended = asyncio.Event()
 
