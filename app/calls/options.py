@@ -1,4 +1,4 @@
-"""What a server is told about its calls, on any wire: plain data."""
+"""Options that apply to calls on any wire: plain data."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class BodyReader:
         self._small = b""
         self._large: mmap.mmap | None = None  # above _SMALL_BYTES; only what has arrived takes memory
         self._held_bytes = 0
-        self._stalled_ns = 0  # nobody read here; that time is not the client's
+        self._stalled_ns = 0  # waiting for memory, which does not count against the client
         if not call.may_ever_hold(self._declared):
             call.reserve(self._declared)  # raises with the reason
 

@@ -2,14 +2,14 @@
 
 - headers that come slowly (408) or are too long, trailers included (431); slow bodies are for `http.body`
 - floods of pipelined requests: one read of them waits unparsed, the others stay with their client
-- answers that nobody reads, and bodies that go on without end after an early answer
+- answers that the client does not read, and bodies that go on without end after an early answer
 - offers of another protocol, which are ignored (RFC 9110, 7.8), and CONNECT (405)
 - too many connections (503)
 - an early error, such as a 413 or 401, that a client which still sends would never read: the close lingers
 - errors of the parser in plain text: all are JSON
 
-A client that closes its side has left. A process that was stopped finds all its timers late: time in which nobody read
-here is not the client's.
+A client that closes its side has left. After a stop of the process (SIGSTOP) all timers are late; that time does not
+count against the client.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return unread_bytes(self.transport) > 0
 
     def _start_timer(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
-        """Call it after so long, unless the timer of this name is started again or stopped before."""
+        """Call `callback` after `seconds`. Replaces a running timer of the same name."""
 
         def fire() -> None:
             del self._timers[name]

@@ -124,9 +124,9 @@ class HotRoute(ABC):
 
 
 def _error_reply(call: Call, raised: BaseException) -> Reply | None:
-    """The answer to a call that has ended so; None where nobody is there to read it.
+    """The error reply for what was raised in a call; None if the client has left.
 
-    Raises what it is given where that is a bug, or the end of the process: the gate answers then.
+    Raises a bug, or the cancellation at the end of the process, again: the gate answers those.
     """
     cause = call.cause_of(raised)
     try:

@@ -20,7 +20,7 @@ import simdjson
 from convoy.app.lifecycle.catalog import Served
 from convoy.models.errors import InvalidRequest
 
-# To count so much takes some tenths of a millisecond, as does to hand it to a thread.
+# Counting this much takes some tenths of a millisecond, like a hop to a thread.
 WEIGHED_INLINE_BYTES = 1 << 20
 _PIECE_BYTES = 64 << 10
 _COMMA = ord(",")
@@ -39,7 +39,7 @@ _LIST_BYTES = 160
 
 
 class Weight(NamedTuple):
-    """So many bytes, and at most so many values and so many lists and objects."""
+    """Upper bounds for a text of `nbytes`: its values, and its lists and objects."""
 
     nbytes: int
     values: int
@@ -85,7 +85,7 @@ def needed_bytes(weight: Weight, served: Served) -> int:
     return _COPIES * weight.nbytes + each * weight.values + _LIST_BYTES * weight.lists
 
 
-# Numbers of so much JSON are read in some tenths of a millisecond; to hand it to a thread takes as long.
+# Reading numbers from this much JSON takes some tenths of a millisecond, like a hop to a thread.
 INLINE_JSON_BYTES = 96 << 10
 _MOST_TENSORS = 256
 # numpy's, and so of lists in lists.
@@ -139,7 +139,7 @@ _decoder = msgspec.json.Decoder(InferDocument)
 
 
 def read_document(view: memoryview) -> InferDocument:
-    """The request, of which each tensor's `data` is not read yet. Raises InvalidRequest."""
+    """Read a request, except for the `data` of its tensors. Raises InvalidRequest."""
     try:
         return _decoder.decode(view)
     except msgspec.ValidationError as error:

@@ -64,7 +64,7 @@ class Observer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A request that waits or runs. Its future is cancelled when nobody waits for the answer any more."""
+    """A request that waits or runs. Its future is cancelled when the answer is no longer wanted."""
 
     submitted_ns: int
     future: asyncio.Future[Done]
@@ -256,7 +256,7 @@ class Scheduler:
     def submit(self, request: Request) -> asyncio.Future[Done] | Refuse:
         """Take the request, whose slots must be FILLING; or say why not, and the slots stay the caller's.
 
-        Who cancels the future calls `cancel`, too.
+        Call `cancel` as well when you cancel the future.
         """
         now_ns = self._now_ns()
         verdict = admit(self.state, request, now_ns)
@@ -269,7 +269,7 @@ class Scheduler:
         return future
 
     def cancel(self, request: Request) -> None:
-        """Nobody waits for this answer any more. It leaves the queue; a run that has begun goes on for the others.
+        """Give a request up. It leaves the queue; a batch that has begun goes on for its other requests.
 
         The observer hears nothing of it. Harmless for a request that has ended.
         """

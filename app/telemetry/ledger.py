@@ -70,7 +70,7 @@ class Ledger:
     def call(
         self, key: ModelKey | None, protocol: str, ending: CallEnd, ns: int, stages_ns: Mapping[str, int] = _NO_STAGES
     ) -> None:
-        """A call has its answer, or nobody waits for one. `key` is None where no model was found.
+        """Record a call that has ended. `key` is None if no model was found.
 
         `stages_ns` are those of the call that are not a batch's: `decode_wait`, `decode` and `encode`.
         """

@@ -45,7 +45,7 @@ class CallEnd(NamedTuple):
 
 
 class ClientGone(Exception):
-    """The client has closed the connection; there is nobody to answer."""
+    """The client has closed the connection, so there is no one to answer."""
 
 
 ANSWERED = CallEnd(CallOutcome.ANSWERED)
