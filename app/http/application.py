@@ -9,25 +9,28 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import lru_cache, partial
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from convoy.app.calls.access import Authenticator
+from convoy.app.calls.load_report import TELLS
 from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
-from convoy.app.http.browsers import Cors, OwnPages
+from convoy.app.http.browsers import OwnPages
 from convoy.app.http.docs_routes import docs_routes
-from convoy.app.http.gate import Gate
-from convoy.app.http.hot_routes import HotRoutes
+from convoy.app.http.gate import Gate, HotRoutes
 from convoy.app.http.openapi import document_routes
-from convoy.app.http.replies import Reply, as_response, error_body, error_reply
+from convoy.app.http.replies import Reply, as_response, error_body, error_reply, json_response
 from convoy.app.http.repository import repository_routes, shared_memory_routes
 from convoy.app.http.routes import control_routes, not_offered_routes
 from convoy.app.http.torchserve import torchserve_routes
@@ -54,6 +57,36 @@ class HeadAsGet:
         await self._app({**scope, "method": "GET"}, receive, without_body)
 
 
+# What a page may read of an answer beside its body.
+_EXPOSED = ("X-Request-Id", "traceparent", "Server-Timing", "Retry-After", "Inference-Header-Content-Length", TELLS)
+
+
+class _Cors(CORSMiddleware):
+    """CORS for these origins, with an error that says what to change."""
+
+    def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
+        super().__init__(app, origins, allow_methods=("*",), allow_headers=("*",), expose_headers=_EXPOSED)
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        error = f"{bytes(response.body).decode()}; the server's --cors-origins has those that may ask"
+        own = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        return json_response({"error": error}, response.status_code, own)
+
+
+def with_cors(app: ASGIApp, options: ServeOptions) -> ASGIApp:
+    """The application behind CORS, where `options.cors_origins` has any; they may change while the server runs."""
+    behind = lru_cache(maxsize=1)(partial(_Cors, app))
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        origins = options.cors_origins
+        await (behind(origins) if origins else app)(scope, receive, send)
+
+    return guarded
+
+
 def create_app(core: Core, options: ServeOptions, routes: HotRoutes | None = None) -> FastAPI:
     """The application; its lifespan starts and stops the core. `routes` are those that infer, where others use them."""
     hot = routes or HotRoutes(core, options)
@@ -72,7 +105,7 @@ def create_app(core: Core, options: ServeOptions, routes: HotRoutes | None = Non
             stack = super().build_middleware_stack()
             # It would answer what nobody foresaw in plain text and without an id, before the gate hears of it.
             assert isinstance(stack, ServerErrorMiddleware)
-            return Cors(Gate(hot, HeadAsGet(stack.app), core, options), options)
+            return with_cors(Gate(hot, HeadAsGet(stack.app), core, options), options)
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or self.middleware_stack is None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request
@@ -39,17 +39,6 @@ LOOK_AGAIN_S = 0.1
 _COPIED_AT_ONCE_BYTES = 1 << 20
 # Uploads that try again when some memory is free; the others keep their place behind them.
 _WOKEN_AT_ONCE = 16
-
-
-class Body(NamedTuple):
-    """The whole body: the first `nbytes` of the slot."""
-
-    slot: Slot
-    nbytes: int
-
-    @property
-    def view(self) -> memoryview:
-        return self.slot.view[: self.nbytes]
 
 
 def declared_length(headers: dict[bytes, bytes], limits: BodyLimits) -> int | None:
@@ -134,7 +123,7 @@ class BodyReader:
         if not call.may_ever_hold(self._declared):
             call.reserve(self._declared)  # raises with the reason
 
-    async def read(self, receive: Receive) -> Body:
+    async def read(self, receive: Receive) -> Slot:
         """Read to the end. Raises BodyTooLarge, Overloaded, RequestTimeout or ClientGone."""
         call, begun_ns = self._call, time.monotonic_ns()
         call.slow = self._too_slow
@@ -172,17 +161,17 @@ class BodyReader:
         self._held_bytes = end
         return True
 
-    def _store(self, whole: bytes) -> Body | None:
-        """All of it in a slot, where it has come at once; None: there is no room now."""
+    def _store(self, whole: bytes) -> Slot | None:
+        """All of it in a slot, if it came in one piece; None if there is no room now."""
         try:
             slot = self._call.reserve(len(whole))
         except Overloaded:
             return None
         slot.view[:] = whole
-        return Body(slot, len(whole))
+        return slot
 
-    def _stored(self) -> Body | None:
-        """All of it in a slot; None: there is no room now."""
+    def _stored(self) -> Slot | None:
+        """All of it in a slot; None if there is no room now."""
         slab, nbytes = self._call.core.slab, self._held_bytes
         slab.count_outside(-nbytes)
         try:
@@ -193,13 +182,13 @@ class BodyReader:
         self._held_bytes = 0
         if self._large is None:
             slot.view[:] = self._small
-            return Body(slot, nbytes)
+            return slot
         for start in range(0, nbytes, _COPIED_AT_ONCE_BYTES):  # so that no byte is held twice
             end = min(nbytes, start + _COPIED_AT_ONCE_BYTES)
             slot.view[start:end] = self._large[start:end]
             self._large.madvise(mmap.MADV_DONTNEED, start, end - start)
         self._large.close()
-        return Body(slot, nbytes)
+        return slot
 
     async def _attempted(self, attempt: Callable[[], Result | None]) -> Result:
         """What an attempt gives that succeeds: now, or when there is room.

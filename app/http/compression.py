@@ -13,7 +13,7 @@ from dataclasses import replace
 from convoy.app.calls.call import Call
 from convoy.app.calls.options import BodyLimits
 from convoy.app.calls.refusals import no_room
-from convoy.app.http.body import Body, too_large
+from convoy.app.http.body import too_large
 from convoy.app.http.replies import Reply
 from convoy.app.pictures.decoder import Decoder, DecodeWork
 from convoy.app.scheduling.slab import Slot
@@ -42,18 +42,19 @@ def request_encoding(headers: Mapping[bytes, bytes]) -> bytes | None:
     return encoding
 
 
-async def inflate(body: Body, encoding: bytes, call: Call, decoder: Decoder, limits: BodyLimits) -> Body:
+async def inflate(body: Slot, encoding: bytes, call: Call, decoder: Decoder, limits: BodyLimits) -> Slot:
     """The body as it was before it was compressed. Raises InvalidRequest, BodyTooLarge or Overloaded."""
     inflater = _Inflater(body.view, encoding)
-    guessed = min(limits.max_bytes, max(_READ_BYTES, _GUESSED_RATIO * body.nbytes))
-    slot = _reserve_up_to(call, guessed, min(limits.max_bytes, max(_READ_BYTES, body.nbytes)))
+    guessed = min(limits.max_bytes, max(_READ_BYTES, _GUESSED_RATIO * body.view.nbytes))
+    slot = _reserve_up_to(call, guessed, min(limits.max_bytes, max(_READ_BYTES, body.view.nbytes)))
     filled = 0
     while True:
-        work = DecodeWork("inflate", len(slot.view), (body.slot, slot))
+        work = DecodeWork("inflate", len(slot.view), (body, slot))
         filled = (await decoder.run(call, work, inflater.fill, slot.view, filled)).result
         if inflater.is_finished:
-            call.release(body.slot)
-            return Body(slot, filled)
+            call.release(body)
+            slot.view = slot.view[:filled]
+            return slot
         if filled >= limits.max_bytes:
             raise too_large(filled + 1, limits)
         slot = _grow(call, slot, filled, filled + 1, limits)

@@ -79,11 +79,10 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._answering: Any = None
         self._idle_since_s: float | None = None
-        self._in_headers = False
-        self._headers_begun = 0
+        self._in_headers = True
         self._timers: dict[str, asyncio.TimerHandle] = {}  # the time limits that run, by name
         self._header_bytes = 0
-        self._unparsed_bytes = 0
+        self._unparsed_bytes = 0  # since the parser last got anywhere
         self._has_moved = False
         self._unread_bytes = 0
         self._has_hung_up = False
@@ -99,7 +98,6 @@ class GuardedProtocol(HttpToolsProtocol):
             type(self).on_too_many()
             self._refuse(503, f"{self.limits.max_connections} connections are open; try again", retry_after=True)
             return
-        self._await_headers()
         self._arm_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -127,26 +125,16 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.pipeline or self.flow.ahead:
             self._keep(data)
             return
-        awaited_before = self._headers_begun if self._in_headers else 0
-        begun_before, self._has_moved = self._headers_begun, False
+        self._has_moved = False
         self._feed(data)
         if self._has_hung_up or self._read_closed or self.transport.is_closing():
             return
-        if not self._in_headers:
-            # Bytes that are neither headers nor body nor an end: a trailer that never ends, empty lines.
-            is_stuck = not self._has_moved and self._headers_begun == begun_before
-            self._unparsed_bytes = self._unparsed_bytes + len(data) if is_stuck else 0
-            if self._unparsed_bytes > self.limits.header_bytes:
-                self._refuse_headers()
-            return
-        if "header" not in self._timers:
+        if self._in_headers and "header" not in self._timers:
             self._arm_header_timer()
-        # The parser reports a header when it is whole; this counts the one that never ends. Data that ended
-        # something else before is left out, so that a body is not taken for headers.
-        if self._headers_begun == awaited_before:
-            self._unparsed_bytes += len(data)
-            if self._unparsed_bytes > self.limits.header_bytes:
-                self._refuse_headers()
+        # The parser reports only whole headers. This counts one that never ends, such trailers, and empty lines.
+        self._unparsed_bytes = 0 if self._has_moved else self._unparsed_bytes + len(data)
+        if self._unparsed_bytes > self.limits.header_bytes:
+            self._refuse_headers()
 
     def _keep(self, data: bytes | memoryview) -> None:
         """Until the requests before it have been answered; nothing more is read meanwhile."""
@@ -201,16 +189,19 @@ class GuardedProtocol(HttpToolsProtocol):
         self._idle_since_s = None  # with any bytes it would be too early: empty lines are no request
         super().on_message_begin()
         self._header_bytes = 0
-        if not self._in_headers:
-            self._await_headers()
+        self._in_headers = self._has_moved = True
 
     def on_url(self, url: bytes) -> None:
-        self._count_header(len(url))
+        self._header_bytes += len(url)
+        if self._header_bytes > self.limits.header_bytes:
+            raise HeadersTooLong
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Also called for the trailers of a chunked body, which nothing else bounds.
-        self._count_header(len(name) + len(value) + 4)
+        self._header_bytes += len(name) + len(value) + 4
+        if self._header_bytes > self.limits.header_bytes:
+            raise HeadersTooLong
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = self.parser.get_http_version() != "1.0"  # which knows no such answer
@@ -317,19 +308,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if name in self._timers:
             self._timers.pop(name).cancel()
 
-    def _await_headers(self) -> None:
-        # The timer follows when these headers are not complete by the end of what has arrived.
-        self._unparsed_bytes = 0
-        self._in_headers = True
-        self._headers_begun += 1
-
     def _arm_header_timer(self) -> None:
         self._start_timer("header", self.limits.header_timeout_s, self._headers_are_too_slow)
-
-    def _count_header(self, nbytes: int) -> None:
-        self._header_bytes += nbytes
-        if self._header_bytes > self.limits.header_bytes:
-            raise HeadersTooLong
 
     def _headers_are_too_slow(self) -> None:
         if self.flow.read_paused or self.pipeline or not self._is_answered():

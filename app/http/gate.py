@@ -1,7 +1,7 @@
-"""What every HTTP call passes, on the way in and on the way out.
+"""The gate that every HTTP call passes, and the routes that infer, which it calls before FastAPI sees the request.
 
-In: a request id, the API key. Out: the id, the access log, and `{"error": ...}` for whatever nobody foresaw. A bare
-ASGI wrapper, because Starlette's `BaseHTTPMiddleware` hides that a client has left.
+On the way in it sets the request id and checks the API key. On the way out it adds the id, writes the access log, and
+answers unexpected errors. It is plain ASGI, because Starlette's `BaseHTTPMiddleware` hides that a client has left.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from convoy.app.calls.call import CALL_IN_SCOPE, Call
 from convoy.app.calls.load_report import ASKS, TELLS, report_header
 from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
-from convoy.app.http.hot_routes import HotRoutes
+from convoy.app.http.body import UploadRoom
+from convoy.app.http.hot_route import HotRoute
+from convoy.app.http.infer import InferRoute
+from convoy.app.http.predictions import PredictionsRoute
 from convoy.app.http.replies import Headers, Reply, error_reply, internal_error, send_reply
+from convoy.app.pictures.decoder import Decoder
 from convoy.app.server.logs import request_id
 from convoy.app.telemetry.tracing import RequestSpan
 from convoy.models.errors import Unauthorized, Unavailable
@@ -117,6 +121,36 @@ class RequestContext:
     @property
     def _took_ms(self) -> float:
         return (time.monotonic_ns() - self.started_ns) / 1e6
+
+
+class HotRoutes:
+    """Found by one look at the path. All take POST."""
+
+    def __init__(self, core: Core, options: ServeOptions) -> None:
+        self.decoder = Decoder(options.decode_threads, options.max_decoding)
+        core.waiting_to_decode = lambda: self.decoder.waiting
+        room = UploadRoom(core.slab)
+        self._predictions = PredictionsRoute(core, options, self.decoder, room)
+        self._infer = InferRoute(core, options, self.decoder, room)
+        self.by_path: dict[str, HotRoute] = {
+            path: route for route in (self._predictions, self._infer) for path in route.paths
+        }
+
+    def find(self, path: str) -> tuple[HotRoute, dict[str, str]] | None:
+        """The route of a path, and the parameters in it. The route itself refuses a version that is empty."""
+        match path.split("/"):
+            case ["", "predictions", model] if model:
+                return self._predictions, {"model": model}
+            case ["", "predictions", model, version] if model:
+                return self._predictions, {"model": model, "version": version}
+            case ["", "v2", "models", model, "infer"] if model:
+                return self._infer, {"model": model}
+            case ["", "v2", "models", model, "versions", version, "infer"] if model:
+                return self._infer, {"model": model, "version": version}
+        return None
+
+    def close(self) -> None:
+        self.decoder.close()
 
 
 class Gate:

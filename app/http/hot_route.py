@@ -14,12 +14,13 @@ from starlette.types import Receive, Scope, Send
 from convoy.app.calls.call import CALL_IN_SCOPE, Call
 from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
-from convoy.app.http.body import Body, BodyReader, UploadRoom, declared_length
+from convoy.app.http.body import BodyReader, UploadRoom, declared_length
 from convoy.app.http.compression import compress, inflate, reply_encoding, request_encoding
 from convoy.app.http.replies import Reply, error_reply, send_reply
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.pictures.decoder import Decoder
 from convoy.app.pictures.predictor import check_timeout_ms
+from convoy.app.scheduling.slab import Slot
 from convoy.app.telemetry.outcomes import FAILED, ClientGone, ending_of
 from convoy.models.errors import RequestError
 
@@ -49,7 +50,7 @@ class HotRoute(ABC):
         self.core, self.options, self.decoder, self._room = core, options, decoder, room
 
     @abstractmethod
-    async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
+    async def answer(self, call: Call, head: HttpHead, served: Served, body: Slot) -> Reply:
         """The reply to a body that has been read. Raises RequestError or ClientGone."""
 
     def admit(self, served: Served) -> None:  # noqa: B027 - most routes take every model
@@ -77,7 +78,7 @@ class HotRoute(ABC):
         encoding, limits = request_encoding(head.headers), self.options.body
         return BodyReader(call, declared_length(head.headers, limits), limits, self._room), encoding
 
-    async def reply(self, call: Call, head: HttpHead, encoding: bytes | None, body: Body) -> Reply:
+    async def reply(self, call: Call, head: HttpHead, encoding: bytes | None, body: Slot) -> Reply:
         """The whole answer to a body that has been read. Raises RequestError or ClientGone."""
         if encoding is not None:
             body = await inflate(body, encoding, call, self.decoder, self.options.body)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import orjson
 
 from convoy.app.calls.call import Call
 from convoy.app.calls.timing import Timing
-from convoy.app.http.body import Body
 from convoy.app.http.hot_route import HotRoute, HttpHead
 from convoy.app.http.infer_request import parse_infer
 from convoy.app.http.json_documents import (
@@ -27,22 +26,12 @@ from convoy.app.lifecycle.catalog import Served
 from convoy.app.pictures.decoder import Decoded, DecodeWork
 from convoy.app.protocol.inference import InferRequest, answers_of, is_heavy, is_heavy_answer, request_for
 from convoy.app.scheduling.request import Done
+from convoy.app.scheduling.slab import Slot
 from convoy.models.errors import BodyTooLarge, InvalidRequest
 from convoy.models.tensors import unpack
 
 
-class InferResponse(NamedTuple):
-    """A response body in pieces; `header_length` is that of the JSON when binary tensors follow it."""
-
-    pieces: tuple[bytes | memoryview, ...]
-    header_length: int | None
-
-    @property
-    def content_type(self) -> str:
-        return "application/json" if self.header_length is None else "application/octet-stream"
-
-
-def render_infer(request: InferRequest, served: Served, done: Done) -> InferResponse:
+def render_infer(request: InferRequest, served: Served, done: Done) -> Reply:
     """Encode the answers in the order in which they were asked for.
 
     The pieces are views of the slab: they must be sent before the call ends. Raises InvalidRequest for
@@ -69,7 +58,10 @@ def render_infer(request: InferRequest, served: Served, done: Done) -> InferResp
     envelope: dict[str, Any] = {"id": request.id} if request.id is not None else {}
     envelope |= {"model_name": served.key.model, "model_version": str(served.key.version), "outputs": outputs}
     header = _dump(envelope, is_strict_json)
-    return InferResponse((header, *binary), len(header) if binary else None)
+    if not binary:
+        return Reply(200, (header,))
+    length = (HEADER_LENGTH, b"%d" % len(header))
+    return Reply(200, (header, *binary), "application/octet-stream", (length,))
 
 
 def _texts(name: str, data: memoryview) -> list[str]:
@@ -97,20 +89,23 @@ class InferRoute(HotRoute):
     protocol = "v2"
     paths = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
 
-    async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
+    async def answer(self, call: Call, head: HttpHead, served: Served, body: Slot) -> Reply:
         started_ns = time.monotonic_ns()
         meaning, wait_ns = await self._parse(call, body, _header_length(head), served)
         request = request_for(meaning, served, call)
         call.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
         done = await call.run(request)
         if is_heavy_answer(meaning, done):
-            response = await self.decoder.run_owed(render_infer, meaning, served, done)
+            reply = await self.decoder.run_owed(render_infer, meaning, served, done)
         else:
-            response = render_infer(meaning, served, done)
-        return _reply(call, done, response)
+            reply = render_infer(meaning, served, done)
+        total_ns = time.monotonic_ns() - call.arrival_ns
+        timing = Timing.of(done, call.decode_wait_ns, call.decode_ns, total_ns)
+        reply.headers = (timing.header(), *reply.headers)
+        return reply
 
-    async def _parse(self, call: Call, body: Body, header_length: int | None, served: Served) -> Decoded[InferRequest]:
-        memory, slots = self.core.shared_memory, (body.slot,)
+    async def _parse(self, call: Call, body: Slot, header_length: int | None, served: Served) -> Decoded[InferRequest]:
+        memory, slots = self.core.shared_memory, (body,)
         text = body.view[:header_length]
         weighed_ns = needs_bytes = 0
         if text.nbytes > INLINE_JSON_BYTES:
@@ -121,9 +116,9 @@ class InferRoute(HotRoute):
                 weight, weighed_ns = await self.decoder.run(call, work, weigh, text)
             check_weight(weight, served)
             needs_bytes = self._room_for(call, weight, served)
-        elif not is_heavy(body.nbytes, served):
+        elif not is_heavy(body.view.nbytes, served):
             return Decoded(parse_infer(body, header_length, served, memory), 0)
-        work = DecodeWork("tensors", body.nbytes, slots, needs_bytes=needs_bytes)
+        work = DecodeWork("tensors", body.view.nbytes, slots, needs_bytes=needs_bytes)
         meaning, wait_ns = await self.decoder.run(call, work, parse_infer, body, header_length, served, memory)
         return Decoded(meaning, weighed_ns + wait_ns)
 
@@ -137,15 +132,6 @@ class InferRoute(HotRoute):
                 "--max-inflight-mb"
             )
         return needs_bytes
-
-
-def _reply(call: Call, done: Done, response: InferResponse) -> Reply:
-    total_ns = time.monotonic_ns() - call.arrival_ns
-    timing = Timing.of(done, call.decode_wait_ns, call.decode_ns, total_ns).header()
-    if response.header_length is None:
-        return Reply(200, response.pieces, response.content_type, (timing,))
-    length = (HEADER_LENGTH, b"%d" % response.header_length)
-    return Reply(200, response.pieces, response.content_type, (timing, length))
 
 
 def _header_length(head: HttpHead) -> int | None:

@@ -16,8 +16,7 @@ import msgspec
 import numpy as np
 
 from convoy.app.calls.shared_memory import SharedMemory
-from convoy.app.http.body import Body
-from convoy.app.http.json_documents import InferDocument, JsonTensor, read_document, read_values
+from convoy.app.http.json_documents import JsonTensor, read_document, read_values
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.protocol.inference import InferRequest, understand, wrong_request
 from convoy.app.protocol.shared_tensors import REGION, SharedInput, shared_place
@@ -33,23 +32,12 @@ from convoy.app.protocol.tensors import (
     shown,
 )
 from convoy.app.scheduling.request import Shape, TensorRef
+from convoy.app.scheduling.slab import Slot
 from convoy.models.errors import InvalidRequest
 from convoy.models.spec import TensorSpec
 
 
-class BinaryTail:
-    """What lies behind the JSON: the binary tensors, one after another. `end` is where the next one begins."""
-
-    def __init__(self, body: Body, start: int) -> None:
-        self._body = body
-        self.end = start
-
-    def next(self, size: int) -> Source:
-        begin, self.end = self.end, self.end + size
-        return _Binary(self._body, begin, size)
-
-
-def raw_request(body: Body, served: Served, memory: SharedMemory) -> RawRequest:
+def raw_request(body: Slot, served: Served, memory: SharedMemory) -> RawRequest:
     """A body that is nothing but the only input of one sample; all outputs are wanted, binary.
 
     Raises InvalidRequest for a model whose input such a body does not settle.
@@ -62,8 +50,8 @@ def raw_request(body: Body, served: Served, memory: SharedMemory) -> RawRequest:
         )
     (only,) = spec.inputs
     batch = (1,) if spec.max_batch_size else ()
-    source = _OneString(body) if only.is_strings else _Binary(body, 0, body.nbytes)
-    tensor = TensorIn(only.name, only.dtype, (*batch, *_deduced(only, body.nbytes)), source)
+    source = _OneString(body) if only.is_strings else _Binary(body, 0, body.view.nbytes)
+    tensor = TensorIn(only.name, only.dtype, (*batch, *_deduced(only, body.view.nbytes)), source)
     return RawRequest(None, {}, [tensor], [], memory, binary_by_default=True)
 
 
@@ -87,14 +75,14 @@ def _deduced(spec: TensorSpec, nbytes: int) -> Shape:
 class _Binary:
     """A binary tensor; it may be cut off."""
 
-    body: Body
+    body: Slot
     begin: int
     size: int
 
     def read(self, target: Target) -> TensorRef:
         if not target.spec.is_strings:
             target.check_size(self.size)
-        missing = self.begin + self.size - self.body.nbytes
+        missing = self.begin + self.size - self.body.view.nbytes
         if missing > 0:
             raise target.wrong(
                 f"unexpected size for input '{target.spec.name}', "
@@ -102,14 +90,14 @@ class _Binary:
             )
         if target.spec.is_strings:
             target.check_bytes(self.body.view[self.begin : self.begin + self.size])
-        return TensorRef(self.body.slot.ref, self.begin, self.size)
+        return TensorRef(self.body.ref, self.begin, self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class _OneString:
     """A whole body that is one element, without its length."""
 
-    body: Body
+    body: Slot
 
     def read(self, target: Target) -> np.ndarray:
         return target.packed([bytes(self.body.view)])
@@ -119,7 +107,7 @@ class _OneString:
 _ACCEPTED_KINDS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
 
-def parse_infer(body: Body, header_length: int | None, served: Served, memory: SharedMemory) -> InferRequest:
+def parse_infer(body: Slot, header_length: int | None, served: Served, memory: SharedMemory) -> InferRequest:
     """Decode a body whose first `header_length` bytes are JSON: all of it when None, nothing when 0.
 
     Touches nothing but the body's bytes, so any thread may call it. Raises InvalidRequest, or NotFound or
@@ -127,35 +115,37 @@ def parse_infer(body: Body, header_length: int | None, served: Served, memory: S
     """
     if header_length == 0:
         return understand(raw_request(body, served, memory), served)
-    if header_length is not None and not 0 < header_length <= body.nbytes:
+    if header_length is not None and not 0 < header_length <= body.view.nbytes:
         raise InvalidRequest(
-            f"inference header size should be in range (1, {body.nbytes}), got: {header_length}; "
+            f"inference header size should be in range (1, {body.view.nbytes}), got: {header_length}; "
             "Inference-Header-Content-Length is the length of the JSON part"
         )
     document = read_document(body.view[:header_length])
-    tail = BinaryTail(body, body.nbytes if header_length is None else header_length)
-    asked = _asked(document, tail, memory)
-    request = understand(asked, served)
-    extra = body.nbytes - tail.end
-    if extra:
-        raise wrong_request(
-            asked.id, f"unexpected additional input data for model '{served.key.model}': {extra} bytes too many"
-        )
-    return request
-
-
-def _asked(document: InferDocument, tail: BinaryTail, memory: SharedMemory) -> RawRequest:
     binary_by_default = document.parameters.get("binary_data_output", False)
     if not isinstance(binary_by_default, bool):
         raise InvalidRequest("'binary_data_output' in 'parameters' must be true or false")
     if document.id is not None:
         _check_text(document.id)
-    inputs = [TensorIn(one.name, one.datatype, one.shape, _source(one, tail, memory)) for one in document.inputs]
+    end = body.view.nbytes if header_length is None else header_length
+    inputs: list[TensorIn] = []
+    for tensor in document.inputs:  # binary tensors follow the JSON, one after the other
+        source = _source(tensor, body, end, memory)
+        inputs.append(TensorIn(tensor.name, tensor.datatype, tensor.shape, source))
+        if isinstance(source, _Binary):
+            end += source.size
     outputs = [OutputIn(one.name, one.parameters) for one in document.outputs or ()]
-    return RawRequest(document.id, document.parameters, inputs, outputs, memory, binary_by_default)
+    asked = RawRequest(document.id, document.parameters, inputs, outputs, memory, binary_by_default)
+    request = understand(asked, served)
+    extra = body.view.nbytes - end
+    if extra:
+        raise wrong_request(
+            document.id, f"unexpected additional input data for model '{served.key.model}': {extra} bytes too many"
+        )
+    return request
 
 
-def _source(tensor: JsonTensor, tail: BinaryTail, memory: SharedMemory) -> Source:
+def _source(tensor: JsonTensor, body: Slot, begin: int, memory: SharedMemory) -> Source:
+    """Where the values are; `begin` is where a binary tensor would start in the body."""
     parameters = tensor.parameters
     size, has_data = parameters.get("binary_data_size"), tensor.data is not msgspec.UNSET
     if has_data + (size is not None) + (REGION in parameters) != 1:
@@ -171,7 +161,7 @@ def _source(tensor: JsonTensor, tail: BinaryTail, memory: SharedMemory) -> Sourc
         raise InvalidRequest(
             f"binary_data_size of input '{tensor.name[:100]}' must be a whole number >= 0, got {brief(size)}"
         )
-    return tail.next(size)
+    return _Binary(body, begin, size)
 
 
 def _check_text(own_id: str) -> None:

@@ -18,7 +18,7 @@ import orjson
 from convoy.app.calls.call import Call, Terms
 from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
-from convoy.app.http.body import Body, UploadRoom
+from convoy.app.http.body import UploadRoom
 from convoy.app.http.compression import quality
 from convoy.app.http.hot_route import HotRoute, HttpHead
 from convoy.app.http.replies import Reply, error_reply
@@ -82,14 +82,14 @@ class PredictionsRoute(HotRoute):
     def admit(self, served: Served) -> None:
         check_takes_pictures(served)
 
-    async def answer(self, call: Call, head: HttpHead, served: Served, body: Body) -> Reply:
+    async def answer(self, call: Call, head: HttpHead, served: Served, body: Slot) -> Reply:
         wanted = _wanted(head, served)
-        picture = EncodedPicture(body.view, (body.slot,))
+        picture = EncodedPicture(body.view, (body,))
         if not picture.kind:
             content_type = head.headers.get(b"content-type", b"")
             several: Sequence[memoryview | str] | None = None
             if (boundary := boundary_of(content_type)) is not None:
-                work = DecodeWork("form", body.nbytes, (body.slot,))
+                work = DecodeWork("form", body.view.nbytes, (body,))
                 several = (await self.decoder.run(call, work, split_files, body.view, boundary)).result
             elif is_json(body.view, content_type):
                 found = await self._split_json(call, body)
@@ -99,27 +99,27 @@ class PredictionsRoute(HotRoute):
                 elif isinstance(first, str):
                     raise InvalidRequest(first)
                 else:
-                    picture = EncodedPicture(first, (body.slot,))
+                    picture = EncodedPicture(first, (body,))
             if several is not None:
                 if wanted.finish is as_png:
                     raise InvalidRequest("a PNG has the class map of one image; send one alone, or ask for JSON")
-                asking = [self._predict_file(call, served, body.slot, file, wanted) for file in several]
+                asking = [self._predict_file(call, served, body, file, wanted) for file in several]
                 return _several(call, envelope(served), await _all_of(call, asking))
         seen = await self._predictor.predict(call, served, picture, Terms(), wanted, is_alone=True)
         return _single(served, wanted, seen)
 
-    async def _split_json(self, call: Call, body: Body) -> JsonImages:
+    async def _split_json(self, call: Call, body: Slot) -> JsonImages:
         """Raises RequestError."""
-        if body.nbytes <= INLINE_BYTES:
+        if body.view.nbytes <= INLINE_BYTES:
             return split_images(body.view)
-        needs_bytes = needed_bytes(body.nbytes)
+        needs_bytes = needed_bytes(body.view.nbytes)
         if not call.may_ever_hold(needs_bytes):
             raise BodyTooLarge(
-                f"to read JSON of {body.nbytes} bytes takes {needs_bytes} beside it, and there are "
+                f"to read JSON of {body.view.nbytes} bytes takes {needs_bytes} beside it, and there are "
                 f"{call.core.slab.capacity_bytes} for all requests; send the image itself as the body, or raise "
                 "--max-inflight-mb"
             )
-        work = DecodeWork("form", body.nbytes, (body.slot,), needs_bytes=needs_bytes)
+        work = DecodeWork("form", body.view.nbytes, (body,), needs_bytes=needs_bytes)
         return (await self.decoder.run(call, work, split_images, body.view)).result
 
     async def _predict_file(

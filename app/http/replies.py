@@ -32,26 +32,19 @@ class Reply:
         return sum(map(len, self.pieces))
 
 
-def headers_of(reply: Reply) -> Headers:
-    """All that the reply itself has to say."""
-    return [*_form(reply.content_type, reply.length), *reply.headers]
-
-
-def _form(content_type: str, length: int) -> Headers:
-    return [(b"content-type", content_type.encode()), (b"content-length", b"%d" % length)]
-
-
 # Small pieces are cheaper to join than to send one by one.
 _JOIN_BELOW_BYTES = 64 << 10
 
 
 async def send_reply(send: Send, reply: Reply, on_copied: Callable[[], None] = lambda: None) -> None:
-    """Send the whole reply; return when its client has taken it, or all but the little that the transport buffers.
+    """Send the whole reply. Return when the client has read it, apart from what the transport still buffers.
 
-    The pieces may be views: each is copied. `on_copied` is called when a long reply has been, and is still being sent.
+    The pieces may be views: each is copied. `on_copied` is called when a long reply is copied and not sent yet.
     """
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers_of(reply)})
-    if reply.length <= _JOIN_BELOW_BYTES:
+    length = reply.length
+    headers = [(b"content-type", reply.content_type.encode()), (b"content-length", b"%d" % length), *reply.headers]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    if length <= _JOIN_BELOW_BYTES:
         await send({"type": "http.response.body", "body": b"".join(reply.pieces)})
         return
     for piece in reply.pieces:

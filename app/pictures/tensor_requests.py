@@ -21,6 +21,7 @@ from convoy.app.protocol.inference import terms_of, wrong_request
 from convoy.app.protocol.shared_tensors import SharedBytes
 from convoy.app.protocol.tensors import RawRequest, Target, TensorIn, TensorOut, brief
 from convoy.app.scheduling.request import TensorRef
+from convoy.models.errors import InvalidRequest
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import pack
 
@@ -71,7 +72,7 @@ def _picture(request_id: str | None, tensor: TensorIn, served: Served, call: Cal
             "send each image in a request of its own",
         )
     spec = TensorSpec(tensor.name, "BYTES", _ONE)
-    values = tensor.source.read(Target(spec, _ONE, f"'{served.key.model}'", ""))
+    values = tensor.source.read(Target(spec, _ONE, f"'{served.key.model}'", InvalidRequest))
     assert not isinstance(values, TensorRef), "no wire that brings pictures reads into the slab; this is a bug"
     if isinstance(values, SharedBytes):
         call.hold_region(values.place.region)

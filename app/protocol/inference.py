@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ from convoy.app.protocol.tensors import (
 )
 from convoy.app.scheduling.request import Done, Request, Shape, TensorRef
 from convoy.models.errors import InvalidRequest
-from convoy.models.spec import NUMPY_DTYPES, ModelSpec, TensorSpec
+from convoy.models.spec import NUMPY_DTYPES, ModelSpec, TensorSpec, fits
 from convoy.models.tensors import pack
 
 _MAX_ELEMENTS = 1_000_000
@@ -165,33 +166,57 @@ class InferRequest(NamedTuple):
 
 
 def understand(asked: RawRequest, served: Served) -> InferRequest:
-    """Compare what was asked with the model. Raises InvalidRequest or Unsupported.
+    """Compare what was asked with the model, in Triton's order. Raises InvalidRequest, NotFound or Unsupported.
 
     Touches nothing but what it is given, so any thread may call it.
     """
-    return _Reader(asked, served).read()
-
-
-def _place_tensors(request: InferRequest, call: Call) -> Inputs:
-    """The request's inputs, all of them in the slab. Raises Overloaded, or InvalidRequest for shared memory."""
-    for region in request.regions:
-        call.hold_region(region)
-    references = tuple(
-        tensor if isinstance(tensor, TensorRef) else _written(tensor, call) for tensor in request.tensors
+    spec, model, wrong = served.spec, f"'{served.key.model}'", partial(wrong_request, asked.id)
+    expected = {one.name: one for one in spec.inputs}
+    found: dict[str, Values] = {}
+    shapes: dict[str, Shape] = {}
+    for tensor in asked.inputs:
+        own = expected.get(tensor.name)
+        if own is None:
+            raise wrong(
+                f"unexpected inference input '{tensor.name[:100]}' for model {model}; it takes {sorted(expected)}"
+            )
+        if tensor.name in found:
+            raise wrong(f"input '{tensor.name}' already exists in request")
+        shapes[tensor.name] = shape = _shape(tensor, own, spec, model, wrong)
+        found[tensor.name] = tensor.source.read(Target(own, shape, model, wrong, served.text_only))
+    _check_complete(found, spec, model, wrong)
+    samples, sample_starts_at = 1, 0
+    if spec.max_batch_size:
+        samples, sample_starts_at = _batch_size(shapes, spec, model, wrong), 1
+    tensors = tuple([found[one.name] for one in spec.inputs])
+    outputs = read_outputs(asked, spec, samples, wrong)
+    return InferRequest(
+        asked.id,
+        samples,
+        tuple([shapes[one.name][sample_starts_at:] for one in spec.inputs]),
+        tensors,
+        outputs,
+        terms_of(asked.parameters),
+        _regions(tensors, outputs) if asked.memory.is_allowed else (),
     )
-    return Inputs(request.samples, request.shapes, references)
+
+
+def request_for(meaning: InferRequest, served: Served, call: Call) -> Request:
+    """The request as the scheduler takes it, with its inputs in the slab.
+
+    Raises Overloaded, or InvalidRequest for shared memory.
+    """
+    for region in meaning.regions:
+        call.hold_region(region)
+    tensors = [tensor if isinstance(tensor, TensorRef) else _written(tensor, call) for tensor in meaning.tensors]
+    inputs = Inputs(meaning.samples, meaning.shapes, tuple(tensors))
+    return call.build_request(served, inputs, tuple([output.index for output in meaning.outputs]), meaning.terms)
 
 
 def is_heavy(nbytes: int, served: Served) -> bool:
     """Whether checking so many bytes of inputs takes longer than the event loop may be held up."""
     # Numbers are checked by their size; strings one by one.
     return nbytes > INLINE_BYTES and any(spec.is_strings for spec in served.spec.inputs)
-
-
-def request_for(meaning: InferRequest, served: Served, call: Call) -> Request:
-    """For the scheduler, with its inputs in the slab. Raises Overloaded, or InvalidRequest for shared memory."""
-    inputs = _place_tensors(meaning, call)
-    return call.build_request(served, inputs, tuple(output.index for output in meaning.outputs), meaning.terms)
 
 
 def terms_of(parameters: Mapping[str, object]) -> Terms:
@@ -206,7 +231,7 @@ def terms_of(parameters: Mapping[str, object]) -> Terms:
 
 def wrong_request(request_id: str | None, message: str) -> InvalidRequest:
     """An error about the request as a whole, with the prefix that Triton gives it."""
-    return InvalidRequest(_prefix(request_id) + message)
+    return InvalidRequest(f"[request id: {(request_id or '<id_unknown>')[:100]}] {message}")
 
 
 def _written(values: np.ndarray | Elsewhere, call: Call) -> TensorRef:
@@ -218,108 +243,59 @@ def _written(values: np.ndarray | Elsewhere, call: Call) -> TensorRef:
     return TensorRef(slot.ref, 0, values.nbytes)
 
 
-def _prefix(request_id: str | None) -> str:
-    return f"[request id: {(request_id or '<id_unknown>')[:100]}] "
-
-
-class _Reader:
-    """One request against one model, in Triton's order: inputs, their batch, outputs, terms."""
-
-    def __init__(self, asked: RawRequest, served: Served) -> None:
-        self._asked = asked
-        self._spec = served.spec
-        self._text_only = served.text_only
-        self._model = f"'{served.key.model}'"
-        self._prefix = _prefix(asked.id)
-
-    def read(self) -> InferRequest:
-        expected = {spec.name: spec for spec in self._spec.inputs}
-        found: dict[str, Values] = {}
-        shapes: dict[str, Shape] = {}
-        for tensor in self._asked.inputs:
-            spec = expected.get(tensor.name)
-            if spec is None:
-                raise self._wrong(
-                    f"unexpected inference input '{tensor.name[:100]}' for model {self._model}; "
-                    f"it takes {sorted(expected)}"
-                )
-            if tensor.name in found:
-                raise self._wrong(f"input '{tensor.name}' already exists in request")
-            shapes[tensor.name] = shape = self._shape(tensor, spec)
-            found[tensor.name] = tensor.source.read(Target(spec, shape, self._model, self._prefix, self._text_only))
-        self._check_complete(found)
-        samples, own_shapes = self._batch(shapes)
-        tensors = tuple(found[spec.name] for spec in self._spec.inputs)
-        outputs = read_outputs(self._asked, self._spec, samples, self._wrong)
-        regions = _regions(tensors, outputs) if self._asked.memory.is_allowed else ()
-        return InferRequest(
-            self._asked.id, samples, own_shapes, tensors, outputs, terms_of(self._asked.parameters), regions
+def _check_complete(found: Mapping[str, object], spec: ModelSpec, model: str, wrong: Wrong) -> None:
+    missing = [one.name for one in spec.inputs if one.name not in found]
+    if missing:
+        raise wrong(
+            f"expected {len(spec.inputs)} inputs but got {len(found)} inputs for model "
+            f"{model}. Got input(s) {sorted(found)}, but missing required input(s) {missing}. "
+            "Please provide all required input(s)."
         )
 
-    def _wrong(self, message: str) -> InvalidRequest:
-        return InvalidRequest(self._prefix + message)
 
-    def _check_complete(self, found: Mapping[str, object]) -> None:
-        missing = [spec.name for spec in self._spec.inputs if spec.name not in found]
-        if missing:
-            raise self._wrong(
-                f"expected {len(self._spec.inputs)} inputs but got {len(found)} inputs for model "
-                f"{self._model}. Got input(s) {sorted(found)}, but missing required input(s) {missing}. "
-                "Please provide all required input(s)."
-            )
+def _batch_size(shapes: Mapping[str, Shape], spec: ModelSpec, model: str, wrong: Wrong) -> int:
+    """How many samples there are, which all inputs must agree on."""
+    samples = shapes[spec.inputs[0].name][0]
+    for one in spec.inputs:
+        if shapes[one.name][0] != samples:
+            raise wrong(f"input '{one.name}' batch size does not match other inputs for {model}")
+    if samples > spec.max_batch_size:
+        raise wrong(f"inference request batch-size must be <= {spec.max_batch_size} for {model}, got {samples}")
+    if samples < 1:
+        raise wrong(f"inference request batch-size must be >= 1 for {model}, got {samples}")
+    return samples
 
-    def _batch(self, shapes: Mapping[str, Shape]) -> tuple[int, tuple[Shape, ...]]:
-        """How many samples there are, and the shapes of one."""
-        names = [spec.name for spec in self._spec.inputs]
-        if self._spec.max_batch_size == 0:
-            return 1, tuple(shapes[name] for name in names)
-        samples = shapes[names[0]][0]
-        for name in names:
-            if shapes[name][0] != samples:
-                raise self._wrong(f"input '{name}' batch size does not match other inputs for {self._model}")
-        if samples > self._spec.max_batch_size:
-            raise self._wrong(
-                f"inference request batch-size must be <= {self._spec.max_batch_size} for {self._model}, got {samples}"
-            )
-        if samples < 1:
-            raise self._wrong(f"inference request batch-size must be >= 1 for {self._model}, got {samples}")
-        return samples, tuple(shapes[name][1:] for name in names)
 
-    def _shape(self, tensor: TensorIn, spec: TensorSpec) -> Shape:
-        if tensor.datatype not in NUMPY_DTYPES:
-            raise self._wrong(
-                f"input '{spec.name}' has datatype '{tensor.datatype[:40]}', which is not supported; use '{spec.dtype}'"
-            )
-        if tensor.datatype != spec.dtype:
-            raise self._wrong(
-                f"inference input '{spec.name}' data-type is '{tensor.datatype}', "
-                f"but model {self._model} expects '{spec.dtype}'"
-            )
-        sizes = [size for size in tensor.shape if type(size) is int and size >= 0]
-        if len(sizes) != len(tensor.shape):
-            raise self._wrong(
-                f"the shape of input '{spec.name}' must be a list of whole numbers >= 0, got {brief(tensor.shape)}"
-            )
-        # The largest size by itself too: a product with a 0 in it is small, whatever else stands there.
-        if max(*sizes, math.prod(sizes), 0) * spec.numpy_dtype.itemsize > _MAX_BYTES:
-            raise self._wrong(
-                f"the shape of input '{spec.name}' causes total byte size to exceed maximum size of {_MAX_BYTES}"
-            )
-        batch = (-1,) if self._spec.max_batch_size else ()
-        want = (*batch, *spec.shape)
-        if len(sizes) != len(want) or any(w not in (-1, s) for w, s in zip(want, sizes, strict=True)):
-            raise self._wrong(
-                f"unexpected shape for input '{spec.name}' for model {self._model}. "
-                f"Expected {shown(want)}, got {shown(sizes)}. {self._hint(spec, sizes)}"
-            )
-        return tuple(sizes)
+def _shape(tensor: TensorIn, spec: TensorSpec, model_spec: ModelSpec, model: str, wrong: Wrong) -> Shape:
+    if tensor.datatype not in NUMPY_DTYPES:
+        raise wrong(
+            f"input '{spec.name}' has datatype '{tensor.datatype[:40]}', which is not supported; use '{spec.dtype}'"
+        )
+    if tensor.datatype != spec.dtype:
+        raise wrong(
+            f"inference input '{spec.name}' data-type is '{tensor.datatype}', but model {model} expects '{spec.dtype}'"
+        )
+    sizes = tuple([size for size in tensor.shape if type(size) is int and size >= 0])
+    if len(sizes) != len(tensor.shape):
+        raise wrong(f"the shape of input '{spec.name}' must be a list of whole numbers >= 0, got {brief(tensor.shape)}")
+    # The largest size by itself too: a product with a 0 in it is small, whatever else stands there.
+    if max(*sizes, math.prod(sizes), 0) * spec.numpy_dtype.itemsize > _MAX_BYTES:
+        raise wrong(f"the shape of input '{spec.name}' causes total byte size to exceed maximum size of {_MAX_BYTES}")
+    expected = (-1, *spec.shape) if model_spec.max_batch_size else spec.shape
+    if not fits(sizes, expected):
+        raise wrong(
+            f"unexpected shape for input '{spec.name}' for model {model}. "
+            f"Expected {shown(expected)}, got {shown(sizes)}. {_hint(spec, model_spec, sizes)}"
+        )
+    return sizes
 
-    def _hint(self, spec: TensorSpec, shape: Sequence[int]) -> str:
-        if self._spec.image is not None and len(shape) == len(spec.shape) + 1:
-            return f"'{spec.name}' takes {spec.dtype} images as {shown(spec.shape)} each."
-        if self._spec.max_batch_size:
-            return "NOTE: with a max_batch_size above 0 the first dimension is the batch."
-        return "The model has no batch dimension: the shape is taken as it is."
+
+def _hint(spec: TensorSpec, model_spec: ModelSpec, shape: Shape) -> str:
+    if model_spec.image is not None and len(shape) == len(spec.shape) + 1:
+        return f"'{spec.name}' takes {spec.dtype} images as {shown(spec.shape)} each."
+    if model_spec.max_batch_size:
+        return "NOTE: with a max_batch_size above 0 the first dimension is the batch."
+    return "The model has no batch dimension: the shape is taken as it is."
 
 
 def _regions(tensors: tuple[Values, ...], outputs: tuple[WantedOutput, ...]) -> tuple[Region, ...]:
@@ -333,16 +309,18 @@ def answers_of(request: InferRequest, served: Served, done: Done) -> tuple[Tenso
     Raises InvalidRequest for an answer that does not fit the form in which it was asked for.
     """
     return tuple(
-        TensorOut(served.spec.outputs[wanted.index], answer.shape, answer.data, wanted.binary)
-        if not wanted.classes and wanted.place is None
-        else _other_answer(served, wanted, answer)
-        for wanted, answer in zip(request.outputs, done.answers, strict=True)
+        [
+            TensorOut(served.spec.outputs[wanted.index], answer.shape, answer.data, wanted.binary)
+            if not wanted.classes and wanted.place is None
+            else _other_answer(served, wanted, answer)
+            for wanted, answer in zip(request.outputs, done.answers, strict=True)
+        ]
     )
 
 
 def is_heavy_answer(request: InferRequest, done: Done) -> bool:
     """Whether encoding the answers takes longer than the event loop may be held up; binary ones never do."""
-    if sum(len(answer.data) for answer in done.answers) <= INLINE_BYTES:
+    if sum([len(answer.data) for answer in done.answers]) <= INLINE_BYTES:
         return False
     return any(wanted.classes or not wanted.binary for wanted in request.outputs)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -100,13 +100,13 @@ class TensorOut(NamedTuple):
 class Target:
     """What one input must become: the model's tensor, in the whole shape that the client gave it.
 
-    With `text_only` strings must be UTF-8.
+    `wrong` makes the error for a message. With `text_only` strings must be UTF-8.
     """
 
     spec: TensorSpec
     shape: Shape
     model: str
-    prefix: str
+    wrong: Callable[[str], InvalidRequest]
     text_only: bool = False
 
     @property
@@ -117,9 +117,6 @@ class Target:
     def nbytes(self) -> int:
         """Not for strings, whose shape does not tell."""
         return self.values * self.spec.numpy_dtype.itemsize
-
-    def wrong(self, message: str) -> InvalidRequest:
-        return InvalidRequest(self.prefix + message)
 
     def check_size(self, nbytes: int) -> None:
         """Raises InvalidRequest unless so many bytes are exactly this tensor."""

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from convoy.app.http.connection import GuardedProtocol
-from convoy.app.http.hot_routes import HotRoutes
+from convoy.app.http.gate import HotRoutes
 from convoy.app.ray.ways import Ways
 
 _log = logging.getLogger("convoy")

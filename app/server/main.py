@@ -24,7 +24,7 @@ from convoy.app.core import Core
 from convoy.app.grpc.opening import grpc_host
 from convoy.app.http.application import create_app
 from convoy.app.http.connection import guarded_protocol
-from convoy.app.http.hot_routes import HotRoutes
+from convoy.app.http.gate import HotRoutes
 from convoy.app.server import logs
 from convoy.app.server.acceptor import Acceptor
 from convoy.app.server.exits import StopSignals, end_for, end_now, end_within

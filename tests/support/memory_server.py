@@ -16,7 +16,7 @@ from convoy.app.config.settings import read_settings
 from convoy.app.core import Core
 from convoy.app.http.application import create_app
 from convoy.app.http.connection import GuardedProtocol, guarded_protocol
-from convoy.app.http.hot_routes import HotRoutes
+from convoy.app.http.gate import HotRoutes
 from tests.support.fake_devices import until
 from tests.support.wire import WireReply, head, read_reply
 

@@ -26,8 +26,7 @@ from uvicorn.server import ServerState
 from convoy.app.calls.options import ApiKey, BodyLimits, ServeOptions
 from convoy.app.engines.batch import EngineFailure
 from convoy.app.http.connection import guarded_protocol
-from convoy.app.http.gate import Gate
-from convoy.app.http.hot_routes import HotRoutes
+from convoy.app.http.gate import Gate, HotRoutes
 from convoy.app.http.replies import Reply, send_reply
 from convoy.app.scheduling.policy import RefusalReason, Refuse
 from convoy.app.server.acceptor import ConnectionLimits
