@@ -29,7 +29,7 @@ TESTS = {
     "app/scheduling/scheduler.py": SHELL,
     "app/scheduling/policy.py": POLICY,
     "app/scheduling/queues.py": (*POLICY, *SHELL),
-    "app/scheduling/timeline.py": (*POLICY, *SHELL),
+    "app/scheduling/latency.py": ("tests/unit/test_latency.py",),
     "app/calls/call.py": CALLS,
     "app/calls/open_calls.py": CALLS,
 }

@@ -15,8 +15,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from convoy.app.scheduling.queues import NEVER_NS, PATIENCE_NS, Entry, Queue, State
-from convoy.app.scheduling.timeline import Timeline
+from convoy.app.scheduling.queues import NEVER_NS, PATIENCE_NS, Entry, Queue, State, Timeline
 
 ONE_BATCH_IN = 8
 # Where nobody is kept waiting, so long passes before anybody looks again: decisions are many, and the overdue few.

@@ -44,12 +44,12 @@ from convoy.app.scheduling.queues import (
     LaneForecast,
     Queue,
     State,
+    Timeline,
     count_samples,
     deadline_of,
     urgency,
 )
 from convoy.app.scheduling.request import ModelKey, Outcome, Request
-from convoy.app.scheduling.timeline import Timeline
 
 # Predictions are no better than this part of what they predict: lanes so close to each other count as equal.
 _DOUBT = 8
@@ -100,8 +100,7 @@ def _soonest(state: State, lanes: list[Lane], samples: int, now_ns: int) -> Lane
     equals = [one for one in forecasts if one.expected_end_ns(samples) <= enough_ns]
 
     def rested(one: LaneForecast) -> tuple[int, int, int]:
-        timeline = state.timeline(one.lane)
-        return len(timeline.batches), timeline.begun_ns, one.lane.id
+        return len(one.timeline.batches), one.timeline.begun_ns, one.lane.id
 
     return min(equals, key=rested)
 
@@ -214,8 +213,10 @@ def decide(state: State, now_ns: int) -> Decision:
         elif plan is not None:
             wake_ns = min(wake_ns, plan.at_ns)
     kept: list[Timeline] = []  # for a batch that is to start later and is more urgent than those that follow
-    for plan in sorted(plans, key=_urgency):
-        timeline = state.timeline(plan.placement.forecast.lane)
+    if len(plans) > 1:
+        plans.sort(key=_urgency)
+    for plan in plans:
+        timeline = plan.placement.forecast.timeline
         if timeline in kept:
             continue
         if plan.start_ns <= now_ns:
@@ -249,7 +250,7 @@ def _plan(state: State, queue: Queue, now_ns: int) -> _Plan | LookAgain | None:
     if not isinstance(placement, Placement):
         return placement
     may_grow = entries is not None and len(requests) == len(entries) and samples < queue.max_batch
-    start_ns = _latest_start_ns(state, placement.forecast, samples) if may_grow else now_ns
+    start_ns = _latest_start_ns(placement.forecast, samples) if may_grow else now_ns
     return _Plan(queue, entries, placement, requests, start_ns)
 
 
@@ -264,12 +265,11 @@ def _urgency(plan: _Plan) -> tuple[int, int, int]:
     return level, due_ns - lane.behind_ns(first.samples), number
 
 
-def _latest_start_ns(state: State, forecast: LaneForecast, samples: int) -> int:
+def _latest_start_ns(forecast: LaneForecast, samples: int) -> int:
     """Until then the batch may grow, and the device will not wait for it."""
-    timeline = state.timeline(forecast.lane)
-    if not timeline.batches:
+    if not forecast.timeline.batches:
         return forecast.now_ns
-    return timeline.may_be_free_ns(forecast.now_ns) - forecast.lane.lead_ns(samples)
+    return forecast.timeline.may_be_free_ns(forecast.now_ns) - forecast.lane.lead_ns(samples)
 
 
 def _start(state: State, plan: _Plan) -> Dispatch | Drop:
@@ -286,9 +286,11 @@ def _start(state: State, plan: _Plan) -> Dispatch | Drop:
     else:
         state.remove_heads(queue, plan.entries, len(requests))
     lane, samples = forecast.lane, count_samples(requests)
-    state.timeline(lane).begin(lane.in_flight_batch(requests[0].id, samples, forecast.now_ns))
+    batch = lane.in_flight_batch(requests[0].id, samples, forecast.now_ns)
+    ends_ns = max(forecast.free_ns, batch.ready_ns) + batch.takes_ns
+    forecast.timeline.begin(batch)
     lane.in_flight += 1
-    return Dispatch(queue.key, lane, requests, samples, forecast.ends_ns(samples) - forecast.now_ns)
+    return Dispatch(queue.key, lane, requests, samples, ends_ns - forecast.now_ns)
 
 
 def _prefix(entries: list[Entry], queue: Queue, forecast: LaneForecast) -> tuple[Request, ...]:

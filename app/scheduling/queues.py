@@ -8,60 +8,76 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from convoy.app.scheduling.latency import LatencyModel
-from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey, Request, Shape
-from convoy.app.scheduling.timeline import InFlightBatch, Timeline
-
-_WEIGHT = 0.2
-# Before anything was measured a batch is started rather too early.
-_UNKNOWN_NS = MILLISECOND_NS
-_MARGIN = 1.25
-# Timers and threads wake up late by about so much.
-WAKING_NS = MILLISECOND_NS
-
-
-class Staging:
-    """Expected nanoseconds by number of samples."""
-
-    def __init__(self) -> None:
-        self._mean_ns: dict[int, float] = {}  # by the power of two that is not below the size
-
-    def observe(self, samples: int, took_ns: int) -> None:
-        """One batch of so many samples took so long before it could compute."""
-        power = _power(samples)
-        mean_ns = self._mean_ns.setdefault(power, took_ns)
-        self._mean_ns[power] = max(0.0, mean_ns + _WEIGHT * (took_ns - mean_ns))
-
-    def hidden_ns(self, samples: int) -> int:
-        """What surely counts for nothing while another batch computes; 0 before so small a batch was seen."""
-        seen = [power for power in self._mean_ns if power <= _power(samples)]
-        return int(self._mean_ns[max(seen)]) if seen else 0
-
-    def lead_ns(self, samples: int) -> int:
-        """How long before it is to compute a batch is started, so that nothing waits for it."""
-        power = _power(samples)
-        larger = [own for own in self._mean_ns if own >= power]
-        if larger:
-            mean_ns = self._mean_ns[min(larger)]
-        elif self._mean_ns:
-            largest = max(self._mean_ns)
-            mean_ns = self._mean_ns[largest] * 2 ** (power - largest)  # in proportion to what is copied
-        else:
-            mean_ns = _UNKNOWN_NS
-        return int(_MARGIN * mean_ns) + WAKING_NS
-
-
-def _power(samples: int) -> int:
-    return (samples - 1).bit_length()
-
+from convoy.app.scheduling.latency import LatencyModel, Staging
+from convoy.app.scheduling.request import SECOND_NS, ModelKey, Request, Shape
 
 NEVER_NS = 1 << 62
 # Between models, a request without a deadline counts as one due this long after it came. Else a stream
 # of deadlines at one model could starve another for ever.
 PATIENCE_NS = SECOND_NS
+
+
+@dataclass(slots=True, eq=False)
+class InFlightBatch:
+    """One batch on the device: it can compute from `ready_ns` on and is then expected to take `takes_ns`.
+
+    `batch` tells it from the others, `lane` says where it runs; `soonest_ns` is what it takes at the least.
+    """
+
+    batch: int
+    lane: int
+    ready_ns: int
+    takes_ns: int
+    soonest_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class Timeline:
+    """When a device will be free: its batches in flight, in the order in which they compute.
+
+    They compute one after the other, whatever their lanes; the copies of one hide behind the computation of the one
+    before. `begun_ns` is when the last one left. `turns` counts all that ever began.
+    """
+
+    begun_ns: int = 0
+    batches: list[InFlightBatch] = field(default_factory=list)
+    turns: int = 0
+    next_overdue_turn: int = 0  # overdue requests may be raised from this turn on
+
+    def begin(self, batch: InFlightBatch) -> None:
+        """The device has one more batch before it."""
+        self.batches.append(batch)
+        self.turns += 1
+
+    def free_at_ns(self, now_ns: int) -> int:
+        """When everything in flight is expected to have ended; now, where nothing is."""
+        if not self.batches:
+            return now_ns
+        ends_ns = self.begun_ns
+        for one in self.batches:
+            ends_ns = max(ends_ns, one.ready_ns) + one.takes_ns
+            if one is self.batches[0]:
+                # A batch that is late by a minute will hardly end in this moment: rather in another minute.
+                ends_ns = max(ends_ns, 2 * now_ns - ends_ns)
+        return max(now_ns, ends_ns)
+
+    def may_be_free_ns(self, now_ns: int) -> int:
+        """The earliest time at which everything in flight could have ended."""
+        ends_ns = self.begun_ns
+        for one in self.batches:
+            ends_ns = max(ends_ns, one.ready_ns) + one.soonest_ns
+        return max(now_ns, ends_ns)
+
+    def leave(self, batch: int, now_ns: int) -> None:
+        """The batch is done; what is behind it computes from now on."""
+        self.batches = [one for one in self.batches if one.batch != batch]
+        self.begun_ns = now_ns
+
+    def drop_lane(self, lane: int) -> None:
+        """Expect nothing more of what runs in a lane that was given up."""
+        self.batches = [one for one in self.batches if one.lane != lane]
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +136,7 @@ class LaneForecast:
     """What would become of a batch that a lane is given now: it computes when its device is free, `free_ns`."""
 
     lane: Lane
+    timeline: Timeline
     now_ns: int
     free_ns: int
 
@@ -141,7 +158,7 @@ RAISED_LEVEL = 0
 
 
 def level_of(priority: int, levels: int, default_level: int) -> int:
-    """Where a model with so many levels has who names this priority."""
+    """The level of a priority at a model with so many levels."""
     return priority if 1 <= priority <= levels else default_level
 
 
@@ -180,12 +197,11 @@ class Queue:
 
     def order_of(self, request: Request) -> Entry:
         """Where the request stands in the queue."""
-        return (self._level(request), deadline_of(request), request.arrival_ns, request.id, request)
-
-    def _level(self, request: Request) -> int:
         if request.id in self.raised:
-            return RAISED_LEVEL
-        return level_of(request.priority, self.levels, self.default_level)
+            level = RAISED_LEVEL
+        else:
+            level = level_of(request.priority, self.levels, self.default_level)
+        return (level, deadline_of(request), request.arrival_ns, request.id, request)
 
     def put_in_order(self) -> None:
         """After its levels have changed."""
@@ -218,14 +234,12 @@ class State:
     expiries: list[tuple[int, int]] = field(default_factory=list)
     look_for_overdue_ns: int = 0
 
-    def lanes(self) -> Iterator[Lane]:
-        return (lane for queue in self.queues.values() for lane in queue.lanes)
-
     def device_is_full(self, device: str) -> bool:
         slots = self.device_slots.get(device)
         if slots is None:
             return False
-        return sum([lane.in_flight for lane in self.lanes() if lane.device == device]) >= slots
+        lanes = [lane for queue in self.queues.values() for lane in queue.lanes if lane.device == device]
+        return sum([lane.in_flight for lane in lanes]) >= slots
 
     def has_room(self, lane: Lane) -> bool:
         """Whether the lane may be given a batch."""
@@ -236,7 +250,8 @@ class State:
         return self.timelines[lane.device if lane.device in self.device_slots else lane.id]
 
     def forecast(self, lane: Lane, now_ns: int) -> LaneForecast:
-        return LaneForecast(lane, now_ns, self.timeline(lane).free_at_ns(now_ns))
+        timeline = self.timeline(lane)
+        return LaneForecast(lane, timeline, now_ns, timeline.free_at_ns(now_ns))
 
     def having_room(self, queue: Queue) -> list[Lane]:
         """The queue's lanes that may be given a batch."""

@@ -173,14 +173,14 @@ class Watched:
                 # One of several lanes may, when the others are expected to be done sooner than it would be.
                 assert not all(idle), "every lane idles while requests wait"
         for device, slots in self.state.device_slots.items():
-            lanes = [lane for lane in self.state.lanes() if lane.device == device]
+            lanes = [lane for queue in self.state.queues.values() for lane in queue.lanes if lane.device == device]
             assert sum(lane.in_flight for lane in lanes) <= slots
 
     def check_end(self) -> None:
         ends = self.simulation.ends
         assert set(ends) == {request.id for request in self.requests}, "a request was lost"
         assert not self.state.waiting
-        assert all(lane.in_flight == 0 for lane in self.state.lanes())
+        assert all(lane.in_flight == 0 for queue in self.state.queues.values() for lane in queue.lanes)
         for queue in self.state.queues.values():
             assert (queue.waiting, queue.by_shape, list(queue.retries)) == (0, {}, [])
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from traffic import affine_ns, make_request, poisson_stream
 
-from convoy.app.scheduling import queues as staging
+from convoy.app.scheduling import latency as staging
 from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey
 from convoy.loadtest.simulation.simulator import Batch, Simulation, TrueLatency
 

@@ -8,7 +8,7 @@ import pytest
 
 from convoy.app.scheduling.early_drop import early_drops, most_samples
 from convoy.app.scheduling.latency import LatencyModel
-from convoy.app.scheduling.queues import Entry, Lane, LaneForecast, Queue, State
+from convoy.app.scheduling.queues import Entry, Lane, LaneForecast, Queue, State, Timeline
 from convoy.app.scheduling.request import ModelKey, Request
 
 A, B = ModelKey("a", 1), ModelKey("b", 1)
@@ -131,12 +131,12 @@ def test_it_is_not_shortened_at_the_cost_of_those_who_wait(now_ns: int, most: in
 def test_where_a_request_costs_little_beyond_its_sample_batches_of_32_are_allowed() -> None:
     lane = Lane(0, DEVICE, tuple(range(1, 257)), LatencyModel({size: 10 + 100 * size for size in (1, 16, 256)}))
     queue = Queue(A, 256, 1000, lanes=[lane], waiting=33)
-    assert most_samples(queue, heads(1, 1000), LaneForecast(lane, 0, 0), 0) == 32
+    assert most_samples(queue, heads(1, 1000), LaneForecast(lane, Timeline(), 0, 0), 0) == 32
 
 
 def broad_forecast(now_ns: int) -> LaneForecast:
     latency = LatencyModel({size: 1000 + 100 * size for size in (1, 16, 256)})
-    return LaneForecast(Lane(0, DEVICE, tuple(range(1, 257)), latency), now_ns, now_ns)
+    return LaneForecast(Lane(0, DEVICE, tuple(range(1, 257)), latency), Timeline(), now_ns, now_ns)
 
 
 def broad_queue(waiting: int) -> Queue:

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from convoy.app.scheduling import queues as staging
+from convoy.app.scheduling import latency as staging
 from convoy.app.scheduling.latency import LatencyModel
 from convoy.app.scheduling.policy import (
     Admit,
@@ -254,7 +254,7 @@ def woken_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def staged_state(*keys: ModelKey) -> tuple[State, Dispatch]:
     """Two places, one of them taken at 0; a batch is known to take 200 before it can compute."""
     state = make_state(*keys, depth=2, slots=2)
-    for lane in state.lanes():
+    for lane in [lane for queue in state.queues.values() for lane in queue.lanes]:
         for size in (1, 2, 4, 8):
             lane.staging.observe(size, 200)
     return state, occupy(state)
