@@ -11,8 +11,7 @@ The rules, in the order in which they are applied:
              sides that differ more than 100-fold (resizing those needs memory out of all proportion), and a file in
              which Pillow finds more than `headers.py`, by which memory is had.
  3. Frame    Of an animation or a multi-page file the first frame counts.
- 4. Cut off  A file whose pixels are not all there is refused; nothing is filled in. (What `png.py` decodes need not
-             have zlib's own sum behind its pixels, which Pillow wants; PNG's sums must be right.)
+ 4. Cut off  A file whose pixels are not all there is refused; nothing is filled in.
  5. EXIF     The orientation is applied. An EXIF block that cannot be read counts as absent.
  6. 16 bits  Grey of 16 bits keeps the upper eight, as decoders do for 16-bit colour. Float is refused.
  7. Alpha    Alpha, a palette's transparency and a transparent key colour are composited onto white.
@@ -27,9 +26,8 @@ The rules, in the order in which they are applied:
 Pillow's JPEG draft mode (a smaller decode by scaled DCT) is left out on purpose: it is another filter than
 the model was trained with, and would make the answer depend on the size of the upload.
 
-Three ways are shorter and give the same pixels: `jpeg.py` decodes plain JPEGs without Pillow, those that are small,
-large, or have the size that they are to be resized to, `png.py` small plain PNGs, without Pillow or without what Pillow
-does before it decodes, and `windowed.py` computes little more of a resized image than the crop keeps.
+Two ways are shorter and give the same pixels: `jpeg.py` decodes large plain JPEGs into memory that is used again, and
+`windowed.py` computes little more of a resized image than the crop keeps.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,24 +52,8 @@ from PIL.WebPImagePlugin import WebPImageFile
 from convoy.models.errors import ImageError
 from convoy.models.geometry import Extent, crop_corner, full_size
 from convoy.models.headers import JPEG_SEGMENT, Header, read_header
-from convoy.models.jpeg import (
-    LARGE_PIXELS,
-    decode_small_jpeg,
-    jpeg_pixels,
-    large_jpeg,
-    large_jpeg_bytes,
-    plain_jpeg,
-)
+from convoy.models.jpeg import LARGE_PIXELS, large_jpeg, large_jpeg_bytes, plain_jpeg
 from convoy.models.kept_memory import KeptMemory
-from convoy.models.png import (
-    PlainPng,
-    decode_small_png,
-    is_plainest,
-    pixels_alone,
-    plain_png,
-    plainest_pixels,
-    png_pixels,
-)
 from convoy.models.resample import sample_without_antialias
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec
 from convoy.models.windowed import resized_window
@@ -85,16 +66,11 @@ MAX_ASPECT = 100
 MAX_JPEG_SCANS = 100
 MAX_JPEG_SEGMENTS = 5_000
 
-# What is decoded in less than this would cost more to hand to another thread and back.
-QUICK_NS = 250_000
-# Decoding a PNG within these limits takes some tens of microseconds, resizing to as few pixels as many.
-QUICK_PNG_BYTES = 16 << 10
-QUICK_PNG_PIXELS = 64 * 64
-_FEW_SEGMENTS = 32
-_QUICK_JPEG_BYTES = 40 << 10  # more surely take longer
-# Resizing: about so many nanoseconds for each pixel that is read and written, and so many times that by the filter.
-_READ_NS, _WRITTEN_NS = 4, 6
-_DEAR_FILTERS = {"bicubic": 1.7, "lanczos": 2.4}
+# A file within these limits, for a model as small, takes less time to decode than to hand to another thread.
+TINY_BYTES = 16 << 10
+TINY_PIXELS = 64 * 64
+# Texts and profiles in a PNG are compressed, and may become very long.
+_COMPRESSED_BESIDE_PIXELS = (b"zTXt", b"iTXt", b"iCCP")
 
 # Two pictures of 12 megapixels.
 KEPT_MEMORY = KeptMemory(most_bytes=128 << 20)
@@ -160,14 +136,10 @@ def decode_image_into(
     a bug of the caller and raises ValueError.
     """
     whole = bytes(encoded)
-    window = _window_as_it_is(whole, image, max_pixels)
-    if window is None:
-        with ExitStack() as memory:
-            pixels = _upright_pixels(whole, image, max_pixels, memory)
-            _write(_resized(pixels, image), image, out)
-            return pixels.size
-    _write_window(window.pixels, image, out)
-    return window.of_size
+    with ExitStack() as memory:
+        pixels = _upright_pixels(whole, image, max_pixels, memory)
+        _write(_resized(pixels, image), image, out)
+        return pixels.size
 
 
 def fit_image_into(
@@ -211,19 +183,9 @@ def _write(pixels: bytes, image: ImageSpec, out: memoryview) -> None:
     """Rule 10, of uint8 [height, width, channels]."""
     if image.front == "uint8_nhwc":
         out[:] = pixels
-    else:
-        _write_window(np.frombuffer(pixels, np.uint8).reshape(image.height, image.width, image.channels), image, out)
-
-
-def _write_window(window: npt.NDArray[np.uint8], image: ImageSpec, out: memoryview) -> None:
-    """The same of pixels that may lie in a larger image."""
-    if image.front == "uint8_nhwc" and window.flags.c_contiguous:
-        out[:] = window.reshape(-1).data
         return
     values = np.frombuffer(out, NUMPY_DTYPES[image.tensor_dtype]).reshape(image.tensor_shape)
-    if image.front == "uint8_nhwc":
-        values[...] = window
-        return
+    window = np.frombuffer(pixels, np.uint8).reshape(image.height, image.width, image.channels)
     values[...] = window.transpose(2, 0, 1)
     values /= 255
     values -= np.array(image.mean, np.float32)[:, None, None]
@@ -268,42 +230,14 @@ def _refuse_unannounced(size: tuple[int, int], name: str, encoded: bytes) -> Non
         raise ImageError(f"the header of this {name} image does not say that it is {size[0]}x{size[1]}; save it anew")
 
 
-def is_quickly_decoded(kind: str, encoded: memoryview, image: ImageSpec) -> bool:
-    """Whether `decode_image_into` surely takes less for this `kind` of file than handing it to another thread would.
-
-    Small PNGs of one frame are, for small models, and baseline JPEGs by what their sizes cost; told by the header,
-    without decoding.
-    """
-    match kind:
-        case "PNG":
-            if len(encoded) > QUICK_PNG_BYTES or image.height * image.width > QUICK_PNG_PIXELS:
-                return False
-            if _is_plainest_png(bytes(encoded), image):
-                return True
-            pixels = pixels_alone(encoded)
-            return pixels is not None and pixels <= QUICK_PNG_PIXELS
-        case "JPEG":
-            return len(encoded) < _QUICK_JPEG_BYTES and _jpeg_ns(bytes(encoded), image) <= QUICK_NS
-    return False
-
-
-def _is_plainest_png(encoded: bytes, image: ImageSpec) -> bool:
-    """Whether this is a small PNG that is the model's input as it is."""
-    size = image.width, image.height
-    return size == full_size(size, image) and is_plainest(encoded, *size, image.channels)
-
-
-def _jpeg_ns(encoded: bytes, image: ImageSpec) -> float:
-    """About what a baseline JPEG takes; infinite for others, and for what Pillow decodes."""
-    plain = plain_jpeg(encoded, _FEW_SEGMENTS)
-    if plain is None or not plain.is_baseline or not plain.width * plain.height:
-        return math.inf
-    size = plain.width, plain.height
-    if (full := full_size(size, image)) == size:
-        return plain.decode_ns(len(encoded))
-    dearness = _DEAR_FILTERS.get(image.interpolation, 1.0)
-    resize_ns = dearness * (_READ_NS * plain.width * plain.height + _WRITTEN_NS * full[0] * full[1])
-    return plain.decode_ns(len(encoded)) + resize_ns
+def is_tiny(kind: str, encoded: memoryview, image: ImageSpec) -> bool:
+    """Whether a JPEG or PNG (`kind`) is decoded faster than it is handed to another thread. Only its header is read."""
+    if kind not in ("JPEG", "PNG") or len(encoded) > TINY_BYTES or image.height * image.width > TINY_PIXELS:
+        return False
+    header = read_header(kind, encoded)
+    if header is None or header.pixels > TINY_PIXELS:
+        return False
+    return kind == "JPEG" or not any(chunk in bytes(encoded) for chunk in _COMPRESSED_BESIDE_PIXELS)
 
 
 def preprocess(
@@ -327,9 +261,6 @@ def _upright_pixels(encoded: bytes, image: ImageSpec, max_pixels: int, memory: E
     try:
         if name == "JPEG":
             _refuse_endless(encoded)
-        if (small := _decode_small(name, encoded, max_pixels)) is not None:
-            refuse_oversized(small.size, max_pixels)
-            return _in_colour(small, image.channels)
         with _OPENERS[name](io.BytesIO(encoded)) as opened:
             refuse_oversized(opened.size, max_pixels)
             _refuse_unannounced(opened.size, name, encoded)
@@ -345,47 +276,12 @@ def _upright_pixels(encoded: bytes, image: ImageSpec, max_pixels: int, memory: E
         raise ImageError(f"this {name} image is broken or cut off and cannot be decoded ({_brief(error)})") from error
 
 
-class _Window(NamedTuple):
-    """What a crop keeps of an image: uint8 [height, width, channels], and the width and height of it all."""
-
-    pixels: npt.NDArray[np.uint8]
-    of_size: Extent
-
-
-def _window_as_it_is(encoded: bytes, image: ImageSpec, max_pixels: int) -> _Window | None:
-    """What the crop keeps of a plain file that need not be resized; None for all else, broken ones included."""
-    if _is_plainest_png(encoded, image):
-        refuse_oversized(size := (image.width, image.height), max_pixels)
-        pixels = plainest_pixels(encoded)
-        return None if pixels is None else _Window(pixels.reshape(*size[::-1], -1), size)
-    kind = sniff(encoded)
-    plain = plain_jpeg(encoded) if kind == "JPEG" else plain_png(encoded) if kind == "PNG" else None
-    if plain is None or plain.channels != image.channels:
-        return None
-    size = width, height = plain.width, plain.height
-    if not width * height or full_size(size, image) != size:
-        return None
-    if kind == "JPEG":
-        _refuse_endless(encoded)
-    refuse_oversized(size, max_pixels)
-    left, top = crop_corner(size, image)
-    pixels = png_pixels(encoded, plain) if isinstance(plain, PlainPng) else jpeg_pixels(encoded, plain)
-    return None if pixels is None else _Window(pixels[top : top + image.height, left : left + image.width], size)
-
-
-def _decode_small(name: str, encoded: bytes, max_pixels: int) -> Image.Image | None:
-    """As Pillow would decode it; None for what is Pillow's."""
-    if name == "JPEG":
-        return decode_small_jpeg(encoded, max_pixels)
-    return decode_small_png(encoded, max_pixels) if name == "PNG" else None
-
-
 def _decode_large(opened: ImageFile, encoded: bytes, image: ImageSpec, memory: ExitStack) -> Image.Image | None:
-    """An RGBX or L image in memory that is used again, which belongs to it until `memory` is closed; None as above."""
+    """An RGBX or L image in memory that is used again, valid until `memory` is closed; None for what Pillow decodes."""
     is_resized_by_pillow = image.antialias or image.interpolation == "nearest"
     if opened.format != "JPEG" or opened.width * opened.height < LARGE_PIXELS or not is_resized_by_pillow:
         return None
-    plain = plain_jpeg(encoded, any_metadata=True)
+    plain = plain_jpeg(encoded)
     if plain is None or plain.channels != image.channels or (plain.width, plain.height) != opened.size:
         return None
     return large_jpeg(encoded, plain, memory.enter_context(KEPT_MEMORY.begin_decode(large_jpeg_bytes(plain))))
@@ -393,8 +289,6 @@ def _decode_large(opened: ImageFile, encoded: bytes, image: ImageSpec, memory: E
 
 def _refuse_endless(encoded: bytes) -> None:
     """Counts a JPEG's segments up to its end marker; what is appended behind (videos, depth maps) is not decoded."""
-    if _has_few_markers(encoded):
-        return
     scans, position = 0, 2
     for _ in range(MAX_JPEG_SEGMENTS):
         marker = JPEG_SEGMENT.search(encoded, position)
@@ -407,14 +301,6 @@ def _refuse_endless(encoded: bytes) -> None:
         if marker[1] != b"\xd9":  # of tables for an image that follows
             position += int.from_bytes(encoded[position : position + 2])
     raise ImageError(f"the JPEG has over {MAX_JPEG_SCANS} scans or {MAX_JPEG_SEGMENTS} segments; save it anew")
-
-
-def _has_few_markers(encoded: bytes) -> bool:
-    """Whether all that looks like a marker, wherever it stands, is within the limits; a third of a walk's cost."""
-    values = np.frombuffer(encoded, np.uint8)
-    markers = values[1:][values[:-1] == 0xFF]
-    scans = np.count_nonzero(markers == 0xDA)
-    return bool(np.count_nonzero(markers) < MAX_JPEG_SEGMENTS and scans <= MAX_JPEG_SCANS)
 
 
 def _turned_upright(image: Image.Image, says_how: Image.Image) -> Image.Image:

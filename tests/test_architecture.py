@@ -24,7 +24,7 @@ TRAINING = tuple(
     f"{MODELS}.{name}"
     for name in ("zoo", "datasets", "glyphs", "train", "train_command", "fit", "augment", "training", "weights")
 )
-VOCABULARY_LIBRARIES = {"numpy", "PIL", "pyspng", "safetensors", "simplejpeg"}
+VOCABULARY_LIBRARIES = {"numpy", "PIL", "safetensors", "simplejpeg"}
 
 
 def app(*rooms: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from convoy.models.checkpoint import installed_versions
 
 _LIBRARIES = (
     *("fastapi", "uvicorn", "numpy", "Pillow", "safetensors", "onnxruntime", "onnxruntime-gpu", "openvino"),
-    *("pyspng", "simplejpeg", "tensorrt", "tensorrt-cu13", "tensorrt-rtx", "cuda-python", "cuda-bindings"),
+    *("simplejpeg", "tensorrt", "tensorrt-cu13", "tensorrt-rtx", "cuda-python", "cuda-bindings"),
     *("nvidia-ml-py", "onnx", "onnxscript", "torch", "torchvision", "tritonclient"),
 )
 

@@ -63,25 +63,29 @@ class UploadRoom:
     def __init__(self, slab: Slab) -> None:
         self._slab = slab
         self._uploads: dict[BodyReader, int] = {}  # above _SMALL_BYTES, the oldest first
+        self._uploads_bytes = 0  # of all of them
         self._waiting: dict[asyncio.Future[None], None] = {}  # the one that has waited longest first
         self._is_waking = False
 
     def take(self, upload: BodyReader, held: int, more: int) -> bool:
         """Count `more` bytes of an upload that holds some; False, and nothing is counted: there is no room now."""
         if held + more > _SMALL_BYTES:
-            self._uploads.setdefault(upload, held)
+            if upload not in self._uploads:
+                self._uploads[upload] = held
+                self._uploads_bytes += held
             is_oldest = next(iter(self._uploads)) is upload
-            if not is_oldest and sum(self._uploads.values()) + more > _UPLOADS_SHARE * self._slab.capacity_bytes:
+            if not is_oldest and self._uploads_bytes + more > _UPLOADS_SHARE * self._slab.capacity_bytes:
                 return False
         if not self._slab.count_outside(more):
             return False
         if upload in self._uploads:
             self._uploads[upload] += more
+            self._uploads_bytes += more
         return True
 
     def leave(self, upload: BodyReader, held: int) -> None:
-        """It has failed, or is in the slab."""
-        self._uploads.pop(upload, None)
+        """Count an upload no more that took some room; it has failed, or is in the slab."""
+        self._uploads_bytes -= self._uploads.pop(upload, 0)
         self._slab.count_outside(-held)
         self._wake_soon()
 
@@ -119,6 +123,7 @@ class BodyReader:
         self._small = b""
         self._large: mmap.mmap | None = None  # above _SMALL_BYTES; only what has arrived takes memory
         self._held_bytes = 0
+        self._has_taken_room = False
         self._stalled_ns = 0  # waiting for memory, which does not count against the client
         if not call.may_ever_hold(self._declared):
             call.reserve(self._declared)  # raises with the reason
@@ -144,9 +149,11 @@ class BodyReader:
                     return await self._attempted(self._stored)
         finally:
             call.body_due_ns = None
-            self._room.leave(self, self._held_bytes)
+            if self._has_taken_room:
+                self._room.leave(self, self._held_bytes)
 
     def _add(self, piece: bytes) -> bool:
+        self._has_taken_room = True
         if not self._room.take(self, self._held_bytes, len(piece)):
             return False
         end = self._held_bytes + len(piece)

@@ -32,8 +32,9 @@ _LEVEL = 1
 
 def request_encoding(headers: Mapping[bytes, bytes]) -> bytes | None:
     """How the request's body is compressed, None for not at all. Raises UnsupportedCompression."""
-    named = headers.get(b"content-encoding")
-    if named is None or (encoding := named.strip().lower()) == b"identity":
+    named = headers.get(b"content-encoding", b"identity")
+    encoding = named.strip().lower()
+    if encoding == b"identity":
         return None
     if encoding not in _WINDOW_BITS:
         raise UnsupportedCompression(

@@ -107,20 +107,12 @@ class RequestContext:
             client,
             call,
             status,
-            self._took_ms,
-            is_error=self._is_error,
+            (time.monotonic_ns() - self.started_ns) / 1e6,
+            is_error=self.status >= 400 or self.status == 0,
             trace=self.trace,
             key_name=self.key_name,
             facts=None if inference is None else inference.facts,
         )
-
-    @property
-    def _is_error(self) -> bool:
-        return self.status >= 400 or self.status == 0
-
-    @property
-    def _took_ms(self) -> float:
-        return (time.monotonic_ns() - self.started_ns) / 1e6
 
 
 class HotRoutes:

@@ -22,6 +22,7 @@ from convoy.app.pictures.decoder import Decoder
 from convoy.app.pictures.predictor import check_timeout_ms
 from convoy.app.scheduling.slab import Slot
 from convoy.app.telemetry.outcomes import FAILED, ClientGone, ending_of
+from convoy.app.telemetry.tracing import Tracing
 from convoy.models.errors import RequestError
 
 _log = logging.getLogger("convoy")
@@ -56,12 +57,10 @@ class HotRoute(ABC):
     def admit(self, served: Served) -> None:  # noqa: B027 - most routes take every model
         """Refuse a model that this route cannot serve, before the body is read. Raises RequestError."""
 
-    def trace(self, call: Call, path: str, head: HttpHead, names: Mapping[str, str]) -> None:
-        """Give the call a span, if it is sampled. Where that fails it has none, and is answered all the same."""
+    def _trace(self, tracing: Tracing, call: Call, path: str, head: HttpHead, names: Mapping[str, str]) -> None:
+        """Give the call a span, if it is sampled. A failure here never fails the call."""
         try:
-            tracing, headers = self.core.tracing, head.headers
-            if tracing is None:
-                return
+            headers = head.headers
             parent = {name.decode(): headers[name].decode("latin-1") for name in _TRACE_HEADERS if name in headers}
             route = self.paths[len(names) - 1]
             attributes = {"http.request.method": "POST", "http.route": route, "url.path": path, "url.scheme": "http"}
@@ -69,36 +68,31 @@ class HotRoute(ABC):
         except Exception:
             _log.exception("a request has no span")
 
-    def begin(self, call: Call, head: HttpHead, names: Mapping[str, str]) -> tuple[BodyReader, bytes | None]:
-        """Let the call in. Returns what reads its body, and how that is compressed. Raises RequestError."""
+    async def _reply(self, call: Call, head: HttpHead, names: Mapping[str, str], receive: Receive) -> Reply:
+        """Admit the call, read its body and answer it. Raises RequestError or ClientGone."""
         call.begin()
-        served = call.find(names["model"], names.get("version"))
+        served, limits = call.find(names["model"], names.get("version")), self.options.body
         self.admit(served)
         call.limit(self._timeout_ms(head, served))
-        encoding, limits = request_encoding(head.headers), self.options.body
-        return BodyReader(call, declared_length(head.headers, limits), limits, self._room), encoding
-
-    async def reply(self, call: Call, head: HttpHead, encoding: bytes | None, body: Slot) -> Reply:
-        """The whole answer to a body that has been read. Raises RequestError or ClientGone."""
+        encoding = request_encoding(head.headers) if b"content-encoding" in head.headers else None
+        body = await BodyReader(call, declared_length(head.headers, limits), limits, self._room).read(receive)
+        call.until_client_leaves = partial(_until_client_leaves, receive)
         if encoding is not None:
-            body = await inflate(body, encoding, call, self.decoder, self.options.body)
-        assert call.served is not None, "begin() has found it; this is a bug"
-        reply = await self.answer(call, head, call.served, body)
-        wanted = reply_encoding(head.headers, reply)
+            body = await inflate(body, encoding, call, self.decoder, limits)
+        reply = await self.answer(call, head, served, body)
+        wanted = reply_encoding(head.headers, reply) if b"accept-encoding" in head.headers else None
         return reply if wanted is None else await self.decoder.run_owed(compress, reply, wanted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, from its head to its last byte."""
-        call = Call(self.core, self.protocol)
+        call, names = Call(self.core, self.protocol), scope["path_params"]
         head = HttpHead(dict(scope["headers"]), parsed_query(scope["query_string"]))
         ending = FAILED
-        self.trace(call, scope["path"], head, scope["path_params"])
+        if self.core.tracing is not None:
+            self._trace(self.core.tracing, call, scope["path"], head, names)
         scope[CALL_IN_SCOPE] = call
         try:
-            reader, encoding = self.begin(call, head, scope["path_params"])
-            body = await reader.read(receive)
-            call.until_client_leaves = partial(_until_client_leaves, receive)
-            reply = await self.reply(call, head, encoding, body)
+            reply = await self._reply(call, head, names, receive)
             call.settle()
             ending = reply.ending
             await send_reply(send, reply, call.discard_pages)

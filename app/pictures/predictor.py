@@ -22,7 +22,7 @@ from convoy.app.telemetry.outcomes import CANCELLED, ending_of
 from convoy.models.errors import DeadlineExceeded, ImageTooLarge, InvalidRequest, Overloaded, RequestError
 from convoy.models.geometry import Extent
 from convoy.models.headers import Header, read_header
-from convoy.models.images import decode_image_into, decoding_bytes, is_quickly_decoded, refuse_oversized, sniff
+from convoy.models.images import decode_image_into, decoding_bytes, is_tiny, refuse_oversized, sniff
 from convoy.models.spec import ImageSpec
 
 
@@ -59,7 +59,7 @@ class EncodedPicture(Picture):
         return read_header(self.kind, self._encoded) if self.kind else None
 
     def is_quick(self, image: ImageSpec) -> bool:
-        return is_quickly_decoded(self.kind, self._encoded, image)
+        return is_tiny(self.kind, self._encoded, image)
 
     def decode_into(self, image: ImageSpec, out: memoryview, max_pixels: int) -> Extent:
         return decode_image_into(self._encoded, image, out, max_pixels)

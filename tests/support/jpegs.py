@@ -12,10 +12,10 @@ from PIL import Image
 
 from convoy.models import images
 from convoy.models.errors import ImageError
-from convoy.models.jpeg import PlainJpeg, large_jpeg, plain_jpeg
+from convoy.models.jpeg import large_jpeg
 from convoy.models.spec import ImageSpec
 
-# As it comes, by Pillow alone, or whatever can be as what is large.
+# As usual, by Pillow alone, or every file that can be like a large one.
 Way = Literal["usual", "pillow", "large"]
 # Every source pixel counts: nothing is resized away.
 WHOLE_PX = 16
@@ -68,15 +68,9 @@ def usual_outcome(encoded: bytes, spec: ImageSpec, max_pixels: int) -> bytes | s
 
 
 def _ways(way: Way) -> dict[str, Any]:
-    def plain_if_large(*args: Any, any_metadata: bool = False) -> PlainJpeg | None:
-        return plain_jpeg(*args, any_metadata=True) if any_metadata else None
-
-    none = MagicMock(return_value=None)
     if way == "pillow":
-        return {"decode_small_jpeg": none, "plain_jpeg": none}
-    if way == "usual":
-        return {"plain_jpeg": images.plain_jpeg}
-    return {"decode_small_jpeg": none, "plain_jpeg": plain_if_large, "LARGE_PIXELS": 1}
+        return {"plain_jpeg": MagicMock(return_value=None)}
+    return {"LARGE_PIXELS": 1 if way == "large" else images.LARGE_PIXELS}
 
 
 def is_decoded_as_large(encoded: bytes, spec: ImageSpec = SPEC, *, max_pixels: int = 100_000) -> bool:
