@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,11 +11,9 @@ import numpy as np
 
 from convoy.models.activation import NAN, activate
 from convoy.models.errors import ModelFailed
-from convoy.models.spec import Activation, ModelSpec
+from convoy.models.spec import ModelSpec
 
 _FEW_IN = 20  # a share of the classes that is cheaper to find than to sort
-_FEW = 32  # values that are scored and sorted in less time than numpy takes to begin
-_LARGEST_POWER = 700.0  # of e, that fits
 
 
 @dataclass(slots=True)  # not frozen, which would take five times as long to make
@@ -35,17 +32,7 @@ def best_classes(
 
     `logits` is the sample's output, flattened. Raises ModelFailed when a score is not a number.
     """
-    values = logits.astype(np.float32, copy=False)
-    if 0 < len(values) <= _FEW:
-        ranked = _ranked_few(values.tolist(), spec.activation, top_k, is_pair=_is_pair(spec))
-        if ranked is None:
-            raise ModelFailed(NAN)
-        best = _predictions(*ranked, spec.labels)
-        if threshold is None:
-            return best
-        least = array("f", [threshold])[0]  # as precise as a score, so that one which is written like it reaches it
-        return [one for one in best if one.score >= least]
-    scores = _scores(values, spec)
+    scores = _scores(logits.astype(np.float32, copy=False), spec)
     order = _best(scores, top_k)
     if threshold is not None:
         order = order[scores[order] >= threshold]
@@ -90,8 +77,6 @@ class RankedClasses(NamedTuple):
 def best_classes_of_batch(outputs: np.ndarray, spec: ModelSpec, top_k: int) -> RankedClasses:
     """What `best_classes` gives for each row of [samples, values], to the last bit, all at once."""
     values = outputs.astype(np.float32, copy=False)
-    if len(values) and 0 < values.shape[1] <= _FEW:
-        return _batch_of_few(values, spec, top_k)
     scores = _scores(values, spec)
     is_nan = np.isnan(scores).any(axis=1)
     if _FEW_IN * top_k > scores.shape[1] or is_nan.any():
@@ -99,43 +84,6 @@ def best_classes_of_batch(outputs: np.ndarray, spec: ModelSpec, top_k: int) -> R
     else:
         order = np.array([_best(row, top_k) for row in scores]).reshape(-1, top_k)
     return RankedClasses(order.astype(np.int32), np.take_along_axis(scores, order, axis=1), is_nan)
-
-
-def _batch_of_few(values: np.ndarray, spec: ModelSpec, top_k: int) -> RankedClasses:
-    is_pair = _is_pair(spec)
-    count = min(top_k, values.shape[1] * (2 if is_pair else 1))
-    nothing = [0] * count, [math.nan] * count
-    rows = [_ranked_few(row, spec.activation, top_k, is_pair=is_pair) for row in values.tolist()]
-    classes, scores = zip(*[nothing if ranked is None else ranked for ranked in rows], strict=True)
-    is_nan = np.array([ranked is None for ranked in rows])
-    return RankedClasses(np.array(classes, np.int32), np.array(scores, np.float32), is_nan)
-
-
-def _ranked_few(
-    values: list[float], activation: Activation, top_k: int | None, *, is_pair: bool
-) -> tuple[list[int], list[float]] | None:
-    """The best classes of one sample and their scores, as `best_classes` has them; None: one is not a number.
-
-    `is_pair`: one value stands for the scores of two classes.
-    """
-    scores = array("f", _scores_of_few(values, activation, is_pair=is_pair)).tolist()
-    if math.isnan(sum(scores)) and any(map(math.isnan, scores)):  # infinities may add up to no number
-        return None
-    order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:top_k]  # equals stay in their order
-    return order, [scores[number] for number in order]
-
-
-def _scores_of_few(values: list[float], activation: Activation, *, is_pair: bool) -> list[float]:
-    """One a class, as for many but for the last bits and what is nearly 0: these are exact before they are rounded."""
-    if activation == "softmax":
-        largest = max(values)
-        powers = [math.exp(value - largest) for value in values]
-        total = sum(powers)
-        return [power / total for power in powers]
-    if activation == "sigmoid":
-        both = [-value for value in values] + values if is_pair else values
-        return [1 / (1 + math.exp(min(-value, _LARGEST_POWER))) for value in both]
-    return [1 - value for value in values] + values if is_pair else values
 
 
 def _is_pair(spec: ModelSpec) -> bool:

@@ -43,23 +43,6 @@ def test_the_best_come_first_and_ties_by_class_number() -> None:
     assert [(one.class_id, one.label) for one in best] == [(1, "b"), (2, "c")]
 
 
-@given(
-    st.lists(st.floats(-(2.0**127), 2.0**127, width=32), min_size=1, max_size=33),
-    st.sampled_from(["softmax", "sigmoid", "none"]),
-)
-def test_scores_of_few_are_those_of_many(logits: list[float], activation: Activation) -> None:
-    """Behind the few stand so many that say nothing, so that numpy scores all."""
-    padding = [-math.inf] * 40
-    with np.errstate(all="ignore"):  # numpy warns of differences that no float32 holds
-        few, many = (
-            {one.class_id: one.score for one in best_classes(np.array(values, np.float32), spec(activation), None)}
-            for values in (logits, logits + padding)
-        )
-    assert [few[number] for number in range(len(logits))] == pytest.approx(
-        [many[number] for number in range(len(logits))], rel=1e-5, abs=1e-37
-    )
-
-
 def classes(logits: list[float], top_k: int | None) -> list[int]:
     return [one.class_id for one in best_classes(np.array(logits, np.float32), spec("none"), top_k)]
 
