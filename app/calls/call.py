@@ -243,7 +243,7 @@ class Call:
         return sum([slot.extent_bytes for slot in self._slots.values()])
 
     def may_ever_hold(self, more_bytes: int) -> bool:
-        """Whether so many more bytes would fit if no other call held memory."""
+        """Whether `more_bytes` would fit if no other call held memory."""
         return self.held_bytes + more_bytes <= self.core.slab.capacity_bytes
 
     def release(self, slot: Slot) -> None:

@@ -1,4 +1,4 @@
-"""Load reports for who balances: ORCA (gRFC A51, `xds.data.orca.v3.OrcaLoadReport`), told to who asks for them.
+"""Load reports for load balancers that ask for them: ORCA (gRFC A51, `xds.data.orca.v3.OrcaLoadReport`).
 
 A request asks with `endpoint-load-metrics-format: TEXT`, `JSON` or `BIN`, over gRPC as metadata with any value. Two
 fields are told, which is what Envoy's client_side_weighted_round_robin needs.
@@ -20,7 +20,7 @@ _RPS_FRACTIONAL, _APPLICATION_UTILIZATION = 6 << 3 | 1, 9 << 3 | 1
 
 
 def report_header(wanted: bytes, load: CoreLoad) -> bytes | None:
-    """The value of the header in this format; None for a format that nobody knows."""
+    """The value of the header in this format; None for an unknown format."""
     match wanted.strip().upper():
         case b"TEXT":
             return b"TEXT application_utilization=%.4f, rps_fractional=%.2f" % load[:2]

@@ -37,12 +37,12 @@ _LIVE = (
 
 @dataclass(slots=True)
 class ServeOptions:
-    """`default_timeout_ms` 0: none. `is_loopback`: nobody else can reach the server.
+    """`default_timeout_ms` 0: none. `is_loopback`: only this machine can reach the server.
 
     `timeouts_ms` are instead of `default_timeout_ms` for single models.
     `allowed_hosts`: names by which own pages reach the routes that change something, beside this machine's.
     `cors_origins`: whose pages may read answers, `*` all. `tls` None: plain text. Some of them
-    `change`, and `edition` with them; so nobody keeps what was made of them longer than that.
+    `change`, and `edition` with them: a cache of what was made of them is valid for one edition.
     """
 
     body: BodyLimits

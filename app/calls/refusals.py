@@ -32,7 +32,7 @@ def _predicted_late(name: str) -> str:
 
 
 def not_decoded(refusal: NotDecoded, name: str, waiting: int) -> RequestError:
-    """The error for what is not decoded, for a model of this name, while so many jobs wait."""
+    """The error for an upload to the model `name` that is not decoded; `waiting` jobs wait."""
     retry_after_s = max(0.001, refusal.retry_after_ns / SECOND_NS)
     match refusal.why:
         case Why.QUEUE_FULL:

@@ -123,7 +123,7 @@ class SharedMemory:
         self._settle(region)
 
     def close(self) -> None:
-        """Forget all regions, whoever uses them."""
+        """Forget all regions, also those in use."""
         for region in self._regions.values():
             os.close(region._file)
         self._regions.clear()

@@ -18,7 +18,7 @@ class Timing(NamedTuple):
 
     @classmethod
     def of(cls, done: Done, decode_wait_ns: int, decode_ns: int, total_ns: int) -> Timing:
-        """Of a request that was answered so long after its arrival."""
+        """Of a request that was answered `total_ns` after its arrival."""
         compute_ns = 0 if done.times is None else done.times.total_ns
         return cls(decode_wait_ns / 1e6, decode_ns / 1e6, done.queue_ns / 1e6, compute_ns / 1e6, total_ns / 1e6)
 

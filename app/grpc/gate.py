@@ -6,7 +6,7 @@ an internal error. To the library every method takes a stream, because of those 
 of a method with one request it reads all that its clients send at once. On the wire both are the same.
 
 The library's context must not be touched after its call has ended: its C object is gone then, and the process with
-it. So what is known of a call is read when it begins, and whoever handles it never sees the context.
+it. So what is known of a call is read when it begins, and handlers never see the context.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class GrpcCall:
 
     @property
     def is_late(self) -> bool:
-        """Whether its client's deadline has passed, so that whoever cancels it now does it for that."""
+        """Whether its client's deadline has passed, so that this is why it is cancelled now."""
         if self.deadline_ns is None:
             return False
         early_ns = _EARLY_NS + (self.deadline_ns - self.started_ns) // _ROUNDED_PART
@@ -99,9 +99,9 @@ _Serve = Callable[[GrpcCall, Any], Awaitable[bytes | None]]
 
 
 class GrpcGate:
-    """Wraps every method of the service. At most `max_calls` run at once; `on_turned_away` hears of each that may not.
+    """Wraps every method of the service. At most `max_calls` run at once; `on_turned_away` gets each call above that.
 
-    The library could keep that number, but it would tell nobody of whom it refuses.
+    The library could enforce that limit, but it does not report the calls that it refuses.
     """
 
     def __init__(

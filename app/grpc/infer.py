@@ -66,7 +66,7 @@ class _Asked:
 
 
 class _Tensors(NamedTuple):
-    """What a message means, for whom, and what the scheduler is to be asked."""
+    """A message with tensors: what it means, its version, and the request for the scheduler."""
 
     meaning: InferRequest
     served: Served
@@ -108,7 +108,7 @@ class GrpcInference:
         return Call(self._core, _PROTOCOL)
 
     def turned_away(self, call: GrpcCall, error: RequestError) -> None:
-        """Count a call whose message nobody has read, or could."""
+        """Count a call whose message was not read, or could not be."""
         own = self._call()
         own.span = call.span
         own.end(_ending(own, error, call))
@@ -179,7 +179,7 @@ class GrpcInference:
         """
         asked = _Asked(own, in_stream=True)
         try:
-            own.begin()  # each for itself: a stream that is open, and no more, holds up nobody's end
+            own.begin()  # each by itself: a stream that is only open must not delay a shutdown
             meant = await self._decode(data, asked, call)
             del data  # it must not stay while the request waits
             if taken is not None:

@@ -1,4 +1,4 @@
-"""What the gRPC port serves, without making anybody wait for the gRPC library.
+"""What the gRPC port serves, without a start that waits for the gRPC library.
 
 The library is imported in a thread while the models load, and the listener opens when it is there.
 """

@@ -1,4 +1,4 @@
-"""How many messages may be in memory on their way to the slab: gRPC tells nobody how large one is before it is there.
+"""How many messages may be in memory on their way to the slab: gRPC does not tell how large one is before it has come.
 
 So each counts as large as one may be while it is read, and with its own bytes from then until its tensors are in the
 slab. What is not read yet stays with its client, but for the 64 KiB a call that HTTP/2 lets it send ahead. The messages
@@ -22,9 +22,9 @@ from convoy.app.scheduling.slab import Slab
 from convoy.app.server.runtime import give_freed_memory_back
 from convoy.models.errors import InvalidRequest, Overloaded, RequestTimeout
 
-# However full the slab is: most messages are small, and one client that sends slowly holds up nobody.
+# However full the slab is: most messages are small, and one client that sends slowly must not hold up others.
 _LEAST_AT_ONCE = 2
-# While others wait for room, a client that has it has so long to send. Alone it may send as slowly as over HTTP.
+# How long a client that has room may take to send while others wait. Alone it may send as slowly as over HTTP.
 HURRIED_S = 10.0
 # The same for a connection's messages but one, while another connection waits that has no room at all.
 CROWDING_S = 2.0
@@ -32,7 +32,7 @@ CROWDING_S = 2.0
 _KEPT_SHARE = 4
 # The library reads in small pieces, and the C library keeps them when they are freed.
 _TRIM_EVERY_BYTES = 16 << 20
-# A call that was cancelled looks like one without a message for so long.
+# How long a cancelled call may look like one without a message.
 _CANCELLED_WITHIN_S = 0.1
 
 
@@ -76,7 +76,7 @@ class MessageRoom:
             raise
 
     def is_read(self, nbytes: int) -> None:
-        """A message that has its room has come, and is so long: the rest of its room is for others."""
+        """A message has come and is `nbytes` long. The rest of its room is for others."""
         self._taken_bytes += nbytes - self.max_bytes
         self._serve()
 
@@ -89,7 +89,7 @@ class MessageRoom:
             del self._held[connection]
         self._serve()
         if self._waiting:
-            self._look()  # who had to go may not have been enough
+            self._look()  # giving up one may not have been enough
 
     def _hold(self, connection: str) -> None:
         self._taken += 1
@@ -97,7 +97,7 @@ class MessageRoom:
         self._held[connection] += 1
 
     def _serve(self) -> None:
-        """Give room to those who wait: to the connection that has least of it, and of such to the first."""
+        """Give room to waiting messages: first to the connection that has least, and among those to the oldest."""
         while self._waiting:
             connection = min(self._waiting, key=lambda one: self._held[one])
             if not self._has_room(connection):
@@ -239,5 +239,5 @@ class Turn:
             self._room.passed(self._nbytes)
 
     def passed(self, nbytes: int) -> None:
-        """The same for a stream's message of so many bytes, which had no room of its own."""
+        """The same for a stream's message of `nbytes`, which had no room of its own."""
         self._room.passed(nbytes)

@@ -56,9 +56,9 @@ _WATCH_EVERY_S = 0.25
 # Of a message: protobuf has no larger ones, and the library takes no larger number.
 _MOST_BYTES = (1 << 31) - 1
 _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 60_000, 20_000
-# Calls of one connection at once; a client keeps what is more. Those that were taken back count until they have been
-# looked at, so that who begins and resets without end is refused by the library, at little cost. Beyond some waiting
-# calls of all connections it would cancel others' at random: more wait than the connections of many such clients bring.
+# Calls of one connection at once; a client keeps further ones back. Cancelled calls count until they have been seen, so
+# the library refuses a client that begins and resets calls without end, at little cost. Above the limit for pending
+# calls it cancels calls at random, so that limit is higher than what many such clients can bring.
 _MOST_STREAMS = 128
 _MOST_PENDING = 64 * _MOST_STREAMS
 
@@ -123,7 +123,7 @@ class GrpcServer:
         self._watching = asyncio.ensure_future(self._health.watch())
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more calls; what still runs has so long to end."""
+        """Take no more calls, and end those that still run after `grace_s`."""
         self._watching.cancel()
         with suppress(asyncio.CancelledError):
             await self._watching
@@ -204,7 +204,7 @@ class _Health(health_aio.HealthServicer):  # type: ignore[misc]
             self._watchers -= 1
 
     async def watch(self) -> None:
-        """Tell those who watch, until cancelled."""
+        """Tell the watchers about changes, until cancelled."""
         while True:
             await self._refresh()
             await asyncio.sleep(_WATCH_EVERY_S)

@@ -85,7 +85,7 @@ def _fields_of(data: bytes) -> list[_Field] | None:
 def split(data: bytes) -> tuple[bytes, list[memoryview]]:
     """A ModelInferRequest without its raw tensors, and these, which stay where they are.
 
-    The library would copy them twice. What is no message is left to it, and what has so many fields that it is faster.
+    The library would copy them twice. It parses malformed messages, and those with so many fields that it is faster.
     """
     view, fields = memoryview(data), _fields_of(data)
     if fields is None:

@@ -103,7 +103,7 @@ def create_app(core: Core, options: ServeOptions, routes: HotRoutes | None = Non
 
         def build_middleware_stack(self) -> ASGIApp:
             stack = super().build_middleware_stack()
-            # It would answer what nobody foresaw in plain text and without an id, before the gate hears of it.
+            # It would answer unexpected errors in plain text and without an id, before the gate sees them.
             assert isinstance(stack, ServerErrorMiddleware)
             return with_cors(Gate(hot, HeadAsGet(stack.app), core, options), options)
 

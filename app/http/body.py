@@ -222,12 +222,12 @@ class BodyReader:
 
 
 def too_slow(patience_s: float) -> RequestTimeout:
-    """The error for a body of which nothing more came for so long after its beginning."""
+    """The error for a body that is not complete `patience_s` after its first byte was awaited."""
     return RequestTimeout(f"the body did not arrive within {patience_s:.0f} s; send it faster")
 
 
 def too_large(nbytes: int, limits: BodyLimits) -> BodyTooLarge:
-    """The error for a body of so many bytes."""
+    """The error for a body of `nbytes`."""
     return BodyTooLarge(
         f"the body of {nbytes} bytes exceeds the maximum allowed input size of {limits.max_bytes} bytes; "
         "use --max-body-mb to increase the limit"

@@ -1,4 +1,4 @@
-"""Whether a call that changes something may come from a web page of somebody else's.
+"""Refuse calls that change something and come from a foreign web page.
 
 A browser on this machine reaches a server that only this machine can reach, for every page that it shows: it sends a
 form's POST to any address, and a page's own name may be made to mean 127.0.0.1 (DNS rebinding). Two headers tell, which

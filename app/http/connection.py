@@ -39,7 +39,7 @@ class HeadersTooLong(Exception):
 
 
 class _Flow(FlowControl):
-    """uvicorn's, which whoever awaits a body lets read on; `ahead` is what has been read and must wait."""
+    """uvicorn's flow control. It does not resume reading while `ahead` holds bytes that were read and must wait."""
 
     ahead = b""
 
@@ -220,7 +220,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._has_moved = True
-        if not self._has_hung_up:  # else nobody takes it, and it is to be read to its end
+        if not self._has_hung_up:  # else it is read to its end and thrown away
             super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -313,7 +313,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _headers_are_too_slow(self) -> None:
         if self.flow.read_paused or self.pipeline or not self._is_answered():
-            self._arm_header_timer()  # the requests before come first, until whose answers it may be we who do not read
+            self._arm_header_timer()  # until earlier requests are answered, it may be we that do not read
             return
         if self.has_unread_bytes():
             self._start_timer("header", LOOK_AGAIN_S, self._headers_are_too_slow)

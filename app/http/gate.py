@@ -52,7 +52,7 @@ def takes_admin_token(path: str) -> bool:
 
 
 class RequestContext:
-    """One call's way through the gate: who it is, whether it may, what every answer says, its line in the log."""
+    """One call at the gate: its id and key, the headers that every answer gets, its line in the log."""
 
     __slots__ = ("_access_log", "_core", "key_name", "load_format", "own_id", "span", "started_ns", "status", "trace")
 
@@ -97,7 +97,7 @@ class RequestContext:
         return headers
 
     def failed(self, call: str, error: BaseException) -> Reply:
-        """The answer to a request in which something was raised that nobody foresaw."""
+        """The answer to a request that raised an unexpected error, which is logged."""
         _errors.error("%s failed; this is a bug", in_line(call), exc_info=error)
         return internal_error(self.own_id)
 
@@ -190,7 +190,7 @@ class Gate:
             if context.status == 0:
                 await send_reply(visible, error_reply(Unavailable(SHUT_DOWN)))
         except ClientDisconnect:
-            pass  # in the midst of its body: there is nobody to answer, and the log says that it left
+            pass  # while its body arrived; the log says that it left
         except Exception as error:
             reply = context.failed(call, error)
             if context.status == 0:

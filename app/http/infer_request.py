@@ -56,7 +56,7 @@ def raw_request(body: Slot, served: Served, memory: SharedMemory) -> RawRequest:
 
 
 def _deduced(spec: TensorSpec, nbytes: int) -> Shape:
-    """The shape of one sample of so many bytes."""
+    """The shape of one sample of `nbytes`."""
     if spec.is_strings:
         if any(size not in (1, -1) for size in spec.shape):
             raise InvalidRequest(f"For BYTES datatype raw input '{spec.name}', the model must have input shape [1]")

@@ -1,7 +1,7 @@
 """The page at `/`: one document with all that it needs, put together from the parts beside it.
 
 It fetches nothing but figures, and those only from the server that it came from: its Content-Security-Policy names the
-one script and the one style by their hashes. It holds no secret, so whoever has no key may have it.
+one script and the one style by their hashes. It holds no secret, so it needs no key.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def error_reply(error: RequestError) -> Reply:
 
 
 def internal_error(own_id: bytes) -> Reply:
-    """For whatever nobody foresaw in the request of this id."""
+    """The answer to an unexpected error in the request of this id."""
     return Reply(500, (error_body(f"internal error; the log has it under request {own_id.decode()}"),), ending=FAILED)
 
 

@@ -169,7 +169,7 @@ def _add_statistics(router: APIRouter, core: Core, options: ServeOptions) -> Non
 
 
 def _changes(core: Core, options: ServeOptions) -> str:
-    """Whether loading and unloading is for anybody here, for who has the admin token, or for nobody."""
+    """Whether loading and unloading is open, needs the admin token, or is off."""
     if core.control.mode != "explicit":
         return "not_allowed"
     if options.admin_token is not None:

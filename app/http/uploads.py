@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_FILES = 256
 _READ_BYTES = 64 << 10
-# What is wrong with a form is told to who sent it; the library's log would not say whose it was.
+# The client is told what is wrong with its form; the library's log would not say which form it was.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
@@ -64,7 +64,7 @@ def split_files(form: memoryview, boundary: bytes) -> list[memoryview]:
 
 
 def _first_boundary(form: memoryview, boundary: bytes) -> int:
-    """Where it is: behind text that is nobody's, if that is not long."""
+    """Where it is: a form may begin with some text, which is skipped if it is short."""
     if form[: len(boundary) + 2] == b"--" + boundary:
         return 0
     line_end = bytes(form[:_READ_BYTES]).find(b"\r\n--" + boundary)

@@ -1,6 +1,6 @@
 """How a picture's outputs become an answer: one row per task.
 
-Knows which outputs a task needs, whether reading them is short, and who reads them. Knows no wire.
+Knows which outputs a task needs, whether reading them is short, and what reads them. Knows no wire.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def detections(
     `answers` has the outputs that the spec declares, by name; `threshold` and `most` None are as it declares.
     """
     said = spec.detection
-    assert said is not None, "whoever asks has seen to it; this is a bug"
+    assert said is not None, "a detector has this; this is a bug"
     threshold = said.threshold if threshold is None else threshold
     most = said.max_boxes if most is None else most
     values = {name: _one_sample(answer, spec, name) for name, answer in answers.items()}
@@ -155,5 +155,5 @@ def why_no_predictions(spec: ModelSpec) -> str | None:
 
 
 def _placement(size: Extent, spec: ModelSpec) -> ImagePlacement:
-    assert spec.image is not None, "whoever asks has seen to it; this is a bug"
+    assert spec.image is not None, "the route has checked it; this is a bug"
     return ImagePlacement.of(size, spec.image)

@@ -103,7 +103,7 @@ def _counts(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], pixels: 
 
 def _class_numbers(answer: Answer, spec: ModelSpec) -> ClassNumbers:
     """One sample's map as the network gives it, [h, w]. Raises ModelFailed."""
-    assert spec.segmentation is not None, "whoever asks has seen to it; this is a bug"
+    assert spec.segmentation is not None, "a segmenter has this; this is a bug"
     output = spec.outputs[spec.output_index(spec.segmentation.class_map)]
     values = np.frombuffer(answer.data, output.numpy_dtype).reshape(answer.shape[-len(output.shape) :])
     return class_numbers(values, spec.activation)

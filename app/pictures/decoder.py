@@ -1,6 +1,6 @@
 """Threads that decode, so that the event loop computes only what is surely short.
 
-The shell around `scheduling.decoding`, which decides: here are the threads, the clock, the slots, and who waits.
+The shell around `scheduling.decoding`, which decides. Threads, clock, slots and waiting calls are here.
 Belongs to one event loop. A thread cannot be stopped, so what it works on stays with it until it returns; all else ends
 at once, with the call, when its client leaves and at its deadline.
 """
@@ -40,16 +40,16 @@ from convoy.models.images import KEPT_MEMORY
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _BATCHES_AHEAD = 2
-# Memory for large images that nobody has used for so long goes back to the system.
+# Memory for large images goes back to the system after this time without use.
 _KEEP_S = 10.0
 
 
 class DecodeWork(NamedTuple):
-    """What there is to decode: so many units of a kind (`scheduling.decoding`), in these slots.
+    """What to decode: units of a kind (`scheduling.decoding`), in these slots.
 
-    `sample_of`: it is a sample for this version, and `answered` says when it needs nothing more. `needs_bytes`: so much
-    memory beside its slots, counted from before it begins until its thread returns. `latest_start_ns` and `priority`
-    are as the request has them that the sample is for.
+    `sample_of`: it is a sample for this version, and `answered` says when it needs nothing more. `needs_bytes`: memory
+    beside its slots, counted from before it begins until its thread returns. `latest_start_ns` and `priority` are those
+    of the request that the sample is for.
     """
 
     kind: str
@@ -69,7 +69,7 @@ class Decoded(NamedTuple, Generic[Result]):
 
 
 class _Waiting:
-    """A job, and who waits for it. `call` is None for what is owed: its slots are looked after elsewhere."""
+    """A job and the future of its caller. `call` is None for an answer, whose slots belong to the caller."""
 
     __slots__ = ("began_ns", "call", "function", "future", "is_decoded", "job", "room", "slots")
 
@@ -77,7 +77,7 @@ class _Waiting:
         self.job, self.call, self.slots, self.function = job, call, slots, function
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.began_ns, self.is_decoded = 0, False
-        self.room: Slot | None = None  # which nobody writes to: memory that the decoder takes elsewhere
+        self.room: Slot | None = None  # counts memory that the decoder takes elsewhere; never written to
 
 
 class Decoder:
@@ -176,7 +176,7 @@ class Decoder:
         self._executor.shutdown(wait=False)
 
     def _most_ahead(self, served: Served) -> int:
-        """So many of its samples may be decoded and unanswered: so many full batches for each engine."""
+        """How many of its samples may be decoded and unanswered: two full batches for each engine."""
         return _BATCHES_AHEAD * max(1, served.spec.max_batch_size) * max(1, served.engines)
 
     def _admit(self, waiting: _Waiting, now_ns: int) -> None:
@@ -215,7 +215,7 @@ class Decoder:
 
     def _begin(self, begin: Begin) -> None:
         waiting = self._waiting.pop(begin.job.id)
-        if waiting.future.done():  # nobody waits for it, as of this turn
+        if waiting.future.done():  # its caller has left in this turn
             self._left(waiting, None)
             return
         if waiting.call is not None:

@@ -27,7 +27,7 @@ from convoy.models.spec import ImageSpec
 
 
 class Picture(ABC):
-    """An image as somebody gives it. `kind` is the decoder's word for it, `slots` are those that its bytes lie in."""
+    """An image as it was given. `kind` is the decoder's word for it, `slots` are those that its bytes lie in."""
 
     kind: str
     slots: tuple[Slot, ...]
@@ -66,7 +66,7 @@ class EncodedPicture(Picture):
 
 
 _DEFAULT_TOP_K = 5
-# More than any model has; who asks for more means all.
+# More classes than any model has, so it means all.
 MOST_TOP_K = 10**9
 
 
@@ -153,7 +153,7 @@ class Predictor:
     def _measure(self, call: Call, picture: Picture, image: ImageSpec) -> tuple[int, int]:
         """How many pixels the header announces, and how much memory they take. Raises ImageError.
 
-        Both are 0 for what is no image: whoever decodes it says what it is.
+        Both are 0 for what is no image: the decoder says what it is.
         """
         header = picture.header()
         if header is None or not header.pixels:
@@ -177,7 +177,7 @@ def _input_bytes(served: Served) -> int:
 
 def _image_of(served: Served) -> ImageSpec:
     image = served.spec.image
-    assert image is not None, "whoever asks has seen to it; this is a bug"
+    assert image is not None, "the route has checked it; this is a bug"
     return image
 
 
@@ -191,7 +191,7 @@ def _failure(error: BaseException) -> str | None:
 
 
 def wanted_classes(top_k: int | None, threshold: float | None) -> Wanted:
-    """Who asks for all that reach a threshold gets all of them; who asks for nothing gets the best five."""
+    """The classes to answer with: all that reach a threshold if there is one, else the best five."""
     return Wanted(CLASSES, _DEFAULT_TOP_K if top_k is None and threshold is None else top_k, threshold)
 
 

@@ -214,7 +214,7 @@ def request_for(meaning: InferRequest, served: Served, call: Call) -> Request:
 
 
 def is_heavy(nbytes: int, served: Served) -> bool:
-    """Whether checking so many bytes of inputs takes longer than the event loop may be held up."""
+    """Whether checking `nbytes` of inputs takes longer than the event loop may be held up."""
     # Numbers are checked by their size; strings one by one.
     return nbytes > INLINE_BYTES and any(spec.is_strings for spec in served.spec.inputs)
 

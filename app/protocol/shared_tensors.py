@@ -82,7 +82,7 @@ def shared_place(parameters: Mapping[str, object], what: str, memory: SharedMemo
 
 
 def check_room(place: SharedPlace, spec: TensorSpec, nbytes: int) -> None:
-    """Raises InvalidRequest where an output of so many bytes does not fit its place."""
+    """Raises InvalidRequest where an output of `nbytes` does not fit its place."""
     if nbytes > place.nbytes:
         raise InvalidRequest(
             f"shared memory size specified with the request for output '{spec.name}' ({place.nbytes} bytes) "

@@ -119,7 +119,7 @@ class Target:
         return self.values * self.spec.numpy_dtype.itemsize
 
     def check_size(self, nbytes: int) -> None:
-        """Raises InvalidRequest unless so many bytes are exactly this tensor."""
+        """Raises InvalidRequest unless `nbytes` is exactly the size of this tensor."""
         if nbytes != self.nbytes:
             raise self.wrong(
                 f"input byte size mismatch for input '{self.spec.name}' for model {self.model}. "

@@ -1,12 +1,12 @@
 """What is decoded next, and what never is: pure decisions over a state, at a time that is given.
 
-No clock, no thread, no I/O, and no image: a job is so many units (pixels, bytes) of a kind. The rules:
+No clock, no thread, no I/O, and no image: a job is a number of units (pixels, bytes) of a kind. The rules:
 
-1. The most urgent level goes first, within it the earliest deadline, and then who came first.
+1. The most urgent level goes first, within it the earliest deadline, then the earliest arrival.
 2. One prediction covers all that a request has before it: its wait, its decoding, and what its model's last answers
    took from there. A job that cannot be in time is refused, or given up when its turn has come; so is one that would
    not be decoded by its latest start. In time is what leaves a sixteenth of its time, because predictions are not
-   exact. Where nobody else waits or is decoded the job is tried, so that a wrong prediction always recovers.
+   exact. Where no other job waits or is decoded the job is tried, so that a wrong prediction always recovers.
 3. One part in eight of the time is for the oldest job that has waited for a second while others went first.
 4. Of a model's samples two full batches for each of its engines are decoded ahead, and no more.
 5. A job that does not fit into the memory waits for those that are being decoded. Others that fit may pass it until it
@@ -31,7 +31,7 @@ _SPARE_PART = 16
 _LEARN = 1 / 8
 # What stood still for a while (a machine that was suspended, a core that others used) must not be learned from.
 _MOST_TIMES_LONGER = 4
-# Behind one that does not fit, so many of each model are looked at.
+# How many jobs of each model are looked at behind one that does not fit.
 _LOOK_BEHIND = 16
 # Models that nothing waits for, which cost more to make anew than to look at.
 _MOST_AT_REST = 64
@@ -71,7 +71,7 @@ _MEASURED: dict[str, tuple[float, float]] = {
 class DecodeJob:
     """Something to decode. `arrival_ns`: when it came here; `deadline_ns`: of the answer that it is for.
 
-    `most_ahead`: so many samples of its model may be decoded and not yet answered; 0: it is no sample. `level` is 1
+    `most_ahead`: how many samples of its model may be decoded and not yet answered; 0: it is no sample. `level` is 1
     for the most urgent, and `queues.RAISED_LEVEL` for what is owed already. `needs_bytes`: memory while it is decoded.
     `latest_start_ns`: what it is for must be computed from then on, or not at all.
     """
@@ -143,7 +143,7 @@ class Why(Enum):
 
 
 class NotDecoded(NamedTuple):
-    """The job does not wait, or no more. After `retry_after_ns` another would have a chance if nobody else came."""
+    """The job does not wait (any more). A retry after `retry_after_ns` has a chance if no others come."""
 
     job: DecodeJob
     why: Why
@@ -158,7 +158,7 @@ class Begin(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Decoding:
-    """All that waits and is decoded, for so many threads. `max_waiting` in jobs."""
+    """All that waits and is decoded, for a number of threads. `max_waiting` in jobs."""
 
     threads: int
     max_waiting: int
@@ -262,7 +262,7 @@ def ended(state: Decoding, job: DecodeJob, took_ns: int | None) -> None:
 
 
 def begin_here(state: Decoding, key: ModelKey, most_ahead: int, is_short: Callable[[], bool]) -> bool:
-    """Whether a sample may be decoded at once, by who asks: it is ahead then. Else it waits like the others.
+    """Whether the caller may decode a sample itself, at once: it counts as ahead then. Else it waits like the others.
 
     `is_short` is asked only where that decides it.
     """
@@ -275,7 +275,7 @@ def begin_here(state: Decoding, key: ModelKey, most_ahead: int, is_short: Callab
 
 
 def answered(state: Decoding, key: ModelKey, took_ns: int | None) -> None:
-    """A sample that was begun needs nothing more: it has its answer, so long after it was decoded, or gets none."""
+    """A decoded sample needs nothing more: it has its answer, `took_ns` after it was decoded, or gets none."""
     line = state.lines[key]
     line.ahead -= 1
     if took_ns is not None:
@@ -290,7 +290,7 @@ def _leave(state: Decoding, job: DecodeJob) -> None:
 
 
 def _forget(state: Decoding, key: ModelKey | None) -> None:
-    """What a model takes is forgotten with its last request: who is alone finds it out anew."""
+    """Forget what a model takes with its last request; the next one measures it anew."""
     line = state.lines[key]
     if not line.ahead and not line.places:
         line.behind_ns = 0.0
@@ -318,7 +318,7 @@ def _late_ns(line: DecodeLine, job: DecodeJob, begins_ns: int) -> int:
 
 
 def _wait_ns(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> int:
-    """Until its turn: those who go first have the threads, or its model is to answer them."""
+    """Until its turn: jobs before it have the threads, or its model must answer them first."""
     place = _place(job)
     before = [other.places[: bisect_left(other.places, place)] for other in state.lines.values() if other.is_open]
     work_ns = sum(one[-1].predicted_ns for places in before for one in places)

@@ -1,14 +1,15 @@
 """Which heads of a queue are given up for those behind them. Pure, and part of the policy.
 
-Compares several courses for what waits now: to give up nobody who could be in time, some who have little time left, or
-so many that all others fit into one batch. Each is followed to its end: a batch that is small enough for its first
-request to be in time, then what the device owes to other models, then the rest likewise, as far as it can be in time.
+Compares several courses for what waits now: give up no request that could be in time, give up some that have little
+time left, or as many as let all others fit into one batch. Each course is followed to its end: a batch that is small
+enough for its first request to be in time, then what the device owes to other models, then the rest likewise, as far as
+it can be in time.
 
 A course of several batches has a price. It keeps the device longer than one batch of as many would, and takes that
 time from requests that are still to come: as many as the device answers in such a time, of all models that wait for it.
 It counts in full where what waits takes half of a request's time: then the device is not idle again soon. Other models'
-batches keep it busy, too, but where batches are mostly fixed cost that says little: who comes meanwhile makes them
-larger and hardly longer.
+batches keep it busy, too, but where batches are mostly fixed cost that says little: requests that come meanwhile make
+them larger and hardly longer.
 Simulation chose the figures here (docs/simulation.md).
 """
 
@@ -20,14 +21,14 @@ from typing import NamedTuple
 
 from convoy.app.scheduling.queues import Entry, LaneForecast, Queue, State
 
-# Of the head's time, what must be left to those who are not given up, besides nothing and all that is needed.
+# The parts of the head's time that a kept request must have left, besides none and all that is needed.
 _TIME_LEFT = (0.25, 0.5, 0.75)
-# Smaller batches cost little enough to be left alone, and so do those that take no longer than so many requests would
-# one by one.
+# Smaller batches cost little enough to be left alone, and so do those that take no longer than this many
+# requests one by one.
 _ALWAYS_ALLOWED = 32
 _SINGLES_ALLOWED = 10
-# Of a batch's time, what a single request would take: below the first, who comes for it makes it longer by his whole
-# share; above the second, hardly at all.
+# The part of a batch's time that a single request would take. Below the first, each further request makes the batch
+# longer by its whole share; above the second, hardly at all.
 _HARDLY_FIXED, _MOSTLY_FIXED = 0.1, 0.4
 # Of what other models' next batches will hold, only a part waits by now.
 _STILL_TO_COME = 1.5
@@ -36,9 +37,9 @@ _STILL_TO_COME = 1.5
 def most_samples(queue: Queue, entries: list[Entry], forecast: LaneForecast, first: int) -> int:
     """How large a batch that begins with the entry `first` may be: it takes at most half of that one's time.
 
-    Who comes when it begins waits for its end and then for its own batch (Nexus' rule; Shen et al., SOSP 2019). Not so
-    where batches that short would be little more than their fixed cost, nor where those who are here already would pay
-    for it: where the next of them would be late in the batch after this one.
+    A request that comes when it begins waits for its end and then for its own batch (Nexus' rule; Shen et al., SOSP
+    2019). Not so where batches that short would be little more than their fixed cost, nor where waiting requests would
+    pay for it, because the next of them would be late in the batch after this one.
     """
     lane, head = forecast.lane, entries[first]
     if queue.waiting <= _ALWAYS_ALLOWED or head[-1].deadline_ns is None:
@@ -84,7 +85,7 @@ def early_drops(state: State, queue: Queue, entries: list[Entry], forecast: Lane
 
 
 def _by_samples(fixed: float) -> float:
-    """To what part a batch grows longer with those who come for it; `fixed` is what a single request takes of it."""
+    """How much longer further requests make a batch, 0 to 1; `fixed` is the part of it that one takes alone."""
     return max(0.0, min(1.0, (_MOSTLY_FIXED - fixed) / (_MOSTLY_FIXED - _HARDLY_FIXED)))
 
 
@@ -94,7 +95,7 @@ def _time_ns(entry: Entry) -> int:
 
 
 class _Heads:
-    """The requests of one class from `first` on. Only among equals: nobody gives way to a lower class."""
+    """The requests of one class from `first` on. Only among equals: none gives way to a lower class."""
 
     def __init__(self, entries: list[Entry], most: int, forecast: LaneForecast, first: int) -> None:
         end = bisect_left(entries, (entries[first][0] + 1,), key=lambda entry: entry[:1])
@@ -137,8 +138,8 @@ class _Heads:
         return bisect_left(self._due_ns, self._forecast.free_ns + left_ns)
 
     def course(self, given_up: int, owed_ns: int) -> tuple[int, int]:
-        """How many of the next full batch are in time when so many are given up and no other who could be in time,
-        and how much longer that takes the device than one batch of as many."""
+        """How many of the next full batch are in time when the first `given_up` are dropped and no others that could be in
+        time, and how much longer that takes the device than one batch of as many."""
         lane, end = self._forecast.lane, self.fill(0)
         if given_up >= end:
             return 0, 0

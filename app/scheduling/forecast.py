@@ -27,7 +27,7 @@ def lateness_ns(state: State, queue: Queue, request: Request, now_ns: int) -> in
     """By how much the request is late even alone, or too late for how many wait before it; 0 when it is neither.
 
     Twice as many may wait as can be served until its deadline. Whom of them to give up is decided when a device is
-    free, with more known, and better with more to choose from; who was refused cannot be chosen any more.
+    free, with more known, and better with more to choose from; a refused request cannot be chosen any more.
     """
     lanes = queue.usable_lanes
     if not lanes or state.is_idle(queue):

@@ -2,9 +2,9 @@
 
 A request is overdue when it has waited for `PATIENCE_NS` and others go first: of a more urgent level, of its own model
 or of one with which it shares a device, or with a deadline where it has none. Of a device's batches, one in
-`ONE_BATCH_IN` is for those who are overdue, the one who came first and as many behind it as fit. So who is overdue
-waits for that many batches for each batch of those who are overdue longer, however many urgent requests come; and these
-lose no more than that part of the device.
+`ONE_BATCH_IN` is for overdue requests: the one that came first and as many behind it as fit. So however many urgent
+requests come, an overdue one waits for that many batches for each batch of older ones, and the urgent ones lose no more
+than that part of the device.
 
 One with a deadline is given up when it cannot be in time any more, overdue or not: it ends by then.
 """
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from convoy.app.scheduling.queues import NEVER_NS, PATIENCE_NS, Entry, Queue, State, Timeline
 
 ONE_BATCH_IN = 8
-# Where nobody is kept waiting, so long passes before anybody looks again: decisions are many, and the overdue few.
+# Where no request is overdue, the next look is after this time: decisions are many, overdue requests few.
 LOOK_AGAIN_NS = PATIENCE_NS // 16
 
 
@@ -32,7 +32,7 @@ class _Overdue(NamedTuple):
 
 
 def raise_overdue(state: State, now_ns: int) -> None:
-    """Where a device owes a batch to those who are overdue, put them before all others."""
+    """Where a device owes a batch to overdue requests, put them before all others."""
     if now_ns < state.look_for_overdue_ns:
         return
     latest_ns = now_ns - PATIENCE_NS
@@ -68,7 +68,7 @@ def _owes_a_turn(state: State, queue: Queue) -> Timeline | None:
 
 
 def _is_passed_over(state: State, one: _Overdue) -> bool:
-    """Whether somebody goes first who could go on doing so for ever."""
+    """Whether others go first and could go on doing so for ever."""
     level, deadline_ns, _, _, _ = one.entries[one.first]
     if deadline_ns == NEVER_NS and one.entries[0][1] < NEVER_NS:
         return True
@@ -77,7 +77,7 @@ def _is_passed_over(state: State, one: _Overdue) -> bool:
 
 
 def _end_of_batch(one: _Overdue, latest_ns: int) -> int:
-    """Up to where those fit into a batch who follow the first, are of its level, and came by `latest_ns`, too."""
+    """The end of the batch: requests behind the first that fit, are of its level, and came by `latest_ns`, too."""
     samples, end, level = 0, one.first, one.entries[one.first][0]
     for entry in one.entries[one.first :]:
         samples += entry[-1].samples

@@ -1,4 +1,4 @@
-"""Who is let in, and what runs next: pure decisions over a state, at a time that is given.
+"""What is admitted, and what runs next: pure decisions over a state, at a time that is given.
 
 No clock, no await, no I/O: the same file decides in the server and in the simulator.
 
@@ -10,21 +10,21 @@ The rules, in the order in which they bind:
     While it runs, the next batch grows by itself. Where a device holds two batches, the second is started when
     it is full, or just so early that it can compute as soon as the first has ended; until then it grows.
  3. A batch is cut where one request more would make another late, and a large one where it would take more than
-    half of its first request's time: so that who comes when it begins is in time in the next.
+    half of its first request's time: so that a request that comes when it begins is in time in the next.
  4. A request that cannot be in time any more is given up only when others wait for the device, of its own model or
     of another; else it runs, because that costs little and teaches the latency model. For the same reason one in
     eight runs of those that are in the way of other models alone. Heads that could be in time are given up as well
     when that saves more requests than smaller batches that keep them.
- 5. A request is let in when it could be in time by itself, and of those who wait before it and could be so too
-    there are not more than twice as many as can be served until its deadline.
+ 5. A request is admitted when it could be in time by itself, and at most twice as many requests that could be in
+    time wait before it as can be served until its deadline.
  6. An idle lane with an empty queue admits everything that could still be in time by the clock, whatever
     the latency model says of it; so a model that was wrong for a while always recovers.
  7. Among several devices a batch goes to the one that is expected to finish it first, even if that is busy
     and another is idle; a slower one is used when so much waits that it finishes before the faster ones would.
  8. Among several models on a device, that one goes first whose first request is of the most urgent level and, among
     equals, must start soonest to be in time.
- 9. One batch in eight of a device is for those who have waited for a second while more urgent ones went first, so that
-    nobody waits for ever (`patience`).
+ 9. One batch in eight of a device is for requests that have waited for a second while more urgent ones went first, so
+    that none waits for ever (`patience`).
 
 Rules 2 to 4 follow the early drop of Nexus (Shen et al., SOSP 2019) with late binding.
 """
@@ -116,7 +116,7 @@ class RefusalReason(Enum):
 
 
 class Refuse(NamedTuple):
-    """The request was not taken. A retry after `retry_after_ns` has a chance if nobody else comes."""
+    """The request was not taken. A retry after `retry_after_ns` has a chance if no others come."""
 
     reason: RefusalReason
     retry_after_ns: int
@@ -147,8 +147,8 @@ class Wait(NamedTuple):
 
 Decision = Dispatch | Drop | Wait
 _ADMITTED = Admit()
-# Of the requests that are late, alone and in the way of other models, so many are given up for one that is run, because
-# what is expected of their model may be wrong.
+# Of the requests that are late, alone and in the way of other models, one in this many is run, because what is expected
+# of their model may be wrong.
 _LEARN_FROM_ONE_IN = 8
 
 
@@ -189,7 +189,7 @@ def learn(decision: Dispatch, took_ns: int, staging_ns: int | None = None) -> No
 def blame(state: State, decision: Dispatch, wanted: tuple[Request, ...]) -> Request | None:
     """A batch has failed: the request that is to blame, or None after putting the halves back to be tried.
 
-    `wanted` are the members that somebody still waits for. Only a request that failed alone is to blame.
+    `wanted` are the members whose callers still wait. Only a request that failed alone is to blame.
     """
     if len(decision.requests) == 1:
         return decision.requests[0]
@@ -274,7 +274,7 @@ def _latest_start_ns(forecast: LaneForecast, samples: int) -> int:
 
 def _start(state: State, plan: _Plan) -> Dispatch | Drop:
     queue, forecast, requests = plan.queue, plan.placement.forecast, plan.requests
-    if queue.dated:  # else nobody can be late
+    if queue.dated:  # else none can be late
         hopeless = _take_hopeless(state, queue, forecast) if plan.placement.is_best else ()
         if hopeless:
             return Drop(hopeless, Outcome.HOPELESS)
@@ -294,7 +294,7 @@ def _start(state: State, plan: _Plan) -> Dispatch | Drop:
 
 
 def _prefix(entries: list[Entry], queue: Queue, forecast: LaneForecast) -> tuple[Request, ...]:
-    """The longest run from the first that fits and in which nobody is late who need not be."""
+    """The longest run from the first that fits and in which no request is late without need."""
     chosen: list[Request] = []
     samples, earliest_ns = 0, NEVER_NS
     most = most_samples(queue, entries, forecast, 0)
@@ -324,9 +324,9 @@ def _take_hopeless(state: State, queue: Queue, forecast: LaneForecast) -> tuple[
 
 
 def _keeps_last(state: State, queue: Queue, forecast: LaneForecast) -> bool:
-    """Whether the last that waits is run though it will be late: nobody pays for it, or it is time to learn again.
+    """Whether the last request that waits is run though it will be late: no other waits, or it is time to learn again.
 
-    Counts those that somebody would pay for.
+    Counts those that would make another wait.
     """
     if not state.beside(queue, forecast.lane):
         return True

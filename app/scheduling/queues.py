@@ -158,7 +158,7 @@ RAISED_LEVEL = 0
 
 
 def level_of(priority: int, levels: int, default_level: int) -> int:
-    """The level of a priority at a model with so many levels."""
+    """The level of a priority at a model with `levels` levels."""
     return priority if 1 <= priority <= levels else default_level
 
 

@@ -89,7 +89,7 @@ class Outcome(Enum):
     HOPELESS = "hopeless"  # it could no longer be in time, and others waited behind it
     MODEL_FAILED = "model_failed"  # the engine fails on this request alone
     NO_MEMORY = "no_memory"  # the device had none for its batch, nor for half of it
-    ENGINE_LOST = "engine_lost"  # its engine hung or died; nobody knows whether it would have run
+    ENGINE_LOST = "engine_lost"  # its engine hung or died; whether it would have run is not known
     STOPPED = "stopped"  # the model was unloaded or the server stopped
 
 

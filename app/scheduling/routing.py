@@ -42,5 +42,5 @@ def ranked(outstanding: Sequence[int], speeds: Sequence[BatchSpeed | None]) -> l
     return sorted(range(len(finish_s)), key=finish_s.__getitem__)
 
 
-# Where nobody has told: the fewest requests first.
+# Where no server has told its speed: the fewest requests first.
 _UNKNOWN = BatchSpeed(0.0, 1e-3, 1)

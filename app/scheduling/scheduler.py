@@ -47,10 +47,10 @@ TraceBatch = Callable[[Dispatch, int, int, BatchResult | EngineFailure], BatchTr
 
 
 class Observer(Protocol):
-    """Who wants to know what happened; called on the loop, once per batch, lane lost and request without an answer.
+    """Told what happened: called on the loop, once per batch, lost lane and request without an answer.
 
-    Of a batch that ran, `done` are the requests that somebody still waited for; they have their answers at `now_ns`. A
-    request that nobody waits for has no failure, either. A lane is lost alone, or with its whole device.
+    Of a batch that ran, `done` are the requests whose callers still waited; they have their answers at `now_ns`. A
+    request whose caller has left is not reported as failed. A lane is lost alone, or with its whole device.
     """
 
     def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done], now_ns: int) -> None: ...
@@ -68,7 +68,7 @@ class _Pending:
 
     submitted_ns: int
     future: asyncio.Future[Done]
-    was_split: bool = False  # its batch was halved for want of memory, which is done once
+    was_split: bool = False  # its batch was halved because memory was short, which is done once
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +107,7 @@ class _LaneEntry:
 
     def call_loop(self, callback: Callable[[], None]) -> None:
         """From a thread of the lane's."""
-        # A lane that hung may come back after the loop has been closed; then there is nobody to tell.
+        # A lane that hung may come back after the loop has been closed.
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(callback)
 
@@ -139,14 +139,14 @@ class Scheduler:
         self.state.queues[key] = Queue(key, max_batch, max_waiting, levels, default_level)
 
     def change_queue(self, key: ModelKey, *, max_waiting: int, levels: int, default_level: int) -> None:
-        """Let other rules hold from now on; who waits already stays, in the place that it would have by these."""
+        """Change the limits and levels. Requests that wait stay, in the order of the new levels."""
         queue = self.state.queues[key]
         queue.max_waiting, queue.levels, queue.default_level = max_waiting, levels, default_level
         queue.put_in_order()
         self._wake()
 
     def remove_queue(self, key: ModelKey, reason: str) -> None:
-        """Forget the queue; who still waits in it is told `reason`. Its lanes must have been stopped."""
+        """Forget the queue. Requests that still wait end with `reason`. Its lanes must have been stopped."""
         waiting = tuple(request for request in self.state.waiting.values() if request.key == key)
         for request in waiting:
             self.state.remove(request)
@@ -220,7 +220,7 @@ class Scheduler:
             await entry.idle.wait()
 
     async def probe(self, lane: Lane, job: Callable[[], None]) -> None:
-        """Run a job of somebody else's in the lane's thread, as if it were a batch. Raises what it raises."""
+        """Run a job in the lane's thread, as if it were a batch. Raises what the job raises."""
         entry = self._lanes[lane.id]
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -228,7 +228,7 @@ class Scheduler:
             failure: Exception | None = None
             try:
                 job()
-            except Exception as error:  # told to whoever asked for the probe
+            except Exception as error:  # raised by `probe`
                 failure = error
             entry.call_loop(lambda: self._probed(entry, finished, failure))
 
@@ -392,7 +392,7 @@ class Scheduler:
     ) -> BatchTrace | None:
         try:
             return trace_batch(running.dispatch, running.started_ns, ended_ns, result)
-        except Exception as error:  # must not cost anybody an answer
+        except Exception as error:  # must not cost an answer
             tell_bug("tracing a batch", error)
             return None
 
@@ -418,7 +418,7 @@ class Scheduler:
     def _try_again(
         self, dispatch: Dispatch, suspects: tuple[Request, ...], failure: EngineFailure, batch: BatchTrace | None
     ) -> None:
-        """In halves, down to who is to blame; for want of memory only once."""
+        """In halves, down to the request that fails alone; only once where memory was short."""
         is_memory = failure.scope is FailureScope.MEMORY
         if is_memory and any(self._pending[request.id].was_split for request in suspects):
             for request in suspects:

@@ -1,4 +1,4 @@
-"""The memory that requests live in, and who may touch it when.
+"""The memory that requests live in, and which side may touch it when.
 
 One block, bounded for ever: reserving a slot before a body is read is how bytes in flight are admitted.
 
@@ -259,5 +259,5 @@ class Slab:
 
 
 def aligned(nbytes: int) -> int:
-    """The next multiple of `ALIGNMENT_BYTES`, where what follows so many bytes may begin."""
+    """The next multiple of `ALIGNMENT_BYTES`, where what follows `nbytes` may begin."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
