@@ -189,7 +189,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._idle_since_s = None  # with any bytes it would be too early: empty lines are no request
         super().on_message_begin()
         self._header_bytes = 0
-        self._in_headers = self._has_moved = True
+        self._in_headers = True
 
     def on_url(self, url: bytes) -> None:
         self._header_bytes += len(url)

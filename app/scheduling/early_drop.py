@@ -138,8 +138,8 @@ class _Heads:
         return bisect_left(self._due_ns, self._forecast.free_ns + left_ns)
 
     def course(self, given_up: int, owed_ns: int) -> tuple[int, int]:
-        """How many of the next full batch are in time when the first `given_up` are dropped and no others that could be in
-        time, and how much longer that takes the device than one batch of as many."""
+        """How many of the next full batch are in time when the first `given_up` are dropped and no others that could be
+        in time, and how much longer that takes the device than one batch of as many."""
         lane, end = self._forecast.lane, self.fill(0)
         if given_up >= end:
             return 0, 0
