@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -48,7 +48,7 @@ Front = Literal["uint8_nhwc", "float32_nchw"]
 Activation = Literal["softmax", "sigmoid", "none"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TensorSpec:
     """One named input or output.
 
@@ -71,7 +71,7 @@ class TensorSpec:
         if self.example and not fits(self.example, self.shape):
             raise BundleError(f"tensor {self.name!r}: {list(self.example)} is no example of {list(self.shape)}")
 
-    @property
+    @cached_property
     def drawn_shape(self) -> tuple[int, ...]:
         """A shape to run the model at where no request says one: the example, else a 1 for each free size."""
         return self.example or tuple([1 if size < 0 else size for size in self.shape])
@@ -80,19 +80,21 @@ class TensorSpec:
         """The spec of one sample, of one with the whole shape."""
         return replace(self, shape=self.shape[1:], example=self.example[1:])
 
-    @property
+    @cached_property
     def numpy_dtype(self) -> np.dtype[np.generic]:
         return NUMPY_DTYPES[self.dtype]
 
-    @property
+    @cached_property
     def is_strings(self) -> bool:
         """Whether an element is a byte string, so that no shape tells how many bytes there are."""
         return self.dtype == "BYTES"
 
-    @property
+    @cached_property
     def sample_bytes(self) -> int | None:
         """Bytes of one sample, or None where a size is known only at run time."""
-        return _sample_bytes(self.dtype, self.shape)
+        if self.is_strings or any(size < 0 for size in self.shape):
+            return None
+        return math.prod(self.shape) * self.numpy_dtype.itemsize
 
 
 def fits(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -100,14 +102,7 @@ def fits(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return len(sizes) == len(shape) and all(b in (-1, a) for a, b in zip(sizes, shape, strict=True)) and -1 not in sizes
 
 
-@lru_cache(maxsize=1024)
-def _sample_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:
-    if dtype == "BYTES" or any(size < 0 for size in shape):
-        return None
-    return math.prod(shape) * NUMPY_DTYPES[dtype].itemsize
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ImageSpec:
     """How encoded bytes become the model's one image input.
 
@@ -157,24 +152,24 @@ class ImageSpec:
             front=front,
         )
 
-    @property
+    @cached_property
     def tensor_shape(self) -> tuple[int, int, int]:
         """The shape of one sample, as the model takes it."""
         if self.front == "uint8_nhwc":
             return (self.height, self.width, self.channels)
         return (self.channels, self.height, self.width)
 
-    @property
+    @cached_property
     def free_tensor_shape(self) -> tuple[int, int, int]:
         """The same for a model that takes any height and width."""
         return (-1, -1, self.channels) if self.front == "uint8_nhwc" else (self.channels, -1, -1)
 
-    @property
+    @cached_property
     def tensor_dtype(self) -> str:
         return "UINT8" if self.front == "uint8_nhwc" else "FP32"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelSpec:
     """What a model takes and gives.
 
@@ -202,11 +197,11 @@ class ModelSpec:
         """The labels of one output, by its place."""
         return (self.labels, *self.further_labels)[output] if output <= len(self.further_labels) else ()
 
-    @property
+    @cached_property
     def gives_classes(self) -> bool:
         return self.task in CLASS_TASKS
 
-    @property
+    @cached_property
     def is_binary(self) -> bool:
         """Whether one output tells two classes apart."""
         return len(self.labels) == 2 and self.outputs[0].shape[-1:] == (1,)

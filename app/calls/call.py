@@ -192,9 +192,9 @@ class Call:
             self.core.stage_took(self.served.key, "decode_wait", wait_ns)
             self.core.stage_took(self.served.key, "decode", ns)
 
-    def latest_start_ns(self, latest_start_us: int | None) -> int | None:
+    def latest_start_ns(self, terms: Terms) -> int | None:
         """By when the request must start to compute; None: at any time."""
-        return None if latest_start_us is None else self.arrival_ns + latest_start_us * 1000
+        return None if terms.latest_start_us is None else self.arrival_ns + terms.latest_start_us * 1000
 
     def begin_decode(self, slots: tuple[Slot, ...]) -> None:
         """Lend slots to a decoder thread until `end_decode`, even if the call ends before."""
@@ -331,7 +331,7 @@ class Call:
             self.arrival_ns,
             terms.priority,
             self.deadline_ns,
-            self.latest_start_ns(terms.latest_start_us),
+            self.latest_start_ns(terms),
             None if self.span is None else self.span.traceparent,
         )
 

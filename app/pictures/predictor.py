@@ -139,7 +139,7 @@ class Predictor:
         slot = call.reserve(_input_bytes(served))
         pixels, needs_bytes = self._measure(call, picture, image)
         slots = (*picture.slots, slot)
-        latest_start_ns = call.latest_start_ns(terms.latest_start_us)
+        latest_start_ns = call.latest_start_ns(terms)
         work = DecodeWork(picture.kind, pixels, slots, served, needs_bytes, latest_start_ns, terms.priority)
         try:
             size, wait_ns = await self.decoder.run(call, work, picture.decode_into, image, slot.view, self._max_pixels)

@@ -108,7 +108,16 @@ def read_outputs(asked: RawRequest, spec: ModelSpec, samples: int, wrong: Wrong)
             raise wrong(f"output '{output.name}' already exists in request")
         wanted.append(one)
     for one in wanted:
-        _check_form(one, spec, samples, wrong)
+        tensor = spec.outputs[one.index]
+        if one.classes:
+            check_classifiable(tensor)
+        elif one.place is not None:
+            check_room(one.place, tensor, samples * (tensor.sample_bytes or 0))
+        elif tensor.dtype in BINARY_ONLY and not one.binary:
+            raise wrong(
+                f"sending {tensor.dtype} data via JSON is not supported. "
+                f"Please use the binary data format for output {tensor.name}"
+            )
     return tuple(wanted)
 
 
@@ -128,19 +137,6 @@ def _output(output: OutputIn, asked: RawRequest, spec: ModelSpec, wrong: Wrong) 
     if classes and place:
         raise wrong("Output can't set both 'shared_memory_region' and 'classification'")
     return WantedOutput(index, binary, classes, place)
-
-
-def _check_form(wanted: WantedOutput, model: ModelSpec, samples: int, wrong: Wrong) -> None:
-    spec = model.outputs[wanted.index]
-    if wanted.classes:
-        check_classifiable(spec)
-    elif wanted.place is not None:
-        check_room(wanted.place, spec, samples * (spec.sample_bytes or 0))
-    elif spec.dtype in BINARY_ONLY and not wanted.binary:
-        raise wrong(
-            f"sending {spec.dtype} data via JSON is not supported. "
-            f"Please use the binary data format for output {spec.name}"
-        )
 
 
 _MAX_BYTES = 1 << 40
@@ -184,7 +180,13 @@ def understand(asked: RawRequest, served: Served) -> InferRequest:
             raise wrong(f"input '{tensor.name}' already exists in request")
         shapes[tensor.name] = shape = _shape(tensor, own, spec, model, wrong)
         found[tensor.name] = tensor.source.read(Target(own, shape, model, wrong, served.text_only))
-    _check_complete(found, spec, model, wrong)
+    if len(found) < len(expected):
+        raise wrong(
+            f"expected {len(expected)} inputs but got {len(found)} inputs for model {model}. "
+            f"Got input(s) {sorted(found)}, "
+            f"but missing required input(s) {[name for name in expected if name not in found]}. "
+            "Please provide all required input(s)."
+        )
     samples, sample_starts_at = 1, 0
     if spec.max_batch_size:
         samples, sample_starts_at = _batch_size(shapes, spec, model, wrong), 1
@@ -241,16 +243,6 @@ def _written(values: np.ndarray | Elsewhere, call: Call) -> TensorRef:
     else:
         values.write_into(slot.view)
     return TensorRef(slot.ref, 0, values.nbytes)
-
-
-def _check_complete(found: Mapping[str, object], spec: ModelSpec, model: str, wrong: Wrong) -> None:
-    missing = [one.name for one in spec.inputs if one.name not in found]
-    if missing:
-        raise wrong(
-            f"expected {len(spec.inputs)} inputs but got {len(found)} inputs for model "
-            f"{model}. Got input(s) {sorted(found)}, but missing required input(s) {missing}. "
-            "Please provide all required input(s)."
-        )
 
 
 def _batch_size(shapes: Mapping[str, Shape], spec: ModelSpec, model: str, wrong: Wrong) -> int:

@@ -113,17 +113,13 @@ class Target:
     def values(self) -> int:
         return math.prod(self.shape)
 
-    @property
-    def nbytes(self) -> int:
-        """Not for strings, whose shape does not tell."""
-        return self.values * self.spec.numpy_dtype.itemsize
-
     def check_size(self, nbytes: int) -> None:
         """Raises InvalidRequest unless `nbytes` is exactly the size of this tensor."""
-        if nbytes != self.nbytes:
+        expected = math.prod(self.shape) * self.spec.numpy_dtype.itemsize
+        if nbytes != expected:
             raise self.wrong(
                 f"input byte size mismatch for input '{self.spec.name}' for model {self.model}. "
-                f"Expected {self.nbytes}, got {nbytes}"
+                f"Expected {expected}, got {nbytes}"
             )
 
     def check_bytes(self, data: memoryview) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVarTuple
 
 from convoy.app.engines.batch import BatchResult, BatchTrace, EngineFailure, FailureScope
@@ -337,7 +338,7 @@ class Scheduler:
         self._slab.move([slot for request in dispatch.requests for slot in request.slots], SlotState.COPYING)
         running = Running(dispatch, self._now_ns())
         entry.running.append(running)
-        entry.give(lambda: self._run(entry, running))
+        entry.give(partial(self._run, entry, running))
 
     def _finished(
         self, entry: _LaneEntry, running: Running, result: BatchResult | EngineFailure, ended_ns: int
@@ -383,7 +384,7 @@ class Scheduler:
             ended.append(done)
             answered.extend(request.slots)
             pending.future.set_result(done)
-        self._slab.free(*unwanted)
+        self._slab.move(unwanted, SlotState.FREE)
         self._slab.move(answered, SlotState.ANSWERED)
         tell(self._observer.batch_ran, dispatch, result, ended, self._now_ns())
 
@@ -465,7 +466,7 @@ class Scheduler:
     def _run(self, entry: _LaneEntry, running: Running) -> None:
         result = _result(entry.run, running.dispatch.requests)
         ended_ns = self._now_ns()
-        entry.call_loop(lambda: self._finished(entry, running, result, ended_ns))
+        entry.call_loop(partial(self._finished, entry, running, result, ended_ns))
 
 
 def _result(run: Runner, requests: tuple[Request, ...]) -> BatchResult | EngineFailure:

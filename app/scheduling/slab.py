@@ -43,7 +43,11 @@ class Extents:
         for position, hole in enumerate(self._sizes):
             if hole >= size:
                 offset = self._offsets[position]
-                self._cut(position, offset, size)
+                if hole == size:
+                    del self._offsets[position], self._sizes[position]
+                else:
+                    self._offsets[position] += size
+                    self._sizes[position] -= size
                 return offset
         return None
 
@@ -52,7 +56,10 @@ class Extents:
         position = bisect_right(self._offsets, offset) - 1
         if position < 0 or offset + size > self._offsets[position] + self._sizes[position]:
             return False
-        self._cut(position, offset, size)
+        begin, end = self._offsets[position], self._offsets[position] + self._sizes[position]
+        rest = [(a, b - a) for a, b in ((begin, offset), (offset + size, end)) if b > a]
+        self._offsets[position : position + 1] = [a for a, _ in rest]
+        self._sizes[position : position + 1] = [length for _, length in rest]
         return True
 
     def give_back(self, offset: int, size: int) -> None:
@@ -67,16 +74,6 @@ class Extents:
         else:
             offsets.insert(position, offset)
             sizes.insert(position, size)
-
-    def _cut(self, position: int, offset: int, size: int) -> None:
-        if offset == self._offsets[position] and size < self._sizes[position]:  # nearly always
-            self._offsets[position] += size
-            self._sizes[position] -= size
-            return
-        begin, end = self._offsets[position], self._offsets[position] + self._sizes[position]
-        rest = [(a, b - a) for a, b in ((begin, offset), (offset + size, end)) if b > a]
-        self._offsets[position : position + 1] = [a for a, _ in rest]
-        self._sizes[position : position + 1] = [length for _, length in rest]
 
 
 # Keeps every slot on cache lines of its own, so that two cores filling neighbours do not fight.
