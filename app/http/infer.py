@@ -15,7 +15,6 @@ from convoy.app.http.hot_route import HotRoute, HttpHead
 from convoy.app.http.infer_request import parse_infer
 from convoy.app.http.json_documents import (
     INLINE_JSON_BYTES,
-    WEIGHED_INLINE_BYTES,
     Weight,
     check_weight,
     needed_bytes,
@@ -109,11 +108,8 @@ class InferRoute(HotRoute):
         text = body.view[:header_length]
         weighed_ns = needs_bytes = 0
         if text.nbytes > INLINE_JSON_BYTES:
-            if text.nbytes <= WEIGHED_INLINE_BYTES:
-                weight = weigh(text)
-            else:
-                work = DecodeWork("weigh", text.nbytes, slots)
-                weight, weighed_ns = await self.decoder.run(call, work, weigh, text)
+            work = DecodeWork("weigh", text.nbytes, slots)
+            weight, weighed_ns = await self.decoder.run(call, work, weigh, text)
             check_weight(weight, served)
             needs_bytes = self._room_for(call, weight, served)
         elif not is_heavy(body.view.nbytes, served):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -20,8 +19,6 @@ import simdjson
 from convoy.app.lifecycle.catalog import Served
 from convoy.models.errors import InvalidRequest
 
-# Counting this much takes some tenths of a millisecond, like a hop to a thread.
-WEIGHED_INLINE_BYTES = 1 << 20
 _PIECE_BYTES = 64 << 10
 _COMMA = ord(",")
 # "[" and "{" differ from each other in one bit, and in more from all else.
@@ -90,10 +87,6 @@ INLINE_JSON_BYTES = 96 << 10
 _MOST_TENSORS = 256
 # numpy's, and so of lists in lists.
 _MOST_DIMENSIONS = 64
-# Below, making objects of the numbers costs less than not to.
-_SHORTEST_BYTES = 2 << 10
-# A parser keeps several times the memory of its largest document.
-_LARGEST_KEPT_BYTES = 1 << 20
 # Values that become objects; until all are made, nothing else runs.
 _MOST_OBJECTS = 1 << 20
 # The protocol's types that a list of JSON numbers stands for without a doubt, and how simdjson may read such a list.
@@ -106,7 +99,6 @@ _FORMS: dict[str, tuple[_Form, ...]] = {
     "UINT64": ("i", "u"),
 }
 _DTYPES: dict[_Form, type[np.generic]] = {"d": np.float64, "i": np.int64, "u": np.uint64}
-_kept = threading.local()
 
 
 class JsonTensor(msgspec.Struct, gc=False):
@@ -200,7 +192,7 @@ def read_values(data: object, datatype: str) -> object:
     if not isinstance(data, msgspec.Raw):
         return data
     text, forms = memoryview(data), _FORMS.get(datatype, ())
-    if forms and len(text) >= _SHORTEST_BYTES:
+    if forms:
         values = _numbers(bytes(text), forms)
         if values is not None:
             return values
@@ -213,7 +205,7 @@ def read_values(data: object, datatype: str) -> object:
 
 def _numbers(text: bytes, forms: tuple[_Form, ...]) -> np.ndarray | None:
     try:
-        data = _parse(text)
+        data = simdjson.Parser().parse(text)
         if isinstance(data, simdjson.Array) and text.count(b"[") == _count_even(data):
             for form in forms:
                 try:
@@ -223,16 +215,6 @@ def _numbers(text: bytes, forms: tuple[_Form, ...]) -> np.ndarray | None:
     except (ValueError, RuntimeError):  # simdjson's ways to say that it cannot
         pass
     return None
-
-
-def _parse(text: bytes) -> Any:
-    """The document in simdjson's own objects, which must be gone when the thread's next one is parsed."""
-    if len(text) > _LARGEST_KEPT_BYTES:
-        return simdjson.Parser().parse(text)
-    parser: simdjson.Parser | None = getattr(_kept, "parser", None)
-    if parser is None:
-        parser = _kept.parser = simdjson.Parser()
-    return parser.parse(text)
 
 
 def _count_even(data: Any) -> int:

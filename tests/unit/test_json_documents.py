@@ -42,7 +42,7 @@ def test_a_request_has_its_fields_and_its_data_is_read_later() -> None:
     found = read(request(id="a", parameters={"priority": 3}, outputs=[{"name": "y"}], other=[1]))
     (tensor,) = found.inputs
     assert (tensor.name, tensor.datatype, tensor.shape, tensor.parameters) == ("x", "FP32", [2], {})
-    assert read_values(tensor.data, "FP32") == [1.5, 2]
+    assert np.array_equal(read_values(tensor.data, "FP32"), [1.5, 2])
     assert (found.id, found.parameters, found.outputs and found.outputs[0].name) == ("a", {"priority": 3}, "y")
     assert read('{"inputs": [], "id": null, "outputs": null}').outputs is None
 
