@@ -23,8 +23,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from convoy.app.calls.options import ApiKey, BodyLimits, ServeOptions
-from convoy.app.engines.batch import EngineFailure
+from convoy.app.calls.options import BodyLimits, ServeOptions
 from convoy.app.http.connection import guarded_protocol
 from convoy.app.http.gate import Gate, HotRoutes
 from convoy.app.http.replies import Reply, send_reply
@@ -205,17 +204,6 @@ def test_who_asks_first_whether_to_go_on_is_told_so_when_there_is_room(workshop:
     play(workshop, scene)
 
 
-def test_requests_that_come_together_are_answered_in_their_order(workshop: Workshop) -> None:
-    async def scene(house: House, _: Workshop) -> None:
-        connection = house.connect()
-        connection.send(rows(1.0) + head("/ping", method="GET") + rows(2.0) + rows(3.0, samples=2) + rows(4.0))
-        first, second, *others = await connection.reply(5)
-        assert (shift(first), second.body) == (101.0, b'"elsewhere"')
-        assert [shift(reply, samples) for reply, samples in zip(others, (1, 2, 1), strict=True)] == [102, 103, 104]
-
-    play(workshop, scene)
-
-
 def test_who_asks_faster_than_it_is_answered_is_not_read_on(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
         gate, others = await busy(house, workshop)
@@ -263,34 +251,6 @@ def test_a_long_body_behind_a_request_that_waits_arrives_whole(workshop: Worksho
     play(workshop, scene)
 
 
-def test_headers_may_come_byte_by_byte(workshop: Workshop) -> None:
-    async def scene(house: House, _: Workshop) -> None:
-        connection, request = house.connect(), rows(5.0)
-        body_at = request.index(b"\r\n\r\n") + 4
-        for byte in request[: body_at - 1]:
-            connection.send(bytes([byte]))
-        assert shift(await connection.ask(request[body_at - 1 :])) == 105.0
-
-    play(workshop, scene)
-
-
-@pytest.mark.parametrize("pieces", [2, 3, 50])
-def test_a_body_in_pieces_arrives_whole(workshop: Workshop, pieces: int) -> None:
-    async def scene(house: House, _: Workshop) -> None:
-        connection, request = house.connect(), rows(6.0)
-        body_at = request.index(b"\r\n\r\n") + 4
-        step = -(-(len(request) - body_at) // pieces)
-        connection.send(request[: body_at + step])
-        for start in range(body_at + step, len(request), step):
-            await asyncio.sleep(0)
-            connection.send(request[start : start + step])
-        (reply,) = await connection.reply()
-        assert shift(reply) == 106.0
-        assert shift(await connection.ask(rows(7.0))) == 107.0
-
-    play(workshop, scene)
-
-
 def test_a_chunked_body_arrives_whole(workshop: Workshop) -> None:
     async def scene(house: House, _: Workshop) -> None:
         header, data = parts(8.0)
@@ -320,45 +280,6 @@ def test_a_chunked_body_that_grows_too_long_is_refused_while_it_comes(workshop: 
         assert shift(await connection.ask(rows(9.0))) == 109.0, "what was left of it has been thrown away"
 
     play(workshop, scene)
-
-
-def test_where_everybody_has_a_time_limit_it_holds_for_what_comes_again_too(workshop: Workshop) -> None:
-    async def scene(house: House, workshop: Workshop) -> None:
-        connection = house.connect()
-        for _ in range(3):
-            assert shift(await connection.ask(rows(1.0))) == 101.0
-        gate = held(workshop)
-        assert (await connection.ask(rows(1.0))).status == 504
-        gate.set()
-
-    play(workshop, scene, default_timeout_ms=500.0)
-
-
-def test_classes_are_found_every_time(workshop: Workshop) -> None:
-    async def scene(house: House, _: Workshop) -> None:
-        connection = house.connect()
-        outputs = [{"name": "y", "parameters": {"binary_data": True, "classification": 2}}]
-        for number in (1, 2, 3):
-            reply = await connection.ask(rows(float(number), outputs=outputs))
-            assert reply.status == 200
-            assert f"{100 + number}.".encode() in reply.body
-
-    play(workshop, scene)
-
-
-# Who may not
-
-
-def test_without_the_key_nobody_gets_anything(workshop: Workshop) -> None:
-    async def scene(house: House, _: Workshop) -> None:
-        connection, key = house.connect(), {"Authorization": "Bearer sesame"}
-        assert (await connection.ask(rows(1.0))).status == 401
-        for _ in range(3):
-            assert shift(await connection.ask(rows(1.0, headers=key))) == 101.0
-        for headers in ({}, {"Authorization": "Bearer sesame2"}, {"Authorization": "sesame"}):
-            assert (await connection.ask(rows(1.0, headers=headers))).status == 401
-
-    play(workshop, scene, api_keys=(ApiKey("default", "sesame"),))
 
 
 def test_while_nothing_can_be_written_nothing_more_is_read(workshop: Workshop) -> None:
@@ -642,21 +563,6 @@ def test_a_full_queue_is_refused(workshop: Workshop) -> None:
     play(workshop, scene)
 
 
-def test_a_model_that_fails_is_told(workshop: Workshop) -> None:
-    async def scene(house: House, workshop: Workshop) -> None:
-        connection, (engine,) = await house.used(), workshop.engines
-        engine.failure = EngineFailure("it is broken")
-        reply = await connection.ask(rows(1.0))
-        assert reply.status == 500
-        assert "it is broken" in reply.error
-        engine.failure = None
-        assert shift(await connection.ask(rows(1.0))) == 101.0
-        assert workshop.served().statistics.failures_by_reason["BACKEND"] == 1
-        assert house.counted("failed") == 1
-
-    play(workshop, scene)
-
-
 def test_without_room_that_is_said(workshop: Workshop) -> None:
     async def scene(house: House, _: Workshop) -> None:
         connection, slab = await house.used(), house.core.slab
@@ -671,18 +577,6 @@ def test_without_room_that_is_said(workshop: Workshop) -> None:
 
 
 # Versions that come and go
-
-
-def test_what_was_learned_of_a_version_is_forgotten_with_it(workshop: Workshop) -> None:
-    async def scene(house: House, workshop: Workshop) -> None:
-        connection = await house.used()
-        leaving = workshop.core.lifecycle.take_out_of_service("rows", 1)
-        assert leaving is not None
-        await leaving
-        reply = await connection.ask(rows(1.0))
-        assert reply.status == 404
-
-    play(workshop, scene)
 
 
 def test_a_version_that_leaves_while_it_answers_is_not_found_afterwards(workshop: Workshop) -> None:

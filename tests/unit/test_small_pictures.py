@@ -5,10 +5,8 @@ The fake model gives its input back with a number added, so a picture's class is
 
 from __future__ import annotations
 
-import gzip
 import io
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from convoy.app.engines.batch import EngineFailure
 from convoy.models.spec import ImageSpec
 from tests.support.fake_devices import Workshop, until
 from tests.support.wire import head
-from tests.unit.test_connection import OPTIONS, Connection, House, held, play, running
+from tests.unit.test_connection import Connection, House, held, play, running
 from tests.unit.test_garbage import CALLS, garbage_of
 
 FOUR_PIXELS = ImageSpec(2, 2, 1, "exact", 2, "nearest", False, (0.0,), (1.0,), "float32_nchw")
@@ -70,86 +68,6 @@ def test_each_is_told_its_own_class(pictures: Workshop) -> None:
     play(pictures, scene)
 
 
-@pytest.mark.parametrize(
-    ("body", "query", "status"),
-    [
-        pytest.param(picture(1)[:-28], "", 400, id="cut-off"),
-        pytest.param(b"no picture", "", 400, id="no-picture"),
-        pytest.param(picture(1), "?top_k=0", 400, id="no-class"),
-        pytest.param(picture(1), "?timeout_ms=never", 400, id="no-time"),
-    ],
-)
-def test_what_is_wrong_is_told(pictures: Workshop, body: bytes, query: str, status: int) -> None:
-    async def scene(house: House, workshop: Workshop) -> None:
-        assert (await house.connect().ask(asks(body, query))).status == status
-        assert best_of(await house.connect().ask(asks(picture(2)))) == 2
-
-    play(pictures, scene)
-
-
-def test_what_comes_behind_a_picture_may_be_shorter_than_its_head_or_cut_anywhere(pictures: Workshop) -> None:
-    request = asks(picture(2))
-
-    async def scene(house: House, workshop: Workshop) -> None:
-        for at in range(1, len(request)):
-            connection = house.connect()
-            for brightest in (0, 1):
-                assert best_of(await connection.ask(asks(picture(brightest)))) == brightest
-            connection.send(request[:at])
-            connection.send(request[at:])
-            (reply,) = await connection.reply()
-            assert best_of(reply) == 2
-            assert (await connection.ask(head("/", {}, "GET"))).status == 200
-            connection.leave()
-
-    play(pictures, scene)
-
-
-def test_a_query_is_of_its_own_request(pictures: Workshop) -> None:
-    async def scene(house: House, workshop: Workshop) -> None:
-        connection = house.connect()
-        for top_k in (None, 1, 3, None, 2):
-            reply = await connection.ask(asks(picture(1), "" if top_k is None else f"?top_k={top_k}"))
-            assert len(reply.json()["predictions"]) == (top_k or 4)
-
-    play(pictures, scene)
-
-
-def test_another_default_time_holds_at_once(pictures: Workshop) -> None:
-    async def scene(house: House, workshop: Workshop) -> None:
-        connection = house.connect()
-        assert best_of(await connection.ask(asks(picture(1)))) == 1
-        gate = held(workshop)
-        await running(workshop, house.connect(), asks(picture(0)))
-        house.options.change(replace(OPTIONS, default_timeout_ms=20.0))
-        assert (await connection.ask(asks(picture(1)))).status in (429, 504)
-        gate.set()
-
-    play(pictures, scene)
-
-
-def test_a_long_answer_is_compressed_for_who_asks(tmp_path: Path) -> None:
-    async def scene(house: House, workshop: Workshop) -> None:
-        connection = house.connect()
-        for _ in range(2):
-            reply = await connection.ask(asks(picture(1), **{"Accept-Encoding": "gzip"}))
-            assert reply.headers["content-encoding"] == "gzip"
-            assert b'"label":"bbb' in gzip.decompress(reply.body)
-        assert best_of(await connection.ask(asks(picture(3)))) == 3
-        plain = await connection.ask(asks(picture(1), **{"Accept-Encoding": "identity"}))
-        assert "content-encoding" not in plain.headers
-
-    play(Workshop(tmp_path, image=FOUR_PIXELS, labels=tuple(one * 600 for one in "abcd")), scene)
-
-
-def test_a_compressed_picture_is_read(pictures: Workshop) -> None:
-    async def scene(house: House, workshop: Workshop) -> None:
-        body = gzip.compress(picture(2))
-        assert best_of(await house.connect().ask(asks(body, **{"Content-Encoding": "gzip"}))) == 2
-
-    play(pictures, scene)
-
-
 async def its_client_leaves(house: House, workshop: Workshop) -> None:
     connection = house.connect()
     before = house.core.open_calls
@@ -190,28 +108,6 @@ def test_however_many_end_so_the_next_one_is_decoded_at_once(pictures: Workshop,
         reply = await connection.ask(asks(picture(3)))
         assert best_of(reply) == 3
         assert reply.json()["timing_ms"]["decode_wait"] == 0
-
-    play(pictures, scene)
-
-
-def test_after_the_time_to_drain_those_who_wait_are_told(pictures: Workshop) -> None:
-    async def scene(house: House, workshop: Workshop) -> None:
-        gate = held(workshop)
-        connections = [house.connect() for _ in range(4)]
-        await running(workshop, connections[0], asks(picture(1)))
-        for connection in connections[1:]:
-            connection.send(asks(picture(1)))
-        await until(lambda: house.core.open_calls == len(connections))
-        assert not await house.core.drain(0.0)
-        for connection in connections:
-            connection.protocol.shutdown()
-        for task in house.state.tasks:
-            task.cancel()
-        for connection in connections:
-            (reply,) = await connection.reply()
-            assert reply.status == 503
-            assert "the server shut down" in reply.error
-        gate.set()
 
     play(pictures, scene)
 
