@@ -61,24 +61,12 @@ class GuardedProtocol(HttpToolsProtocol):
 
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
     on_too_many: ClassVar[Callable[[], None]]
-    # uvicorn's base class keeps these; named here for the type checker.
-    connections: Any
-    transport: Any
-    cycle: Any
-    parser: Any
+    cycle: Any  # uvicorn's, whose transport is replaced
     flow: Any
-    server_state: Any
-    scope: Any
-    url: bytes
-    headers: list[tuple[bytes, bytes]]
-    client: tuple[str, int] | None
-    pipeline: Any
-    loop: asyncio.AbstractEventLoop
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._answering: Any = None
-        self._idle_since_s: float | None = None
         self._in_headers = True
         self._timers: dict[str, asyncio.TimerHandle] = {}  # the time limits that run, by name
         self._header_bytes = 0
@@ -186,7 +174,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return b"".join((method, b" ", self.url, b" HTTP/", version, b"\r\n", *kept, b"\r\n"))
 
     def on_message_begin(self) -> None:
-        self._idle_since_s = None  # with any bytes it would be too early: empty lines are no request
+        self._stop_timer("idle")  # not for any bytes: empty lines are no request
         super().on_message_begin()
         self._header_bytes = 0
         self._in_headers = True
@@ -417,22 +405,14 @@ class GuardedProtocol(HttpToolsProtocol):
             self._start_timer("abort", self.limits.write_timeout_s, self.transport.abort)
 
     def _arm_keep_alive(self) -> None:
-        # One timer serves many requests: when it fires it looks how long the connection has been idle by then.
-        self._idle_since_s = self.loop.time()
-        if "idle" not in self._timers:
-            self._start_timer("idle", self.timeout_keep_alive, self._check_idle)
+        self._start_timer("idle", self.timeout_keep_alive, self._close_if_idle)
 
     def _unset_keepalive_if_required(self) -> None:
         pass  # uvicorn calls it for any bytes; a request that begins ends the idle time
 
-    def _check_idle(self) -> None:
-        if self._idle_since_s is None:
-            return
-        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
-        if left_s <= 0 and self.has_unread_bytes():
-            left_s = LOOK_AGAIN_S
-        if left_s > 0:
-            self._start_timer("idle", left_s, self._check_idle)
+    def _close_if_idle(self) -> None:
+        if self.has_unread_bytes():
+            self._start_timer("idle", LOOK_AGAIN_S, self._close_if_idle)
         else:
             self._close()
 
