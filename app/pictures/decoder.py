@@ -159,9 +159,9 @@ class Decoder:
         """How many jobs have not begun."""
         return len(self._waiting)
 
-    def begin_here(self, served: Served, is_short: Callable[[], bool]) -> bool:
+    def begin_here(self, served: Served) -> bool:
         """Whether the caller may decode a sample at once, on the event loop; `answered` is to follow, if so."""
-        return begin_here(self._state, served.key, self._most_ahead(served), is_short)
+        return begin_here(self._state, served.key, self._most_ahead(served))
 
     def answered(self, key: ModelKey, done: Done | None = None) -> None:
         """A sample that was decoded needs nothing more: it has its answer, or will have none."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from functools import partial
 from typing import Any, NamedTuple, SupportsFloat
 
 from convoy.app.calls.call import Call, Inputs, Terms
@@ -37,7 +36,7 @@ class Picture(ABC):
         """What it says of its size; None for what is no image. Raises ImageError."""
 
     @abstractmethod
-    def is_quick(self, image: ImageSpec) -> bool:
+    def is_tiny(self, image: ImageSpec) -> bool:
         """Whether decoding it surely takes less than handing it to another thread would."""
 
     @abstractmethod
@@ -58,7 +57,7 @@ class EncodedPicture(Picture):
     def header(self) -> Header | None:
         return read_header(self.kind, self._encoded) if self.kind else None
 
-    def is_quick(self, image: ImageSpec) -> bool:
+    def is_tiny(self, image: ImageSpec) -> bool:
         return is_tiny(self.kind, self._encoded, image)
 
     def decode_into(self, image: ImageSpec, out: memoryview, max_pixels: int) -> Extent:
@@ -102,7 +101,7 @@ class Predictor:
         answering, spec = wanted.answering, served.spec
         image, input_bytes = _image_of(served), _input_bytes(served)
         # A hop to a thread costs more than decoding a tiny picture.
-        if is_alone and self.decoder.begin_here(served, partial(picture.is_quick, image)):
+        if is_alone and picture.is_tiny(image) and self.decoder.begin_here(served):
             sample = self._decode_here(call, served, picture)
         else:
             sample = await self._decode(call, served, picture, terms)

@@ -39,7 +39,7 @@ class OpenedPicture(Picture):
     def header(self) -> Header:
         return header_of(self._opened)
 
-    def is_quick(self, image: ImageSpec) -> bool:
+    def is_tiny(self, image: ImageSpec) -> bool:
         return False
 
     def decode_into(self, image: ImageSpec, out: memoryview, max_pixels: int) -> Extent:

@@ -33,8 +33,6 @@ _LEARN = 1 / 8
 _MOST_TIMES_LONGER = 4
 # How many jobs of each model are looked at behind one that does not fit.
 _LOOK_BEHIND = 16
-# Models that nothing waits for, which cost more to make anew than to look at.
-_MOST_AT_REST = 64
 
 
 class DecodeCost:
@@ -261,14 +259,11 @@ def ended(state: Decoding, job: DecodeJob, took_ns: int | None) -> None:
     _forget(state, job.key)
 
 
-def begin_here(state: Decoding, key: ModelKey, most_ahead: int, is_short: Callable[[], bool]) -> bool:
-    """Whether the caller may decode a sample itself, at once: it counts as ahead then. Else it waits like the others.
-
-    `is_short` is asked only where that decides it.
-    """
+def begin_here(state: Decoding, key: ModelKey, most_ahead: int) -> bool:
+    """Whether the caller may decode a sample itself, now: it counts as ahead then. Else it waits like the others."""
     line = state.lines[key]
     line.most_ahead = most_ahead
-    if line.places or line.ahead >= most_ahead or not is_short():
+    if line.places or line.ahead >= most_ahead:
         return False
     line.ahead += 1
     return True
@@ -293,9 +288,7 @@ def _forget(state: Decoding, key: ModelKey | None) -> None:
     """Forget what a model takes with its last request; the next one measures it anew."""
     line = state.lines[key]
     if not line.ahead and not line.places:
-        line.behind_ns = 0.0
-        if len(state.lines) > _MOST_AT_REST:
-            del state.lines[key]
+        del state.lines[key]
 
 
 def _given_up(state: Decoding, job: DecodeJob, now_ns: int) -> Why | None:

@@ -335,7 +335,7 @@ def test_whatever_comes(jobs: list[tuple[object, ...]], threads: int, answer_ms:
     assert (play.used_bytes, play.state.waiting) == (0, 0)
     assert not play.state.running
     assert play.most_at_once <= threads
-    assert not any(line.places or line.by_age or line.ahead or line.behind_ns for line in play.state.lines.values())
+    assert not play.state.lines
 
 
 @given(
