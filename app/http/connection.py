@@ -139,16 +139,14 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _feed(self, data: bytes) -> None:
         """Let the parser read until a request waits, and keep the rest: no parser stops at the end of a request."""
-        if len(data) <= _PIECE_BYTES:
-            self._feed_piece(data)
-            return
-        view, start = memoryview(data), 0
-        while start < len(view) and not self._read_closed and not self.transport.is_closing():
+        view = memoryview(data)
+        for start in range(0, len(view), _PIECE_BYTES):
+            if self._read_closed or self.transport.is_closing():
+                return
             if self.pipeline:
                 self._keep(view[start:])
                 return
             self._feed_piece(view[start : start + _PIECE_BYTES])
-            start += _PIECE_BYTES
 
     def _feed_piece(self, data: bytes | memoryview) -> None:
         """Let the parser read, whatever other protocol a request offers to speak."""
@@ -278,10 +276,6 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def has_unread_bytes(self) -> bool:
-        """Whether the client has sent what has not been read yet."""
-        return unread_bytes(self.transport) > 0
-
     def _start_timer(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
         """Call `callback` after `seconds`. Replaces a running timer of the same name."""
 
@@ -303,7 +297,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.flow.read_paused or self.pipeline or not self._is_answered():
             self._arm_header_timer()  # until earlier requests are answered, it may be we that do not read
             return
-        if self.has_unread_bytes():
+        if unread_bytes(self.transport):
             self._start_timer("header", LOOK_AGAIN_S, self._headers_are_too_slow)
             return
         self._refuse(408, f"the headers did not arrive within {self.limits.header_timeout_s:g} s")
@@ -411,7 +405,7 @@ class GuardedProtocol(HttpToolsProtocol):
         pass  # uvicorn calls it for any bytes; a request that begins ends the idle time
 
     def _close_if_idle(self) -> None:
-        if self.has_unread_bytes():
+        if unread_bytes(self.transport):
             self._start_timer("idle", LOOK_AGAIN_S, self._close_if_idle)
         else:
             self._close()
