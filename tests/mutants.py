@@ -22,6 +22,7 @@ POLICY = (
     "tests/unit/test_policy.py",
     "tests/simulation/test_policy_properties.py",
     "tests/simulation/test_priorities.py",
+    "tests/simulation/test_devices.py",
 )
 CALLS = ("tests/unit/test_connection.py", "tests/unit/test_decoder.py", "tests/unit/test_grpc_memory.py")
 TESTS = {
@@ -29,7 +30,7 @@ TESTS = {
     "app/scheduling/scheduler.py": SHELL,
     "app/scheduling/policy.py": POLICY,
     "app/scheduling/queues.py": (*POLICY, *SHELL),
-    "app/scheduling/latency.py": ("tests/unit/test_latency.py",),
+    "app/scheduling/latency.py": ("tests/unit/test_latency.py", *POLICY),
     "app/calls/call.py": CALLS,
     "app/calls/open_calls.py": CALLS,
 }

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from convoy.app.scheduling.latency import UNKNOWN_NS, LatencyModel
+from convoy.app.scheduling.latency import UNKNOWN_NS, WAKING_NS, LatencyModel, Staging
 from convoy.app.scheduling.request import MILLISECOND_NS
 
 LARGEST = 32
@@ -160,3 +160,30 @@ def test_light_load_does_not_unlearn_large_batches(fixed: float, each: float, se
     for _ in range(1000):
         model.observe(POWERS[seen], int(truth(POWERS[seen])))
     assert model.expect_ns(POWERS[asked]) == pytest.approx(truth(POWERS[asked]), rel=0.02)
+
+
+def test_the_soonest_end_is_the_fastest_recent_one_and_a_little_less() -> None:
+    model = LatencyModel({1: 1e6, 8: 8e6})
+    assert model.soonest_ns(8) == 6_000_000, "of which nothing is known yet"
+    for took_ns in (8e6, 7.2e6, 8e6):
+        model.observe(8, int(took_ns))
+    assert model.soonest_ns(8) == pytest.approx(0.95 * 0.9 * model.expect_ns(8), rel=0.03)
+
+
+def test_a_size_between_powers_of_two_teaches_both_neighbours() -> None:
+    model = LatencyModel({1: 1e6, 16: 16e6})
+    for _ in range(50):
+        model.observe(6, 12_000_000)
+    assert model.expect_ns(6) == pytest.approx(12e6, rel=0.02)
+    assert model.expect_ns(4) < model.expect_ns(6) < model.expect_ns(8)
+    assert model.expect_ns(1) < 2.5e6, "sizes far away learn little"
+
+
+def test_what_comes_before_computing_grows_with_the_batch_beyond_what_was_seen() -> None:
+    staging = Staging()
+    for samples in (1, 2):
+        staging.observe(samples, samples * MILLISECOND_NS)
+    assert staging.lead_ns(2) == 1.25 * 2 * MILLISECOND_NS + WAKING_NS
+    assert staging.lead_ns(16) == 1.25 * 16 * MILLISECOND_NS + WAKING_NS
+    assert staging.hidden_ns(16) == 2 * MILLISECOND_NS
+    assert Staging().hidden_ns(4) == 0

@@ -7,6 +7,7 @@ import random
 import selectors
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -520,6 +521,18 @@ def test_a_fatal_failure_ends_the_batch_and_the_lane_and_the_next_lane_goes_on()
     with_shop(scenario)
 
 
+@pytest.mark.parametrize(("scope", "lost"), [(FailureScope.ENGINE, 1), (FailureScope.DEVICE, 2)])
+def test_a_lost_engine_leaves_its_device_to_others_and_a_lost_device_does_not(scope: FailureScope, lost: int) -> None:
+    async def scenario(shop: Shop) -> None:
+        shop.add_lane(device="other")
+        shop.engines[0].broken = EngineFailure("it is gone", scope)
+        shop.submit()
+        await shop.rest()
+        assert [lane for lane, _ in shop.lost] == shop.lanes[:lost]
+
+    with_shop(scenario, lanes=2)
+
+
 def test_a_hung_lane_is_given_up_and_its_slots_stay_until_it_returns() -> None:
     async def scenario(shop: Shop) -> None:
         engine, lane = shop.engines[0], shop.lanes[0]
@@ -667,7 +680,15 @@ def test_removing_a_queue_tells_those_who_wait() -> None:
         await shop.scheduler.stop_lane(shop.lanes[0])
         requests = [shop.submit() for _ in range(3)]
         shop.cancel(requests[1])
+        other = ModelKey("other", 1)
+        shop.scheduler.add_queue(other, max_batch=1, max_waiting=1)
+        kept = replace(shop.make(), key=other)
+        assert shop.take(kept)
         shop.scheduler.remove_queue(KEY, "the model was unloaded")
+        assert shop.states(kept) == {SlotState.QUEUED}
+        shop.scheduler.remove_queue(other, "the model was unloaded")
+        assert shop.outcome(kept) is Outcome.STOPPED
+        del shop.ended[kept.id]
         assert set(shop.ended) == {requests[0].id, requests[2].id}
         assert {(d.outcome, d.reason) for d in shop.ended.values()} == {(Outcome.STOPPED, "the model was unloaded")}
         assert shop.slab.slots_in_use == 0
