@@ -19,13 +19,12 @@ from convoy.app.calls.shared_memory import SharedMemory
 from convoy.app.engines.plan_builder import PlanBuilder
 from convoy.app.lifecycle.catalog import Catalog
 from convoy.app.lifecycle.health import Health, HealthOptions
-from convoy.app.lifecycle.lanes import Lanes
+from convoy.app.lifecycle.lanes import Lanes, Reports
 from convoy.app.lifecycle.load_watch import CoreLoad, LoadWatch
 from convoy.app.lifecycle.loads import LoadVersion, load_giving_way
 from convoy.app.lifecycle.model_control import ControlOptions, ModelControl
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle, QueueRules
 from convoy.app.lifecycle.remote_store import RemoteStore
-from convoy.app.lifecycle.reports import Reports
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.upgrades import Upgrades
 from convoy.app.loading.load import LoadedModel, LoadOptions, load

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,14 +13,78 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from convoy.app.commands.plan_inventory import PlanInventory, take_inventory
 from convoy.app.engines import cpu
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.machine import Machine, find_machine
 from convoy.app.engines.table import Availability, availabilities
-from convoy.app.engines.tensorrt_library import LIBRARIES, BuilderFound, find_builder
+from convoy.app.engines.tensorrt_library import LIBRARIES, BuilderFound, find_builder, library_named
 from convoy.app.version import VERSION
+from convoy.models.bundle import Precision
 from convoy.models.checkpoint import installed_versions
+from convoy.models.plan_cache import find_plan, records_in
+from convoy.models.plans import Gpu, NoPlan, PlanKey, PlanRecord
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFound:
+    """One plan in the cache; `why_not` says why it cannot serve here, and is empty where it can."""
+
+    model: str
+    precision: Precision
+    batch_sizes: tuple[int, ...]
+    target: str
+    plan_bytes: int
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInventory:
+    """A cache's plans, and what in it is no plan at all."""
+
+    folder: str
+    plans: tuple[PlanFound, ...]
+    unreadable: tuple[str, ...]
+
+
+def take_inventory(cache: Path, machine: Machine) -> PlanInventory:
+    """Look through the cache; reads every plan that is for this machine. A cache that is not there is empty."""
+    records = list(records_in(cache))
+    plans = tuple(_plan_found(cache, record, machine) for record in records if isinstance(record, PlanRecord))
+    unreadable = tuple(record.reason for record in records if isinstance(record, NoPlan))
+    return PlanInventory(str(cache), plans, unreadable)
+
+
+def _plan_found(cache: Path, record: PlanRecord, machine: Machine) -> PlanFound:
+    return PlanFound(
+        model=record.onnx_name,
+        precision=record.options.precision,
+        batch_sizes=record.options.batch_sizes,
+        target=str(record.key.target),
+        plan_bytes=record.plan.bytes,
+        why_not=next(_obstacles(cache, record.key, machine), ""),
+    )
+
+
+def _obstacles(cache: Path, key: PlanKey, machine: Machine) -> Iterator[str]:
+    if not machine.gpus:
+        # Whoever builds ahead wants to know at least whether it is whole.
+        yield (
+            plan.reason if isinstance(plan := find_plan(cache, key), NoPlan) else "there is no GPU that it could run on"
+        )
+        return
+    library = library_named(key.target.library)
+    found = machine.runs(library)
+    if found.module is None:
+        yield found.reason
+        return
+    if key.target.version != (installed := found.module.__version__):
+        yield f"{library.title} {installed} is installed"
+    gpus = [Gpu(gpu.properties.name, gpu.properties.compute_capability) for gpu in machine.gpus]
+    if not any(key.target.covers(gpu) for gpu in gpus):
+        yield "no GPU of this kind is here"
+    if isinstance(plan := find_plan(cache, key), NoPlan):
+        yield plan.reason
+
 
 _LIBRARIES = (
     *("fastapi", "uvicorn", "numpy", "Pillow", "safetensors", "onnxruntime", "onnxruntime-gpu", "openvino"),

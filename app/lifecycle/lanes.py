@@ -23,12 +23,49 @@ from convoy.app.lifecycle.tasks import Tasks, to_its_end
 from convoy.app.loading.load import LoadedModel, ServedBefore
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.latency import LatencyModel
+from convoy.app.scheduling.policy import Dispatch
 from convoy.app.scheduling.queues import Lane
-from convoy.app.scheduling.request import ModelKey, Request
+from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request
 from convoy.app.scheduling.scheduler import Runner, Scheduler
 from convoy.app.scheduling.slab import Slab
-from convoy.app.server.daemon_threads import begin
+from convoy.app.server.runtime import begin
+from convoy.app.telemetry.ledger import Ledger
 from convoy.app.telemetry.metrics import Metrics
+from convoy.app.telemetry.ran_batches import BatchRecord
+
+_log = logging.getLogger("convoy")
+
+
+# Of the statistics' failures; what is not here is the model's or its engine's.
+_FAILURES = {Outcome.EXPIRED: "REJECTED", Outcome.HOPELESS: "REJECTED", Outcome.STOPPED: "CANCELED"}
+
+
+class Reports:
+    """An `Observer` of the scheduler. `on_lane_lost` hears of lost lanes, which is more than is written down."""
+
+    def __init__(
+        self, catalog: Catalog, ledger: Ledger, on_lane_lost: Callable[[ModelKey, Lane, str, FailureScope], None]
+    ) -> None:
+        self._catalog, self._ledger, self.lane_lost = catalog, ledger, on_lane_lost
+
+    def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done], now_ns: int) -> None:
+        key, lane, samples = dispatch.key, dispatch.lane, dispatch.samples
+        if (at_work := self._catalog.live(key).lane_of(lane)) is not None:
+            at_work.last_success_ns = now_ns
+        queued_ns = [one.queue_ns for one in done]
+        total_ns = len(done) * now_ns - sum([one.request.arrival_ns for one in done])
+        padded = lane.padded(samples)
+        self._ledger.batch(key, BatchRecord(lane.device, samples, padded, answers.times, queued_ns, total_ns, now_ns))
+
+    def batch_failed(self, dispatch: Dispatch, reason: str) -> None:
+        key = dispatch.key
+        if (lane := self._catalog.live(key).lane_of(dispatch.lane)) is not None:
+            lane.last_failure_ns = time.monotonic_ns()
+        _log.warning("a batch of %d for %s version %d failed: %s", dispatch.samples, key.model, key.version, reason)
+
+    def request_failed(self, done: Done) -> None:
+        failure = _FAILURES.get(done.outcome, "BACKEND")
+        self._ledger.failed(done.request.key, failure, time.monotonic_ns() - done.request.arrival_ns)
 
 
 def lane_runner(slab: Slab, engine: Engine) -> Runner:
@@ -63,9 +100,6 @@ def lane_runner(slab: Slab, engine: Engine) -> Runner:
 def _batch(engine: Engine, request: Request) -> tuple[int, ...]:
     """The batch dimension of the request's tensors, where they have one."""
     return (request.samples,) if engine.batched else ()
-
-
-_log = logging.getLogger("convoy")
 
 
 # A device that failed lets its threads go at once; longer than this they hang, and nobody waits for them.

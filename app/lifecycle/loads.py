@@ -18,8 +18,7 @@ from functools import partial
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.memory import available_bytes, give_back_freed, peak_resident_bytes, resident_bytes
 from convoy.app.loading.load import LoadedModel, LoadOptions
-from convoy.app.server.daemon_threads import begin, cpu_s_of, own_clock
-from convoy.app.server.runtime import give_way
+from convoy.app.server.runtime import begin, cpu_s_of, give_way, own_clock
 from convoy.models.errors import BundleError
 from convoy.models.store import StoredVersion
 

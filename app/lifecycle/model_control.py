@@ -23,8 +23,7 @@ from convoy.app.lifecycle.catalog import WHOLE_MODEL, Catalog, Override
 from convoy.app.lifecycle.loads import Loads, LoadVersion
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
 from convoy.app.lifecycle.remote_store import RemoteStore
-from convoy.app.lifecycle.store_scan import ModelLook, StoreLook
-from convoy.app.lifecycle.store_watch import StoreWatch
+from convoy.app.lifecycle.store_watch import ModelLook, StoreLook, StoreWatch
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.version_plan import Load, Unload, VersionOnDisk, VersionRecord, next_step, settle
 from convoy.app.loading.load import LoadOptions

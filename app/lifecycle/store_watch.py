@@ -1,19 +1,176 @@
 """Looks at the store that end, whatever the store does: a model whose folder does not answer is left out, and told.
 
-Knows threads and patience; what a look sees is `convoy.app.lifecycle.store_scan`'s.
+Knows threads and patience; what a look sees is `convoy.app.lifecycle.store_watch`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
 from weakref import WeakValueDictionary
 
+from convoy.app.lifecycle.remote_files import RemoteError
 from convoy.app.lifecycle.remote_store import RemoteStore
-from convoy.app.lifecycle.store_scan import ModelLook, StoreLook, Sweep, look_at_model, names_in
-from convoy.app.server.daemon_threads import begin
-from convoy.models.store import Store
+from convoy.app.lifecycle.version_plan import Seen, Stamp
+from convoy.app.loading.triton_config import version_policy
+from convoy.app.server.runtime import begin
+from convoy.models.bundle import MANIFEST
+from convoy.models.errors import BundleError
+from convoy.models.files import read_small
+from convoy.models.misplaced import misplaced_in, misplaced_of
+from convoy.models.store import CONFIG, Store, StoredVersion
+from convoy.models.version_policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLook:
+    """The versions of one model as one look found them; or why its folder could not be looked into.
+
+    `policy`: which of them the model's configuration wants, None where it does not say; `unknown_policy` why nobody can
+    tell what it says.
+    `misplaced`: what is meant as a version and is none, in sentences.
+    """
+
+    versions: dict[int, Seen] = field(default_factory=dict)
+    trouble: str = ""
+    policy: Policy | None = None
+    unknown_policy: str = ""
+    misplaced: tuple[str, ...] = ()
+
+    def behind(self, before: ModelLook | None) -> ModelLook:
+        """With the policy of the look before where it is another one now: somebody may be writing it just now."""
+        if before is None or not before.versions:
+            return self
+        return replace(self, policy=before.policy, unknown_policy=before.unknown_policy)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLook:
+    """Every model as one look found it, and what lies in the store and cannot be one, in sentences."""
+
+    models: dict[str, ModelLook] = field(default_factory=dict)
+    misplaced: tuple[str, ...] = ()
+
+    def all_misplaced(self) -> tuple[str, ...]:
+        """In the store and in its models."""
+        return (*self.misplaced, *(told for look in self.models.values() for told in look.misplaced))
+
+
+def names_in(store: Store | RemoteStore) -> tuple[list[str], tuple[str, ...]]:
+    """The models' names, and what is misplaced beside them. Raises OSError."""
+    names = store.names()
+    return names, tuple(store.misplaced() if isinstance(store, RemoteStore) else misplaced_in(store))
+
+
+def look_at_model(store: Store | RemoteStore, name: str) -> ModelLook:
+    """Every version of one model; none where there is none. Raises UsageError where the name is none."""
+    try:
+        if isinstance(store, RemoteStore):
+            # Objects are uploaded in any order, so none of them says that the others are there.
+            remote = {number: Seen((one.digest,), is_sealed=False) for number, one in store.look(name).items()}
+            look = ModelLook(remote, misplaced=tuple(store.misplaced(name)))
+            return _with_policy(look, partial(_remote_policy, store, name))
+        found = store.versions(name)
+        seen = {stored.version: _look(stored) for stored in found}
+        look = ModelLook(seen, misplaced=tuple(misplaced_of(store, name)))
+        return _with_policy(look, partial(_policy_in, found[0].model_folder / CONFIG)) if found else look
+    except OSError as error:
+        return ModelLook(trouble=_told(f"{store.root}/{name}", error))
+
+
+def _with_policy(look: ModelLook, read: Callable[[], Policy | None]) -> ModelLook:
+    try:
+        return replace(look, policy=read())
+    except BundleError as error:
+        return replace(look, unknown_policy=str(error))
+
+
+def _policy_in(path: Path) -> Policy | None:
+    """Raises BundleError."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BundleError(_told(path, error)) from error
+    return _policy_of_file(path, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@lru_cache(maxsize=1024)
+def _policy_of_file(path: Path, size: int, mtime_ns: int, inode: int) -> Policy | None:
+    """What it said when it looked like this. Raises BundleError, and reads it again the next time."""
+    try:
+        return version_policy(read_small(path), str(path))
+    except OSError as error:
+        raise BundleError(_told(path, error)) from error
+
+
+def _remote_policy(store: RemoteStore, name: str) -> Policy | None:
+    """Raises BundleError, and RemoteError."""
+    data = store.config(name)
+    return None if data is None else version_policy(data, f"{store.root}/{name}/{CONFIG}")
+
+
+def _look(stored: StoredVersion) -> Seen:
+    try:
+        is_bundle = os.path.lexists(stored.folder / MANIFEST)
+        beside = () if is_bundle else _files(stored.model_folder)  # a bare model's config.pbtxt and labels
+        return Seen((*_files(stored.folder), *beside), is_bundle)
+    except OSError as error:
+        trouble = _told(stored.folder, error)
+        return Seen(("unreadable", trouble), is_sealed=False, trouble=trouble)
+
+
+def _told(folder: Path | str, error: OSError) -> str:
+    if isinstance(error, RemoteError):
+        return str(error)
+    return f"{error.filename or folder}: cannot be read ({error.strerror or error}); mend it or remove it"
+
+
+def _files(folder: Path) -> Stamp:
+    return tuple(sorted(_stamps(folder)))
+
+
+def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int]]:
+    """Of everything but folders: what is no file is one too many, and whoever loads the version says so."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                if not entry.is_dir():
+                    status = entry.stat()
+                    yield entry.name, status.st_size, status.st_mtime_ns, status.st_ino
+            except FileNotFoundError:
+                continue  # removed between the two calls; the next look will show it
+            except OSError as error:  # whoever loads the version is told why, if it needs the file
+                yield entry.name, -1, error.errno or 0, 0
+
+
+class Sweep:
+    """A look at several models, one after the other. Runs in a thread, and another one sees how far it has come."""
+
+    def __init__(self, names: list[str], look: Callable[[str], ModelLook]) -> None:
+        self._names, self._look = names, look
+        self._is_given_up = False
+        self.found: dict[str, ModelLook] = {}
+
+    def run(self) -> None:
+        for name in self._names:
+            if self._is_given_up:
+                return
+            self.found[name] = self._look(name)
+
+    def give_up(self) -> tuple[str | None, Sweep | None]:
+        """End after the model that it is at: that one, and a look at those behind it; None where there is none."""
+        self._is_given_up = True
+        done = len(self.found)
+        rest = self._names[done + 1 :]
+        at = self._names[done] if done < len(self._names) else None
+        return at, Sweep(rest, self._look) if rest else None
+
 
 # So long may the look at one model take. It is a few calls to the file system, each of microseconds or a few
 # milliseconds; what takes a thousand times as long is away.

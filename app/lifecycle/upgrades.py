@@ -12,25 +12,60 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from convoy.app.engines.base import Engine
 from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cuda.device import Device
-from convoy.app.engines.jobs import Job, NotProved, PlanRequest, TuningCandidate, refusal
+from convoy.app.engines.jobs import Job, NotProved, Place, PlanRequest, TuningCandidate, refusal
 from convoy.app.engines.measure import Rounds
+from convoy.app.engines.onnxruntime_tuned import open_tuned
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
+from convoy.app.engines.plans import PlanOpener
 from convoy.app.engines.tensorrt_library import library_named
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.lifecycle.tasks import Tasks, to_its_end
-from convoy.app.loading.later import prove_plan, prove_tuned, still_refused
-from convoy.app.loading.proving import ProvedEngine, fastest, race
+from convoy.app.loading.proving import NOTHING_SERVES, ProvedEngine, choose, fastest, open_and_prove, prove, race
 from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import ModelKey
 from convoy.app.telemetry.metrics import Metrics
-from convoy.models.bundle import open_bundle
+from convoy.models.bundle import Variant, open_bundle
 from convoy.models.errors import JobError
 from convoy.models.plan_cache import find_plan
-from convoy.models.plans import Plan, PlanBuild, PlanKey
+from convoy.models.plans import NoPlan, Plan, PlanBuild, PlanKey
+
+
+def prove_plan(job: Job, wish: PlanRequest) -> ProvedEngine:
+    """The engine of a plan that has just been built, or is compiled now. Raises NotProved."""
+    if job.plan_cache is None:
+        raise NotProved(f"{wish.variant.file}: there is no plan cache")
+    found = find_plan(job.plan_cache, wish.key)
+    if isinstance(found, NoPlan):
+        raise NotProved(f"{wish.variant.file}: {found.reason}")
+    return _proved(job, wish.variant, PlanOpener(job, wish.device, found).open, "its plan was built")
+
+
+def prove_tuned(job: Job, untried: TuningCandidate) -> ProvedEngine:
+    """ONNX Runtime at its best. Raises NotProved."""
+    variant, place = untried.variant, Place(untried.device)
+    return _proved(job, variant, partial(open_tuned, job, variant, place), "tuned, and no plan is faster")
+
+
+def _proved(job: Job, variant: Variant, open_engine: Callable[[], Engine], why: str) -> ProvedEngine:
+    assert job.canary is not None  # of a model without one nothing is left for later
+    reason, runs = f"{variant.file}: {why}", job.warm_up_runs
+    prove_engine = partial(prove, variant, job.canary, reason, warm_up_runs=runs)
+    candidate = open_and_prove(variant, open_engine, prove_engine)
+    return choose([candidate], [])
+
+
+def still_refused(skipped: tuple[str, ...], wish: PlanRequest) -> tuple[str, ...]:
+    """Of what was told, all that holds when the wish has been tried: there was no plan, and now there is an answer."""
+    device = wish.device.name
+    of_file, of_all = (refusal(wish.library, device, why) for why in (f"{wish.variant.file}: ", NOTHING_SERVES))
+    return tuple(reason for reason in skipped if not reason.startswith(of_file) and reason != of_all)
+
 
 _log = logging.getLogger("convoy")
 _MOST_WORKSPACE_BYTES = 1 << 30

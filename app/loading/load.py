@@ -35,8 +35,15 @@ from convoy.app.engines.select import (
 from convoy.app.engines.table import AUTO, REFERENCE, Row, row_named, rows_for
 from convoy.app.loading.bare_model import read_bare_model
 from convoy.app.loading.canary import CanaryCheck
-from convoy.app.loading.choice import NOTHING_SERVES, choose
-from convoy.app.loading.proving import Candidate, ProvedEngine, open_and_prove, prove, prove_by_itself
+from convoy.app.loading.proving import (
+    NOTHING_SERVES,
+    Candidate,
+    ProvedEngine,
+    choose,
+    open_and_prove,
+    prove,
+    prove_by_itself,
+)
 from convoy.app.loading.signed import SignedCopy, SignedOnly
 from convoy.models.bundle import MANIFEST, Bundle, LatencyTable, Variant, open_bundle
 from convoy.models.errors import BundleError, JobError

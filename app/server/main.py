@@ -27,10 +27,13 @@ from convoy.app.http.connection import guarded_protocol
 from convoy.app.http.hot_routes import HotRoutes
 from convoy.app.server import logs
 from convoy.app.server.acceptor import Acceptor
-from convoy.app.server.exits import StopSignals, end_for, end_now, end_within
 from convoy.app.server.http_server import HttpServer, announce, listen, take_port, write_address
 from convoy.app.server.runtime import (
+    StopSignals,
     collect_only_what_comes,
+    end_for,
+    end_now,
+    end_within,
     give_large_allocations_back,
     raise_file_limit,
     run,

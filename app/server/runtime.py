@@ -1,16 +1,20 @@
-"""What a process of the server asks of the system before it serves: files, memory, an event loop."""
+"""The process: what it asks of the system before it serves, threads for work that may never end, and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
 import gc
+import logging
 import os
 import resource
+import signal
 import sys
-from collections.abc import Coroutine
+import threading
+import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from convoy.app.server import logs
 
@@ -81,3 +85,125 @@ def give_way() -> None:
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICER)
+
+
+class _LooseThread(threading.Thread):
+    """Known by its kind, so that those at work can be counted."""
+
+
+def begin(work: Callable[[], Result], name: str) -> asyncio.Future[Result]:
+    """Do it in a thread of its own; what it gives, or raises. Cancelling ends the waiting and not the work."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(how: Callable[[Any], None], what: object) -> None:
+        if not future.done():
+            how(what)
+
+    def run() -> None:
+        how: Callable[[Any], None] = future.set_result
+        what: object
+        try:
+            what = work()
+        except BaseException as error:  # whoever waits is to hear of it, whatever it is
+            how, what = future.set_exception, error
+        with suppress(RuntimeError):  # the loop has been closed, and nobody waits any more
+            loop.call_soon_threadsafe(settle, how, what)
+
+    _LooseThread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def own_clock() -> int | None:
+    """The clock of what this thread computes, which `cpu_s_of` reads; None where there is none."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return None
+    return time.pthread_getcpuclockid(threading.get_ident())
+
+
+def cpu_s_of(clock: int) -> float | None:
+    """What a thread has computed; None where it has ended. Comes from any thread."""
+    try:
+        return time.clock_gettime(clock)
+    except OSError:
+        return None
+
+
+def at_work(within_s: float = 0.0) -> list[str]:
+    """The names of those that have not ended, when they were given so long to end."""
+    latest_s = time.monotonic() + within_s
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, _LooseThread)]
+    for thread in threads:
+        thread.join(max(0.0, latest_s - time.monotonic()))
+    return sorted(thread.name for thread in threads if thread.is_alive())
+
+
+# Beside 0 (drained after a signal) and 2 (called wrongly).
+NOTHING_TO_SERVE = 1
+ENGINE_LOST = 70  # it hung and could not be replaced; only a new process helps
+_log = logging.getLogger("convoy")
+_WELL_MEANT_S = 0.5  # what is about to end anyway needs less
+
+
+class StopSignals:
+    """Heeds SIGTERM and SIGINT from now on: `stop` runs in a task; a second signal ends the process at once."""
+
+    def __init__(self, stop: Callable[[], Coroutine[None, None, None]]) -> None:
+        self._stop = stop
+        self._loop = asyncio.get_running_loop()
+        self._stopping: asyncio.Task[None] | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._signalled, number)
+
+    def heed_hangup(self, read_again: Callable[[], None]) -> None:
+        """On SIGHUP, unless the process ends."""
+        self._loop.add_signal_handler(signal.SIGHUP, lambda: None if self._stopping else read_again())
+
+    def _signalled(self, number: int) -> None:
+        if self._stopping is not None:
+            _log.warning("second signal: stopping at once")
+            logs.flush(_WELL_MEANT_S)
+            os._exit(128 + number)
+        self._stopping = self._loop.create_task(self._stop())
+
+
+def end_if_held_up(code: int) -> None:
+    """End the process here and now where threads are still at work that may never end; else do nothing.
+
+    Python would not wait for them, but the libraries that they are in would be taken down around them.
+    """
+    if stuck := at_work(within_s=_WELL_MEANT_S):
+        _log.warning("ending beside work that does not end: %s", ", ".join(stuck))
+        end_now(code)
+
+
+def end_for(reason: str, stop: Callable[[int], None], *, is_lost: bool) -> None:
+    """Say why there is nothing to serve any more and `stop` with the code for that; at once where an engine `is_lost`.
+
+    Then a thread hangs inside the engine, so an orderly end might hang as well.
+    """
+    _log.critical("%s", reason)
+    if is_lost:
+        end_now(ENGINE_LOST)
+    stop(NOTHING_TO_SERVE)
+
+
+def end_within(seconds: float, code: Callable[[], int]) -> None:
+    """See to it that the process ends, even if what ends it in good order never does."""
+
+    def end() -> None:
+        _log.error("the orderly end took longer than %g s; ending without it", seconds)
+        end_now(code())
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
+def end_now(code: int) -> NoReturn:
+    """End the process without waiting for anything, but for what it has said."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

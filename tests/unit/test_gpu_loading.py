@@ -323,7 +323,7 @@ def test_a_bare_model_that_fails_on_one_gpu_is_served_by_the_other(shift, tmp_pa
             raise EngineFailure("it fell over")
         return race(engines)
 
-    monkeypatch.setattr("convoy.app.loading.choice.race", measured)
+    monkeypatch.setattr("convoy.app.loading.proving.race", measured)
     model = loaded_shift(shift, options(bench, tmp_path))
     assert engines(model) == [("onnxruntime-cuda", "fp32", "cuda:1")]
     assert any("cuda:0" in reason and "it fell over" in reason for reason in model.skipped)

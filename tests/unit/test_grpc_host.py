@@ -12,8 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from convoy.app.http.connection import GuardedProtocol
-from convoy.app.server.grpc_host import GrpcHost
-from convoy.app.server.http_server import HttpServer, take_port
+from convoy.app.server.http_server import GrpcHost, HttpServer, take_port
 from convoy.models.errors import JobError, UsageError
 
 
@@ -42,7 +41,7 @@ def test_a_port_that_is_held_can_be_listened_on_by_the_library() -> None:
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The codes with which this process would be ended beside a thread that hangs, as another test may leave one."""
     codes: list[int] = []
-    monkeypatch.setattr("convoy.app.server.grpc_host.end_if_held_up", codes.append)
+    monkeypatch.setattr("convoy.app.server.http_server.end_if_held_up", codes.append)
     return codes
 
 

@@ -99,7 +99,7 @@ def test_what_served_before_serves_again_without_a_race(elsewhere, monkeypatch):
         assert len(engines) == 1
         return race(engines)
 
-    monkeypatch.setattr("convoy.app.loading.choice.race", single)
+    monkeypatch.setattr("convoy.app.loading.proving.race", single)
     for file, precision in (("fp32.onnx", "fp32"), ("int8-cpu.onnx", "int8")):
         model = loaded(elsewhere, before=(ServedBefore("cpu", "onnxruntime-cpu", file),))
         (proved,) = model.engines

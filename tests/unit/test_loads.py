@@ -16,10 +16,9 @@ import pytest
 from convoy.app.engines.machine import Machine
 from convoy.app.lifecycle import loads
 from convoy.app.lifecycle.loads import LoadRoom, Loads, load_giving_way
-from convoy.app.lifecycle.store_scan import ModelLook, look_at_model
-from convoy.app.lifecycle.store_watch import StoreWatch
+from convoy.app.lifecycle.store_watch import ModelLook, StoreWatch, look_at_model
 from convoy.app.loading.load import LoadedModel, LoadOptions
-from convoy.app.server.daemon_threads import at_work, begin, own_clock
+from convoy.app.server.runtime import at_work, begin, own_clock
 from convoy.models.errors import BundleError
 from convoy.models.store import Store, StoredVersion
 from tests.support.fake_devices import until

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from convoy.app.server import logs
-from convoy.app.server.log_writer import LogWriter
+from convoy.app.server.logs import LogWriter
 from tests.support.stores import ROOT
 
 # What a pipe holds at least.
