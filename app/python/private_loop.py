@@ -1,6 +1,6 @@
-"""An event loop in a thread of its own, which anybody may ask from any thread or any loop.
+"""An event loop in a thread of its own, which any thread and any other loop may ask.
 
-Knows threads, loops and processes; knows nothing of what is asked. What is asked ends exactly once, also where the
+Knows threads, loops and processes; knows nothing of what is asked. What is asked ends exactly once, even when the
 loop itself hangs or is gone.
 """
 
@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -48,35 +48,41 @@ class PrivateLoop:
         Raises Unavailable after `close` and `fail`, and UsageError in a process that was forked from the loop's own.
         """
         self.check_process()
-        future: Future[Result] = Future()
         with self._lock:
             if self._refusal:
                 raise Unavailable(self._refusal)
+            future = asyncio.run_coroutine_threadsafe(work(), self._loop)
             self._pending.add(future)
         future.add_done_callback(self._pending.discard)
-        self._loop.call_soon_threadsafe(self._start, work, future)
         return future
 
     def result(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """What it gives, or raises. Who is interrupted while it waits gives it up."""
+        """Return what it gives, or raise what it raises. An interrupt while waiting cancels it."""
         future = self.begin(work)
         try:
             return future.result()
+        except CancelledError:
+            raise Unavailable(self._refusal) from None
         except BaseException:
             future.cancel()  # does nothing to one that has ended
             raise
 
     async def ask(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """The same for who awaits, on any loop."""
-        return await asyncio.wrap_future(self.begin(work))
+        """The same for an awaiting caller, on any loop."""
+        future, task = self.begin(work), asyncio.current_task()
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if self._refusal and task is not None and not task.cancelling():
+                raise Unavailable(self._refusal) from None
+            raise
 
     def fail(self, reason: str) -> None:
-        """Whoever waits hears of it now, and whoever asks from now on. From any thread, and though the loop hangs."""
+        """Waiting callers get the reason now, and later ones at once. From any thread, even while the loop hangs."""
         self._is_lost = True
         self._refuse(reason)
         for future in [*self._pending]:
-            with suppress(InvalidStateError):
-                future.set_exception(Unavailable(reason))
+            future.cancel()
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Take nothing any more, do the `last` on the loop, give up what has not ended, and end the thread.
@@ -133,32 +139,8 @@ class PrivateLoop:
 
         self._ending = self._loop.create_task(end())  # kept, or the garbage collector might take it
 
-    def _start(self, work: Callable[[], Coroutine[Any, Any, Result]], future: Future[Result]) -> None:
-        if future.done():  # nobody waits any more
-            return
-        task = self._loop.create_task(work())
-        task.add_done_callback(lambda done: _settle(done, future))
-
-        def given_up(ended: Future[Result]) -> None:
-            if not task.done():
-                with suppress(RuntimeError):  # the loop has ended, and every task with it
-                    self._loop.call_soon_threadsafe(task.cancel)
-
-        future.add_done_callback(given_up)
-
 
 @atexit.register
 def _end_with_program() -> None:
     for loop in [*_AT_WORK]:
         loop.end_with_program()
-
-
-def _settle(task: asyncio.Task[Result], future: Future[Result]) -> None:
-    error = None if task.cancelled() else task.exception()
-    with suppress(InvalidStateError):  # whoever waited has heard of something else
-        if task.cancelled():
-            future.cancel()
-        elif error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(task.result())

@@ -94,9 +94,8 @@ class Host:
         options = settings.serve_options()
         self._reloading = Reloading(settings, self.core, options)
         hot = HotRoutes(self.core, options)
-        limits = settings.connection_limits()
-        protocol = guarded_protocol(limits, lambda: self.core.turned_away(Refusal.CONNECTIONS))
-        self._handshakes = limits.handshakes(lambda: options.tls)
+        self._options, self._limits = options, settings.connection_limits()
+        protocol = guarded_protocol(self._limits, lambda: self.core.turned_away(Refusal.CONNECTIONS))
         self._acceptor: Acceptor | None = None
         self._http = HttpServer(
             create_app(self.core, options, hot),
@@ -115,7 +114,7 @@ class Host:
         return await self._grpc.serve_beside(self._http, [])
 
     async def _accept(self) -> None:
-        self._acceptor = Acceptor(self._listener, self._http.make_protocol, self._handshakes)
+        self._acceptor = Acceptor(self._listener, self._http.make_protocol, self._limits, tls=lambda: self._options.tls)
 
     def _accept_no_more(self) -> None:
         if self._acceptor is not None:

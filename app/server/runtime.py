@@ -13,14 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from convoy.app.server import logs
 
 Result = TypeVar("Result")
-_M_MMAP_THRESHOLD = -3  # from malloc.h
-_LARGE_BYTES = 8 << 20
 
 
 def raise_file_limit() -> None:
@@ -36,11 +35,12 @@ def give_large_allocations_back() -> None:
     after some large uploads the process would stay several times larger than `--max-inflight-mb` promises.
     """
     with suppress(OSError, AttributeError):  # another C library has other habits
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        m_mmap_threshold = -3  # from malloc.h
+        ctypes.CDLL(None).mallopt(m_mmap_threshold, 8 << 20)
 
 
 def give_freed_memory_back() -> None:
-    """What the C library keeps of what was freed in small pieces; takes some milliseconds, and is for much of it."""
+    """Return what the C library keeps of memory that was freed in small pieces; takes some milliseconds."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -48,8 +48,8 @@ def give_freed_memory_back() -> None:
 def collect_only_what_comes() -> None:
     """Exempt whatever exists from garbage collection, and collect from now on.
 
-    A process that serves keeps a hundred thousand objects from its start. Looking through all of them takes a tenth
-    of a second, in which nobody is answered, every few thousand requests.
+    A server keeps a hundred thousand objects from its start. Scanning all of them takes a tenth of a second, in which
+    no request is answered, every few thousand requests.
     """
     gc.freeze()
     gc.enable()
@@ -72,57 +72,46 @@ def _loop_factory() -> Any:
     return uvloop.new_event_loop
 
 
-# A third of the weight that Linux gives to the others. With 3 and with 10 less was answered in time.
-_NICER = 5
-
-
 def give_way() -> None:
-    """This thread, and those that it starts, leave the cores to those that answer.
+    """Lower the priority of this thread, and of those that it starts, for good.
 
-    Not to be taken back. Nothing where it would be the whole process that gives way, or where the system forbids it, as
-    hardened services may have it.
+    Does nothing where the whole process would give way, or where the system forbids it, as for hardened services.
     """
     if sys.platform == "linux":
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICER)
+            # A third of the weight that Linux gives to others. With 3 and with 10 fewer requests were answered in time.
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
 class _LooseThread(threading.Thread):
-    """Known by its kind, so that those at work can be counted."""
+    """A class of its own, so that those still running can be counted."""
 
 
 def begin(work: Callable[[], Result], name: str) -> asyncio.Future[Result]:
-    """Do it in a thread of its own; what it gives, or raises. Cancelling ends the waiting and not the work."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
-
-    def settle(how: Callable[[Any], None], what: object) -> None:
-        if not future.done():
-            how(what)
+    """Start it in a thread of its own; its result, or what it raises. Cancelling ends the waiting and not the work."""
+    done: Future[Result] = Future()
 
     def run() -> None:
-        how: Callable[[Any], None] = future.set_result
-        what: object
+        done.set_running_or_notify_cancel()
         try:
-            what = work()
-        except BaseException as error:  # whoever waits is to hear of it, whatever it is
-            how, what = future.set_exception, error
-        with suppress(RuntimeError):  # the loop has been closed, and nobody waits any more
-            loop.call_soon_threadsafe(settle, how, what)
+            done.set_result(work())
+        except BaseException as error:  # the caller gets it, whatever it is
+            done.set_exception(error)
 
+    waiting = asyncio.wrap_future(done)
     _LooseThread(target=run, name=name, daemon=True).start()
-    return future
+    return waiting
 
 
 def own_clock() -> int | None:
-    """The clock of what this thread computes, which `cpu_s_of` reads; None where there is none."""
+    """The CPU clock of this thread, which `cpu_s_of` reads; None where there is none."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return None
     return time.pthread_getcpuclockid(threading.get_ident())
 
 
 def cpu_s_of(clock: int) -> float | None:
-    """What a thread has computed; None where it has ended. Comes from any thread."""
+    """The CPU time of a thread in seconds; None where it has ended. Called from any thread."""
     try:
         return time.clock_gettime(clock)
     except OSError:
@@ -130,7 +119,7 @@ def cpu_s_of(clock: int) -> float | None:
 
 
 def at_work(within_s: float = 0.0) -> list[str]:
-    """The names of those that have not ended, when they were given so long to end."""
+    """The names of those that have not ended within that time."""
     latest_s = time.monotonic() + within_s
     threads = [thread for thread in threading.enumerate() if isinstance(thread, _LooseThread)]
     for thread in threads:

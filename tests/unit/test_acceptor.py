@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from convoy.app.server.acceptor import Acceptor, Handshakes
+from convoy.app.server.acceptor import Acceptor, ConnectionLimits
 
-PLAIN = Handshakes(lambda: None, within_s=10.0, end_within_s=10.0, most=4)
 CLIENTS = 100
 
 
@@ -22,7 +21,7 @@ def test_those_who_connect_together_do_not_wait_for_a_turn_of_the_loop_each() ->
             made.append(asyncio.Protocol())
             return made[-1]
 
-        acceptor = Acceptor(listener, make, PLAIN)
+        acceptor = Acceptor(listener, make, ConnectionLimits(max_connections=4), tls=lambda: None)
         turns = 0
         while len(made) < CLIENTS:
             await asyncio.sleep(0)
