@@ -1,8 +1,8 @@
 """From a version in the store to engines that have proved themselves.
 
-Blocking work, done in threads: check the hashes, open the engines, warm them up, ask the canary, and settle
+Blocking work, done in threads: check the hashes, open the engines, warm them up, run the canary, and choose
 which variant serves on which device. A version that fails on every engine is refused with the reasons and
-touches nothing else.
+changes nothing else.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -140,9 +139,8 @@ def _load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
     if stored.is_bundle and not os.path.lexists(stored.folder / MANIFEST):
         raise BundleError(_no_model(stored.folder))
     walk = (_walk_for_bundle if stored.is_bundle else _walk_for_bare)(stored, options)
-    walk.before = options.before
     try:
-        walk.everything(options)
+        walk.everything()
         return LoadedModel(
             stored=stored,
             spec=replace(walk.job.spec, max_batch_size=walk.job.max_batch_size),
@@ -181,7 +179,7 @@ def _walk_for_bundle(stored: StoredVersion, options: LoadOptions) -> _Walk:
         threads=options.threads,
         warm_up_runs=options.warm_up_runs,
     )
-    return _Walk(job, rows, bundle.folder, list(skipped), objections=bundle.manifest.objections)
+    return _Walk(options, job, rows, bundle.folder, list(skipped), objections=bundle.manifest.objections)
 
 
 def _walk_for_bare(stored: StoredVersion, options: LoadOptions) -> _Walk:
@@ -192,17 +190,17 @@ def _walk_for_bare(stored: StoredVersion, options: LoadOptions) -> _Walk:
     skipped += tuple(f"{row.name}: {why_none}" for row in rows if row.holds_to_canary)
     _log.info("%s version %d is a bare model, %s", stored.name, stored.version, bare.batch_reason)
     variants = (Variant(bare.path.name, "fp32", "cpu", True, "", 0.0, None, None),)
-    on = (options.machine, options.plan_cache)
-    runs = options.warm_up_runs
     job = Job(
-        *(bare.path.parent, bare.spec, variants, None, limit, "auto", *on), threads=options.threads, warm_up_runs=runs
+        *(bare.path.parent, bare.spec, variants, None, limit, "auto", options.machine, options.plan_cache),
+        threads=options.threads,
+        warm_up_runs=options.warm_up_runs,
     )
     others = tuple(row for row in rows if not row.holds_to_canary)
-    return _Walk(job, others, bare.path, list(skipped), why_bare=f"bare model: {bare.batch_reason}")
+    return _Walk(options, job, others, bare.path, list(skipped), why_bare=f"bare model: {bare.batch_reason}")
 
 
 def _answer_of_cpu(job: Job, variant: Variant) -> CanaryCheck | EngineFailure:
-    """What other engines are compared with, or why the CPU cannot run the model. Raises BundleError."""
+    """The reference for other engines, or why the CPU cannot run the model. Raises BundleError."""
     engine = REFERENCE.open(replace(job, max_batch_size=min(1, job.max_batch_size)), variant, Place())
     try:
         engine.warm_up()
@@ -215,11 +213,12 @@ def _answer_of_cpu(job: Job, variant: Variant) -> CanaryCheck | EngineFailure:
 
 @dataclass(slots=True)
 class _Walk:
-    """Rows times devices times variants: what serves, why nothing else does, and what would or might.
+    """Tries rows times devices times variants: what serves, why nothing else does, and what may serve later.
 
     `model` is how errors name it.
     """
 
+    options: LoadOptions
     job: Job
     rows: tuple[Row, ...]
     model: Path
@@ -228,11 +227,10 @@ class _Walk:
     why_bare: str = ""
     engines: list[ProvedEngine] = field(default_factory=list)
     later: list[PlanRequest | TuningCandidate] = field(default_factory=list)
-    before: tuple[ServedBefore, ...] = ()
     _first_bytes: int = 0  # what the first engine on the CPU took
-    _answers: list[CanaryCheck | EngineFailure] = field(default_factory=list)
+    _reference: CanaryCheck | EngineFailure | None = None
 
-    def everything(self, options: LoadOptions) -> None:
+    def everything(self) -> None:
         """Every GPU, or the CPU where none serves. Raises BundleError where nothing does."""
         on_gpus = tuple(row for row in self.rows if row.is_on_gpus)
         for gpu in self.job.machine.unusable if on_gpus else ():
@@ -253,13 +251,13 @@ class _Walk:
         if not on_cpu:
             advice = "; --engine auto builds the plan and serves meanwhile" if self.later else ""
             told = "; ".join(dict.fromkeys(self.skipped))
-            raise BundleError(f"{self.model}: --engine {options.engine} cannot serve it ({told}){advice}")
+            raise BundleError(f"{self.model}: --engine {self.options.engine} cannot serve it ({told}){advice}")
         before, self.skipped = self.skipped, []
         if not self._serve_of_one_rank(Place(), on_cpu):
             why = "; ".join(dict.fromkeys((*self.skipped, *before)))
             raise BundleError(f"{self.model}: nothing serves it on the CPU ({why})")
         self.skipped = [*before, *self.skipped]
-        for number in range(1, options.instances):
+        for number in range(1, self.options.instances):
             if not self._add_instance(self.engines[0], number):
                 break
 
@@ -280,7 +278,7 @@ class _Walk:
             ranked = tuple(of_rank)
             if serves:
                 for row in ranked:
-                    self._leave_for_later(row, place, self._choose(row).variants, None)
+                    self._leave_for_later(row, place, self._choose(row, place).variants, None)
             else:
                 serves = self._serve_of_one_rank(place, ranked)
                 place = replace(place, is_hurried=any(one.device is device for one in self.later))
@@ -288,7 +286,7 @@ class _Walk:
     def _serve_of_one_rank(self, place: Place, rows: Sequence[Row]) -> bool:
         """Prove what the rows open of what they may, and let the fastest serve."""
         candidates: list[Candidate] = []
-        with _closing_on_failure(candidates):
+        try:
             self._add_as_before(place, rows, candidates)
             if not candidates:
                 candidates += self._as_measured(place, rows)
@@ -303,17 +301,20 @@ class _Walk:
             except NotProved as failure:
                 self.skipped.append(refusal(candidates[0].engine.info.engine, place.name, failure))
                 return False
+        except BaseException:
+            for one in candidates:
+                one.engine.close()
+            raise
         return True
 
     def _add_as_before(self, place: Place, rows: Sequence[Row], found: list[Candidate]) -> None:
-        """What served there, alone: nobody waits for all the others again. Nothing where it cannot any more."""
+        """Only what served there before, so that the others are not tried again; nothing if it cannot serve now."""
         chosen: list[tuple[Row, Variant, str]] = []
-        for row in rows if self.before else ():
-            with suppress(BundleError):
-                choice = self._choose(row)
-                self.skipped += choice.skipped
-                chosen += [(row, variant, choice.reason) for variant in choice.variants]
-        same = [one for one in chosen if ServedBefore(place.name, one[0].name, one[1].file) in self.before]
+        for row in rows if self.options.before else ():
+            choice = self._choose(row, place)
+            self.skipped += choice.skipped if choice.variants else ()
+            chosen += [(row, variant, choice.reason) for variant in choice.variants]
+        same = [one for one in chosen if ServedBefore(place.name, one[0].name, one[1].file) in self.options.before]
         if not same:
             return
         try:
@@ -337,11 +338,7 @@ class _Walk:
         measured: list[tuple[Row, Variant, LatencyTable]] = []
         skipped: list[str] = []
         for row in rows:
-            try:
-                choice = self._choose(row)
-            except BundleError as error:
-                skipped.append(refusal(row.name, place.name, error))
-                continue
+            choice = self._choose(row, place)
             skipped += choice.skipped
             for variant in choice.variants:
                 table = measured_here(variant, self._fingerprint(row))
@@ -385,11 +382,7 @@ class _Walk:
 
     def _add_candidates(self, place: Place, row: Row, found: list[Candidate]) -> None:
         before_this_row = len(found)
-        try:
-            choice = self._choose(row)
-        except BundleError as error:
-            self.skipped.append(refusal(row.name, place.name, error))
-            return
+        choice = self._choose(row, place)
         self.skipped += choice.skipped
         for variant in choice.variants:
             before = resident_bytes()
@@ -403,7 +396,7 @@ class _Walk:
                 if place.gpu is None:
                     self._first_bytes = self._first_bytes or max(0, resident_bytes() - before)
                 self._leave_for_later(row, place, (variant,), True)
-        if len(found) == before_this_row:
+        if choice.reason and len(found) == before_this_row:
             self.skipped.append(refusal(row.name, place.name, NOTHING_SERVES))
 
     def _check_room(self, place: Place, variant: Variant, engines: int = 1) -> None:
@@ -433,24 +426,27 @@ class _Walk:
             return prove(variant, self.job.canary, f"{variant.file}: {why}", engine, runs)
         if row is REFERENCE:
             return prove_by_itself(variant, None, self.why_bare, engine, runs)
-        if not self._answers:
-            self._answers.append(_answer_of_cpu(self.job, variant))
-        (answer,) = self._answers
-        if isinstance(answer, CanaryCheck):
-            return prove_by_itself(variant, answer, self.why_bare, engine, runs)
-        why_none = f"nothing tells whether it answers rightly, because {REFERENCE.name} does not run it ({answer})"
+        if self._reference is None:
+            self._reference = _answer_of_cpu(self.job, variant)
+        reference = self._reference
+        if isinstance(reference, CanaryCheck):
+            return prove_by_itself(variant, reference, self.why_bare, engine, runs)
+        why_none = f"nothing tells whether it answers rightly, because {REFERENCE.name} does not run it ({reference})"
         if not row.is_on_gpus:
             raise NotProved(f"{variant.file}: {why_none}")
         # A model may need what only a GPU has.
         _log.warning("%s on %s: %s", self.job.path(variant), row.name, why_none)
         return prove_by_itself(variant, None, self.why_bare, engine, runs)
 
-    def _choose(self, row: Row) -> Choice:
-        """Raises BundleError."""
+    def _choose(self, row: Row, place: Place) -> Choice:
+        """What the row may try; without a reason where it can take none."""
         variants = [variant for variant in self.job.variants if row.takes(variant)]
         if row.is_on_gpus:
             return choose_on_gpu(variants, self.job.precision, row.runner)
-        return choose_on_cpu(variants, self.job.precision, self._fingerprint(row))
+        try:
+            return choose_on_cpu(variants, self.job.precision, self._fingerprint(row))
+        except BundleError as error:
+            return Choice((), "", (refusal(row.name, place.name, error),))
 
     def _fingerprint(self, row: Row) -> str:
         return row.fingerprint(self.job.machine, self.job.threads)
@@ -465,17 +461,6 @@ class _Walk:
                 self.skipped.append(refusal(row.name, place.name, f"{variant.file}: {failure}"))
             else:
                 self.later += [later] if later is not None else []
-
-
-@contextmanager
-def _closing_on_failure(candidates: Sequence[Candidate]) -> Iterator[None]:
-    """Close all of them where something inside fails, whatever it is."""
-    try:
-        yield
-    except BaseException:
-        for one in candidates:
-            one.engine.close()
-        raise
 
 
 def _limit(spec: ModelSpec, options: LoadOptions) -> int:

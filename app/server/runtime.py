@@ -90,9 +90,9 @@ class _LooseThread(threading.Thread):
 def begin(work: Callable[[], Result], name: str) -> asyncio.Future[Result]:
     """Start it in a thread of its own; its result, or what it raises. Cancelling ends the waiting and not the work."""
     done: Future[Result] = Future()
+    done.set_running_or_notify_cancel()  # from here on it cannot be cancelled
 
     def run() -> None:
-        done.set_running_or_notify_cancel()
         try:
             done.set_result(work())
         except BaseException as error:  # the caller gets it, whatever it is
