@@ -1,6 +1,6 @@
 """Which versions of a model should be loaded: a pure decision over what is on disk and what is loaded.
 
-No clock, no disk, no await. The shell asks for the next step, does it, writes down how it went, and asks
+No clock, no disk, no await. The caller asks for the next step, takes it, records the result, and asks
 again until there is none. The rules:
  1. A version that is wanted and not loaded is loaded, the highest first; one that was refused is not tried
     again before its files change.
@@ -36,7 +36,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class VersionOnDisk:
-    """One version on disk. `is_complete`: nobody seems to be writing or removing it just now.
+    """One version on disk. `is_complete`: nothing seems to be writing or removing it just now.
 
     `trouble`: why it cannot be loaded as it is, which is known without trying.
     """
@@ -49,11 +49,18 @@ class VersionOnDisk:
 
 @dataclass(frozen=True, slots=True)
 class VersionRecord:
-    """What became of one version: the stamp that is loaded, and the one that was refused last."""
+    """What became of one version: the stamp that is loaded, and the one that was refused last.
 
-    version: int
+    `may_come`: it was refused only because the store did not give it.
+    """
+
     loaded: Stamp | None = None
     refused: Stamp | None = None
+    may_come: bool = False
+
+    def forgiven(self) -> VersionRecord:
+        """The record as if nothing had been refused, for another try."""
+        return VersionRecord(self.loaded)
 
 
 @dataclass(frozen=True, slots=True)

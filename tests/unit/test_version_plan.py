@@ -18,8 +18,8 @@ def found(*versions: int, stamp: tuple[str] = A, is_complete: bool = True) -> li
 
 
 def known(*loaded: int, refused: tuple[int, ...] = ()) -> dict[int, VersionRecord]:
-    own = {version: VersionRecord(version, loaded=A) for version in loaded}
-    return own | {version: VersionRecord(version, refused=A) for version in refused}
+    own = {version: VersionRecord(loaded=A) for version in loaded}
+    return own | {version: VersionRecord(refused=A) for version in refused}
 
 
 def test_latest_loads_the_highest_and_then_lets_the_others_go() -> None:
@@ -66,8 +66,8 @@ def test_the_only_one_that_serves_stays_while_the_disk_may_still_replace_it() ->
 
 def test_changed_files_are_loaded_again_once_and_what_was_refused_only_after_a_change() -> None:
     assert next_step(found(1, stamp=B), known(1), Latest()) == Load(1)
-    assert next_step(found(1, stamp=B), {1: VersionRecord(1, loaded=A, refused=B)}, Latest()) is None
-    assert next_step(found(1, stamp=C), {1: VersionRecord(1, loaded=A, refused=B)}, Latest()) == Load(1)
+    assert next_step(found(1, stamp=B), {1: VersionRecord(loaded=A, refused=B)}, Latest()) is None
+    assert next_step(found(1, stamp=C), {1: VersionRecord(loaded=A, refused=B)}, Latest()) == Load(1)
     assert next_step(found(1, stamp=B, is_complete=False), known(1), Latest()) is None
 
 
@@ -104,7 +104,7 @@ def test_whatever_becomes_of_a_store_the_model_serves_on_and_the_plan_ends(
         while (step := next_step(disk, own, policy)) is not None:
             steps += 1
             assert steps <= 16, "the plan comes to an end"
-            before = own.get(step.version, VersionRecord(step.version))
+            before = own.get(step.version, VersionRecord())
             if isinstance(step, Load):
                 assert on_disk[step.version].is_complete, "nothing is loaded that may still be written"
                 assert step.version not in attempts, "nothing is tried twice"
@@ -114,7 +114,7 @@ def test_whatever_becomes_of_a_store_the_model_serves_on_and_the_plan_ends(
                 assert before.refused != stamp
                 is_sound = data.draw(st.booleans())
                 own[step.version] = (
-                    VersionRecord(step.version, loaded=stamp) if is_sound else replace(before, refused=stamp)
+                    VersionRecord(loaded=stamp) if is_sound else replace(before, refused=stamp)
                 )  # fmt: skip
             else:
                 assert before.loaded is not None
