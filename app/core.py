@@ -1,6 +1,6 @@
 """The core: engines, scheduler, metrics and statistics in one object. No HTTP, no globals, no signals.
 
-Any host can run it: it needs one asyncio event loop, `start` and `stop`.
+Any host can run it: a core needs one asyncio event loop, `start` and `stop`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ from convoy.models.store import Store, StoredVersion
 from convoy.models.version_policy import allows
 
 _log = logging.getLogger("convoy")
-# How long to wait at the end for the last spans to be sent.
-_LAST_SPANS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ class Core:
         await self.lanes.unlock_pages()
         self.gpus.stop()
         if self.tracing is not None:
-            await asyncio.to_thread(self.tracing.close, _LAST_SPANS_S)
+            await asyncio.to_thread(self.tracing.close, 2.0)
 
     async def _load_initially(self) -> None:
         try:
@@ -189,7 +187,7 @@ class Core:
         return is_open and (bool(served) or self.control.may_be_empty) and all(s.ready for s in served)
 
     def not_ready_reason(self) -> str:
-        """What keeps the core from being ready, for whoever is paged."""
+        """What keeps the core from being ready, for the operator."""
         if self.leaving:
             return "the server is shutting down"
         if not self.initial_load_done:
@@ -200,7 +198,7 @@ class Core:
         return f"not ready: {', '.join(unwell)}" if unwell else "no model is loaded"
 
     def max_waiting(self, key: ModelKey) -> int:
-        """So many samples may wait for a version that is served."""
+        """How many samples may wait for a version that is served."""
         return self.scheduler.state.queues[key].max_waiting
 
     def current_load(self) -> CoreLoad:

@@ -1,4 +1,4 @@
-"""Watches how loaded a core is: looks twice a second at what is recorded anyway, so that no request pays for it."""
+"""Measures how loaded a core is, twice a second, from what is recorded anyway, so that no request pays for it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.telemetry.statistics import ModelStatistics
 
 _LOOK_EVERY_S = 0.5
-_WINDOW_S = 5.0
 
 
 class CoreLoad(NamedTuple):
-    """How loaded a core is, for who chooses between several: over the last seconds; 0 before there was a second.
+    """How loaded a core is, for balancers that choose between several: over the last seconds; 0 in the first second.
 
     `utilisation` is the part of what the core could do at most that it does: the time that its samples would take in
     full batches, or the CPU time of its event loop, whichever is more. The time that engines are busy would be no
@@ -53,7 +52,7 @@ class LoadWatch:
     ) -> None:
         self._catalog, self._scheduler = catalog, scheduler
         self._clock, self._loop_clock = clock, loop_clock
-        self._looks: deque[_Look] = deque(maxlen=1 + round(_WINDOW_S / _LOOK_EVERY_S))
+        self._looks: deque[_Look] = deque(maxlen=1 + round(5.0 / _LOOK_EVERY_S))  # over five seconds
         self._counted: dict[ModelStatistics, tuple[int, int]] = {}  # which go on where a version is loaded again
         self._work_s, self._requests = 0.0, 0
         self.load = CoreLoad()

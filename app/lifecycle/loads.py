@@ -1,9 +1,8 @@
-"""Versions being loaded: in turns, each within a time limit, and none in the way of another.
+"""Loads versions in turns, each within a time limit, so that none blocks another.
 
-One at a time is quickest, and what is measured meanwhile is measured in peace. One that takes long lets the next one
-begin beside it, as long as there are cores and memory for both. One that computes nothing, as where its disk does not
-answer, takes neither and is counted apart. One that takes too long is given up; its thread goes on until whatever it
-waits for lets it go, and what it brings then is closed.
+One load at a time is fastest and measures undisturbed. When one takes long, the next begins beside it, as long as there
+are cores and memory for both. A load that computes nothing, because its disk does not answer, takes neither and is
+counted apart. One that exceeds the limit is given up; if it ends later, its engines are closed.
 """
 
 from __future__ import annotations
@@ -24,22 +23,14 @@ from convoy.models.store import StoredVersion
 
 _log = logging.getLogger("convoy")
 LoadVersion = Callable[[StoredVersion, LoadOptions], LoadedModel]
-# Most models take less. What loads beside one that takes more is measured in less peace, which is better than not at
-# all.
+# Most models take less. What loads beside one that takes more is measured less exactly, which is better than waiting.
 _PATIENCE_S = 6.0
-# Of that time; on a machine that is busy with other things, one that computes has a few hundredths.
-_IDLE_SHARE = 0.01
-# Threads that wait cost little, and yet no store of a thousand models is to have a thousand of them.
-_MOST_IDLE = 32
-# Of the memory that is available. The other half is for what is served meanwhile.
-_LOADS_SHARE = 0.5
 
 
 def load_giving_way(load_version: LoadVersion, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
-    """Load in a thread that gives way, and so do those by which an engine will compute on the CPU: it starts them.
+    """Load at a lower priority, which the engine's compute threads inherit; for a thread that ends with the load.
 
-    For a thread of its own, which ends with the load. With GPUs it does not: their libraries' threads compute nothing,
-    and are waited for.
+    With GPUs the priority stays: their libraries' threads compute nothing, and are waited for.
     """
     if not options.machine.gpus:
         give_way()
@@ -50,7 +41,7 @@ def load_giving_way(load_version: LoadVersion, stored: StoredVersion, options: L
 
 
 class LoadRoom:
-    """Whether there is memory for one more load, from what others have taken."""
+    """Whether there is memory for one more load, judged by what earlier ones took."""
 
     def __init__(
         self,
@@ -62,25 +53,28 @@ class LoadRoom:
         self._most_bytes = 0
 
     def now(self) -> tuple[int, int]:
-        """What the process uses, and the most that it has used."""
+        """Bytes that the process uses, and the most that it has used."""
         return self._resident(), self._peak()
 
     def learn(self, before: tuple[int, int]) -> None:
-        """By what a load has taken so far that had the process to itself since then."""
+        """From what a load has taken so far that had the process to itself since then."""
         resident, peak = self.now()
-        # Where another time's peak is higher, how high this one was is not known.
+        # Where an earlier peak is higher, this one's is not known.
         highest = peak if peak > before[1] else resident
         self._most_bytes = max(self._most_bytes, highest - before[0])
 
     def has_room_for(self, loads: int) -> bool:
-        """Whether so many could take what the largest has taken; those that have begun may still want all of it."""
+        """Whether that many could each take what the largest took, in half of the memory that is available.
+
+        Loads that have begun may still need all of it. The other half is for what is served meanwhile.
+        """
         free = self._available()
-        return free is None or loads * self._most_bytes <= free * _LOADS_SHARE
+        return free is None or loads * self._most_bytes <= free / 2
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A load whose turn it is, or was. `cpu_s` by its thread's `clock`, when it was looked at last."""
+    """A load that has begun. `cpu_s`: CPU time by its thread's `clock` at the last look."""
 
     before: tuple[int, int]
     is_alone: bool
@@ -102,7 +96,7 @@ class Loads:
         room: LoadRoom | None = None,
         cpu_s: Callable[[int], float | None] = cpu_s_of,
     ) -> None:
-        """So many load at the `most`; None: one for each core. `cpu_s` reads the clock of a thread, or it has ended."""
+        """At most `most` load at once; None: one for each core. `cpu_s` reads a thread's clock; None: it has ended."""
         self._load_version, self._limit_s, self._on_late = load_version, limit_s, on_late
         self._most, self._room, self._cpu_s = most or cpu_budget(), room or LoadRoom(), cpu_s
         self._patience_s = min(_PATIENCE_S, limit_s / 2)
@@ -151,7 +145,7 @@ class Loads:
     def _give_turns(self) -> None:
         while self._waiting and self._may_begin():
             turn = self._waiting.popleft()
-            if not turn.done():  # whoever waited has left
+            if not turn.done():  # else the caller has left
                 own = _Running(self._room.now(), is_alone=not self._at_work())
                 for other in self._running:
                     other.is_alone = other.is_idle
@@ -161,7 +155,7 @@ class Loads:
     def _may_begin(self) -> bool:
         at_work = self._at_work()
         if not at_work:
-            return len(self._running) < _MOST_IDLE
+            return len(self._running) < 32  # idle threads cost little, but a store may have thousands of models
         if any(one.is_young for one in at_work) or len(at_work) >= self._most:
             return False
         return self._room.has_room_for(len(at_work) + 1)
@@ -170,7 +164,7 @@ class Loads:
         return [one for one in self._running if not one.is_idle]
 
     async def _watch(self, own: _Running) -> None:
-        """Look again and again at what a load does, until cancelled."""
+        """Look regularly at what a load does, until cancelled."""
         while True:
             await asyncio.sleep(self._patience_s)
             own.is_young = False
@@ -180,12 +174,13 @@ class Loads:
             self._give_turns()
 
     def _was_idle(self, own: _Running) -> bool:
-        """Whether its thread has computed nothing since the last look. Where nobody tells, it counts as at work."""
+        """Whether its thread has computed nothing since the last look. Without a clock it counts as at work."""
         cpu_s = None if own.clock is None else self._cpu_s(own.clock)
         if cpu_s is None:
             return False
         before, own.cpu_s = own.cpu_s, cpu_s
-        return cpu_s - before < _IDLE_SHARE * self._patience_s
+        # On a machine that is busy with other things, a load that computes still gets a few hundredths.
+        return cpu_s - before < 0.01 * self._patience_s
 
     def _end(self, own: _Running) -> None:
         self._running.discard(own)

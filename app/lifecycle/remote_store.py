@@ -40,8 +40,6 @@ from convoy.models.store import (
 )
 
 _PARTIAL_PREFIX = ".fetching-"
-# Longer than any download that still goes on.
-_ABANDONED_AFTER_S = 24 * 3600.0
 _ENTRY = re.compile(r"([1-9][0-9]{0,8})-([0-9a-f]{32})")
 
 
@@ -97,7 +95,8 @@ class VersionCache:
                 shutil.rmtree(folder, ignore_errors=True)
         for folder in self._folders(self.folder / name):
             old_s = time.time() - folder.stat().st_mtime
-            if folder.name.startswith(_PARTIAL_PREFIX) and old_s > _ABANDONED_AFTER_S:
+            # A day is longer than any download.
+            if folder.name.startswith(_PARTIAL_PREFIX) and old_s > 24 * 3600:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _entries(self, name: str) -> Iterator[tuple[Path, int, str]]:

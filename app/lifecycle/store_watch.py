@@ -1,12 +1,15 @@
-"""Looks at the store that end, whatever the store does: a model whose folder does not answer is left out, and told.
+"""Looks at the store: which versions are there, and a stamp of each that changes when its files do.
 
-Knows threads and patience; what a look sees is `convoy.app.lifecycle.store_watch`'s.
+A look reads names, sizes, times and inodes, and the `config.pbtxt` that changed. Symbolic links are followed, because
+Kubernetes and many deployment tools swap a link. A look ends whatever the store does: a model whose folder cannot be
+read or does not answer is reported, and the others are not affected.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -28,11 +31,10 @@ from convoy.models.version_policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class ModelLook:
-    """The versions of one model as one look found them; or why its folder could not be looked into.
+    """The versions of one model as one look found them; or why its folder could not be read.
 
-    `policy`: which of them the model's configuration wants, None where it does not say; `unknown_policy` why nobody can
-    tell what it says.
-    `misplaced`: what is meant as a version and is none, in sentences.
+    `policy`: which of them the model's configuration wants, None where it does not say; `unknown_policy`: why it cannot
+    be read. `misplaced`: what is meant as a version and is none, in sentences.
     """
 
     versions: dict[int, Seen] = field(default_factory=dict)
@@ -42,7 +44,7 @@ class ModelLook:
     misplaced: tuple[str, ...] = ()
 
     def behind(self, before: ModelLook | None) -> ModelLook:
-        """With the policy of the look before where it is another one now: somebody may be writing it just now."""
+        """With the policy of the look before, because the configuration may be being written just now."""
         if before is None or not before.versions:
             return self
         return replace(self, policy=before.policy, unknown_policy=before.unknown_policy)
@@ -149,34 +151,19 @@ def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int]]:
                 yield entry.name, -1, error.errno or 0, 0
 
 
-class Sweep:
-    """A look at several models, one after the other. Runs in a thread, and another one sees how far it has come."""
-
-    def __init__(self, names: list[str], look: Callable[[str], ModelLook]) -> None:
-        self._names, self._look = names, look
-        self._is_given_up = False
-        self.found: dict[str, ModelLook] = {}
-
-    def run(self) -> None:
-        for name in self._names:
-            if self._is_given_up:
-                return
-            self.found[name] = self._look(name)
-
-    def give_up(self) -> tuple[str | None, Sweep | None]:
-        """End after the model that it is at: that one, and a look at those behind it; None where there is none."""
-        self._is_given_up = True
-        done = len(self.found)
-        rest = self._names[done + 1 :]
-        at = self._names[done] if done < len(self._names) else None
-        return at, Sweep(rest, self._look) if rest else None
+def _sweep(
+    store: Store | RemoteStore, names: list[str], found: dict[str, ModelLook], given_up: threading.Event
+) -> None:
+    """Look at several models, one after the other, until it is given up. `found` shows how far it has come."""
+    for name in names:
+        if given_up.is_set():
+            return
+        found[name] = look_at_model(store, name)
 
 
-# So long may the look at one model take. It is a few calls to the file system, each of microseconds or a few
-# milliseconds; what takes a thousand times as long is away.
+# For the look at one model, which is a few calls to the file system, of milliseconds at most. What takes a thousand times
+# as long does not answer.
 _PATIENCE_S = 5.0
-# A library that speaks to a store elsewhere has time-outs and retries of its own, which end before that.
-_PATIENCE_WITH_NETWORKS_S = 120.0
 
 
 class StoreWatch:
@@ -189,7 +176,8 @@ class StoreWatch:
         patience_s: float | None = None,
     ) -> None:
         """`on_answer` hears the name of a model whose folder had not answered, and now has."""
-        default_s = _PATIENCE_WITH_NETWORKS_S if isinstance(store, RemoteStore) else _PATIENCE_S
+        # The library for a remote store has time-outs and retries of its own, which end before two minutes.
+        default_s = 120.0 if isinstance(store, RemoteStore) else _PATIENCE_S
         self._store, self._on_answer, self._patience_s = store, on_answer, patience_s or default_s
         self._hanging: dict[str, asyncio.Future[None]] = {}
         self._naming: asyncio.Future[tuple[list[str], tuple[str, ...]]] | None = None
@@ -200,7 +188,7 @@ class StoreWatch:
         return (await self._names())[0]
 
     async def _names(self) -> tuple[list[str], tuple[str, ...]]:
-        # All who ask meanwhile share one thread: there may be many of them, and it may never end.
+        # All callers meanwhile share one thread, which may never end.
         if self._naming is None:
             self._naming = begin(partial(names_in, self._store), "look-at-store")
             self._naming.add_done_callback(self._named)
@@ -213,7 +201,7 @@ class StoreWatch:
     def _named(self, work: asyncio.Future[tuple[list[str], tuple[str, ...]]]) -> None:
         self._naming = None
         if not work.cancelled():
-            work.exception()  # there may be nobody left to hear of it
+            work.exception()  # the callers may have left
 
     async def look(self) -> StoreLook:
         """Every model. Raises OSError where the store cannot be read or does not answer."""
@@ -223,28 +211,30 @@ class StoreWatch:
     async def look_at(self, name: str) -> ModelLook:
         """One model. Raises UsageError where the name is none."""
         lock = self._asking.setdefault(name, asyncio.Lock())
-        async with lock:  # those who come while it hangs hear of that, and begin no thread each
+        async with lock:  # while it hangs, later callers begin no threads of their own
             return (await self._look_at([name]))[name]
 
     async def _look_at(self, names: list[str]) -> dict[str, ModelLook]:
         found = {name: ModelLook(trouble=self._told(name)) for name in names if name in self._hanging}
-        asked = [name for name in names if name not in found]
-        rest = Sweep(asked, partial(look_at_model, self._store)) if asked else None
-        while rest is not None:
-            sweep, work = rest, begin(rest.run, "look-at-models")
+        left = [name for name in names if name not in found]
+        while left:
+            swept: dict[str, ModelLook] = {}
+            given_up = threading.Event()
+            work = begin(partial(_sweep, self._store, left, swept, given_up), "look-at-models")
             seen = -1
-            while not work.done() and len(sweep.found) > seen:  # it gets on
-                seen = len(sweep.found)
+            while not work.done() and len(swept) > seen:  # it makes progress
+                seen = len(swept)
                 await asyncio.wait({work}, timeout=self._patience_s)
-            if work.done():
-                work.result()
-                return found | sweep.found
-            at, rest = sweep.give_up()
-            found |= sweep.found
-            if at is not None and at not in found:
-                found[at] = ModelLook(trouble=self._told(at))
-                self._hanging[at] = work
-                work.add_done_callback(partial(self._answers_again, at))
+            if work.done() or len(swept) == len(left):
+                await work
+                return found | swept
+            given_up.set()
+            ended = dict(swept)
+            found |= ended
+            hanging, *left = left[len(ended) :]
+            found[hanging] = ModelLook(trouble=self._told(hanging))
+            self._hanging[hanging] = work
+            work.add_done_callback(partial(self._answers_again, hanging))
         return found
 
     def _answers_again(self, name: str, work: asyncio.Future[None]) -> None:

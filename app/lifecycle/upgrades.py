@@ -68,7 +68,6 @@ def still_refused(skipped: tuple[str, ...], wish: PlanRequest) -> tuple[str, ...
 
 
 _log = logging.getLogger("convoy")
-_MOST_WORKSPACE_BYTES = 1 << 30
 
 
 class Upgrades:
@@ -248,7 +247,7 @@ def _workspace_mb(device: Device) -> int:
     """What a builder may use of a GPU that serves. Raises NotProved where the GPU does not answer."""
     try:
         device.use()
-        return max(1, min(_MOST_WORKSPACE_BYTES, device.cuda.free_bytes() // 4) >> 20)
+        return max(1, min(1 << 30, device.cuda.free_bytes() // 4) >> 20)
     except EngineFailure as failure:
         raise NotProved(f"{device.name} does not say what is free on it: {failure}") from failure
 

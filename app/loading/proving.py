@@ -89,10 +89,9 @@ def _told(candidate: Candidate, why: str) -> str:
 
 _log = logging.getLogger("convoy")
 
-# Start-up is waited for: so long may measuring one variant take where no table fits this device. A network so
-# slow that it needs longer is measured at small batches only, and the server learns the others as it goes.
+# How long start-up may measure one variant where no table fits this device. A network that needs longer is measured at
+# small batches only, and the server learns the others as it goes.
 MEASURING_BUDGET_S = 0.15
-_MEASURING_LIMIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +193,7 @@ def race(engines: Sequence[Engine]) -> list[Rounds]:
     """The engines' runs in turns, so that any two can be compared. Raises EngineFailure."""
     knots = batch_knots(engines[0].info.batch_sizes[-1])
     budget_s = MEASURING_BUDGET_S * len(engines) / len(knots)
-    return list(run_in_turns(engines, Pace(budget_s, _MEASURING_LIMIT_S, warm_up=1, fewest=3, most=50)))
+    return list(run_in_turns(engines, Pace(budget_s, 1.0, warm_up=1, fewest=3, most=50)))
 
 
 def fastest(measured: Sequence[Rounds]) -> int:

@@ -1,8 +1,8 @@
-"""Only what somebody has signed is loaded: OpenSSF's model signing (https://github.com/sigstore/model-transparency).
+"""Loads only what is signed: OpenSSF's model signing (https://github.com/sigstore/model-transparency).
 
-A version is copied to where only this process writes, the copy is held against its signature, and the copy is loaded:
-who can write to the store has no moment between the check and the use, and no link that leads elsewhere by then. What
-the signature does not name is not there either. A signature tells who made the files, not that there are none newer.
+A version is copied to a folder that only this process writes, the copy is verified against its signature, and the copy
+is loaded, so that nothing can change between the check and the use. Files that the signature does not name are removed.
+A signature tells who made the files, not that there are none newer.
 """
 
 from __future__ import annotations
@@ -30,15 +30,12 @@ from convoy.models.files import check_only_files, open_regular, read_small
 from convoy.models.store import StoredVersion, disk_errors
 
 _OWN_PREFIX = "signed-"
-# A process that has just made its folder has not locked it yet.
-_ABANDONED_AFTER_S = 60.0
-_MOST_WORDS = 200
 # What the library leaves out of a signature unless it is told otherwise; no model needs it.
 _OF_GIT = frozenset({".git", ".gitattributes", ".github", ".gitignore"})
 
 
 class SignedCopy:
-    """A version that was held against its signature, in a folder that goes with `close`, or when nobody has this."""
+    """A version whose signature was verified, in a folder that is removed by `close` or with the last reference."""
 
     def __init__(self, original: StoredVersion, folder: Path) -> None:
         """`folder` is empty, and becomes this copy's."""
@@ -48,7 +45,7 @@ class SignedCopy:
         self.close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     def told(self, error: BundleError) -> BundleError:
-        """The same of the files in the store, which are those that somebody can mend."""
+        """The same error about the files in the store, which are those to mend."""
         return BundleError(str(error).replace(str(self.stored.folder), str(self._original.folder)))
 
 
@@ -187,7 +184,8 @@ def _own_folder(parent: Path) -> Path:
     _lock(own)  # never closed: the end of the process does
     for other in parent.glob(f"{_OWN_PREFIX}*"):
         with suppress(OSError):
-            if other == own or time.time() - other.stat().st_mtime < _ABANDONED_AFTER_S:
+            # A process that has just made its folder has not locked it yet.
+            if other == own or time.time() - other.stat().st_mtime < 60:
                 continue
             descriptor = _lock(other)
             shutil.rmtree(other, ignore_errors=True)
@@ -212,4 +210,4 @@ def _brief(error: BaseException) -> str:
         return error.strerror  # without its number and the path, which stands beside it
     # Digests of both sides, which say nothing to anybody.
     words = str(error).partition(": Expected")[0].replace("[", "").replace("\\'", "'") or type(error).__name__
-    return words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}..."
+    return words if len(words) <= 200 else f"{words[:200]}..."

@@ -29,8 +29,6 @@ from convoy.app.telemetry.outcomes import ANSWERED, Refusal, ending_of
 from convoy.models.errors import DeadlineExceeded, JobError, Overloaded, RequestError
 
 PROTOCOL = "python"
-# What was begun may end, as when a server drains.
-_DRAIN_S = 30.0
 # What another image's end may make room for.
 _MAY_FIT_LATER = frozenset({Refusal.QUEUE_FULL, Refusal.MEMORY, Refusal.DECODE_QUEUE})
 
@@ -200,7 +198,7 @@ class Inside(Asking):
 
     async def close(self) -> None:
         """Let what has begun end, and give the engines' memory back."""
-        await self._core.drain(_DRAIN_S)
+        await self._core.drain(30.0)
         self._decoder.close()
         await self._core.stop()
 

@@ -20,9 +20,6 @@ from convoy.app.server.runtime import run
 from convoy.models.errors import Unavailable, UsageError
 
 Result = TypeVar("Result")
-# What ends in good order needs less; a thread that hangs in an engine is left behind.
-_END_WITHIN_S = 60.0
-_END_OF_LOST_WITHIN_S = 5.0
 _CLOSED = "the engine is closed; make a new one"
 _AT_WORK: weakref.WeakSet[PrivateLoop] = weakref.WeakSet()
 
@@ -95,7 +92,8 @@ class PrivateLoop:
         with suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._end, last)
         if threading.current_thread() is not self._thread:  # else the garbage collector came by on the loop itself
-            self._thread.join(_END_OF_LOST_WITHIN_S if self._is_lost else _END_WITHIN_S)
+            # An orderly end needs less; a thread that hangs in an engine is left behind.
+            self._thread.join(5.0 if self._is_lost else 60.0)
         self.fail(_CLOSED)
 
     def end_with_program(self) -> None:

@@ -21,12 +21,9 @@ from convoy.models.files import check_regular
 _log = logging.getLogger("convoy")
 
 
-_BACKLOG = 2048
-
-
 def listen(host: str, port: int) -> socket.socket:
     """A socket that takes connections from now on. Raises UsageError."""
-    return _bound(host, port, _BACKLOG, "choose another with --port")
+    return _bound(host, port, 2048, "choose another with --port")
 
 
 def take_port(host: str, port: int) -> socket.socket | None:

@@ -24,15 +24,11 @@ from typing import Any, Literal
 
 from convoy.models.errors import UsageError
 
-_ROOM_BYTES = 4 << 20
-_CHUNK_BYTES = 64 << 10  # what a pipe holds: the queue has room again as soon as that is read
-_FLUSH_WITHIN_S = 2.0
-
 
 class LogWriter(logging.Handler):
     """Writes formatted records, of which at most `room_bytes` wait. `descriptor` is its own from now on."""
 
-    def __init__(self, descriptor: int, encoding: str = "utf-8", room_bytes: int = _ROOM_BYTES) -> None:
+    def __init__(self, descriptor: int, encoding: str = "utf-8", room_bytes: int = 4 << 20) -> None:
         super().__init__()
         self.dropped_lines = 0  # in all
         self._descriptor, self._encoding, self._room_bytes = descriptor, encoding, room_bytes
@@ -56,7 +52,7 @@ class LogWriter(logging.Handler):
         """The usual way is to print it, which may wait for ever."""
         self._put(f"a line of the log could not be written:\n{traceback.format_exc()}".encode())
 
-    def flush(self, within_s: float = _FLUSH_WITHIN_S) -> None:
+    def flush(self, within_s: float = 2.0) -> None:
         """Wait until everything has been written, but not for longer than that: perhaps nobody reads."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting_bytes or not self._thread.is_alive(), within_s)
@@ -116,7 +112,7 @@ class LogWriter(logging.Handler):
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._is_closing)
             chunk, nbytes = [], 0
-            while self._lines and nbytes < _CHUNK_BYTES:
+            while self._lines and nbytes < 64 << 10:  # what a pipe holds, so that there is room as soon as it is read
                 chunk.append(self._lines.popleft())
                 nbytes += len(chunk[-1])
             return chunk

@@ -42,8 +42,6 @@ from convoy.app.telemetry.outcomes import Refusal
 from convoy.app.telemetry.start_tracing import check_tracing, start_tracing
 
 _log = logging.getLogger("convoy")
-# What ends in good order needs less; what hangs is not waited for.
-_GRACE_S = 10.0
 
 
 def serve(settings: Settings, unknown_variables: Sequence[str] = ()) -> int:
@@ -130,7 +128,7 @@ class Host:
             _log.info("stopped: every accepted request was answered")
         else:
             _log.error("stopped: %d requests were not answered in time", self.core.open_calls)
-        end_within(_GRACE_S, lambda: self._http.exit_code)
+        end_within(10.0, lambda: self._http.exit_code)
         await self._grpc.close()
         self._http.stop()
 

@@ -127,9 +127,6 @@ def at_work(within_s: float = 0.0) -> list[str]:
     return sorted(thread.name for thread in threads if thread.is_alive())
 
 
-# Beside 0 (drained after a signal) and 2 (called wrongly).
-NOTHING_TO_SERVE = 1
-ENGINE_LOST = 70  # it hung and could not be replaced; only a new process helps
 _log = logging.getLogger("convoy")
 _WELL_MEANT_S = 0.5  # what is about to end anyway needs less
 
@@ -173,8 +170,8 @@ def end_for(reason: str, stop: Callable[[int], None], *, is_lost: bool) -> None:
     """
     _log.critical("%s", reason)
     if is_lost:
-        end_now(ENGINE_LOST)
-    stop(NOTHING_TO_SERVE)
+        end_now(70)  # only a new process helps
+    stop(1)
 
 
 def end_within(seconds: float, code: Callable[[], int]) -> None:
