@@ -161,8 +161,8 @@ def _sweep(
         found[name] = look_at_model(store, name)
 
 
-# For the look at one model, which is a few calls to the file system, of milliseconds at most. What takes a thousand times
-# as long does not answer.
+# For the look at one model, which is a few calls to the file system, of milliseconds at most. What takes a thousand
+# times as long does not answer.
 _PATIENCE_S = 5.0
 
 
