@@ -1,8 +1,8 @@
-"""A store behind a URL. What is in it is listed; a version comes here when it is to be loaded, and not before.
+"""A store behind a URL. Its content is listed; a version is downloaded when it is to be loaded, and not before.
 
-So the version policy decides what is downloaded. A bundle is held to its manifest before its folder gets its name; of a
-bare model nothing but sizes can be checked, and that nobody changed it meanwhile. Names of objects are somebody else's
-words: none leads out of the folder that it is written to.
+So the version policy decides what is downloaded. A bundle is checked against its manifest before its folder gets its
+name; of a bare model only sizes can be checked, and that it did not change meanwhile. Object names are not trusted:
+none may lead out of the folder that it is written to.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -38,6 +38,8 @@ from convoy.models.store import (
     name_of_only,
     sync_tree,
 )
+
+_log = logging.getLogger("convoy")
 
 _PARTIAL_PREFIX = ".fetching-"
 _ENTRY = re.compile(r"([1-9][0-9]{0,8})-([0-9a-f]{32})")
@@ -62,15 +64,15 @@ class VersionCache:
         target = stored.model_folder
         with disk_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            partial = Path(tempfile.mkdtemp(prefix=_PARTIAL_PREFIX, dir=target.parent))
+            filling = Path(tempfile.mkdtemp(prefix=_PARTIAL_PREFIX, dir=target.parent))
         try:
             with disk_errors(target):
-                fill(partial)
-                sync_tree(partial)
-                partial.chmod(0o755)
-                _publish(partial, target)
+                fill(filling)
+                sync_tree(filling)
+                filling.chmod(0o755)
+                _publish(filling, target)
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(filling, ignore_errors=True)
 
     def drop(self, stored: StoredVersion) -> None:
         """Forget a version that is not sound."""
@@ -117,16 +119,15 @@ def digest_in(stored: StoredVersion) -> str:
     return stored.model_folder.name.partition("-")[2]
 
 
-def _publish(partial: Path, target: Path) -> None:
+def _publish(filling: Path, target: Path) -> None:
     try:
-        partial.rename(target)
+        filling.rename(target)
     except OSError as error:
         # Another process that serves the same store was quicker.
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
 
 
-_log = logging.getLogger("convoy")
 # An object's name may be what no file can have here, such as one below another file.
 _NO_PLACE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
 
@@ -150,13 +151,13 @@ class RemoteVersion:
 
 
 class RemoteStore:
-    """Asked by several threads at once. `root` is its URL.
+    """Used by several threads at once. `root` is its URL.
 
-    `model_name` is the one's that the store may be. Where it is many, a warning says that a name asked for is not used.
+    `model_name` is for a store that is one model. Where it has many, a warning says that the name is not used.
     """
 
     def __init__(self, url: str, model_name: str, cache_folder: Path, *, is_name_asked_for: bool = True) -> None:
-        """Asks nobody yet. Raises UsageError where the library for such URLs is not installed."""
+        """Connects to nothing yet. Raises UsageError where the library for such URLs is not installed."""
         self._files = RemoteFiles(url)
         self.root = self._files.url
         # Two stores may have models of the same name.
@@ -173,7 +174,7 @@ class RemoteStore:
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
-        """The names of all models, sorted. Until the store has been reached once, those that came here earlier.
+        """The names of all models, sorted. Until the store has been reached once, those that were fetched earlier.
 
         Raises RemoteError, and UsageError where the store is one model and has been given no name.
         """
@@ -186,7 +187,11 @@ class RemoteStore:
             else:
                 found = [name_of_only(self.root, self._model_name)]
         except RemoteError as error:
-            return self._names_here(error)
+            here = [] if self._was_reached else self._cache.names()
+            if not here:
+                raise
+            _log.error("%s; serving what was fetched earlier", error)
+            return here
         self._was_reached = True
         return sorted(found)
 
@@ -260,41 +265,42 @@ class RemoteStore:
         self._cache.drop(stored)
         if listed is None:
             raise NotFetched(f"{self.root}: {stored.name} version {stored.version} is not there any more")
-        where = f"{self.root}/{self._prefix(stored.name)}"
         try:
-            self._bring(listed, where)
+            self._bring(listed)
         except RemoteError as error:
             raise NotFetched(str(error)) from error
 
-    def _bring(self, listed: RemoteVersion, where: str) -> None:
+    def _bring(self, listed: RemoteVersion) -> None:
         try:
-            self._cache.bring(listed.stored, partial(self._fill, listed, where))
+            self._cache.bring(listed.stored, partial(self._fill, listed))
         except BundleError as error:
-            # On its way, or where it lies? Once more tells.
+            # Damaged on its way, or in the store? Another download tells.
             _log.warning("%s; it is fetched again", error)
-            self._cache.bring(listed.stored, partial(self._fill, listed, where))
+            self._cache.bring(listed.stored, partial(self._fill, listed))
         nbytes = sum(one.bytes for one in listed.objects)
         stored = listed.stored
         how = "held to its manifest" if stored.is_bundle else "a bare model, of which only the sizes can be verified"
         _log.info("fetched %s version %d, %d bytes, %s", stored.name, stored.version, nbytes, how)
 
-    def _fill(self, listed: RemoteVersion, where: str, folder: Path) -> None:
+    def _fill(self, listed: RemoteVersion, folder: Path) -> None:
+        """Raises BundleError about the files in the store, and RemoteError."""
+        own = {one.path.removeprefix(listed.inside): one for one in listed.objects}
         try:
-            if f"{listed.inside}{MANIFEST}" in {one.path for one in listed.objects}:
-                self._fill_with_bundle(listed, folder)
+            if MANIFEST in own:
+                self._fill_with_bundle(listed, own, folder)
             else:
                 self._fill_with_bare_model(listed, folder)
         except BundleError as error:
+            where = f"{self.root}/{self._prefix(listed.stored.name)}"
             raise BundleError(str(error).replace(f"{folder}/", where)) from error
 
-    def _fill_with_bundle(self, listed: RemoteVersion, folder: Path) -> None:
-        objects = {one.path: one for one in listed.objects}
-        inner = folder / listed.inside
-        self._download(listed.stored.name, objects[f"{listed.inside}{MANIFEST}"], folder)
-        for one in _named_by(read_manifest(inner), inner, listed, objects):
-            self._download(listed.stored.name, one, folder)
-        if (signature := objects.get(f"{listed.inside}{SIGNATURE}")) is not None:
-            self._download(listed.stored.name, signature, folder)
+    def _fill_with_bundle(self, listed: RemoteVersion, own: Mapping[str, RemoteObject], folder: Path) -> None:
+        name, inner = listed.stored.name, folder / listed.inside
+        self._download(name, own[MANIFEST], folder)
+        for one in _named_by(read_manifest(inner), inner, own):
+            self._download(name, one, folder)
+        if SIGNATURE in own:
+            self._download(name, own[SIGNATURE], folder)
         open_bundle(inner)
 
     def _fill_with_bare_model(self, listed: RemoteVersion, folder: Path) -> None:
@@ -347,7 +353,8 @@ class RemoteStore:
         objects = self._files.objects(self._prefix(name).rstrip("/"))
         self._configs[name] = next((one for one in objects if one.path == CONFIG), None)
         if layout is StoreLayout.ONE_VERSION:
-            return {1: self._version(name, 1, objects, is_flat=True)} if _holds_model(objects, "") else {}
+            is_model = any(one.path in (MANIFEST, BARE_MODEL) for one in objects)
+            return {1: self._version(name, 1, objects, is_flat=True)} if is_model else {}
         entries = _entries(objects, "")
         folder = f"{self.root}/{self._prefix(name)}".rstrip("/")
         self._misplaced[name] = misplaced_versions(folder, entries, lambda path: _entries(objects, f"{path}/"))
@@ -365,18 +372,6 @@ class RemoteStore:
         digest = hashlib.sha256(repr([(one.path, one.bytes, one.tag) for one in listed]).encode()).hexdigest()[:32]
         return RemoteVersion(self._cache.stored(name, number, digest, is_flat=is_flat), listed)
 
-    def _names_here(self, error: RemoteError) -> list[str]:
-        """Raises that error where nothing is here, or the store was reached before."""
-        here = [] if self._was_reached else self._cache.names()
-        if not here:
-            raise error
-        _log.error("%s; serving what was fetched earlier", error)
-        return here
-
-
-def _holds_model(objects: Iterable[RemoteObject], inside: str) -> bool:
-    return any(one.path in (f"{inside}{MANIFEST}", f"{inside}{BARE_MODEL}") for one in objects)
-
 
 def _entries(objects: Iterable[RemoteObject], inside: str) -> Entries:
     """What lies directly in a folder, by the objects below it."""
@@ -388,15 +383,13 @@ def _entries(objects: Iterable[RemoteObject], inside: str) -> Entries:
     return found
 
 
-def _named_by(
-    manifest: Manifest, folder: Path, listed: RemoteVersion, objects: dict[str, RemoteObject]
-) -> list[RemoteObject]:
-    """The files of a bundle; what cannot be right is known before it is downloaded. Raises BundleError."""
+def _named_by(manifest: Manifest, folder: Path, own: Mapping[str, RemoteObject]) -> list[RemoteObject]:
+    """The files of a bundle, found among its own before anything is downloaded. Raises BundleError."""
     found = []
     for name, record in manifest.files.items():
         if not is_file_name(name):
             raise BundleError(f"{folder}: the manifest names a file outside the bundle ({name!r}); do not use it")
-        one = objects.get(f"{listed.inside}{name}")
+        one = own.get(name)
         size = "no such file" if one is None else f"{one.bytes} bytes"
         if one is None or one.bytes != record.bytes:
             raise BundleError(

@@ -35,6 +35,8 @@ from convoy.models.errors import JobError
 from convoy.models.plan_cache import find_plan
 from convoy.models.plans import NoPlan, Plan, PlanBuild, PlanKey
 
+_log = logging.getLogger("convoy")
+
 
 def prove_plan(job: Job, wish: PlanRequest) -> ProvedEngine:
     """The engine of a plan that has just been built, or is compiled now. Raises NotProved."""
@@ -65,9 +67,6 @@ def still_refused(skipped: tuple[str, ...], wish: PlanRequest) -> tuple[str, ...
     device = wish.device.name
     of_file, of_all = (refusal(wish.library, device, why) for why in (f"{wish.variant.file}: ", NOTHING_SERVES))
     return tuple(reason for reason in skipped if not reason.startswith(of_file) and reason != of_all)
-
-
-_log = logging.getLogger("convoy")
 
 
 class Upgrades:

@@ -20,6 +20,8 @@ from convoy.app.loading.canary import CanaryCheck, CanaryFailed
 from convoy.models.bundle import Canary, LatencyPoint, Variant
 from convoy.models.errors import JobError
 
+_log = logging.getLogger("convoy")
+
 NOTHING_SERVES = "no variant serves"
 
 
@@ -86,8 +88,6 @@ def _told(candidate: Candidate, why: str) -> str:
     info = candidate.engine.info
     return refusal(info.engine, info.device, f"{candidate.variant.file}: {why}")
 
-
-_log = logging.getLogger("convoy")
 
 # How long start-up may measure one variant where no table fits this device. A network that needs longer is measured at
 # small batches only, and the server learns the others as it goes.

@@ -24,6 +24,8 @@ from typing import Any, Literal
 
 from convoy.models.errors import UsageError
 
+_log = logging.getLogger("convoy")
+
 
 class LogWriter(logging.Handler):
     """Writes formatted records, of which at most `room_bytes` wait. `descriptor` is its own from now on."""
@@ -129,8 +131,6 @@ class LogWriter(logging.Handler):
                 break
         return done
 
-
-_log = logging.getLogger("convoy")
 
 # The id of the request that the current task answers; empty outside of one.
 request_id: ContextVar[str] = ContextVar("request_id", default="")

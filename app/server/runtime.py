@@ -19,6 +19,8 @@ from typing import Any, NoReturn, TypeVar
 
 from convoy.app.server import logs
 
+_log = logging.getLogger("convoy")
+
 Result = TypeVar("Result")
 
 
@@ -127,7 +129,6 @@ def at_work(within_s: float = 0.0) -> list[str]:
     return sorted(thread.name for thread in threads if thread.is_alive())
 
 
-_log = logging.getLogger("convoy")
 _WELL_MEANT_S = 0.5  # what is about to end anyway needs less
 
 
