@@ -30,26 +30,22 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pwd.getpwuid", unknown)
 
 
-def test_plans_are_kept_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/somewhere")
-    assert read_settings({}).plan_folder() == Path("/somewhere/.cache/convoy")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
-    assert read_settings({}).plan_folder() == Path("/elsewhere/convoy")
-
-
-def test_what_the_environment_says_goes_before_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CONVOY_PLAN_CACHE", "/cache")
-    assert read_settings({}).plan_folder() == Path("/cache")
+def test_plans_are_kept_in_the_users_cache_folder_or_where_they_should_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value, folder in (
+        ("HOME", "/somewhere", "/somewhere/.cache/convoy"),
+        ("XDG_CACHE_HOME", "/elsewhere", "/elsewhere/convoy"),
+        ("CONVOY_PLAN_CACHE", "/cache", "/cache"),
+    ):
+        monkeypatch.setenv(name, value)
+        assert read_settings({}).plan_folder() == Path(folder)
 
 
 @pytest.mark.usefixtures("nobody")
 def test_a_user_without_a_home_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert read_settings({}).plan_folder() == tmp_path / f"convoy-cache-{os.geteuid()}"
-
-
-@pytest.mark.usefixtures("nobody")
-def test_a_home_that_nobody_has_is_a_clear_error() -> None:
     with pytest.raises(UsageError, match="give the whole path"):
         read_settings({"plan_cache": Path("~/plans")}).plan_folder()
 
