@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 
 from convoy.app.lifecycle.remote_files import RemoteError, RemoteFiles, RemoteObject
@@ -168,7 +168,7 @@ class RemoteStore:
         self._was_reached = False
         self._listed: dict[tuple[str, int], RemoteVersion] = {}
         self._configs: dict[str, RemoteObject | None] = {}
-        self._read_configs: dict[str, tuple[RemoteObject, bytes]] = {}
+        self._read_config = lru_cache(1024)(self._download_config)
         self._pruned: set[str] = set()
         self._misplaced: dict[str, list[str]] = {}  # by model, "" the store itself
         self._lock = threading.Lock()
@@ -231,16 +231,15 @@ class RemoteStore:
             paths = [one.model_folder / CONFIG for one in self._cache.newest(name).values()]
             return next((read_small(path) for path in paths if path.is_file()), None)
         listed = self._configs[name]
-        if listed is None:
-            return None
-        if name not in self._read_configs or self._read_configs[name][0] != listed:
-            if listed.bytes > MOST_TEXT_BYTES:
-                raise BundleError(f"{self.root}/{self._prefix(name)}{CONFIG}: has {listed.bytes} bytes; replace it")
-            with tempfile.TemporaryDirectory(prefix="convoy-config-") as folder:
-                target = Path(folder) / CONFIG
-                self._files.download(f"{self._prefix(name)}{CONFIG}", target)
-                self._read_configs[name] = (listed, target.read_bytes())
-        return self._read_configs[name][1]
+        return None if listed is None else self._read_config(name, listed)
+
+    def _download_config(self, name: str, listed: RemoteObject) -> bytes:
+        if listed.bytes > MOST_TEXT_BYTES:
+            raise BundleError(f"{self.root}/{self._prefix(name)}{CONFIG}: has {listed.bytes} bytes; replace it")
+        with tempfile.TemporaryDirectory(prefix="convoy-config-") as folder:
+            target = Path(folder) / CONFIG
+            self._files.download(f"{self._prefix(name)}{CONFIG}", target)
+            return target.read_bytes()
 
     def version(self, name: str, number: int) -> StoredVersion:
         """Where a version lies that was seen by the last look, or will when it is fetched."""

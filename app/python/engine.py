@@ -86,15 +86,14 @@ class PythonEngine:
                 "default_timeout_ms": default_timeout_ms,
             }
         )
-        self._failure = _Failure()
         self._loop = loop = PrivateLoop("convoy-engine")
         try:
-            self._inside = inside = loop.result(lambda: _open(settings, self._failure, loop))
+            self._inside = inside = loop.result(lambda: _open(settings, loop))
         except BaseException:
             loop.close()
             raise
         # Also where it is forgotten. When the program ends there is nothing to give back, nor a thread to do it.
-        self._end = weakref.finalize(self, _close, inside, loop)
+        self._end = weakref.finalize(self, loop.close, inside.close)
         self._end.atexit = False
 
     # Asking
@@ -254,7 +253,7 @@ class PythonEngine:
 
         None while it is well. Only a new engine helps, and where a device is lost only a new process.
         """
-        return self._failure.reason
+        return self._loop.failure
 
     # Ending
 
@@ -291,12 +290,6 @@ PythonEngine.__name__ = PythonEngine.__qualname__ = "Engine"
 PythonEngine.__module__ = "convoy"
 
 
-class _Failure:
-    """Why an engine is lost. Apart from the engine, which nothing on its loop may hold."""
-
-    reason: str | None = None
-
-
 def _settings(given: dict[str, object]) -> Settings:
     """Of what is given alone: a library does not look into its program's environment. Raises UsageError."""
     try:
@@ -305,19 +298,12 @@ def _settings(given: dict[str, object]) -> Settings:
         raise Sources().not_valid(error, Settings) from error
 
 
-async def _open(settings: Settings, failure: _Failure, loop: PrivateLoop) -> Inside:
-    def on_fatal(reason: str) -> None:
-        failure.reason = failure.reason or reason
-        loop.fail(f"the engine is lost: {reason}; make a new one, in a new process if that fails as well")
-
-    inside = Inside(settings, on_fatal)
+async def _open(settings: Settings, loop: PrivateLoop) -> Inside:
+    """Knows the loop and not the engine, which nothing on its loop may hold."""
+    inside = Inside(settings, loop.fail)
     try:
         await inside.open()
     except BaseException:
         await inside.close()
         raise
     return inside
-
-
-def _close(inside: Inside, loop: PrivateLoop) -> None:
-    loop.close(inside.close)

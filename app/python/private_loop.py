@@ -20,7 +20,6 @@ from convoy.app.server.runtime import run
 from convoy.models.errors import Unavailable, UsageError
 
 Result = TypeVar("Result")
-_CLOSED = "the engine is closed; make a new one"
 _AT_WORK: weakref.WeakSet[PrivateLoop] = weakref.WeakSet()
 
 
@@ -32,7 +31,8 @@ class PrivateLoop:
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
         self._refusal = ""  # why nothing is taken any more
-        self._is_lost = self._is_last = False
+        self.failure: str | None = None  # why it was lost
+        self._is_last = False
         ready: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=self._live, args=(ready,), name=name, daemon=True)
         self._thread.start()
@@ -44,7 +44,11 @@ class PrivateLoop:
 
         Raises Unavailable after `close` and `fail`, and UsageError in a process that was forked from the loop's own.
         """
-        self.check_process()
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"this Engine was made in process {self._process}, before the fork, and its threads are not in this "
+                "one; make an Engine in each process, such as in the workers' initializer"
+            )
         with self._lock:
             if self._refusal:
                 raise Unavailable(self._refusal)
@@ -76,10 +80,9 @@ class PrivateLoop:
 
     def fail(self, reason: str) -> None:
         """Waiting callers get the reason now, and later ones at once. From any thread, even while the loop hangs."""
-        self._is_lost = True
-        self._refuse(reason)
-        for future in [*self._pending]:
-            future.cancel()
+        self.failure = self.failure or reason
+        self._refuse(f"the engine is lost: {reason}; make a new one, in a new process if that fails as well")
+        self._give_up()
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Take nothing any more, do the `last` on the loop, give up what has not ended, and end the thread.
@@ -88,30 +91,21 @@ class PrivateLoop:
         """
         if os.getpid() != self._process:
             return
-        self._refuse(_CLOSED)
+        self._refuse("the engine is closed; make a new one")
         with suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._end, last)
         if threading.current_thread() is not self._thread:  # else the garbage collector came by on the loop itself
             # An orderly end needs less; a thread that hangs in an engine is left behind.
-            self._thread.join(5.0 if self._is_lost else 60.0)
-        self.fail(_CLOSED)
-
-    def end_with_program(self) -> None:
-        """Let no thread of it be inside a library when that is taken down; nothing else matters any more."""
-        self._is_last = True
-        self.close()
-
-    def check_process(self) -> None:
-        """Raises UsageError in another process than the one that made it: its threads are not there."""
-        if os.getpid() != self._process:
-            raise UsageError(
-                f"this Engine was made in process {self._process}, before the fork, and its threads are not in this "
-                "one; make an Engine in each process, such as in the workers' initializer"
-            )
+            self._thread.join(60.0 if self.failure is None else 5.0)
+        self._give_up()
 
     def _refuse(self, reason: str) -> None:
         with self._lock:
             self._refusal = self._refusal or reason
+
+    def _give_up(self) -> None:
+        for future in [*self._pending]:
+            future.cancel()
 
     def _live(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
         async def until_closed() -> None:
@@ -140,5 +134,7 @@ class PrivateLoop:
 
 @atexit.register
 def _end_with_program() -> None:
+    """No thread may be inside a library when that is taken down; nothing else matters any more."""
     for loop in [*_AT_WORK]:
-        loop.end_with_program()
+        loop._is_last = True
+        loop.close()
