@@ -40,43 +40,15 @@ def load_giving_way(load_version: LoadVersion, stored: StoredVersion, options: L
         give_back_freed()
 
 
-class LoadRoom:
-    """Whether there is memory for one more load, judged by what earlier ones took."""
-
-    def __init__(
-        self,
-        available: Callable[[], int | None] = available_bytes,
-        resident: Callable[[], int] = resident_bytes,
-        peak: Callable[[], int] = peak_resident_bytes,
-    ) -> None:
-        self._available, self._resident, self._peak = available, resident, peak
-        self._most_bytes = 0
-
-    def now(self) -> tuple[int, int]:
-        """Bytes that the process uses, and the most that it has used."""
-        return self._resident(), self._peak()
-
-    def learn(self, before: tuple[int, int]) -> None:
-        """From what a load has taken so far that had the process to itself since then."""
-        resident, peak = self.now()
-        # Where an earlier peak is higher, this one's is not known.
-        highest = peak if peak > before[1] else resident
-        self._most_bytes = max(self._most_bytes, highest - before[0])
-
-    def has_room_for(self, loads: int) -> bool:
-        """Whether that many could each take what the largest took, in half of the memory that is available.
-
-        Loads that have begun may still need all of it. The other half is for what is served meanwhile.
-        """
-        free = self._available()
-        return free is None or loads * self._most_bytes <= free / 2
-
-
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A load that has begun. `cpu_s`: CPU time by its thread's `clock` at the last look."""
+    """A load that has begun. `cpu_s`: CPU time by its thread's `clock` at the last look.
 
-    before: tuple[int, int]
+    `resident_bytes` and `peak_bytes` are the process's when it began; `is_alone`: nothing has loaded beside it.
+    """
+
+    resident_bytes: int
+    peak_bytes: int
     is_alone: bool
     clock: int | None = None
     cpu_s: float = 0.0
@@ -92,13 +64,9 @@ class Loads:
         load_version: LoadVersion,
         limit_s: float,
         on_late: Callable[[StoredVersion], None],
-        most: int | None = None,
-        room: LoadRoom | None = None,
-        cpu_s: Callable[[int], float | None] = cpu_s_of,
     ) -> None:
-        """At most `most` load at once; None: one for each core. `cpu_s` reads a thread's clock; None: it has ended."""
         self._load_version, self._limit_s, self._on_late = load_version, limit_s, on_late
-        self._most, self._room, self._cpu_s = most or cpu_budget(), room or LoadRoom(), cpu_s
+        self._largest_bytes = 0  # that a load has taken
         self._patience_s = min(_PATIENCE_S, limit_s / 2)
         self._waiting: deque[asyncio.Future[_Running]] = deque()
         self._running: set[_Running] = set()
@@ -146,7 +114,7 @@ class Loads:
         while self._waiting and self._may_begin():
             turn = self._waiting.popleft()
             if not turn.done():  # else the caller has left
-                own = _Running(self._room.now(), is_alone=not self._at_work())
+                own = _Running(resident_bytes(), peak_resident_bytes(), is_alone=not self._at_work())
                 for other in self._running:
                     other.is_alone = other.is_idle
                 self._running.add(own)
@@ -156,9 +124,11 @@ class Loads:
         at_work = self._at_work()
         if not at_work:
             return len(self._running) < 32  # idle threads cost little, but a store may have thousands of models
-        if any(one.is_young for one in at_work) or len(at_work) >= self._most:
+        if any(one.is_young for one in at_work) or len(at_work) >= cpu_budget():
             return False
-        return self._room.has_room_for(len(at_work) + 1)
+        # Each may need what the largest took. The other half of the memory is for what is served meanwhile.
+        free = available_bytes()
+        return free is None or (len(at_work) + 1) * self._largest_bytes <= free / 2
 
     def _at_work(self) -> list[_Running]:
         return [one for one in self._running if not one.is_idle]
@@ -169,13 +139,20 @@ class Loads:
             await asyncio.sleep(self._patience_s)
             own.is_young = False
             own.is_idle = self._was_idle(own)
-            if own.is_alone and not own.is_idle:
-                self._room.learn(own.before)
+            self._learn(own)
             self._give_turns()
+
+    def _learn(self, own: _Running) -> None:
+        """From what a load has taken so far that had the process to itself."""
+        if own.is_alone and not own.is_idle:
+            peak = peak_resident_bytes()
+            # Where an earlier peak is higher, this one's is not known.
+            highest = peak if peak > own.peak_bytes else resident_bytes()
+            self._largest_bytes = max(self._largest_bytes, highest - own.resident_bytes)
 
     def _was_idle(self, own: _Running) -> bool:
         """Whether its thread has computed nothing since the last look. Without a clock it counts as at work."""
-        cpu_s = None if own.clock is None else self._cpu_s(own.clock)
+        cpu_s = None if own.clock is None else cpu_s_of(own.clock)
         if cpu_s is None:
             return False
         before, own.cpu_s = own.cpu_s, cpu_s
@@ -184,8 +161,7 @@ class Loads:
 
     def _end(self, own: _Running) -> None:
         self._running.discard(own)
-        if own.is_alone and not own.is_idle:
-            self._room.learn(own.before)
+        self._learn(own)
         self._give_turns()
 
     def _came_late(self, stored: StoredVersion, work: asyncio.Future[LoadedModel]) -> None:

@@ -30,7 +30,7 @@ from convoy.app.loading.load import LoadOptions
 from convoy.app.telemetry.metrics import Metrics
 from convoy.models.errors import BundleError, InvalidRequest, JobError, NotFetched, NotFound, Unavailable, UsageError
 from convoy.models.store import CONFIG, Store, StoredVersion, check_name
-from convoy.models.version_policy import LATEST, Policy, allows
+from convoy.models.version_policy import LATEST, Policy
 
 _log = logging.getLogger("convoy")
 ControlMode = Literal["none", "explicit", "poll"]
@@ -54,10 +54,6 @@ class _Wanted:
     policy: Policy
     said_by: str
     trouble: str = ""
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return self.policy if isinstance(self.policy, tuple) else ()
 
     def judged(self, found: tuple[VersionOnDisk, ...]) -> tuple[VersionOnDisk, ...]:
         """The versions, with the trouble of all where there is one."""
@@ -236,8 +232,8 @@ class ModelControl:
             raise NotFound(f"failed to load '{name}', failed to poll from model repository; {why}")
         found = settle(None, seen)
         policy = self._policy(name, look, override)
-        # Before anything changes: what serves goes on.
-        if unmet := _unmet(policy, found) or _absent(policy, override, found):
+        # Before anything changes: what serves goes on. A request for two versions is not met by one.
+        if unmet := _unmet(policy, found, needs_all=override.versions is not None):
             raise InvalidRequest(f"load failed for model '{name}': {unmet}{self._still(name)}")
         model = self._models[name]
         async with model.lock:
@@ -315,7 +311,7 @@ class ModelControl:
     async def _obey(self, name: str, found: tuple[VersionOnDisk, ...], look: ModelLook) -> None:
         model = self._models[name]
         policy = self._policy(name, look, model.override)
-        unmet = _unmet(policy, found) if found else ""
+        unmet = _unmet(policy, found)
         try:
             async with model.lock:
                 model.try_again()
@@ -436,24 +432,15 @@ class ModelControl:
         return f"; version {', '.join(still)} serves" if still else ""
 
 
-def _unmet(wanted: _Wanted, found: tuple[VersionOnDisk, ...]) -> str:
-    """Why nothing in the store is what is wanted; nothing where something is."""
-    if any(allows(wanted.policy, one.version) for one in found):
+def _unmet(wanted: _Wanted, found: tuple[VersionOnDisk, ...], *, needs_all: bool = False) -> str:
+    """Which versions are wanted and not there, where none of them is, or not all; "" where enough are."""
+    numbers = wanted.policy if isinstance(wanted.policy, tuple) else ()
+    there = sorted(one.version for one in found)
+    absent = [number for number in numbers if number not in there]
+    if not there or not absent or (len(absent) < len(numbers) and not needs_all):
         return ""
-    return _not_there(wanted, found, wanted.numbers)
-
-
-def _absent(wanted: _Wanted, override: Override, found: tuple[VersionOnDisk, ...]) -> str:
-    """Which versions a request names that are not there: a request for two is not met by one."""
-    there = {one.version for one in found}
-    absent = [number for number in wanted.numbers if number not in there]
-    return _not_there(wanted, found, absent) if absent and override.versions is not None else ""
-
-
-def _not_there(wanted: _Wanted, found: tuple[VersionOnDisk, ...], absent: Iterable[int]) -> str:
-    there = ", ".join(str(number) for number in sorted(one.version for one in found))
-    named = ", ".join(map(str, absent))
-    return f"{wanted.said_by} wants version {named}, and the store has {there}; name one of these, or put it there"
+    named, has = (", ".join(map(str, versions)) for versions in (absent, there))
+    return f"{wanted.said_by} wants version {named}, and the store has {has}; name one of these, or put it there"
 
 
 def _unreadable(error: OSError) -> Unavailable:

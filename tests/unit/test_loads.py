@@ -16,7 +16,7 @@ import pytest
 
 from convoy.app.engines.machine import Machine
 from convoy.app.lifecycle import loads
-from convoy.app.lifecycle.loads import LoadRoom, Loads, load_giving_way
+from convoy.app.lifecycle.loads import Loads, load_giving_way
 from convoy.app.lifecycle.store_watch import ModelLook, StoreWatch, look_at_model
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.server.runtime import at_work, begin, own_clock
@@ -213,8 +213,9 @@ def test_no_more_load_at_once_than_there_is_memory_for(
     async def scenario() -> None:
         names = [f"m{number}" for number in range(8)]
         disk = held(*names)
-        room = LoadRoom(lambda: available, lambda: 50, lambda: 250 if disk.running else 50)
-        own = Loads(disk.load, 60.0, lambda _: None, cores, room, disk.cpu_s)
+        monkeypatch.setattr(loads, "cpu_s_of", disk.cpu_s)
+        monkeypatch.setattr(loads, "peak_resident_bytes", lambda: 250 if disk.running else 50)
+        own = Loads(disk.load, 60.0, lambda _: None)
         tasks = [asyncio.create_task(own.load(version(name), OPTIONS)) for name in names]
         while disk.away:
             await until(lambda: len(disk.held) == min(most, len(disk.away)))
@@ -222,6 +223,9 @@ def test_no_more_load_at_once_than_there_is_memory_for(
         await asyncio.gather(*tasks)
         assert disk.most_at_once == most
 
+    machine = {"cpu_budget": cores, "available_bytes": available, "resident_bytes": 50}
+    for name in machine:
+        monkeypatch.setattr(loads, name, partial(machine.get, name))
     monkeypatch.setattr(loads, "_PATIENCE_S", 0.001)
     asyncio.run(scenario())
 
@@ -232,7 +236,8 @@ def test_loads_that_hang_take_no_core_and_no_memory_from_others(monkeypatch: pyt
         hanging, sound = [f"h{number}" for number in range(5)], [f"m{number}" for number in range(6)]
         disk = held(*hanging, *sound)
         disk.idle.update(hanging)
-        own = Loads(disk.load, 60.0, lambda _: None, 1, LoadRoom(lambda: 0, lambda: 50, lambda: 250), disk.cpu_s)
+        monkeypatch.setattr(loads, "cpu_s_of", disk.cpu_s)
+        own = Loads(disk.load, 60.0, lambda _: None)
         tasks = [asyncio.create_task(own.load(version(name), OPTIONS)) for name in (*hanging, *sound)]
         for number, name in enumerate(sound):
             await until(lambda name=name: disk.held == [*hanging, name])  # type: ignore[misc]
@@ -243,6 +248,7 @@ def test_loads_that_hang_take_no_core_and_no_memory_from_others(monkeypatch: pyt
         await asyncio.gather(*tasks)
         assert disk.most_at_once == len(hanging) + 1
 
+    monkeypatch.setattr(loads, "cpu_budget", lambda: 1)
     monkeypatch.setattr(loads, "_PATIENCE_S", 0.001)
     asyncio.run(scenario())
 
@@ -250,7 +256,7 @@ def test_loads_that_hang_take_no_core_and_no_memory_from_others(monkeypatch: pyt
 def test_a_turn_that_nobody_waits_for_any_more_goes_to_the_next() -> None:
     async def scenario() -> None:
         disk = held("m0")
-        own = Loads(disk.load, 60.0, lambda _: None, 1, LoadRoom(lambda: None), lambda _: None)
+        own = Loads(disk.load, 60.0, lambda _: None)
         first, left, last = (asyncio.create_task(own.load(version(f"m{n}"), OPTIONS)) for n in range(3))
         await until(lambda: disk.running == ["m0"])
         left.cancel()
