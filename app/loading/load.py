@@ -72,11 +72,11 @@ class ServedBefore(NamedTuple):
 class LoadOptions:
     """What the operator decided about engines, and the machine they run on. `max_batch` None: as the model says.
 
-    `configured_batch` stands in the place of what the model's configuration says; None: as it says.
-    `plan_cache` None: no plan is kept or looked for. A load that takes longer than `limit_s` is given up.
-    `before` serves again, unless it cannot any more or something that takes precedence is there now. Each batch size is
-    run `warm_up_runs` times before the version serves. On the CPU there are `instances` engines, each of so many
-    threads, which compute at the same time. `signed` None: whoever made it.
+    `configured_batch` overrides the model's configuration; None: as that says. `plan_cache` None: no plan is kept or
+    looked for. A load that takes longer than `limit_s` is given up. `before` serves again, unless it cannot any more or
+    something that takes precedence is there now. Each batch size is run `warm_up_runs` times before the version serves.
+    On the CPU there are `instances` engines of `threads` each, which compute at the same time. `signed` None: no
+    signature is required.
     """
 
     precision: PrecisionChoice
@@ -119,14 +119,14 @@ def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
     """Load one version and prove it. Raises BundleError, whose message says what to do, and JobError for this disk."""
     if options.signed is None:
         return _load(stored, options)
-    copy = options.signed.copy_of(stored)
+    copy = options.signed.place_for(stored)
     try:
+        options.signed.fill(copy)
         return replace(_load(copy.stored, options), stored=stored, copy=copy)
-    except BundleError as error:
+    except BaseException as error:
         copy.close()
-        raise copy.told(error) from error
-    except BaseException:
-        copy.close()
+        if isinstance(error, BundleError):
+            raise copy.told(error) from error
         raise
 
 
@@ -211,6 +211,9 @@ def _answer_of_cpu(job: Job, variant: Variant) -> CanaryCheck | EngineFailure:
         engine.close()
 
 
+_RowChoice = tuple[Row, Choice]
+
+
 @dataclass(slots=True)
 class _Walk:
     """Tries rows times devices times variants: what serves, why nothing else does, and what may serve later.
@@ -286,12 +289,13 @@ class _Walk:
     def _serve_of_one_rank(self, place: Place, rows: Sequence[Row]) -> bool:
         """Prove what the rows open of what they may, and let the fastest serve."""
         candidates: list[Candidate] = []
+        choices = [(row, self._choose(row, place)) for row in rows]
         try:
-            self._add_as_before(place, rows, candidates)
+            self._add_as_before(place, choices, candidates)
             if not candidates:
-                candidates += self._as_measured(place, rows)
-            for row in () if candidates else rows:
-                self._add_candidates(place, row, candidates)
+                candidates += self._as_measured(place, choices)
+            for row, choice in () if candidates else choices:
+                self._add_candidates(place, row, choice, candidates)
             # The most exact first, of whichever engine: what is faster has to be so beyond doubt.
             candidates.sort(key=lambda one: self.job.variants.index(one.variant))
             if not candidates:
@@ -307,13 +311,9 @@ class _Walk:
             raise
         return True
 
-    def _add_as_before(self, place: Place, rows: Sequence[Row], found: list[Candidate]) -> None:
+    def _add_as_before(self, place: Place, choices: Sequence[_RowChoice], found: list[Candidate]) -> None:
         """Only what served there before, so that the others are not tried again; nothing if it cannot serve now."""
-        chosen: list[tuple[Row, Variant, str]] = []
-        for row in rows if self.options.before else ():
-            choice = self._choose(row, place)
-            self.skipped += choice.skipped if choice.variants else ()
-            chosen += [(row, variant, choice.reason) for variant in choice.variants]
+        chosen = [(row, variant, choice.reason) for row, choice in choices for variant in choice.variants]
         same = [one for one in chosen if ServedBefore(place.name, one[0].name, one[1].file) in self.options.before]
         if not same:
             return
@@ -322,13 +322,14 @@ class _Walk:
         except NotProved as failure:
             _log.warning("%s on %s does not serve again: %s", same[0][0].name, place.name, failure)
             return
+        self.skipped += [why for _, choice in choices if choice.variants for why in choice.skipped]
         for row, variant, _ in chosen:
             is_same = (row, variant) == same[0][:2]
             self._leave_for_later(row, place, (variant,), is_same)
             if not is_same:
                 self.skipped.append(refusal(row.name, place.name, f"{variant.file}: {same[0][0].name} served before"))
 
-    def _as_measured(self, place: Place, rows: Sequence[Row]) -> list[Candidate]:
+    def _as_measured(self, place: Place, choices: Sequence[_RowChoice]) -> list[Candidate]:
         """The fastest alone, where export measured all that may serve on this very CPU, in each of its engines.
 
         Empty where something was not measured here, or where none of it can serve.
@@ -336,10 +337,8 @@ class _Walk:
         if place.gpu is not None or self.job.precision != "auto" or self.job.canary is None:
             return []
         measured: list[tuple[Row, Variant, LatencyTable]] = []
-        skipped: list[str] = []
-        for row in rows:
-            choice = self._choose(row, place)
-            skipped += choice.skipped
+        skipped = [why for _, choice in choices for why in choice.skipped]
+        for row, choice in choices:
             for variant in choice.variants:
                 table = measured_here(variant, self._fingerprint(row))
                 if table is None:
@@ -380,9 +379,8 @@ class _Walk:
         self.engines.append(replace(first, engine=added.engine, canary=added.canary))
         return True
 
-    def _add_candidates(self, place: Place, row: Row, found: list[Candidate]) -> None:
+    def _add_candidates(self, place: Place, row: Row, choice: Choice, found: list[Candidate]) -> None:
         before_this_row = len(found)
-        choice = self._choose(row, place)
         self.skipped += choice.skipped
         for variant in choice.variants:
             before = resident_bytes()

@@ -41,12 +41,12 @@ class SignedCopy:
         """`folder` is empty, and becomes this copy's."""
         inside = folder if original.is_flat else folder / str(original.version)
         self.stored = replace(original, folder=inside)
-        self._original = original
+        self.original = original
         self.close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     def told(self, error: BundleError) -> BundleError:
         """The same error about the files in the store, which are those to mend."""
-        return BundleError(str(error).replace(str(self.stored.folder), str(self._original.folder)))
+        return BundleError(str(error).replace(str(self.stored.folder), str(self.original.folder)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +82,21 @@ class SignedOnly:
                 ) from error
         return SignedOnly(keys, folder)
 
-    def copy_of(self, stored: StoredVersion) -> SignedCopy:
-        """Raises BundleError where it cannot be read or nobody has signed it so, JobError for a full disk."""
+    def place_for(self, stored: StoredVersion) -> SignedCopy:
+        """An empty place for a copy. Raises BundleError where it would not be safe, JobError for a full disk."""
         with disk_errors(self.folder):
             place = tempfile.mkdtemp(prefix=f"{stored.name}-", dir=_own_folder(self.folder))
-        copy = SignedCopy(stored, Path(place))
+        return SignedCopy(stored, Path(place))
+
+    def fill(self, copy: SignedCopy) -> None:
+        """Raises BundleError where it cannot be read or is not signed, JobError for a full disk."""
+        original = copy.original.folder
         try:
             with disk_errors(self.folder):
-                _copy(stored.folder, copy.stored.folder)
+                _copy(original, copy.stored.folder)
             self._check(copy.stored)
         except OSError as error:
-            copy.close()
-            raise BundleError(f"{stored.folder}: cannot be read ({error}); mend it or remove it") from error
-        except BundleError as error:
-            copy.close()
-            raise copy.told(error) from error
-        except BaseException:
-            copy.close()
-            raise
-        return copy
+            raise BundleError(f"{original}: cannot be read ({error}); mend it or remove it") from error
 
     def _check(self, stored: StoredVersion) -> None:
         folder = stored.folder
