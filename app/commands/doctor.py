@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from convoy.app.engines import cpu
-from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.machine import Machine, find_machine
 from convoy.app.engines.table import Availability, availabilities
 from convoy.app.engines.tensorrt_library import LIBRARIES, BuilderFound, find_builder, library_named
@@ -49,28 +48,26 @@ class PlanInventory:
 def take_inventory(cache: Path, machine: Machine) -> PlanInventory:
     """Look through the cache; reads every plan that is for this machine. A cache that is not there is empty."""
     records = list(records_in(cache))
-    plans = tuple(_plan_found(cache, record, machine) for record in records if isinstance(record, PlanRecord))
+    plans = tuple(
+        PlanFound(
+            model=record.onnx_name,
+            precision=record.options.precision,
+            batch_sizes=record.options.batch_sizes,
+            target=str(record.key.target),
+            plan_bytes=record.plan.bytes,
+            why_not=next(_obstacles(cache, record.key, machine), ""),
+        )
+        for record in records
+        if isinstance(record, PlanRecord)
+    )
     unreadable = tuple(record.reason for record in records if isinstance(record, NoPlan))
     return PlanInventory(str(cache), plans, unreadable)
 
 
-def _plan_found(cache: Path, record: PlanRecord, machine: Machine) -> PlanFound:
-    return PlanFound(
-        model=record.onnx_name,
-        precision=record.options.precision,
-        batch_sizes=record.options.batch_sizes,
-        target=str(record.key.target),
-        plan_bytes=record.plan.bytes,
-        why_not=next(_obstacles(cache, record.key, machine), ""),
-    )
-
-
 def _obstacles(cache: Path, key: PlanKey, machine: Machine) -> Iterator[str]:
     if not machine.gpus:
-        # Whoever builds ahead wants to know at least whether it is whole.
-        yield (
-            plan.reason if isinstance(plan := find_plan(cache, key), NoPlan) else "there is no GPU that it could run on"
-        )
+        plan = find_plan(cache, key)  # a plan that was built ahead may at least be damaged
+        yield plan.reason if isinstance(plan, NoPlan) else "there is no GPU that it could run on"
         return
     library = library_named(key.target.library)
     found = machine.runs(library)
@@ -146,7 +143,18 @@ def run(as_json: bool, plan_cache: Path, console: Console) -> None:
 
 def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
     machine = machine.tried()
-    gpus, installed = tuple(_found(gpu) for gpu in machine.gpus), installed_versions(*_LIBRARIES)
+    gpus = tuple(
+        GpuFound(
+            gpu.properties.device,
+            gpu.properties.name,
+            gpu.properties.compute_capability,
+            gpu.properties.total_bytes,
+            gpu.properties.pci_bus_id,
+            gpu.cuda.driver_version(),
+        )
+        for gpu in machine.gpus
+    )
+    installed = installed_versions(*_LIBRARIES)
     unusable = tuple(f"{gpu.device} cannot be used: {gpu.reason}" for gpu in machine.unusable)
     return Diagnosis(
         convoy=VERSION,
@@ -162,18 +170,6 @@ def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
         builders=tuple(find_builder(library, tuple(gpu.compute_capability for gpu in gpus)) for library in LIBRARIES),
         gpu_devices=gpus,
         plan_cache=take_inventory(plan_cache, machine),
-    )
-
-
-def _found(gpu: Device) -> GpuFound:
-    known = gpu.properties
-    return GpuFound(
-        known.device,
-        known.name,
-        known.compute_capability,
-        known.total_bytes,
-        known.pci_bus_id,
-        gpu.cuda.driver_version(),
     )
 
 

@@ -114,11 +114,6 @@ class VersionCache:
             return []
 
 
-def digest_in(stored: StoredVersion) -> str:
-    """The digest under which a version is kept."""
-    return stored.model_folder.name.partition("-")[2]
-
-
 def _publish(filling: Path, target: Path) -> None:
     try:
         filling.rename(target)
@@ -142,7 +137,7 @@ class RemoteVersion:
     @property
     def digest(self) -> str:
         """Changes when the files do."""
-        return digest_in(self.stored)
+        return self.stored.model_folder.name.partition("-")[2]
 
     @property
     def inside(self) -> str:

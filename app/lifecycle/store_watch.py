@@ -73,22 +73,26 @@ def look_at_model(store: Store | RemoteStore, name: str) -> ModelLook:
     try:
         if isinstance(store, RemoteStore):
             # Objects are uploaded in any order, so none of them says that the others are there.
-            remote = {number: Seen((one.digest,), is_sealed=False) for number, one in store.look(name).items()}
-            look = ModelLook(remote, misplaced=tuple(store.misplaced(name)))
-            return _with_policy(look, partial(_remote_policy, store, name))
-        found = store.versions(name)
-        seen = {stored.version: _look(stored) for stored in found}
-        look = ModelLook(seen, misplaced=tuple(misplaced_of(store, name)))
-        return _with_policy(look, partial(_policy_in, found[0].model_folder / CONFIG)) if found else look
+            seen = {number: Seen((one.digest,), is_sealed=False) for number, one in store.look(name).items()}
+            misplaced = store.misplaced(name)
+        else:
+            seen = {stored.version: _look(stored) for stored in store.versions(name)}
+            misplaced = misplaced_of(store, name)
+        look = ModelLook(seen, misplaced=tuple(misplaced))
+        try:
+            return replace(look, policy=_policy(store, name, next(iter(seen))) if seen else None)
+        except BundleError as error:
+            return replace(look, unknown_policy=str(error))
     except OSError as error:
         return ModelLook(trouble=_told(f"{store.root}/{name}", error))
 
 
-def _with_policy(look: ModelLook, read: Callable[[], Policy | None]) -> ModelLook:
-    try:
-        return replace(look, policy=read())
-    except BundleError as error:
-        return replace(look, unknown_policy=str(error))
+def _policy(store: Store | RemoteStore, name: str, version: int) -> Policy | None:
+    """Which versions a model's configuration wants. Raises BundleError, and RemoteError."""
+    if isinstance(store, Store):
+        return _policy_in(store.version(name, version).model_folder / CONFIG)
+    data = store.config(name)
+    return None if data is None else version_policy(data, f"{store.root}/{name}/{CONFIG}")
 
 
 def _policy_in(path: Path) -> Policy | None:
@@ -109,12 +113,6 @@ def _policy_of_file(path: Path, size: int, mtime_ns: int, inode: int) -> Policy 
         return version_policy(read_small(path), str(path))
     except OSError as error:
         raise BundleError(_told(path, error)) from error
-
-
-def _remote_policy(store: RemoteStore, name: str) -> Policy | None:
-    """Raises BundleError, and RemoteError."""
-    data = store.config(name)
-    return None if data is None else version_policy(data, f"{store.root}/{name}/{CONFIG}")
 
 
 def _look(stored: StoredVersion) -> Seen:

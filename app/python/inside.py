@@ -57,7 +57,6 @@ class Asking:
         self._options = options
         # Single calls find room beside those that have thousands of images.
         self._many = asyncio.Semaphore(max(1, max_queue // 2))
-        self._decode_threads = options.decode_threads
         self._ended = asyncio.Event()
 
     async def models(self) -> tuple[ModelSummary, ...]:
@@ -101,6 +100,8 @@ class Asking:
         arrival_s = asyncio.get_running_loop().time()
         results: list[ImageAnswer | None] = [None] * len(images)
         left = iter(range(len(images)))
+        # How many images of one call are in flight: enough for full batches, and not all of a million.
+        window = 2 * max(1, served.spec.max_batch_size) * max(1, served.engines) + self._options.decode_threads
 
         async def work() -> None:
             for index in left:
@@ -108,13 +109,9 @@ class Asking:
                     results[index] = await self._one_of_many(asked, arrival_s, served, images[index], question)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(len(images), self._window(served))):
+            for _ in range(min(len(images), window)):
                 group.create_task(work())
         return [result for result in results if result is not None]
-
-    def _window(self, served: Served) -> int:
-        """So many images of one call are on their way: enough for full batches, and not all of a million."""
-        return 2 * max(1, served.spec.max_batch_size) * max(1, served.engines) + self._decode_threads
 
     async def _one_of_many(
         self,

@@ -57,12 +57,10 @@ def one_or_several(images: OneImage | Iterable[OneImage]) -> OneImage | list[One
 
     Raises InvalidRequest.
     """
-    return images if is_one(images) else _several_of(images)
-
-
-def _several_of(images: object) -> list[OneImage]:
+    if is_one(images):
+        return images
     try:
-        return list(images)  # type: ignore[call-overload, no-any-return]
+        return list(images)  # type: ignore[arg-type]
     except TypeError as error:
         raise InvalidRequest(
             f"images are paths, bytes, PIL images or uint8 arrays, one or several; got {type(images).__name__}"
