@@ -25,7 +25,7 @@ from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
 from convoy.app.lifecycle.remote_store import RemoteStore
 from convoy.app.lifecycle.store_watch import ModelLook, StoreLook, StoreWatch
 from convoy.app.lifecycle.tasks import Tasks
-from convoy.app.lifecycle.version_plan import Load, Unload, VersionOnDisk, VersionRecord, next_step, settle
+from convoy.app.lifecycle.version_plan import Load, Unload, VersionFiles, VersionRecord, next_step, settle
 from convoy.app.loading.load import LoadOptions
 from convoy.app.telemetry.metrics import Metrics
 from convoy.models.errors import BundleError, InvalidRequest, JobError, NotFetched, NotFound, Unavailable, UsageError
@@ -55,11 +55,12 @@ class _Wanted:
     said_by: str
     trouble: str = ""
 
-    def judged(self, found: tuple[VersionOnDisk, ...]) -> tuple[VersionOnDisk, ...]:
+    def judged(self, found: dict[int, VersionFiles]) -> dict[int, VersionFiles]:
         """The versions, with the trouble of all where there is one."""
         if not self.trouble:
             return found
-        return tuple(replace(one, stamp=("unknown policy", self.trouble), trouble=self.trouble) for one in found)
+        stamp = ("unknown policy", self.trouble)
+        return {version: replace(one, stamp=stamp, trouble=self.trouble) for version, one in found.items()}
 
 
 _NO_OVERRIDE = Override()
@@ -308,7 +309,7 @@ class ModelControl:
             error.retry_after_s = None
             raise error
 
-    async def _obey(self, name: str, found: tuple[VersionOnDisk, ...], look: ModelLook) -> None:
+    async def _obey(self, name: str, found: dict[int, VersionFiles], look: ModelLook) -> None:
         model = self._models[name]
         policy = self._policy(name, look, model.override)
         unmet = _unmet(policy, found)
@@ -324,10 +325,9 @@ class ModelControl:
             self._tasks.spawn(self._look_later(name))
         if self._options.mode != "poll":
             return
-        on_disk = {one.version for one in found}
-        for version in [v for v, own in model.versions.items() if v not in on_disk and own.loaded is None]:
+        for version in [v for v, own in model.versions.items() if v not in found and own.loaded is None]:
             del model.versions[version]
-        self._catalog.drop_absent(name, {*on_disk, WHOLE_MODEL} if unmet else on_disk)
+        self._catalog.drop_absent(name, {*found, WHOLE_MODEL} if unmet else found)
         if not model.versions:
             model.policy = None
 
@@ -351,28 +351,28 @@ class ModelControl:
             return _Wanted(look.policy, f"version_policy in {CONFIG}")
         return _Wanted(self._options.versions, "--version-policy")
 
-    async def _converge(self, name: str, found: tuple[VersionOnDisk, ...], wanted: _Wanted) -> None:
+    async def _converge(self, name: str, found: dict[int, VersionFiles], wanted: _Wanted) -> None:
         """While the model's lock is held."""
-        model, by_version = self._models[name], {one.version: one for one in found}
+        model = self._models[name]
         model.policy = wanted.policy
-        for one in found:
-            known = model.versions.get(one.version)
+        for version, one in found.items():
+            known = model.versions.get(version)
             # Where the files are again those that serve, nothing is wrong with them any more.
             if known is not None and known.refused is not None and known.loaded == one.stamp:
-                model.versions[one.version] = known.forgiven()
-                self._catalog.forget_refusal(name, one.version)
+                model.versions[version] = known.forgiven()
+                self._catalog.forget_refusal(name, version)
         while (step := next_step(found, model.versions, wanted.policy)) is not None:
             match step:
                 case Load(version):
-                    await self._load(name, by_version[version])
+                    await self._load(name, version, found[version])
                 case Unload(version):
                     self._lifecycle.take_out_of_service(name, version)
                     del model.versions[version]
-                    if version in by_version:
+                    if version in found:
                         self._catalog.set_refused(name, version, "unloaded")
 
-    async def _load(self, name: str, found: VersionOnDisk) -> None:
-        model, version = self._models[name], found.version
+    async def _load(self, name: str, version: int, found: VersionFiles) -> None:
+        model = self._models[name]
         known = model.versions.get(version, VersionRecord())
         told = self._catalog.reason(name, version)
         if known.loaded is None:
@@ -432,14 +432,13 @@ class ModelControl:
         return f"; version {', '.join(still)} serves" if still else ""
 
 
-def _unmet(wanted: _Wanted, found: tuple[VersionOnDisk, ...], *, needs_all: bool = False) -> str:
+def _unmet(wanted: _Wanted, found: dict[int, VersionFiles], *, needs_all: bool = False) -> str:
     """Which versions are wanted and not there, where none of them is, or not all; "" where enough are."""
     numbers = wanted.policy if isinstance(wanted.policy, tuple) else ()
-    there = sorted(one.version for one in found)
-    absent = [number for number in numbers if number not in there]
-    if not there or not absent or (len(absent) < len(numbers) and not needs_all):
+    absent = [number for number in numbers if number not in found]
+    if not found or not absent or (len(absent) < len(numbers) and not needs_all):
         return ""
-    named, has = (", ".join(map(str, versions)) for versions in (absent, there))
+    named, has = (", ".join(map(str, versions)) for versions in (absent, sorted(found)))
     return f"{wanted.said_by} wants version {named}, and the store has {has}; name one of these, or put it there"
 
 

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from convoy.app.lifecycle.remote_files import RemoteError
 from convoy.app.lifecycle.remote_store import RemoteStore
-from convoy.app.lifecycle.version_plan import Seen, Stamp
+from convoy.app.lifecycle.version_plan import Stamp, VersionFiles
 from convoy.app.loading.triton_config import version_policy
 from convoy.app.server.runtime import begin
 from convoy.models.bundle import MANIFEST
@@ -37,7 +37,7 @@ class ModelLook:
     be read. `misplaced`: what is meant as a version and is none, in sentences.
     """
 
-    versions: dict[int, Seen] = field(default_factory=dict)
+    versions: dict[int, VersionFiles] = field(default_factory=dict)
     trouble: str = ""
     policy: Policy | None = None
     unknown_policy: str = ""
@@ -73,7 +73,7 @@ def look_at_model(store: Store | RemoteStore, name: str) -> ModelLook:
     try:
         if isinstance(store, RemoteStore):
             # Objects are uploaded in any order, so none of them says that the others are there.
-            seen = {number: Seen((one.digest,), is_sealed=False) for number, one in store.look(name).items()}
+            seen = {number: VersionFiles((one.digest,), is_complete=False) for number, one in store.look(name).items()}
             misplaced = store.misplaced(name)
         else:
             seen = {stored.version: _look(stored) for stored in store.versions(name)}
@@ -115,14 +115,14 @@ def _policy_of_file(path: Path, size: int, mtime_ns: int, inode: int) -> Policy 
         raise BundleError(_told(path, error)) from error
 
 
-def _look(stored: StoredVersion) -> Seen:
+def _look(stored: StoredVersion) -> VersionFiles:
     try:
         is_bundle = os.path.lexists(stored.folder / MANIFEST)
         beside = () if is_bundle else _files(stored.model_folder)  # a bare model's config.pbtxt and labels
-        return Seen((*_files(stored.folder), *beside), is_bundle)
+        return VersionFiles((*_files(stored.folder), *beside), is_bundle)
     except OSError as error:
         trouble = _told(stored.folder, error)
-        return Seen(("unreadable", trouble), is_sealed=False, trouble=trouble)
+        return VersionFiles(("unreadable", trouble), is_complete=False, trouble=trouble)
 
 
 def _told(folder: Path | str, error: OSError) -> str:

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.lifecycle.version_plan import Load, Seen, Unload, VersionOnDisk, VersionRecord, next_step, settle
+from convoy.app.lifecycle.version_plan import Load, Unload, VersionFiles, VersionRecord, next_step, settle
 from convoy.models.version_policy import Latest, Policy, allows
 
 A, B, C = ("a",), ("b",), ("c",)
 
 
-def found(*versions: int, stamp: tuple[str] = A, is_complete: bool = True) -> list[VersionOnDisk]:
-    return [VersionOnDisk(version, stamp, is_complete) for version in versions]
+def found(*versions: int, stamp: tuple[str] = A, is_complete: bool = True) -> dict[int, VersionFiles]:
+    return {version: VersionFiles(stamp, is_complete) for version in versions}
 
 
 def known(*loaded: int, refused: tuple[int, ...] = ()) -> dict[int, VersionRecord]:
@@ -58,7 +58,7 @@ CHANGED_BEFORE = {1: VersionRecord(loaded=A, refused=B)}
         # The only one that serves stays while the disk may still replace it.
         (found(1), known(2, refused=(1,)), Latest(), None),
         (found(1, is_complete=False), known(2), Latest(), None),
-        ([], known(2), Latest(), Unload(2)),
+        ({}, known(2), Latest(), Unload(2)),
         # Changed files are loaded again once, and what was refused only after a change.
         (found(1, stamp=B), known(1), Latest(), Load(1)),
         (found(1, stamp=B), CHANGED_BEFORE, Latest(), None),
@@ -67,12 +67,12 @@ CHANGED_BEFORE = {1: VersionRecord(loaded=A, refused=B)}
     ],
 )
 def test_the_next_step(
-    on_disk: list[VersionOnDisk], own: dict[int, VersionRecord], policy: Policy, step: Load | Unload | None
+    on_disk: dict[int, VersionFiles], own: dict[int, VersionRecord], policy: Policy, step: Load | Unload | None
 ) -> None:
     assert next_step(on_disk, own, policy) == step
 
 
-BARE, OTHER, SEALED = Seen(A, is_sealed=False), Seen(B, is_sealed=False), Seen(A, is_sealed=True)
+BARE, OTHER, SEALED = VersionFiles(A, False), VersionFiles(B, False), VersionFiles(A, True)
 
 
 @pytest.mark.parametrize(
@@ -87,15 +87,13 @@ BARE, OTHER, SEALED = Seen(A, is_sealed=False), Seen(B, is_sealed=False), Seen(A
     ],
 )
 def test_two_looks_settle_what_is_being_written_and_what_is_gone(
-    before: dict[int, Seen] | None, now: dict[int, Seen], is_complete: bool
+    before: dict[int, VersionFiles] | None, now: dict[int, VersionFiles], is_complete: bool
 ) -> None:
-    assert settle(before, now) == (VersionOnDisk(1, A, is_complete),)
+    assert settle(before, now) == {1: VersionFiles(A, is_complete)}
 
 
 STAMPS = st.sampled_from([A, B])
-DISK = st.dictionaries(st.integers(1, 4), st.builds(VersionOnDisk, st.just(0), STAMPS, st.booleans()), max_size=4).map(
-    lambda versions: [replace(one, version=version) for version, one in versions.items()]
-)
+DISK = st.dictionaries(st.integers(1, 4), st.builds(VersionFiles, STAMPS, st.booleans()), max_size=4)
 POLICIES: st.SearchStrategy[Policy] = st.one_of(
     st.sampled_from([Latest(), Latest(2), "all"]),
     st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True).map(tuple),
@@ -104,11 +102,10 @@ POLICIES: st.SearchStrategy[Policy] = st.one_of(
 
 @given(st.lists(DISK, min_size=1, max_size=5), POLICIES, st.data())
 def test_whatever_becomes_of_a_store_the_model_serves_on_and_the_plan_ends(
-    disks: list[list[VersionOnDisk]], policy: Policy, data: st.DataObject
+    disks: list[dict[int, VersionFiles]], policy: Policy, data: st.DataObject
 ) -> None:
     own: dict[int, VersionRecord] = {}
     for disk in disks:
-        on_disk = {one.version: one for one in disk}
         attempts: set[int] = set()
         steps = 0
         while (step := next_step(disk, own, policy)) is not None:
@@ -116,11 +113,11 @@ def test_whatever_becomes_of_a_store_the_model_serves_on_and_the_plan_ends(
             assert steps <= 16, "the plan comes to an end"
             before = own.get(step.version, VersionRecord())
             if isinstance(step, Load):
-                assert on_disk[step.version].is_complete, "nothing is loaded that may still be written"
+                assert disk[step.version].is_complete, "nothing is loaded that may still be written"
                 assert step.version not in attempts, "nothing is tried twice"
                 assert allows(policy, step.version)
                 attempts.add(step.version)
-                stamp = on_disk[step.version].stamp
+                stamp = disk[step.version].stamp
                 assert before.refused != stamp
                 is_sound = data.draw(st.booleans())
                 own[step.version] = (
@@ -129,14 +126,14 @@ def test_whatever_becomes_of_a_store_the_model_serves_on_and_the_plan_ends(
             else:
                 assert before.loaded is not None
                 serving = {version for version, one in own.items() if one.loaded is not None}
-                allowed = [v for v in on_disk if allows(policy, v)]
+                allowed = [v for v in disk if allows(policy, v)]
                 assert serving - {step.version} or not allowed, "the last one goes only with the model"
-                assert allowed or step.version not in on_disk, "a policy that nothing meets takes nothing away"
+                assert allowed or step.version not in disk, "a policy that nothing meets takes nothing away"
                 del own[step.version]
         serving = {version for version, one in own.items() if one.loaded is not None}
         if isinstance(policy, Latest):
-            assert len(serving & set(on_disk)) <= policy.count
-            sound = [one.version for one in disk if one.version in serving]
-            newer = [one for one in disk if one.is_complete and one.version > max(serving, default=0)]
-            assert all(own[one.version].refused == one.stamp for one in newer), "nothing newer is left untried"
-            assert not sound or serving == set(sound)
+            assert len(serving & set(disk)) <= policy.count
+            sound = serving & set(disk)
+            newer = [v for v, one in disk.items() if one.is_complete and v > max(serving, default=0)]
+            assert all(own[v].refused == disk[v].stamp for v in newer), "nothing newer is left untried"
+            assert not sound or serving == sound
