@@ -19,7 +19,7 @@ from convoy.app.calls.shared_memory import SharedMemory
 from convoy.app.engines.plan_builder import PlanBuilder
 from convoy.app.lifecycle.catalog import Catalog
 from convoy.app.lifecycle.health import Health, HealthOptions
-from convoy.app.lifecycle.lanes import Lanes, Reports
+from convoy.app.lifecycle.lanes import Lanes
 from convoy.app.lifecycle.load_watch import CoreLoad, LoadWatch
 from convoy.app.lifecycle.loads import LoadVersion, load_giving_way
 from convoy.app.lifecycle.model_control import ControlOptions, ModelControl
@@ -29,7 +29,6 @@ from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.upgrades import Upgrades
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.app.scheduling.request import ModelKey
-from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.scheduling.slab import Slab
 from convoy.app.server import logs
 from convoy.app.telemetry.gpu_metrics import GpuWatch
@@ -108,14 +107,12 @@ class Core:
         self.exemplify, self.request_failed = ledger.exemplify, ledger.failed
         self.turned_away = ledger.turned_away
         self.gpus = GpuWatch(gpus)
-        reports = Reports(catalog, ledger, on_lane_lost=lambda *lost: self.lanes.lost(*lost))
-        self.scheduler = scheduler = Scheduler(self.slab, reports)
         self.lanes = Lanes(
-            *(catalog, scheduler, self.slab, tasks, load_version, options.health.replace_within_s),
-            metrics,
+            *(catalog, self.slab, ledger, tasks, load_version, options.health.replace_within_s, metrics),
             on_replaced=lambda served: self.upgrades.begin(served),
             on_fatal=on_fatal,
         )
+        self.scheduler = scheduler = self.lanes.scheduler
         self.upgrades = Upgrades(plan_builder or PlanBuilder(), scheduler.probe, self.lanes.swap, tasks, metrics)
         self.lifecycle = ModelLifecycle(
             catalog, scheduler, self.lanes, self.upgrades, metrics, ledger, tasks, options.queues
