@@ -21,9 +21,8 @@ from convoy.app.config.sources import Sources
 from convoy.app.engines.select import PrecisionChoice
 from convoy.app.engines.table import AUTO
 from convoy.app.loading.load import DEFAULT_LIMIT_S
-from convoy.app.python.arrays import request_of
+from convoy.app.python.inputs import OneImage, one_or_several, request_of
 from convoy.app.python.inside import Asked, Inside
-from convoy.app.python.pictures import OneImage, one_or_several
 from convoy.app.python.private_loop import PrivateLoop
 from convoy.app.python.questions import Question, WhichBoxes, WhichClasses, WhichPixels
 from convoy.app.python.records import ImageAnswer, ModelSummary

@@ -21,8 +21,7 @@ from convoy.app.pictures.decoder import Decoder, DecodeWork
 from convoy.app.pictures.predictor import Predictor, check_timeout_ms
 from convoy.app.protocol.inference import InferRequest, answers_of, is_heavy, request_for, understand
 from convoy.app.protocol.tensors import RawRequest
-from convoy.app.python.arrays import array_of, bytes_of
-from convoy.app.python.pictures import OneImage, picture_of
+from convoy.app.python.inputs import OneImage, array_of, bytes_of, picture_of
 from convoy.app.python.questions import Question
 from convoy.app.python.records import ImageAnswer, ModelSummary
 from convoy.app.telemetry.outcomes import ANSWERED, Refusal, ending_of
