@@ -1,6 +1,7 @@
 """How an engine proves itself before it may serve: it runs, it is right, and it is known how long it takes.
 
-Knows engines, canaries and clocks; knows nothing of files or of which engine ought to be tried.
+Of those that are right one serves on a device: all are measured in turns, and all but the best are closed. Knows
+engines, canaries and clocks; knows nothing of files or of which engine ought to be tried.
 """
 
 from __future__ import annotations
@@ -23,72 +24,6 @@ from convoy.models.errors import JobError
 _log = logging.getLogger("convoy")
 
 NOTHING_SERVES = "no variant serves"
-
-
-def choose(candidates: list[Candidate], refused: list[str]) -> ProvedEngine:
-    """The best of them, the first where others are hardly faster; `refused` is told of the others.
-
-    Raises NotProved where there is none or the only one cannot be measured.
-    """
-    if not candidates:
-        raise NotProved(NOTHING_SERVES)
-    try:
-        best, points = _winner(candidates)
-    except EngineFailure as failure:
-        if len(candidates) > 1:
-            return choose(_sound(candidates, refused), refused)
-        candidates[0].engine.close()
-        raise NotProved(f"{candidates[0].variant.file}: {_fails(failure)}") from failure
-    info = best.engine.info
-    for one in candidates:
-        if one is not best:
-            one.engine.close()
-            refused.append(_told(one, f"it is not faster than {info.engine} in {info.precision}"))
-    best.engine.rest()
-    platform = row_named(info.engine).platform
-    return ProvedEngine(best.engine, best.canary, points, best.reason, platform, best.variant.file)
-
-
-def _winner(candidates: list[Candidate]) -> tuple[Candidate, tuple[LatencyPoint, ...]]:
-    """The best and its latencies: export's, where the only one was measured here, else new. Raises EngineFailure."""
-    if len(candidates) == 1:
-        (only,) = candidates
-        if table := measured_here(only.variant, only.engine.info.device_fingerprint):
-            return only, table.points
-    measured = race([candidate.engine for candidate in candidates])
-    best = fastest(measured)
-    return candidates[best], tuple(summarise(rounds.batch_size, rounds.runs_ms[best]) for rounds in measured)
-
-
-def _sound(candidates: list[Candidate], refused: list[str]) -> list[Candidate]:
-    """Fewer of them: one that fails when it is measured does not take the others with it."""
-    failures = {id(one): failure for one in candidates if (failure := _failure(one)) is not None}
-    if not failures:
-        failures = {id(candidates[-1]): EngineFailure("beside others")}
-    for one in candidates:
-        if id(one) in failures:
-            one.engine.close()
-            refused.append(_told(one, _fails(failures[id(one)])))
-    return [one for one in candidates if id(one) not in failures]
-
-
-def _failure(candidate: Candidate) -> EngineFailure | None:
-    try:
-        race([candidate.engine])
-    except EngineFailure as failure:
-        return failure
-    return None
-
-
-def _fails(failure: EngineFailure) -> str:
-    return f"it fails when it is measured: {failure}"
-
-
-def _told(candidate: Candidate, why: str) -> str:
-    info = candidate.engine.info
-    return refusal(info.engine, info.device, f"{candidate.variant.file}: {why}")
-
-
 # How long start-up may measure one variant where no table fits this device. A network that needs longer is measured at
 # small batches only, and the server learns the others as it goes.
 MEASURING_BUDGET_S = 0.15
@@ -205,3 +140,63 @@ def fastest(measured: Sequence[Rounds]) -> int:
         if is_beyond_doubt(paired_speedup(of_best, of_own)):
             best = own
     return best
+
+
+def choose(candidates: list[Candidate], refused: list[str]) -> ProvedEngine:
+    """The best of them, the first where others are hardly faster; `refused` is told of the others.
+
+    Raises NotProved where there is none or the only one cannot be measured.
+    """
+    if not candidates:
+        raise NotProved(NOTHING_SERVES)
+    try:
+        best, points = _winner(candidates)
+    except EngineFailure as failure:
+        if len(candidates) > 1:
+            return choose(_sound(candidates, refused), refused)
+        candidates[0].engine.close()
+        raise NotProved(f"{candidates[0].variant.file}: {_fails(failure)}") from failure
+    info = best.engine.info
+    for one in candidates:
+        if one is not best:
+            one.engine.close()
+            refused.append(_told(one, f"it is not faster than {info.engine} in {info.precision}"))
+    best.engine.rest()
+    platform = row_named(info.engine).platform
+    return ProvedEngine(best.engine, best.canary, points, best.reason, platform, best.variant.file)
+
+
+def _winner(candidates: list[Candidate]) -> tuple[Candidate, tuple[LatencyPoint, ...]]:
+    """The best and its latencies: export's, where the only one was measured here, else new. Raises EngineFailure."""
+    if len(candidates) == 1:
+        (only,) = candidates
+        if table := measured_here(only.variant, only.engine.info.device_fingerprint):
+            return only, table.points
+    measured = race([candidate.engine for candidate in candidates])
+    best = fastest(measured)
+    return candidates[best], tuple(summarise(rounds.batch_size, rounds.runs_ms[best]) for rounds in measured)
+
+
+def _sound(candidates: list[Candidate], refused: list[str]) -> list[Candidate]:
+    """Fewer of them: one that fails when it is measured does not take the others with it."""
+    failures: dict[int, EngineFailure] = {}
+    for one in candidates:
+        try:
+            race([one.engine])
+        except EngineFailure as failure:
+            failures[id(one)] = failure
+    failures = failures or {id(candidates[-1]): EngineFailure("beside others")}
+    for one in candidates:
+        if id(one) in failures:
+            one.engine.close()
+            refused.append(_told(one, _fails(failures[id(one)])))
+    return [one for one in candidates if id(one) not in failures]
+
+
+def _fails(failure: EngineFailure) -> str:
+    return f"it fails when it is measured: {failure}"
+
+
+def _told(candidate: Candidate, why: str) -> str:
+    info = candidate.engine.info
+    return refusal(info.engine, info.device, f"{candidate.variant.file}: {why}")
