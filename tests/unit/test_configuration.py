@@ -95,15 +95,6 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
             assert settings.sources.whence("models", model, option) == of
 
 
-def test_what_is_read_again_has_the_same_command_line(written: Written) -> None:
-    path = written({"port": 1, "models": {"a": {"max_batch": 2}}})
-    settings = read(path, max_queue=3, store=Path("somewhere"))
-    assert (settings.port, settings.max_queue, settings.models["a"].max_batch) == (1, 3, 2)
-    written({"port": 4, "max_queue": 5})
-    again = settings.read_again()
-    assert (again.port, again.max_queue, again.models) == (4, 3, {})
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -165,12 +156,13 @@ def test_words_are_words_and_lists_are_lists(written: Written) -> None:
     assert read(written("")).port == 8000
 
 
-def test_the_example_has_every_option_and_fits_the_schema(written: Written) -> None:
+def test_the_example_has_every_option_and_fits_the_schema_which_is_that_in_docs(written: Written) -> None:
     said = yaml.safe_load(example())
     assert said.keys() == Settings.model_fields.keys() - {"config", "edges"}
     (of_model,) = said["models"].values()
     assert of_model.keys() == ModelSettings.model_fields.keys()
     read(written(example()))
+    assert (DOCS / "config.schema.json").read_text() == schema(), "convoy config schema > docs/config.schema.json"
     rules = json.loads(schema())
     jsonschema.Draft202012Validator.check_schema(rules)
     jsonschema.validate(said, rules)
@@ -184,11 +176,7 @@ def test_the_schema_refuses_what_is_refused(written: Written, wrong: dict[str, A
         read(written(wrong))
 
 
-def test_the_schema_in_docs_is_that_of_the_settings() -> None:
-    assert (DOCS / "config.schema.json").read_text() == schema(), "convoy config schema > docs/config.schema.json"
-
-
-def test_what_holds_is_shown_with_whence(
+def test_what_holds_is_shown_with_its_source_and_read_again_with_the_same_command_line(
     written: Written, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CONVOY_MAX_QUEUE", "7")
@@ -200,6 +188,9 @@ def test_what_holds_is_shown_with_whence(
     assert rows["max_queue"] == {"value": 7, "whence": "environment CONVOY_MAX_QUEUE", "changes_on_sighup": False}
     assert rows["models.a.max_queue"] == {"value": 2, "whence": f"file {path}", "changes_on_sighup": True}
     assert rows["grpc_port"]["whence"] == "default"
+    written({"port": 4, "max_queue": 5})
+    again = settings.read_again()
+    assert (again.port, again.host, again.max_queue, again.models) == (4, "::1", 7, {})
     show(settings, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == ["port", "1", "file", str(path)] for line in lines)

@@ -59,22 +59,6 @@ def left(near: Path) -> list[str]:
     return [path.name for path in near.glob("*/*/*")]
 
 
-def test_a_version_comes_when_it_is_wanted_whole_and_once(far: StoreFolder, near: Path, downloads: Downloads) -> None:
-    far.add_digits(1)
-    far.add_digits(2)
-    store = opened(far, near)
-    assert store.names() == ["digits"]
-    two, one = store.versions("digits")
-    assert (two.version, one.version, left(near)) == (2, 1, [])
-    store.fetch(two)
-    assert sorted(path.name for path in two.folder.iterdir()) == sorted(path.name for path in DEMO.iterdir())
-    assert {path.split("/")[1] for path in downloads.paths} == {"2"}
-    count = len(downloads.paths)
-    store.fetch(two)
-    opened(far, near).fetch(two)  # nothing was listed there, and what is here is sound
-    assert len(downloads.paths) == count
-
-
 def test_a_spoiled_byte_is_fetched_once_more_and_what_came_short_may_come_whole_another_time(
     far: StoreFolder, near: Path, downloads: Downloads
 ) -> None:
