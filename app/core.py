@@ -46,7 +46,7 @@ _log = logging.getLogger("convoy")
 
 @dataclass(frozen=True, slots=True)
 class CoreOptions:
-    """What a core is told; `load` holds for models that are not named in `load_by_model`. `model_name` is the model's
+    """The options of a core; `load` holds for models that are not named in `load_by_model`. `model_name` is the model's
     where the store is one model.
     """
 
@@ -64,7 +64,7 @@ class CoreOptions:
 class Core:
     """Loads what is in a store, answers requests, and knows whether it is well.
 
-    `load_version` and `plan_builder` can be replaced by tests and simulations. `on_loaded` is told when everything
+    `load_version` and `plan_builder` can be replaced by tests and simulations. `on_loaded` is called when everything
     has been loaded that can be, just before the core is ready; `on_fatal` when only a new process can help.
     """
 
@@ -151,7 +151,7 @@ class Core:
     async def _load_initially(self) -> None:
         try:
             await self.control.load_initially()
-        except Exception as error:  # a bug, or a store that cannot be read: never a server that waits for ever
+        except Exception as error:  # a bug, or a store that cannot be read: the server must not wait for ever
             if not isinstance(error, OSError | ConvoyError):
                 _log.exception("loading the store failed")
             self.load_failure = f"loading {self._store.root} failed: {error}"

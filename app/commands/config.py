@@ -1,4 +1,4 @@
-"""`convoy config`: what holds and whence, and the schema of the file."""
+"""`convoy config`: the options that hold and their sources, and the schema of the file."""
 
 from __future__ import annotations
 

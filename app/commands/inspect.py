@@ -149,7 +149,7 @@ def variants_table(manifest: Manifest) -> Table:
     metric = manifest.metric if len(manifest.metric) <= 8 else "score"
     headings = "variant", "serves", metric, "lost (95 %)", "ms b=1", "best/s", "times fp32"
     names = [variant.file for variant in manifest.variants]
-    # A name of ours stays whole, even where figures are long; a longer one, of somebody else's bundle, is folded.
+    # A name of ours stays whole, even where figures are long; a longer one, of a foreign bundle, is folded.
     longest = min(max(map(len, names), default=0), len("int8-openvino.onnx"))
     for gap, ratio in _FORMS:
         cells = [(_serves(manifest, one), *_accuracy(one), *_speed(one, ratio)) for one in manifest.variants]
@@ -295,7 +295,7 @@ def _latency_table(measured: Sequence[tuple[Variant, LatencyTable]]) -> Table:
 
 
 def _latency_cells(measured: Sequence[tuple[Variant, LatencyTable]]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows, one for each batch size; "" where a variant was not measured at so many."""
+    """Headings and rows, one for each batch size; "" where a variant was not measured at that size."""
     headings = ["batch"]
     for variant, _ in measured:
         headings += [f"{variant.precision} ms", "p10-p90", "per s"]

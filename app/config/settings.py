@@ -165,7 +165,7 @@ class Settings(BaseModel):
     allowed_host: Names = Field(
         "", description="Names, such as a,b, of pages that may load models without a token.", json_schema_extra=LIVE
     )
-    # A line for each request costs a fifth of a small one; the statistics tell of those that went well.
+    # A line for each request costs a fifth of a small one; the statistics count those that succeed.
     access_log: Literal["all", "errors", "off"] = Field(
         "errors", description="errors: errors and slow requests.", json_schema_extra=LIVE
     )

@@ -33,7 +33,7 @@ class ModelState(Enum):
     UNLOADING = "UNLOADING"
 
 
-# In the place of a version: the model's folder itself, whose versions nobody can see.
+# Instead of a version: the model's folder itself, whose versions cannot be read.
 WHOLE_MODEL = 0
 
 
@@ -49,7 +49,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What a request to load says in the place of configuration; None: as it is without."""
+    """What a request to load overrides in the configuration; None: nothing."""
 
     max_batch_size: int | None = None
     versions: Policy | None = None
@@ -150,7 +150,7 @@ class Served:
 
     @property
     def ready(self) -> bool:
-        """The same, unless a device of its was lost: the others answer, but nobody should be sent here."""
+        """The same, unless one of its devices was lost: the others answer, but balancers should send requests elsewhere."""
         return self.takes_requests and not self.recovers
 
     @property

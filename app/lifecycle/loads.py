@@ -57,7 +57,7 @@ class _Running:
 
 
 class Loads:
-    """The loads of one core. `on_late` hears of a version whose given-up load has ended after all."""
+    """The loads of one core. `on_late` gets a version whose given-up load has ended after all."""
 
     def __init__(
         self,

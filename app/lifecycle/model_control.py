@@ -152,7 +152,7 @@ class ModelControl:
     def _say_what_cannot_serve(self) -> None:
         """On this machine, whatever the model; engines that lack the same thing in one line."""
         if self._load_options.engine != AUTO:
-            return  # as it was asked
+            return  # the operator chose one engine
         engines: defaultdict[str, list[str]] = defaultdict(list)
         self._said_of_all = rows_for(self._load_options.machine, AUTO)[1]
         for told in self._said_of_all:
@@ -168,7 +168,7 @@ class ModelControl:
         self._warn_of_unknown(is_new)
 
     def _warn_of_unknown(self, names: Iterable[str]) -> None:
-        """It may still come, or be misspelt. Before the first look nobody knows."""
+        """It may still come, or be misspelt. Before the first look this is unknown."""
         if not self._last_look:
             return
         for name in sorted(set(names) - self._last_look.keys()):

@@ -41,7 +41,7 @@ class RemoteFiles:
     """What lies below one URL."""
 
     def __init__(self, url: str) -> None:
-        """Asks nobody yet. Raises UsageError where the library for such URLs is not installed."""
+        """Connects to nothing yet. Raises UsageError where the library for such URLs is not installed."""
         self.url = url.rstrip("/") if not url.endswith("://") else url
         self._files, self._root = _open(self.url)
 

@@ -63,7 +63,7 @@ class StoreLook:
 
 
 def names_in(store: Store | RemoteStore) -> tuple[list[str], tuple[str, ...]]:
-    """The models' names, and what is misplaced beside them. Raises OSError."""
+    """The models' names, and what else lies there and is misplaced. Raises OSError."""
     names = store.names()
     return names, tuple(store.misplaced() if isinstance(store, RemoteStore) else misplaced_in(store))
 
@@ -136,7 +136,7 @@ def _files(folder: Path) -> Stamp:
 
 
 def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int]]:
-    """Of everything but folders: what is no file is one too many, and whoever loads the version says so."""
+    """Of everything but folders. Loading the version reports what is neither a file nor a folder."""
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
@@ -145,7 +145,7 @@ def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int]]:
                     yield entry.name, status.st_size, status.st_mtime_ns, status.st_ino
             except FileNotFoundError:
                 continue  # removed between the two calls; the next look will show it
-            except OSError as error:  # whoever loads the version is told why, if it needs the file
+            except OSError as error:  # loading the version reports why, if it needs the file
                 yield entry.name, -1, error.errno or 0, 0
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from convoy.models.errors import BundleError
 from convoy.models.files import read_small
 
-# Mistakes of one file that are told one by one.
+# How many mistakes of one file are listed.
 MOST_TOLD = 50
 
 
@@ -43,7 +43,7 @@ def read_config_text(path: Path) -> ConfigText:
 
 def parse_config(data: bytes, where: str) -> ConfigText:
     """`where` is how errors name the file. Raises BundleError for what is not ModelConfig in protobuf's text format."""
-    # Imported here: it drags in grpc, which nobody without a config.pbtxt should wait for.
+    # Imported here, because it imports grpc, which only a config.pbtxt needs.
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 

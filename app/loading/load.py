@@ -270,7 +270,7 @@ class _Walk:
             proved.engine.close()
 
     def _leave_out(self, gpu: UnusableGpu, rows: Sequence[Row]) -> None:
-        """Other devices serve, and whoever looks is told why this one does not."""
+        """Other devices serve; the log and `/stats` say why this one does not."""
         _log.warning("%s is left out for %s: %s", gpu.device, self.model, gpu.reason)
         self.skipped += [refusal(row.name, gpu.device, f"the GPU cannot be used: {gpu.reason}") for row in rows]
 
@@ -398,7 +398,7 @@ class _Walk:
             self.skipped.append(refusal(row.name, place.name, NOTHING_SERVES))
 
     def _check_room(self, place: Place, variant: Variant, engines: int = 1) -> None:
-        """All are open until one is chosen. Raises NotProved where so many like the first hardly fit beside it."""
+        """All are open until one is chosen. Raises NotProved where that many like the first hardly fit into memory."""
         free = available_bytes()
         if place.gpu is None and free is not None and free < engines * self._first_bytes:
             took, left = self._first_bytes >> 20, free >> 20

@@ -143,7 +143,7 @@ def fastest(measured: Sequence[Rounds]) -> int:
 
 
 def choose(candidates: list[Candidate], refused: list[str]) -> ProvedEngine:
-    """The best of them, the first where others are hardly faster; `refused` is told of the others.
+    """The best of them, the first where others are hardly faster; `refused` gets a line for each of the others.
 
     Raises NotProved where there is none or the only one cannot be measured.
     """

@@ -30,7 +30,7 @@ from convoy.models.files import check_only_files, open_regular, read_small
 from convoy.models.store import StoredVersion, disk_errors
 
 _OWN_PREFIX = "signed-"
-# What the library leaves out of a signature unless it is told otherwise; no model needs it.
+# Files that the library leaves out of a signature by default; no model needs them.
 _OF_GIT = frozenset({".git", ".gitattributes", ".github", ".gitignore"})
 
 
@@ -111,7 +111,7 @@ class SignedOnly:
             try:
                 _verifier(key).verify(folder, signature)
                 break
-            except Exception as error:  # whatever the libraries make of bytes that anybody may have written
+            except Exception as error:  # whatever the libraries raise for bytes that are not trusted
                 refused.append(f"{key}: {_brief(error)}")
         else:
             raise BundleError(f"{folder}: its signature does not hold ({'; '.join(refused)}); do not use it")
@@ -158,9 +158,9 @@ def _copy(source: Path, target: Path) -> None:
     try:
         shutil.copytree(source, target, copy_function=copy_file, ignore=of_git, dirs_exist_ok=True)
     except shutil.Error as error:
-        # Of each file that could not be copied: whence, whither, why.
-        whence, _, why = error.args[0][0]
-        raise BundleError(f"{whence}: cannot be read ({why}); mend it or remove it") from error
+        # Of each file that could not be copied: its source, its target, the reason.
+        origin, _, why = error.args[0][0]
+        raise BundleError(f"{origin}: cannot be read ({why}); mend it or remove it") from error
 
 
 @cache
@@ -204,6 +204,6 @@ def _lock(folder: Path) -> int:
 def _brief(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror  # without its number and the path, which stands beside it
-    # Digests of both sides, which say nothing to anybody.
+    # Without the digests of both sides, which help no reader.
     words = str(error).partition(": Expected")[0].replace("[", "").replace("\\'", "'") or type(error).__name__
     return words if len(words) <= 200 else f"{words[:200]}..."

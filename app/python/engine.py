@@ -132,7 +132,7 @@ class PythonEngine:
         priority: int = 0,
         request_id: str | None = None,
     ) -> dict[str, np.ndarray]:
-        """`infer` for who awaits. Cancelling takes the request out of the queue."""
+        """`infer` for `await`. Cancelling takes the request out of the queue."""
         request = request_of(inputs, outputs, priority, request_id)
         asked = Asked.of(model, version, timeout_ms)
         return await self._loop.ask(lambda: self._inside.infer(asked, request))
@@ -169,7 +169,7 @@ class PythonEngine:
         threshold: float | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """`predict` for who awaits. Cancelling takes what waits out of the queue."""
+        """`predict` for `await`. Cancelling takes what waits out of the queue."""
         return await self._aask(Asked.of(model, version, timeout_ms), images, WhichClasses(top_k, threshold))
 
     def segment(
@@ -194,7 +194,7 @@ class PythonEngine:
         version: int | str | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """`segment` for who awaits. Cancelling takes what waits out of the queue."""
+        """`segment` for `await`. Cancelling takes what waits out of the queue."""
         return await self._aask(Asked.of(model, version, timeout_ms), images, WhichPixels())
 
     def detect(
@@ -224,7 +224,7 @@ class PythonEngine:
         threshold: float | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """`detect` for who awaits. Cancelling takes what waits out of the queue."""
+        """`detect` for `await`. Cancelling takes what waits out of the queue."""
         return await self._aask(Asked.of(model, version, timeout_ms), images, WhichBoxes(top_k, threshold))
 
     def _ask(
@@ -261,7 +261,7 @@ class PythonEngine:
         self._end()
 
     async def aclose(self) -> None:
-        """`close` for who awaits."""
+        """`close` for `await`."""
         await asyncio.to_thread(self._end)
 
     def __enter__(self) -> PythonEngine:

@@ -33,7 +33,7 @@ _MAY_FIT_LATER = frozenset({Refusal.QUEUE_FULL, Refusal.MEMORY, Refusal.DECODE_Q
 
 
 class Asked(NamedTuple):
-    """What a call asks for beside its values. `version` None: the highest; `timeout_ms` None: as the engine is told."""
+    """What a call asks for, besides its values. `version` None: the highest; `timeout_ms` None: the engine's default."""
 
     model: str
     version: str | None
@@ -203,6 +203,6 @@ class Inside(Asking):
             self._loaded.set_result(None)
 
     def _fatal(self, reason: str) -> None:
-        """From any thread. What could not be loaded is told by `open`."""
+        """From any thread. `open` reports what could not be loaded."""
         if self._core.load_failure is None:
             self._on_fatal(reason)

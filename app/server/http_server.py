@@ -53,7 +53,7 @@ def announce(scheme: str, host: str, port: int) -> None:
 
 
 def write_address(scheme: str, listener: socket.socket, file: Path) -> None:
-    """The URL at which this machine reaches the server, as the file's only line; whole whenever somebody reads it.
+    """The URL at which this machine reaches the server, as the file's only line; whole whenever it is read.
 
     A server whose disk cannot be written serves all the same, and says so.
     """
@@ -110,7 +110,7 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     def make_protocol(self) -> Any:
-        """For a connection that somebody else has taken. Only while it serves."""
+        """For a connection that was accepted elsewhere. Only while it serves."""
         kind: Any = self.config.http_protocol_class
         return kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
@@ -153,7 +153,7 @@ class GrpcHost:
         return http.exit_code
 
     async def close(self, grace_s: float = 1.0) -> None:
-        """Take no more calls, and give those that run so long to end. Calling it twice is harmless."""
+        """Take no more calls, and give those that run `grace_s` to end. Calling it twice is harmless."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait({self._opening})

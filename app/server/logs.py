@@ -52,7 +52,7 @@ class LogWriter(logging.Handler):
         self._put(line)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
-        """The usual way is to print it, which may wait for ever."""
+        """The library prints it, which may block."""
         self._put(f"a line of the log could not be written:\n{traceback.format_exc()}".encode())
 
     def flush(self, within_s: float = 2.0) -> None:

@@ -47,7 +47,7 @@ _log = logging.getLogger("convoy")
 def serve(settings: Settings, unknown_variables: Sequence[str] = ()) -> int:
     """Serve until told to stop; the exit code. Raises UsageError.
 
-    `unknown_variables` are those of the environment that say nothing to anybody, although their names promise it.
+    `unknown_variables` are those of the environment that look like options and are none.
     """
     logs.configure(settings.log_level, settings.log_format)
     try:
@@ -66,7 +66,7 @@ def _serve(settings: Settings, unknown_variables: Sequence[str]) -> int:
     if settings.address_file:
         write_address(settings.scheme, listener, Path(settings.address_file))
     if settings.tracing:
-        check_tracing()  # before anybody hears of a server
+        check_tracing()  # before the server is announced
     return run(Host(settings, listener).run())
 
 
