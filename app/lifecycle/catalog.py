@@ -150,7 +150,7 @@ class Served:
 
     @property
     def ready(self) -> bool:
-        """The same, unless one of its devices was lost: the others answer, but balancers should send requests elsewhere."""
+        """The same, unless one of its devices was lost: the others answer, but requests should go elsewhere."""
         return self.takes_requests and not self.recovers
 
     @property

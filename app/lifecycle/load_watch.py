@@ -102,17 +102,14 @@ def _samples_per_s(served: Served) -> float:
 
 def batch_speed(catalog: Catalog) -> BatchSpeed | None:
     """How fast this core is, by its slowest version; None where no engine is at work."""
-    found = [speed for served in catalog.served() if (speed := _speed_of(served)) is not None]
+    found: list[BatchSpeed] = []
+    for served in catalog.served():
+        lanes = {one.lane.device: one.lane for one in served.at_work}
+        if lanes:
+            lane = next(iter(lanes.values()))
+            size = lane.batch_sizes[-1]
+            one_s, full_s = lane.expect_ns(1) / SECOND_NS, lane.expect_ns(size) / SECOND_NS
+            per_sample_s = (full_s - one_s) / (size - 1) if size > 1 else full_s
+            # Several devices take as many samples in the same time.
+            found.append(BatchSpeed(max(0.0, one_s - per_sample_s), per_sample_s / len(lanes), size * len(lanes)))
     return max(found, key=lambda speed: speed.batch_s(speed.max_batch), default=None)
-
-
-def _speed_of(served: Served) -> BatchSpeed | None:
-    lanes = {one.lane.device: one.lane for one in served.at_work}
-    if not lanes:
-        return None
-    lane = next(iter(lanes.values()))
-    size = lane.batch_sizes[-1]
-    one_s, full_s = lane.expect_ns(1) / SECOND_NS, lane.expect_ns(size) / SECOND_NS
-    per_sample_s = (full_s - one_s) / (size - 1) if size > 1 else full_s
-    # Several devices take as many samples in the same time.
-    return BatchSpeed(max(0.0, one_s - per_sample_s), per_sample_s / len(lanes), size * len(lanes))

@@ -33,7 +33,7 @@ _MAY_FIT_LATER = frozenset({Refusal.QUEUE_FULL, Refusal.MEMORY, Refusal.DECODE_Q
 
 
 class Asked(NamedTuple):
-    """What a call asks for, besides its values. `version` None: the highest; `timeout_ms` None: the engine's default."""
+    """What a call asks for besides its values. `version` None: the highest; `timeout_ms` None: the engine's default."""
 
     model: str
     version: str | None
