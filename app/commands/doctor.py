@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from convoy.app.engines import cpu
@@ -203,8 +203,7 @@ def _machine(diagnosis: Diagnosis) -> Table:
 
 
 def _engines(diagnosis: Diagnosis) -> Table:
-    table = Table("engine", "runs here", "why")
-    table.columns[0].no_wrap = True
+    table = Table(Column("engine", no_wrap=True), "runs here", "why")
     for engine in diagnosis.engines:
         table.add_row(engine.engine, "yes" if engine.usable else "no", Text(engine.reason))
     return table
@@ -213,24 +212,26 @@ def _engines(diagnosis: Diagnosis) -> Table:
 def _builders(diagnosis: Diagnosis) -> Table:
     table = Table("plans by", "built here", "for compute capability")
     for found in diagnosis.builders:
-        named = f"{found.library} {found.version}".strip()
         told = f"{', '.join(found.targets)} ({found.reason})" if found.builds else found.reason
-        table.add_row(named, "yes" if found.builds else "no", Text(told))
+        table.add_row(f"{found.library} {found.version}".strip(), "yes" if found.builds else "no", Text(told))
     return table
 
 
 def _plans(inventory: PlanInventory) -> Table:
     table = Table("plan", "batches", "for", "MB", "serves here", title=f"plans in {inventory.folder}")
     for plan in inventory.plans:
-        batches = ", ".join(map(str, plan.batch_sizes))
-        size, verdict = f"{plan.plan_bytes / 1e6:.1f}", f"no: {plan.why_not}" if plan.why_not else "yes"
-        table.add_row(Text(f"{plan.model} as {plan.precision}"), batches, Text(plan.target), size, Text(verdict))
+        table.add_row(
+            Text(f"{plan.model} as {plan.precision}"),
+            ", ".join(map(str, plan.batch_sizes)),
+            Text(plan.target),
+            f"{plan.plan_bytes / 1e6:.1f}",
+            Text(f"no: {plan.why_not}" if plan.why_not else "yes"),
+        )
     return table
 
 
 def _libraries(diagnosis: Diagnosis) -> Table:
-    table = Table("library", "version")
-    table.columns[0].no_wrap = True
+    table = Table(Column("library", no_wrap=True), "version")
     for name, version in diagnosis.libraries.items():
         table.add_row(name, version or "-")
     return table

@@ -65,28 +65,23 @@ class LoadWatch:
 
     def look(self) -> None:
         """Find out how loaded it is now."""
-        waiting_s = sum([self._work_since(served) for served in self._catalog.served()], 0.0)
-        kept = [served.statistics for served in self._catalog.served()]
-        self._counted = {statistics: self._counted[statistics] for statistics in kept}
+        counted, waiting_s = self._counted, 0.0
+        self._counted = {}
+        for served in self._catalog.served():
+            statistics, per_s = served.statistics, _samples_per_s(served)
+            samples, requests = statistics.inference_count, statistics.success.count
+            samples_before, requests_before = counted.get(statistics, (0, 0))
+            self._counted[statistics] = samples, requests
+            if per_s:  # else its only engine is being replaced
+                self._requests += requests - requests_before
+                self._work_s += (samples - samples_before) / per_s
+                waiting_s += self._scheduler.waiting_samples(served.key) / per_s
         self._looks.append(_Look(self._clock(), self._work_s, self._loop_clock(), self._requests))
         first, last = self._looks[0], self._looks[-1]
         took_s = last.at_s - first.at_s
         if took_s > 0:
             busy_s = max(last.work_s - first.work_s, last.loop_s - first.loop_s)
             self.load = CoreLoad(busy_s / took_s, (last.requests - first.requests) / took_s, waiting_s)
-
-    def _work_since(self, served: Served) -> float:
-        """Count what a version has done since the last look; the seconds of work that wait for it."""
-        statistics = served.statistics
-        samples, requests = statistics.inference_count, statistics.success.count
-        samples_before, requests_before = self._counted.get(statistics, (0, 0))
-        self._counted[statistics] = samples, requests
-        per_s = _samples_per_s(served)
-        if not per_s:
-            return 0.0  # its only engine is being replaced
-        self._requests += requests - requests_before
-        self._work_s += (samples - samples_before) / per_s
-        return self._scheduler.waiting_samples(served.key) / per_s
 
 
 def _samples_per_s(served: Served) -> float:

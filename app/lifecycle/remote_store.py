@@ -325,13 +325,9 @@ class RemoteStore:
         """Found out once, as for a store on this machine. Raises RemoteError."""
         if self._layout is None:
             entries = cache(self._files.entries)
-
-            def exists(path: str) -> bool:
-                folder, _, name = path.rpartition("/")
-                return name in entries(folder)
-
             self._layout = find_layout(
-                lambda path: [one for one, is_folder in entries(path).items() if is_folder], exists
+                lambda path: [one for one, is_folder in entries(path).items() if is_folder],
+                lambda path: path.rpartition("/")[2] in entries(path.rpartition("/")[0]),
             )
             if self._layout is StoreLayout.MODELS and self._is_name_asked_for:
                 _log.warning("%s is a folder of models, which have names; --model-name is not used", self.root)

@@ -176,8 +176,8 @@ class Inside(Asking):
 
     def __init__(self, settings: Settings, on_fatal: Callable[[str], None]) -> None:
         self._on_fatal = on_fatal
-        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        core = Core(settings.core_options(), on_loaded=self._has_loaded, on_fatal=self._fatal)
+        self._loaded = asyncio.Event()
+        core = Core(settings.core_options(), on_loaded=self._loaded.set, on_fatal=self._fatal)
         options = settings.serve_options()
         decoder = Decoder(options.decode_threads, options.max_decoding)
         core.waiting_to_decode = lambda: decoder.waiting
@@ -186,7 +186,7 @@ class Inside(Asking):
     async def open(self) -> None:
         """Return when what can be loaded is. Raises JobError where that is nothing."""
         await self._core.start()
-        await self._loaded
+        await self._loaded.wait()
         failure = self._core.load_failure
         if failure is not None:
             refused = [f"{one.name} version {one.version}: {one.reason}" for one in self._core.catalog.refused()]
@@ -197,10 +197,6 @@ class Inside(Asking):
         await self._core.drain(30.0)
         self._decoder.close()
         await self._core.stop()
-
-    def _has_loaded(self) -> None:
-        if not self._loaded.done():
-            self._loaded.set_result(None)
 
     def _fatal(self, reason: str) -> None:
         """From any thread. `open` reports what could not be loaded."""

@@ -105,8 +105,7 @@ class Host:
         self._grpc = grpc_host(self.core, options, hot.decoder, holder, max_calls=settings.max_connections)
 
     async def run(self) -> int:
-        self._signals = StopSignals(self._stop)
-        self._signals.heed_hangup(self._reloading.read_again)
+        self._signals = StopSignals(self._stop, self._reloading.read_again)
         announce(self._settings.scheme, *self._listener.getsockname()[:2])
         collect_only_what_comes()
         return await self._grpc.serve_beside(self._http, [])

@@ -133,17 +133,17 @@ _WELL_MEANT_S = 0.5  # what is about to end anyway needs less
 
 
 class StopSignals:
-    """Heeds SIGTERM and SIGINT from now on: `stop` runs in a task; a second signal ends the process at once."""
+    """Handles signals from now on. SIGTERM and SIGINT: `stop` runs in a task; a second one ends the process at once.
 
-    def __init__(self, stop: Callable[[], Coroutine[None, None, None]]) -> None:
+    SIGHUP: `read_again`, unless the process ends.
+    """
+
+    def __init__(self, stop: Callable[[], Coroutine[None, None, None]], read_again: Callable[[], None]) -> None:
         self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._stopping: asyncio.Task[None] | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._signalled, number)
-
-    def heed_hangup(self, read_again: Callable[[], None]) -> None:
-        """On SIGHUP, unless the process ends."""
         self._loop.add_signal_handler(signal.SIGHUP, lambda: None if self._stopping else read_again())
 
     def _signalled(self, number: int) -> None:
