@@ -108,10 +108,7 @@ class VersionCache:
 
     @staticmethod
     def _folders(folder: Path) -> list[Path]:
-        try:
-            return [path for path in folder.iterdir() if path.is_dir()]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        return [path for path in folder.glob("*") if path.is_dir()]  # none where there is no such folder
 
 
 def _publish(filling: Path, target: Path) -> None:
