@@ -73,8 +73,8 @@ class Acceptor:
             self._loop.add_reader(self._listener.fileno(), self._accept_some)
 
     def _accept_some(self) -> None:
-        # Each costs others a tenth of a millisecond. With 16 in a turn of the loop the last of 1,000 clients that connect
-        # at once waits 1.7 times as long, and with 128 no shorter.
+        # Each costs others a tenth of a millisecond. With 16 in a turn of the loop the last of 1,000 clients that
+        # connect at once waits 1.7 times as long, and with 128 no shorter.
         for _ in range(64):
             if not self._accept():
                 return
