@@ -24,6 +24,13 @@ from convoy.models.plan_cache import find_plan, records_in
 from convoy.models.plans import Gpu, NoPlan, PlanKey, PlanRecord
 
 
+_LIBRARIES = (
+    *("fastapi", "uvicorn", "numpy", "Pillow", "safetensors", "onnxruntime", "onnxruntime-gpu", "openvino"),
+    *("pyspng", "simplejpeg", "tensorrt", "tensorrt-cu13", "tensorrt-rtx", "cuda-python", "cuda-bindings"),
+    *("nvidia-ml-py", "onnx", "onnxscript", "torch", "torchvision", "tritonclient"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class PlanFound:
     """One plan in the cache; `why_not` says why it cannot serve here, and is empty where it can."""
@@ -43,51 +50,6 @@ class PlanInventory:
     folder: str
     plans: tuple[PlanFound, ...]
     unreadable: tuple[str, ...]
-
-
-def take_inventory(cache: Path, machine: Machine) -> PlanInventory:
-    """Look through the cache; reads every plan that is for this machine. A cache that is not there is empty."""
-    records = list(records_in(cache))
-    plans = tuple(
-        PlanFound(
-            model=record.onnx_name,
-            precision=record.options.precision,
-            batch_sizes=record.options.batch_sizes,
-            target=str(record.key.target),
-            plan_bytes=record.plan.bytes,
-            why_not=next(_obstacles(cache, record.key, machine), ""),
-        )
-        for record in records
-        if isinstance(record, PlanRecord)
-    )
-    unreadable = tuple(record.reason for record in records if isinstance(record, NoPlan))
-    return PlanInventory(str(cache), plans, unreadable)
-
-
-def _obstacles(cache: Path, key: PlanKey, machine: Machine) -> Iterator[str]:
-    if not machine.gpus:
-        plan = find_plan(cache, key)  # a plan that was built ahead may at least be damaged
-        yield plan.reason if isinstance(plan, NoPlan) else "there is no GPU that it could run on"
-        return
-    library = library_named(key.target.library)
-    found = machine.runs(library)
-    if found.module is None:
-        yield found.reason
-        return
-    if key.target.version != (installed := found.module.__version__):
-        yield f"{library.title} {installed} is installed"
-    gpus = [Gpu(gpu.properties.name, gpu.properties.compute_capability) for gpu in machine.gpus]
-    if not any(key.target.covers(gpu) for gpu in gpus):
-        yield "no GPU of this kind is here"
-    if isinstance(plan := find_plan(cache, key), NoPlan):
-        yield plan.reason
-
-
-_LIBRARIES = (
-    *("fastapi", "uvicorn", "numpy", "Pillow", "safetensors", "onnxruntime", "onnxruntime-gpu", "openvino"),
-    *("pyspng", "simplejpeg", "tensorrt", "tensorrt-cu13", "tensorrt-rtx", "cuda-python", "cuda-bindings"),
-    *("nvidia-ml-py", "onnx", "onnxscript", "torch", "torchvision", "tritonclient"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +133,44 @@ def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
         gpu_devices=gpus,
         plan_cache=take_inventory(plan_cache, machine),
     )
+
+
+def take_inventory(cache: Path, machine: Machine) -> PlanInventory:
+    """Look through the cache; reads every plan that is for this machine. A cache that is not there is empty."""
+    records = list(records_in(cache))
+    plans = tuple(
+        PlanFound(
+            model=record.onnx_name,
+            precision=record.options.precision,
+            batch_sizes=record.options.batch_sizes,
+            target=str(record.key.target),
+            plan_bytes=record.plan.bytes,
+            why_not=next(_obstacles(cache, record.key, machine), ""),
+        )
+        for record in records
+        if isinstance(record, PlanRecord)
+    )
+    unreadable = tuple(record.reason for record in records if isinstance(record, NoPlan))
+    return PlanInventory(str(cache), plans, unreadable)
+
+
+def _obstacles(cache: Path, key: PlanKey, machine: Machine) -> Iterator[str]:
+    if not machine.gpus:
+        plan = find_plan(cache, key)  # a plan that was built ahead may at least be damaged
+        yield plan.reason if isinstance(plan, NoPlan) else "there is no GPU that it could run on"
+        return
+    library = library_named(key.target.library)
+    found = machine.runs(library)
+    if found.module is None:
+        yield found.reason
+        return
+    if key.target.version != (installed := found.module.__version__):
+        yield f"{library.title} {installed} is installed"
+    gpus = [Gpu(gpu.properties.name, gpu.properties.compute_capability) for gpu in machine.gpus]
+    if not any(key.target.covers(gpu) for gpu in gpus):
+        yield "no GPU of this kind is here"
+    if isinstance(plan := find_plan(cache, key), NoPlan):
+        yield plan.reason
 
 
 def _in_words(gpu: GpuFound) -> str:
