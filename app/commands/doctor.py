@@ -23,7 +23,6 @@ from convoy.models.checkpoint import installed_versions
 from convoy.models.plan_cache import find_plan, records_in
 from convoy.models.plans import Gpu, NoPlan, PlanKey, PlanRecord
 
-
 _LIBRARIES = (
     *("fastapi", "uvicorn", "numpy", "Pillow", "safetensors", "onnxruntime", "onnxruntime-gpu", "openvino"),
     *("pyspng", "simplejpeg", "tensorrt", "tensorrt-cu13", "tensorrt-rtx", "cuda-python", "cuda-bindings"),
