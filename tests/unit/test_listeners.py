@@ -1,4 +1,4 @@
-"""What the gRPC port costs a server before it is needed, what its thread may touch, and how its listener ends."""
+"""The listeners: what the gRPC port costs before it is needed and how it ends, and connections that come together."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from convoy.app.http.connection import GuardedProtocol
+from convoy.app.server.acceptor import Acceptor, ConnectionLimits
 from convoy.app.server.http_server import GrpcHost, HttpServer, take_port
 from convoy.models.errors import JobError, UsageError
 
@@ -155,3 +156,30 @@ def test_the_first_exit_code_that_is_not_0_stays(ends: list[int]) -> None:
 
     assert serve(library, end)[0] == 2
     assert ends == [2], "and it is the one beside threads that hold up the end"
+
+
+CLIENTS = 100
+
+
+def test_those_who_connect_together_do_not_wait_for_a_turn_of_the_loop_each() -> None:
+    async def scenario() -> int:
+        """In how many turns all of them have a connection."""
+        listener = socket.create_server(("127.0.0.1", 0), backlog=CLIENTS)
+        connected = [socket.create_connection(listener.getsockname()) for _ in range(CLIENTS)]
+        made: list[asyncio.Protocol] = []
+
+        def make() -> asyncio.Protocol:
+            made.append(asyncio.Protocol())
+            return made[-1]
+
+        acceptor = Acceptor(listener, make, ConnectionLimits(max_connections=4), tls=lambda: None)
+        turns = 0
+        while len(made) < CLIENTS:
+            await asyncio.sleep(0)
+            turns += 1
+        acceptor.close()
+        for one in connected:
+            one.close()
+        return turns
+
+    assert asyncio.run(scenario()) < 10
