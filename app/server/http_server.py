@@ -140,14 +140,14 @@ class GrpcHost:
         self._opening: asyncio.Task[None] | None = None
         self._server: Any = None
 
-    async def serve_beside(self, http: HttpServer, sockets: list[socket.socket]) -> int:
+    async def serve_beside(self, http: HttpServer) -> int:
         """Serve until the HTTP server is stopped; the exit code, where no thread is left that holds up the end.
 
         gRPC listens as soon as there is a server for it; HTTP ends where that port has been lost until then.
         """
         if self._holder is not None:
             self._opening = asyncio.ensure_future(self._open(self._holder, http.stop))
-        await http.serve(sockets=sockets)
+        await http.serve(sockets=[])
         await self.close()
         end_if_held_up(http.exit_code)
         return http.exit_code

@@ -108,7 +108,7 @@ class Host:
         self._signals = StopSignals(self._stop, self._reloading.read_again)
         announce(self._settings.scheme, *self._listener.getsockname()[:2])
         collect_only_what_comes()
-        return await self._grpc.serve_beside(self._http, [])
+        return await self._grpc.serve_beside(self._http)
 
     async def _accept(self) -> None:
         self._acceptor = Acceptor(self._listener, self._http.make_protocol, self._limits, tls=lambda: self._options.tls)

@@ -92,7 +92,7 @@ def serve(library: Library, when_http_is_open: Callable[[HttpServer], None]) -> 
 
         http = HttpServer(unasked, GuardedProtocol, lifespan="off", on_started=started)
         async with asyncio.timeout(60):
-            code = await GrpcHost(holder, library.make).serve_beside(http, [])
+            code = await GrpcHost(holder, library.make).serve_beside(http)
         library.is_loaded.set()
         await asyncio.sleep(0.01)
         return code
@@ -133,7 +133,7 @@ def test_a_listener_that_is_just_opening_opens_whole_and_is_stopped() -> None:
         http = HttpServer(unasked, GuardedProtocol, lifespan="off", on_started=library.is_starting.wait)
         closing = asyncio.ensure_future(_close_when(library.is_starting, host, http))
         async with asyncio.timeout(60):
-            await host.serve_beside(http, [])
+            await host.serve_beside(http)
             await closing
         return library.steps
 
