@@ -57,9 +57,9 @@ class Override:
 
 @dataclass(slots=True, eq=False)
 class ServedLane:
-    """One engine at work for a version, and when it last did well and ill.
+    """One engine at work for a version, and when it last succeeded and failed.
 
-    `is_listed`: new requests find it, so the metrics name it.
+    `is_listed`: new requests find it, so the metrics name it. `closing` ends when it is closed.
     """
 
     lane: Lane
@@ -67,6 +67,7 @@ class ServedLane:
     last_success_ns: int
     last_failure_ns: int = 0
     is_listed: bool = True
+    closing: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -100,7 +100,6 @@ class Lanes:
         self._load_version, self._replace_within_s = load_version, replace_within_s
         self._metrics, self._on_replaced, self._on_fatal = metrics, on_replaced, on_fatal
         self._ids = count(1)
-        self._closing: dict[int, asyncio.Task[None]] = {}
         self._lost: dict[ModelKey, list[asyncio.Task[None]]] = {}
         self._replacing = asyncio.Lock()
         self._page_locker: Engine | None = None  # has the slab's pages locked, or is about to
@@ -164,11 +163,9 @@ class Lanes:
 
     def _close(self, served: Served, one: ServedLane, within_s: float | None = None) -> asyncio.Task[None]:
         """All callers that close a lane wait for the same task."""
-        number = one.lane.id
-        if number not in self._closing:
-            self._closing[number] = self._tasks.spawn(self._let_go(served, one, within_s))
-            self._closing[number].add_done_callback(lambda _: self._closing.pop(number, None))
-        return self._closing[number]
+        if one.closing is None or one.closing.done():
+            one.closing = self._tasks.spawn(self._let_go(served, one, within_s))
+        return one.closing
 
     async def _let_go(self, served: Served, one: ServedLane, within_s: float | None) -> None:
         if await self.scheduler.stop_lane(one.lane, within_s):  # else it was lost meanwhile

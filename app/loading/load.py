@@ -168,7 +168,10 @@ def _no_model(folder: Path) -> str:
 def _walk_for_bundle(stored: StoredVersion, options: LoadOptions) -> _Walk:
     bundle = open_bundle(stored.folder)
     spec = bundle.manifest.spec
-    _check_configured(spec, options)
+    asked = options.configured_batch
+    # Its engines are proved up to its own limit, and only with their batch dimension.
+    if asked is not None and not min(1, spec.max_batch_size) <= asked <= spec.max_batch_size:
+        raise BundleError(f"max_batch_size {asked} does not fit this bundle, whose own is {spec.max_batch_size}")
     _check_external_data(bundle)
     limit = _limit(spec, options)
     rows, skipped = rows_for(options.machine, options.engine)
@@ -478,10 +481,3 @@ def _check_external_data(bundle: Bundle) -> None:
                 f"{bundle.folder}: {variant.file} keeps tensors in {sorted(unknown)[0]!r}, of which the manifest has "
                 "no digest; export the model again"
             )
-
-
-def _check_configured(spec: ModelSpec, options: LoadOptions) -> None:
-    """A bundle's engines are proved up to its own limit and only with their batch dimension."""
-    asked = options.configured_batch
-    if asked is not None and not min(1, spec.max_batch_size) <= asked <= spec.max_batch_size:
-        raise BundleError(f"max_batch_size {asked} does not fit this bundle, whose own is {spec.max_batch_size}")
