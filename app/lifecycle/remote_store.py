@@ -13,7 +13,6 @@ import logging
 import re
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -158,12 +157,11 @@ class RemoteStore:
         self._is_name_asked_for = is_name_asked_for and bool(model_name)
         self._layout: StoreLayout | None = None
         self._was_reached = False
-        self._listed: dict[tuple[str, int], RemoteVersion] = {}
+        self._listed: dict[str, dict[int, RemoteVersion]] = {}  # as the last look at each model saw it
         self._configs: dict[str, RemoteObject | None] = {}
         self._read_config = lru_cache(1024)(self._download_config)
         self._pruned: set[str] = set()
         self._misplaced: dict[str, list[str]] = {}  # by model, "" the store itself
-        self._lock = threading.Lock()
 
     def names(self) -> list[str]:
         """The names of all models, sorted. Until the store has been reached once, those that were fetched earlier.
@@ -191,10 +189,6 @@ class RemoteStore:
         """A sentence for each thing that the last look saw in the store, or at a model, and that nothing serves."""
         return self._misplaced.get(name, [])
 
-    def versions(self, name: str) -> list[StoredVersion]:
-        """All versions of a model, highest first; nothing of them has to be here. Raises as `look` does."""
-        return [one.stored for _, one in sorted(self.look(name).items(), reverse=True)]
-
     def look(self, name: str) -> dict[int, RemoteVersion]:
         """Every version of a model, as it is listed now. Raises RemoteError, and UsageError where the name is none."""
         check_name(name)
@@ -205,13 +199,10 @@ class RemoteStore:
             if self._was_reached:
                 raise
             return {version: RemoteVersion(stored, ()) for version, stored in self._cache.newest(name).items()}
-        with self._lock:
-            for gone in [place for place in self._listed if place[0] == name and place[1] not in found]:
-                del self._listed[gone]
-            self._listed |= {(name, version): one for version, one in found.items()}
-            if name not in self._pruned:
-                self._pruned.add(name)
-                self._cache.prune(name, {one.digest for one in found.values()})
+        self._listed[name] = found
+        if name not in self._pruned:
+            self._pruned.add(name)
+            self._cache.prune(name, {one.digest for one in found.values()})
         return found
 
     def config(self, name: str) -> bytes | None:
@@ -235,8 +226,7 @@ class RemoteStore:
 
     def version(self, name: str, number: int) -> StoredVersion:
         """Where a version lies that was seen by the last look, or will when it is fetched."""
-        with self._lock:
-            listed = self._listed.get((check_name(name), number))
+        listed = self._listed.get(check_name(name), {}).get(number)
         if listed is not None:
             return listed.stored
         here = self._cache.newest(name).get(number)
@@ -247,8 +237,7 @@ class RemoteStore:
 
         Raises NotFetched where another try may help, BundleError where only other files do, JobError for this disk.
         """
-        with self._lock:
-            listed = self._listed.get((stored.name, stored.version))
+        listed = self._listed.get(stored.name, {}).get(stored.version)
         if listed is not None and listed.stored != stored:
             listed = None
         if _is_here(stored, listed):

@@ -13,6 +13,7 @@ from fsspec.registry import _registry
 from convoy.app.lifecycle.remote_files import RemoteFiles, RemoteObject
 from convoy.app.lifecycle.remote_store import RemoteStore
 from convoy.models.errors import BundleError, NotFetched, UsageError
+from convoy.models.store import StoredVersion
 from tests.support.stores import DEMO, StoreFolder
 
 
@@ -29,6 +30,10 @@ def near(tmp_path: Path) -> Path:
 
 def opened(far: StoreFolder, near: Path, model_name: str = "") -> RemoteStore:
     return RemoteStore(f"file://{far.root}", model_name, near)
+
+
+def versions(store: RemoteStore, name: str) -> list[StoredVersion]:
+    return [one.stored for one in store.look(name).values()]
 
 
 class Downloads:
@@ -64,7 +69,7 @@ def test_a_spoiled_byte_is_fetched_once_more_and_what_came_short_may_come_whole_
 ) -> None:
     far.add_digits()
     store = opened(far, near)
-    (stored,) = store.versions("digits")
+    (stored,) = versions(store, "digits")
     downloads.spoil, downloads.spoiled_times = lambda content: content[:-5], 1
     with pytest.raises(NotFetched, match="came with"):
         store.fetch(stored)
@@ -78,11 +83,11 @@ def test_a_bundle_that_cannot_be_right_is_not_downloaded(far: StoreFolder, near:
     folder = far.add_digits()
     (folder / "fp32.onnx").write_bytes(b"short")
     store = opened(far, near)
-    (stored,) = store.versions("digits")
+    (stored,) = versions(store, "digits")
     with pytest.raises(BundleError, match="there is 5 bytes, the manifest says"):
         store.fetch(stored)
     (folder / "fp32.onnx").unlink()
-    (stored,) = store.versions("digits")
+    (stored,) = versions(store, "digits")
     with pytest.raises(BundleError, match="there is no such file"):
         store.fetch(stored)
     assert {path.rpartition("/")[2] for path in downloads.paths} <= {path.name for path in DEMO.iterdir()} - {
@@ -95,7 +100,7 @@ def test_a_bare_model_that_changes_while_it_comes_is_not_used(
 ) -> None:
     far.add_shift(1.0)
     store = opened(far, near)
-    (stored,) = store.versions("shift")
+    (stored,) = versions(store, "shift")
     original = RemoteFiles.download
 
     def download(files: RemoteFiles, path: str, target: Path) -> None:
@@ -112,17 +117,17 @@ def test_what_the_store_has_no_more_is_pruned_at_the_next_start(far: StoreFolder
     for version in (1, 2):
         far.add_digits(version)
     store = opened(far, near)
-    for stored in store.versions("digits"):
+    for stored in versions(store, "digits"):
         store.fetch(stored)
     shutil.rmtree(far.root / "digits" / "1")
-    store.versions("digits")
+    versions(store, "digits")
     assert len(left(near)) == 2  # it may serve
-    opened(far, near).versions("digits")
+    versions(opened(far, near), "digits")
     assert [name.partition("-")[0] for name in left(near)] == ["2"]
-    (second,) = store.versions("digits")
+    (second,) = versions(store, "digits")
     for folder in (far.root / "digits", near):
         shutil.rmtree(folder)
-    assert store.versions("digits") == []
+    assert versions(store, "digits") == []
     with pytest.raises(NotFetched, match="not there any more"):
         store.fetch(second)
 
@@ -160,7 +165,7 @@ def test_no_name_of_an_object_leads_out_of_its_folder(
     far.add_shift(1.0)
     hostile = Hostile(monkeypatch, path)
     store = opened(far, near)
-    (stored,) = store.versions("shift")
+    (stored,) = versions(store, "shift")
     refused = pytest.raises(BundleError, match="leads out of its model's folder")
     with refused if is_refused else suppress(BundleError, NotFetched):
         store.fetch(stored)
