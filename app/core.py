@@ -1,6 +1,6 @@
 """The core: engines, scheduler, metrics and statistics in one object. No HTTP, no globals, no signals.
 
-Any host can run it: it needs one asyncio event loop, `start` and `stop`.
+Any host can run it: a core needs one asyncio event loop, `start` and `stop`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ from convoy.app.lifecycle.loads import LoadVersion, load_giving_way
 from convoy.app.lifecycle.model_control import ControlOptions, ModelControl
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle, QueueRules
 from convoy.app.lifecycle.remote_store import RemoteStore
-from convoy.app.lifecycle.reports import Reports
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.upgrades import Upgrades
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.app.scheduling.request import ModelKey
-from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.scheduling.slab import Slab
 from convoy.app.server import logs
 from convoy.app.telemetry.gpu_metrics import GpuWatch
@@ -44,13 +42,11 @@ from convoy.models.store import Store, StoredVersion
 from convoy.models.version_policy import allows
 
 _log = logging.getLogger("convoy")
-# How long to wait at the end for the last spans to be sent.
-_LAST_SPANS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class CoreOptions:
-    """What a core is told; `load` holds for models that are not named in `load_by_model`. `model_name` is the model's
+    """The options of a core; `load` holds for models that are not named in `load_by_model`. `model_name` is the model's
     where the store is one model.
     """
 
@@ -68,7 +64,7 @@ class CoreOptions:
 class Core:
     """Loads what is in a store, answers requests, and knows whether it is well.
 
-    `load_version` and `plan_builder` can be replaced by tests and simulations. `on_loaded` is told when everything
+    `load_version` and `plan_builder` can be replaced by tests and simulations. `on_loaded` is called when everything
     has been loaded that can be, just before the core is ready; `on_fatal` when only a new process can help.
     """
 
@@ -111,14 +107,12 @@ class Core:
         self.exemplify, self.request_failed = ledger.exemplify, ledger.failed
         self.turned_away = ledger.turned_away
         self.gpus = GpuWatch(gpus)
-        reports = Reports(catalog, ledger, on_lane_lost=lambda *lost: self.lanes.lost(*lost))
-        self.scheduler = scheduler = Scheduler(self.slab, reports)
         self.lanes = Lanes(
-            *(catalog, scheduler, self.slab, tasks, load_version, options.health.replace_within_s),
-            metrics,
+            *(catalog, self.slab, ledger, tasks, load_version, options.health.replace_within_s, metrics),
             on_replaced=lambda served: self.upgrades.begin(served),
             on_fatal=on_fatal,
         )
+        self.scheduler = scheduler = self.lanes.scheduler
         self.upgrades = Upgrades(plan_builder or PlanBuilder(), scheduler.probe, self.lanes.swap, tasks, metrics)
         self.lifecycle = ModelLifecycle(
             catalog, scheduler, self.lanes, self.upgrades, metrics, ledger, tasks, options.queues
@@ -152,12 +146,12 @@ class Core:
         await self.lanes.unlock_pages()
         self.gpus.stop()
         if self.tracing is not None:
-            await asyncio.to_thread(self.tracing.close, _LAST_SPANS_S)
+            await asyncio.to_thread(self.tracing.close, 2.0)
 
     async def _load_initially(self) -> None:
         try:
             await self.control.load_initially()
-        except Exception as error:  # a bug, or a store that cannot be read: never a server that waits for ever
+        except Exception as error:  # a bug, or a store that cannot be read: the server must not wait for ever
             if not isinstance(error, OSError | ConvoyError):
                 _log.exception("loading the store failed")
             self.load_failure = f"loading {self._store.root} failed: {error}"
@@ -190,7 +184,7 @@ class Core:
         return is_open and (bool(served) or self.control.may_be_empty) and all(s.ready for s in served)
 
     def not_ready_reason(self) -> str:
-        """What keeps the core from being ready, for whoever is paged."""
+        """What keeps the core from being ready, for the operator."""
         if self.leaving:
             return "the server is shutting down"
         if not self.initial_load_done:
@@ -201,7 +195,7 @@ class Core:
         return f"not ready: {', '.join(unwell)}" if unwell else "no model is loaded"
 
     def max_waiting(self, key: ModelKey) -> int:
-        """So many samples may wait for a version that is served."""
+        """How many samples may wait for a version that is served."""
         return self.scheduler.state.queues[key].max_waiting
 
     def current_load(self) -> CoreLoad:

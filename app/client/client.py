@@ -24,7 +24,7 @@ from convoy.app.client.own_headers import OwnHeaders, checked
 from convoy.app.client.records import RemoteModel, Sight
 from convoy.app.client.retry import WireQuestion, arun, ask, run
 from convoy.app.client.trust import Cert, Verify, trust_of
-from convoy.app.python.pictures import OneImage, image_of, no_image, one_or_several
+from convoy.app.python.inputs import OneImage, image_of, no_image, one_or_several
 from convoy.app.python.records import Classification, Detections, Segmentation
 from convoy.models.errors import ImageError, InvalidRequest, RequestError, UsageError
 from convoy.models.image_files import read_image_file

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from convoy.app.client.errors import NOT_A_SERVER
-from convoy.app.python.arrays import datatype_of, named_arrays, string_bytes
+from convoy.app.python.inputs import datatype_of, named_arrays, string_bytes
 from convoy.models.errors import InvalidRequest, RequestError
 from convoy.models.spec import NUMPY_DTYPES, TensorSpec
 from convoy.models.tensors import from_bytes, pack

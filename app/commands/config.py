@@ -1,40 +1,31 @@
-"""`convoy config`: what holds and whence, and the schema of the file."""
+"""`convoy config`: the options that hold and their sources, and the schema of the file."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sys
-from typing import Any, NamedTuple
 
 from convoy.app.config.settings import Settings
 
 
-class Shown(NamedTuple):
-    """One option: its value, who said it, and whether SIGHUP can change it."""
-
-    option: str
-    value: Any
-    whence: str
-    changes_on_sighup: bool
-
-
 def show(settings: Settings, as_json: bool) -> None:
     """Print every option that holds."""
-    rows = [
-        Shown(one.name, one.value, settings.sources.whence(*one.keys), one.changes_on_sighup)
-        for one in settings.options()
-    ]
+    rows = [(one, settings.sources.whence(*one.keys)) for one in settings.options()]
     if as_json:
-        print(json.dumps([row._asdict() for row in rows], indent=2, default=str))
+        shown = [
+            {"option": one.name, "value": one.value, "whence": whence, "changes_on_sighup": one.changes_on_sighup}
+            for one, whence in rows
+        ]
+        print(json.dumps(shown, indent=2, default=str))
         return
-    values = ["" if row.value is None else str(row.value) for row in rows]
-    width, widest = max(len(row.option) for row in rows), min(40, max(map(len, values)))
+    lines = [(one.name, "" if one.value is None else str(one.value), whence) for one, whence in rows]
+    width, widest = max(len(name) for name, _, _ in lines), min(40, max(len(value) for _, value, _ in lines))
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for row, value in zip(rows, values, strict=True):
-        line = f"{row.option:<{width}}  {value:<{widest}}  {row.whence}"
+    for name, value, whence in lines:
+        line = f"{name:<{width}}  {value:<{widest}}  {whence}"
         # Where a terminal would break a long value, it has a line of its own; others read a line for each option.
-        print(line if room is None or len(line) <= room else f"{row.option:<{width}}  ({row.whence})\n  {value}")
+        print(line if room is None or len(line) <= room else f"{name:<{width}}  ({whence})\n  {value}")
 
 
 def schema() -> str:

@@ -5,27 +5,50 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from convoy.app.commands.plan_inventory import PlanInventory, take_inventory
 from convoy.app.engines import cpu
-from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.machine import Machine, find_machine
 from convoy.app.engines.table import Availability, availabilities
-from convoy.app.engines.tensorrt_library import LIBRARIES, BuilderFound, find_builder
+from convoy.app.engines.tensorrt_library import LIBRARIES, BuilderFound, find_builder, library_named
 from convoy.app.version import VERSION
+from convoy.models.bundle import Precision
 from convoy.models.checkpoint import installed_versions
+from convoy.models.plan_cache import find_plan, records_in
+from convoy.models.plans import Gpu, NoPlan, PlanKey, PlanRecord
 
 _LIBRARIES = (
     *("fastapi", "uvicorn", "numpy", "Pillow", "safetensors", "onnxruntime", "onnxruntime-gpu", "openvino"),
     *("simplejpeg", "tensorrt", "tensorrt-cu13", "tensorrt-rtx", "cuda-python", "cuda-bindings"),
     *("nvidia-ml-py", "onnx", "onnxscript", "torch", "torchvision", "tritonclient"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFound:
+    """One plan in the cache; `why_not` says why it cannot serve here, and is empty where it can."""
+
+    model: str
+    precision: Precision
+    batch_sizes: tuple[int, ...]
+    target: str
+    plan_bytes: int
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInventory:
+    """A cache's plans, and what in it is no plan at all."""
+
+    folder: str
+    plans: tuple[PlanFound, ...]
+    unreadable: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +104,18 @@ def run(as_json: bool, plan_cache: Path, console: Console) -> None:
 
 def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
     machine = machine.tried()
-    gpus, installed = tuple(_found(gpu) for gpu in machine.gpus), installed_versions(*_LIBRARIES)
+    gpus = tuple(
+        GpuFound(
+            gpu.properties.device,
+            gpu.properties.name,
+            gpu.properties.compute_capability,
+            gpu.properties.total_bytes,
+            gpu.properties.pci_bus_id,
+            gpu.cuda.driver_version(),
+        )
+        for gpu in machine.gpus
+    )
+    installed = installed_versions(*_LIBRARIES)
     unusable = tuple(f"{gpu.device} cannot be used: {gpu.reason}" for gpu in machine.unusable)
     return Diagnosis(
         convoy=VERSION,
@@ -100,16 +134,42 @@ def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
     )
 
 
-def _found(gpu: Device) -> GpuFound:
-    known = gpu.properties
-    return GpuFound(
-        known.device,
-        known.name,
-        known.compute_capability,
-        known.total_bytes,
-        known.pci_bus_id,
-        gpu.cuda.driver_version(),
+def take_inventory(cache: Path, machine: Machine) -> PlanInventory:
+    """Look through the cache; reads every plan that is for this machine. A cache that is not there is empty."""
+    records = list(records_in(cache))
+    plans = tuple(
+        PlanFound(
+            model=record.onnx_name,
+            precision=record.options.precision,
+            batch_sizes=record.options.batch_sizes,
+            target=str(record.key.target),
+            plan_bytes=record.plan.bytes,
+            why_not=next(_obstacles(cache, record.key, machine), ""),
+        )
+        for record in records
+        if isinstance(record, PlanRecord)
     )
+    unreadable = tuple(record.reason for record in records if isinstance(record, NoPlan))
+    return PlanInventory(str(cache), plans, unreadable)
+
+
+def _obstacles(cache: Path, key: PlanKey, machine: Machine) -> Iterator[str]:
+    if not machine.gpus:
+        plan = find_plan(cache, key)  # a plan that was built ahead may at least be damaged
+        yield plan.reason if isinstance(plan, NoPlan) else "there is no GPU that it could run on"
+        return
+    library = library_named(key.target.library)
+    found = machine.runs(library)
+    if found.module is None:
+        yield found.reason
+        return
+    if key.target.version != (installed := found.module.__version__):
+        yield f"{library.title} {installed} is installed"
+    gpus = [Gpu(gpu.properties.name, gpu.properties.compute_capability) for gpu in machine.gpus]
+    if not any(key.target.covers(gpu) for gpu in gpus):
+        yield "no GPU of this kind is here"
+    if isinstance(plan := find_plan(cache, key), NoPlan):
+        yield plan.reason
 
 
 def _in_words(gpu: GpuFound) -> str:
@@ -142,8 +202,7 @@ def _machine(diagnosis: Diagnosis) -> Table:
 
 
 def _engines(diagnosis: Diagnosis) -> Table:
-    table = Table("engine", "runs here", "why")
-    table.columns[0].no_wrap = True
+    table = Table(Column("engine", no_wrap=True), "runs here", "why")
     for engine in diagnosis.engines:
         table.add_row(engine.engine, "yes" if engine.usable else "no", Text(engine.reason))
     return table
@@ -152,24 +211,26 @@ def _engines(diagnosis: Diagnosis) -> Table:
 def _builders(diagnosis: Diagnosis) -> Table:
     table = Table("plans by", "built here", "for compute capability")
     for found in diagnosis.builders:
-        named = f"{found.library} {found.version}".strip()
         told = f"{', '.join(found.targets)} ({found.reason})" if found.builds else found.reason
-        table.add_row(named, "yes" if found.builds else "no", Text(told))
+        table.add_row(f"{found.library} {found.version}".strip(), "yes" if found.builds else "no", Text(told))
     return table
 
 
 def _plans(inventory: PlanInventory) -> Table:
     table = Table("plan", "batches", "for", "MB", "serves here", title=f"plans in {inventory.folder}")
     for plan in inventory.plans:
-        batches = ", ".join(map(str, plan.batch_sizes))
-        size, verdict = f"{plan.plan_bytes / 1e6:.1f}", f"no: {plan.why_not}" if plan.why_not else "yes"
-        table.add_row(Text(f"{plan.model} as {plan.precision}"), batches, Text(plan.target), size, Text(verdict))
+        table.add_row(
+            Text(f"{plan.model} as {plan.precision}"),
+            ", ".join(map(str, plan.batch_sizes)),
+            Text(plan.target),
+            f"{plan.plan_bytes / 1e6:.1f}",
+            Text(f"no: {plan.why_not}" if plan.why_not else "yes"),
+        )
     return table
 
 
 def _libraries(diagnosis: Diagnosis) -> Table:
-    table = Table("library", "version")
-    table.columns[0].no_wrap = True
+    table = Table(Column("library", no_wrap=True), "version")
     for name, version in diagnosis.libraries.items():
         table.add_row(name, version or "-")
     return table

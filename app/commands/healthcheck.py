@@ -1,7 +1,7 @@
 """`python -m convoy.app.commands.healthcheck`: the image's HEALTHCHECK; exit 0 or 1.
 
-Whether the server in this container is ready. Asks where the server says that it listens, whatever told it so: `serve
---port`, the environment, a free port. Needs nothing but Python, so that it costs little every few seconds.
+Whether the server in this container is ready. Asks at the address that the server wrote down, however it was set:
+`serve --port`, the environment, a free port. Needs only Python, so that it costs little every few seconds.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-_TIMEOUT_S = 2.0
-
 
 def main() -> int:
     url = _address() + "/v2/health/ready"
     try:
         # The ready route, not the port: a server whose engine hangs still listens. A proxy has no part in this.
         handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_context())]
-        urllib.request.build_opener(*handlers).open(url, timeout=_TIMEOUT_S).close()
+        urllib.request.build_opener(*handlers).open(url, timeout=2.0).close()
     except urllib.error.HTTPError as error:
         print(f"{url}: {error.read(1000).decode(errors='replace')}")
         return 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from rich import box
@@ -17,6 +16,7 @@ from convoy.app.engines.limits import share_of_limit
 from convoy.app.engines.speedup import best_per_sample_ms
 from convoy.app.lifecycle.remote_files import RemoteError, is_url
 from convoy.app.lifecycle.remote_store import RemoteStore
+from convoy.app.lifecycle.store_watch import look_at_model, names_in
 from convoy.app.loading.bare_model import read_bare_model
 from convoy.models.bundle import (
     BUSY_MARK,
@@ -26,21 +26,15 @@ from convoy.models.bundle import (
     LatencyPoint,
     LatencyTable,
     Manifest,
-    Roofline,
     Variant,
     busy_words,
     counted,
     open_bundle,
 )
 from convoy.models.errors import BundleError, JobError, NotFetched, UsageError
-from convoy.models.misplaced import misplaced_in, misplaced_of
 from convoy.models.store import DEMO_STORE, Store, StoredVersion, is_name, is_version
 
-_MOST_NAMES = 4
-# Of a terminal as nobody has made it wider.
-_COLUMNS = 80
-# A metric of a longer name would widen the table; the reasons below it name it.
-_WIDEST_METRIC = 8
+_COLUMNS = 80  # of a terminal at its usual width
 
 
 def run(place: str | None, name: str | None, console: Console) -> int:
@@ -50,20 +44,20 @@ def run(place: str | None, name: str | None, console: Console) -> int:
     """
     store = _open(place or str(DEMO_STORE), name)
     try:
-        names = store.names() if name is None else [name]
+        names, misplaced = ([name], ()) if name is not None else names_in(store)
     except RemoteError as trouble:
         raise JobError(str(trouble)) from trouble
-    versions, unreadable = _found(store, names)
-    for told in _misplaced(store, names, is_whole=name is None):
-        console.print("[yellow]misplaced[/]  ", end="")
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
+    looks = {one: look_at_model(store, one) for one in names}
+    for told in (*misplaced, *(told for look in looks.values() for told in look.misplaced)):
+        _print(console, "[yellow]misplaced[/]  ", told)
+    versions = [store.version(one, number) for one, look in looks.items() for number in sorted(look.versions)[::-1]]
+    unreadable = [f"{one}: {look.trouble}" for one, look in looks.items() if look.trouble]
     if not versions and not unreadable:
         what = f"model {name!r}" if name is not None else "model"
         raise UsageError(f"there is no {what} in {store.root}; export one with `convoy export`")
     broken = 0
     for error in unreadable:
-        console.print("[bold red]broken[/]  ", end="")
-        console.print(error, markup=False, highlight=False, soft_wrap=True)
+        _print(console, "[bold red]broken[/]  ", error)
     for version in versions:
         try:
             if isinstance(store, RemoteStore):
@@ -71,11 +65,16 @@ def run(place: str | None, name: str | None, console: Console) -> int:
             console.print(_shown(version, is_detailed=name is not None))
         except (BundleError, NotFetched) as trouble:
             broken += 1
-            console.print(f"[bold red]broken[/]  {version.name} version {version.version}: ", end="")
-            console.print(str(trouble), markup=False, highlight=False, soft_wrap=True)
+            _print(console, f"[bold red]broken[/]  {version.name} version {version.version}: ", str(trouble))
     if broken:
         console.print(f"{broken} of {len(versions)} versions are broken and will not be served", style="red")
     return 1 if broken or unreadable else 0
+
+
+def _print(console: Console, marked: str, plain: str) -> None:
+    """One line, of which the first part is markup and the second is not."""
+    console.print(marked, end="")
+    console.print(plain, markup=False, highlight=False, soft_wrap=True)
 
 
 def _open(place: str, name: str | None) -> Store | RemoteStore:
@@ -92,31 +91,6 @@ def _name_of(whole: Path) -> str:
     """What to call the one model that a store may be: as its folder is called."""
     name = whole.parent.name if is_version(whole.name) else whole.name
     return name if is_name(name) else "model"
-
-
-def _found(store: Store | RemoteStore, names: list[str]) -> tuple[list[StoredVersion], list[str]]:
-    """The versions of these models, and of each whose folder cannot be read, why. Raises UsageError for no name."""
-    versions: list[StoredVersion] = []
-    unreadable: list[str] = []
-    for name in names:
-        try:
-            versions += store.versions(name)
-        except OSError as error:
-            known = f"{error.filename}: cannot be read ({error.strerror}); mend it or remove it"
-            unreadable.append(f"{name}: {error if isinstance(error, RemoteError) else known}")
-    return versions, unreadable
-
-
-def _misplaced(store: Store | RemoteStore, names: list[str], *, is_whole: bool) -> list[str]:
-    """What lies in the store, or at these models, and is not served. What cannot be read is told elsewhere."""
-    told: list[str] = []
-    with suppress(OSError):
-        if is_whole:
-            told += store.misplaced() if isinstance(store, RemoteStore) else misplaced_in(store)
-    for name in names:
-        with suppress(OSError):
-            told += store.misplaced(name) if isinstance(store, RemoteStore) else misplaced_of(store, name)
-    return told
 
 
 def _shown(version: StoredVersion, *, is_detailed: bool) -> Group:
@@ -171,19 +145,22 @@ def variants_table(manifest: Manifest) -> Table:
     `lost` is points of top-1, or of another score, with the bound that they are below with 95 % confidence; the
     speed-up has its interval; where figures are long, columns come closer and digits go.
     """
-    metric = manifest.metric if len(manifest.metric) <= _WIDEST_METRIC else "score"
+    # A longer name would widen the table; the reasons below it name the metric.
+    metric = manifest.metric if len(manifest.metric) <= 8 else "score"
     headings = "variant", "serves", metric, "lost (95 %)", "ms b=1", "best/s", "times fp32"
+    names = [variant.file for variant in manifest.variants]
+    # A name of ours stays whole, even where figures are long; a longer one, of a foreign bundle, is folded.
+    longest = min(max(map(len, names), default=0), len("int8-openvino.onnx"))
     for gap, ratio in _FORMS:
         cells = [(_serves(manifest, one), *_accuracy(one), *_speed(one, ratio)) for one in manifest.variants]
-        rows = [(name[: _longest_name(manifest)], *own) for name, own in zip(_names_of(manifest), cells, strict=True)]
+        rows = [(name[:longest], *own) for name, own in zip(names, cells, strict=True)]
         if _width(headings, rows, gap) <= _COLUMNS:
             break
     table = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), show_edge=False)
-    # A name of ours stays whole, even where figures are long; a longer one, of somebody else's bundle, is folded.
-    table.add_column(headings[0], overflow="fold", min_width=_longest_name(manifest))
+    table.add_column(headings[0], overflow="fold", min_width=longest)
     for heading in headings[1:]:
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, own in zip(_names_of(manifest), cells, strict=True):
+    for name, own in zip(names, cells, strict=True):
         table.add_row(escape(name), *own)
     return table
 
@@ -192,14 +169,6 @@ def _width(headings: Sequence[str], rows: Sequence[Sequence[str]], gap: int = 2)
     """Of a table that folds nothing, with so much room between columns."""
     columns = zip(headings, *rows, strict=True)
     return sum(gap + max(Text.from_markup(cell).cell_len for cell in column) for column in columns) - 1
-
-
-def _names_of(manifest: Manifest) -> list[str]:
-    return [variant.file for variant in manifest.variants]
-
-
-def _longest_name(manifest: Manifest) -> int:
-    return min(max(map(len, _names_of(manifest)), default=0), len("int8-openvino.onnx"))
 
 
 def _serves(manifest: Manifest, variant: Variant) -> str:
@@ -264,20 +233,18 @@ def _device(manifest: Manifest) -> list[RenderableType]:
     if roof is None:
         return []
     int8 = f", {roof.device_int8_gop_per_s:,.0f} in 8 bits" if roof.device_int8_gop_per_s else ""
+    last = [(variant, variant.latency.points[-1]) for variant in manifest.variants if variant.latency]
+    shares = [(variant, point, share_of_limit(roof, variant.precision, point)) for variant, point in last]
     return [
         Text(f"\nmeasured on {roof.device_fingerprint}"),
         Text(f"attains {roof.device_gflop_per_s:,.0f} GFLOP/s{int8}, and {roof.device_gb_per_s:,.0f} GB/s"),
         Text(f"one sample needs {roof.gflop_per_sample:.3g} GFLOP and moves {roof.mb_per_sample:.3g} MB"),
-        *(Text(line) for variant in manifest.variants if (line := _against_limit(variant, roof))),
+        *(
+            Text(f"{variant.file}: {100 * share:.0f} % of the limit at batch {point.batch_size}")
+            for variant, point, share in shares
+            if share is not None
+        ),
     ]
-
-
-def _against_limit(variant: Variant, roof: Roofline) -> str:
-    if variant.latency is None:
-        return ""
-    last = variant.latency.points[-1]
-    share = share_of_limit(roof, variant.precision, last)
-    return "" if share is None else f"{variant.file}: {100 * share:.0f} % of the limit at batch {last.batch_size}"
 
 
 def _precisions(manifest: Manifest) -> list[RenderableType]:
@@ -286,16 +253,14 @@ def _precisions(manifest: Manifest) -> list[RenderableType]:
         if variant.audit:
             counts = counted(variant.audit.by_precision)
             share = f"{variant.audit.share_in_words}; " if variant.audit.share_in_words else ""
-            kept = _names(list(variant.audit.kept))
+            names = list(variant.audit.kept)
+            kept = ", ".join(names[:4]) or "none"
+            if len(names) > 4:
+                kept += f" and {len(names) - 4} more"
             lines.append(Text(f"{variant.file}: {share}operators {counts}; kept higher: {kept}"))
         if variant.builder:
             lines.append(Text(f"{variant.file}: {variant.builder.in_words}"))
     return lines
-
-
-def _names(names: list[str]) -> str:
-    shown = ", ".join(names[:_MOST_NAMES]) or "none"
-    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 
 def _latencies(manifest: Manifest) -> list[RenderableType]:
@@ -330,7 +295,7 @@ def _latency_table(measured: Sequence[tuple[Variant, LatencyTable]]) -> Table:
 
 
 def _latency_cells(measured: Sequence[tuple[Variant, LatencyTable]]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows, one for each batch size; "" where a variant was not measured at so many."""
+    """Headings and rows, one for each batch size; "" where a variant was not measured at that size."""
     headings = ["batch"]
     for variant, _ in measured:
         headings += [f"{variant.precision} ms", "p10-p90", "per s"]

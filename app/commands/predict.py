@@ -40,7 +40,6 @@ from convoy.models.image_files import IMAGE_SUFFIXES
 
 STDIN = "-"
 _Rows = list[tuple[str, ...]]
-_FRAME = 3  # what a column takes beside its words
 
 
 class Given(NamedTuple):
@@ -198,7 +197,7 @@ def _print(console: Console, headings: tuple[str, ...], shown: Sequence[tuple[st
     without = [_table(headings, [("", rows)]) for _, rows in shown]
     figures = max(console.measure(table).minimum for table in without)
     names = max(cell_len(name) for name, _ in shown)
-    if names + _FRAME + figures <= console.width:
+    if names + 3 + figures <= console.width:  # a column's frame takes three
         console.print(_table(("image", *headings), shown))
         return
     for (name, _), table in zip(shown, without, strict=True):

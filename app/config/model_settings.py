@@ -14,7 +14,7 @@ from convoy.app.engines.select import PrecisionChoice
 from convoy.app.lifecycle.model_lifecycle import QueueOptions
 from convoy.app.loading.load import LoadOptions
 
-# Of an option that SIGHUP can change; in the schema it stands beside the option's type.
+# Marks an option that SIGHUP can change, in the schema as well.
 LIVE: JsonDict = {"changes_on_sighup": True}
 
 

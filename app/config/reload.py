@@ -1,12 +1,12 @@
-"""What SIGHUP does: the file, the environment's file names and the secrets are read again, and what may change does.
+"""What SIGHUP does: it reads the file, the environment and the secrets again, and applies what may change.
 
-Knows settings, a core and its options; knows no signal. Something that is wrong changes nothing.
+Knows settings, a core and its options; knows no signal. A mistake changes nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from convoy.app.calls.options import ServeOptions
 from convoy.app.config.settings import Settings
@@ -19,31 +19,32 @@ _log = logging.getLogger("convoy")
 
 
 class Differences(NamedTuple):
-    """The names of options that are otherwise than before: now, from a model's next load on, and after a restart."""
+    """The names of options that have changed: with effect now, from a model's next load on, and after a restart."""
 
-    now: tuple[str, ...]
-    at_next_load: tuple[str, ...]
-    at_restart: tuple[str, ...]
+    now: list[str]
+    at_next_load: list[str]
+    at_restart: list[str]
 
     @staticmethod
     def between(before: Settings, after: Settings) -> Differences:
         old, new = ({one.keys: one for one in settings.options()} for settings in (before, after))
-        found: tuple[list[str], list[str], list[str]] = [], [], []
+        found = Differences([], [], [])
         for keys, held in {**old, **new}.items():
-            if _value(old, keys) != _value(new, keys):
-                later = 1 if keys[0] == "models" else 2
-                found[0 if held.changes_on_sighup else later].append(held.name)
-        return Differences(*map(tuple, found))
+            values = [None if keys not in options else options[keys].value for options in (old, new)]
+            if values[0] != values[1]:
+                later = found.at_next_load if keys[0] == "models" else found.at_restart
+                (found.now if held.changes_on_sighup else later).append(held.name)
+        return found
 
 
 class Reloading:
-    """What holds for one core and its wires, and how something else comes to hold."""
+    """Applies what has changed to one core and its wires."""
 
     def __init__(self, settings: Settings, core: Core, options: ServeOptions) -> None:
         self._settings, self._core, self._options = settings, core, options
 
     def read_again(self) -> None:
-        """Let hold what is said now. Raises nothing: what is wrong is in the log, and all stays as it was."""
+        """Apply what is configured now. Raises nothing: a mistake is logged, and nothing changes."""
         before = self._settings
         try:
             after = before.read_again()
@@ -59,24 +60,20 @@ class Reloading:
         self._settings = _with_what_may_change(before, after)
         logs.set_level(after.log_level)
         self._options.change(to)
-        # Of what holds, and not of what was read: the length of all queues waits for a restart, a model's own does not.
+        # From what holds, not from what was read: the length of all queues waits for a restart, a model's own does not.
         self._core.change(self._settings.queue_rules(), after.load_by_model(self._core.load_options))
         _tell(differences, to, had_keys)
 
 
 def _check_tls(before: ServerTls | None, after: ServerTls | None) -> None:
-    """Raises UsageError where clients would have to speak another language than the port was opened for."""
+    """Raises UsageError where TLS, or asking for clients' certificates, would begin or end."""
     asks_before, asks_after = (tls and (tls.client_ca is not None) for tls in (before, after))
     if asks_before != asks_after:
         raise UsageError("TLS, and asking clients for certificates, begin and end with a restart of the server")
 
 
-def _value(held: dict[tuple[str, ...], Any], keys: tuple[str, ...]) -> Any:
-    return held[keys].value if keys in held else None
-
-
 def _with_what_may_change(before: Settings, after: Settings) -> Settings:
-    """So that what waits for a restart is said again as long as it waits."""
+    """The old settings with the live ones replaced, so that each reload reports what still waits for a restart."""
     live = {one.keys[0] for one in [*before.options(), *after.options()] if one.changes_on_sighup} | {"models"}
     return before.model_copy(update={name: getattr(after, name) for name in live})
 

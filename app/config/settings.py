@@ -1,8 +1,8 @@
 """What the operator can set, in one place: names, defaults, help and limits.
 
-The command line, the environment (`CONVOY_*`), the file of `--config`, its JSON schema and `convoy config show` read
-the same model; `app/config/sources.py` knows which of them goes before which. Read at the rim, at the start and on
-SIGHUP; the rooms inside take plain arguments.
+The command line, the environment (`CONVOY_*`), the file of `--config`, its JSON schema and `convoy config show` use
+the same model; `app/config/sources.py` knows which source takes precedence. Settings are read at the start and on
+SIGHUP; the other packages take plain arguments.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ MIB = 1 << 20
 # What the log calls the key of --api-key-file.
 DEFAULT_KEY = "default"
 _KEY_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_MOST_EDGES = 64
 _ORIGIN = re.compile(r"https?://[\w.:\[\]-]+", re.ASCII)
 
 
@@ -77,11 +76,6 @@ class OptionHeld(NamedTuple):
     keys: tuple[str, ...]
     value: Any
     changes_on_sighup: bool
-
-    @staticmethod
-    def of(keys: tuple[str, ...], value: Any, field: FieldInfo) -> OptionHeld:
-        extra = field.json_schema_extra
-        return OptionHeld(keys, value, isinstance(extra, dict) and LIVE.items() <= extra.items())
 
     @property
     def name(self) -> str:
@@ -171,7 +165,7 @@ class Settings(BaseModel):
     allowed_host: Names = Field(
         "", description="Names, such as a,b, of pages that may load models without a token.", json_schema_extra=LIVE
     )
-    # A line for each request costs a fifth of a small one; the statistics tell of those that went well.
+    # A line for each request costs a fifth of a small one; the statistics count those that succeed.
     access_log: Literal["all", "errors", "off"] = Field(
         "errors", description="errors: errors and slow requests.", json_schema_extra=LIVE
     )
@@ -208,7 +202,9 @@ class Settings(BaseModel):
         if self.max_inflight_mb < self.max_body_mb:
             raise ValueError("max_inflight_mb must be at least max_body_mb, or no body of that size could be read")
         self.versions()
-        self._check_edges()
+        is_number = self.edges.isascii() and self.edges.isdigit() and int(self.edges) <= 64
+        if self.edges != "auto" and not is_number:
+            raise ValueError(f"edges must be auto or a number from 0 to 64, got {self.edges!r}")
         if self.load_model and self.model_control != "explicit":
             raise ValueError("load_model needs model_control explicit; otherwise everything in the store is loaded")
         self._check_names()
@@ -221,7 +217,7 @@ class Settings(BaseModel):
 
     @property
     def sources(self) -> Sources:
-        """Who said what of it."""
+        """Where each option comes from."""
         return self._sources
 
     @property
@@ -230,16 +226,21 @@ class Settings(BaseModel):
         return "http" if self.tls_cert_file is None else "https"
 
     def options(self) -> Iterator[OptionHeld]:
-        """Every option, with those of single models that somebody said."""
-        for name, field in type(self).model_fields.items():
-            if not has_names(field):
-                yield OptionHeld.of((name,), getattr(self, name), field)
-        for name, path in self.keys.items():
-            yield OptionHeld.of(("keys", name), path, type(self).model_fields["keys"])
-        for model, own in self.models.items():
-            for name, field in type(own).model_fields.items():
-                if name in own.model_fields_set:
-                    yield OptionHeld.of(("models", model, name), getattr(own, name), field)
+        """Every option, with those of single models that were given."""
+        fields, of_models = type(self).model_fields, ModelSettings.model_fields
+        held: list[tuple[tuple[str, ...], Any, FieldInfo]] = [
+            *(((name,), getattr(self, name), field) for name, field in fields.items() if not has_names(field)),
+            *((("keys", name), path, fields["keys"]) for name, path in self.keys.items()),
+            *(
+                (("models", model, name), getattr(own, name), of_models[name])
+                for model, own in self.models.items()
+                for name in of_models
+                if name in own.model_fields_set
+            ),
+        ]
+        for keys, value, field in held:
+            extra = field.json_schema_extra
+            yield OptionHeld(keys, value, isinstance(extra, dict) and LIVE.items() <= extra.items())
 
     def read_again(self) -> Settings:
         """What holds now, by the same command line. Raises UsageError."""
@@ -279,11 +280,6 @@ class Settings(BaseModel):
                     check_name(name)
             except UsageError as error:
                 raise ValueError(f"{option}: {error}") from error
-
-    def _check_edges(self) -> None:
-        is_number = self.edges.isascii() and self.edges.isdigit() and int(self.edges) <= _MOST_EDGES
-        if self.edges != "auto" and not is_number:
-            raise ValueError(f"edges must be auto or a number from 0 to {_MOST_EDGES}, got {self.edges!r}")
 
     def versions(self) -> Policy:
         """The version policy, parsed. Raises ValueError."""
@@ -336,19 +332,19 @@ class Settings(BaseModel):
         )
 
     def signed_only(self) -> SignedOnly | None:
-        """Whose signature is wanted; None: nobody's. Raises UsageError."""
+        """Whose signature is required; None: no signature is. Raises UsageError."""
         keys = tuple(Path(one).expanduser() for one in _names(self.require_signature))
         return SignedOnly.by(keys, self.store_cache_folder() / "signed") if keys else None
 
     def load_by_model(self, load: LoadOptions) -> dict[str, LoadOptions]:
-        """Where something else holds than for the others."""
+        """The options of models that have their own."""
         return {name: own.load_options(load) for name, own in self.models.items()}
 
     def queue_rules(self) -> QueueRules:
         return QueueRules(self.max_queue, {name: own.queue_options() for name, own in self.models.items()})
 
     def _machine(self) -> Machine:
-        """What may serve here; what is not in question is not even asked."""
+        """What may serve here; hardware that may not be used is not probed."""
         if self.engine == REFERENCE.runner:
             return CPU_ONLY
         return find_machine() if may_use_gpus(self.engine) else find_cpu()
@@ -365,7 +361,7 @@ class Settings(BaseModel):
             },
             server_name=self.server_name,
             api_keys=self._api_keys(),
-            admin_token=self._admin_token(),
+            admin_token=None if self.admin_token_file is None else _secret("--admin-token-file", self.admin_token_file),
             is_loopback=is_loopback(self.host),
             allowed_hosts=self._allowed_hosts(),
             cors_origins=self._cors_origins(),
@@ -379,10 +375,6 @@ class Settings(BaseModel):
         if self.api_key_file is not None:
             files[DEFAULT_KEY] = ("--api-key-file", self.api_key_file)
         return tuple(ApiKey(name, _secret(option, path)) for name, (option, path) in files.items())
-
-    def _admin_token(self) -> str | None:
-        """Raises UsageError."""
-        return None if self.admin_token_file is None else _secret("--admin-token-file", self.admin_token_file)
 
     def tls(self) -> ServerTls | None:
         """What the server shows and asks of its clients; None: nothing. Raises UsageError."""
@@ -425,7 +417,7 @@ def _secret(option: str, path: Path) -> str:
 
 
 def has_names(field: FieldInfo) -> bool:
-    """Whether an option has options of its own by name, which a command line has no words for."""
+    """Whether an option has options by name, which the command line cannot express."""
     return get_origin(field.annotation) is dict
 
 

@@ -1,6 +1,6 @@
-"""Who said what of the options: the command line, the environment, the file, in this order.
+"""Where options come from: the command line, the environment, the file, in this order.
 
-Knows how they are read and put together, and whence each value is. Knows no option.
+Knows how they are read and merged, and the source of each value. Knows no option.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _Said = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What each of them said, by option; `path` is the file's."""
+    """The options given in each place; `path` is the file's."""
 
     command_line: _Said = field(default_factory=dict)
     environment: _Said = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Sources:
 
     @staticmethod
     def read(command_line: _Said, kind: type[BaseModel]) -> Sources:
-        """What holds for the options of a `kind`. Raises UsageError."""
+        """The sources for the options of a `kind`. Raises UsageError."""
         environment = _environment(kind)
         place = command_line.get("config") or environment.get("config")
         if place is None:
@@ -81,14 +81,11 @@ class Sources:
         return Sources(command_line, environment, file, path)
 
     def merged(self) -> dict[str, Any]:
-        """One value for each option; of what has names of its own, such as models, name by name."""
-        merged: dict[str, Any] = {}
-        for said in (self.file, self.environment, self.command_line):
-            merged = _over(said, merged)
-        return merged
+        """One value for each option; options by name, such as models, are merged name by name."""
+        return _over(self.command_line, _over(self.environment, self.file))
 
     def whence(self, *keys: str) -> str:
-        """Who has said the option, in words. `keys` lead to it, as `models`, `digits`, `max_queue`."""
+        """The source of an option, in words. `keys` lead to it, as `models`, `digits`, `max_queue`."""
         if _has(self.command_line, keys):
             return "command line"
         if _has(self.environment, keys):
@@ -136,7 +133,7 @@ def _over(said: _Said, below: _Said) -> dict[str, Any]:
 
 
 def _has(said: Any, keys: tuple[str, ...]) -> bool:
-    """Whether it was said: the whole of it, or something that the rest of the keys would lie in."""
+    """Whether an option was given, or something in its place that has no such keys."""
     for key in keys:
         if not isinstance(said, Mapping):
             return True
@@ -147,7 +144,7 @@ def _has(said: Any, keys: tuple[str, ...]) -> bool:
 
 
 def _options_at(keys: tuple[str, ...], kind: type[BaseModel]) -> type[BaseModel] | None:
-    """The options that stand where the last of the keys does."""
+    """The options among which the last of the keys is."""
     if len(keys) == 1 or keys[0] not in kind.model_fields:
         return kind
     inner = [one for one in get_args(kind.model_fields[keys[0]].annotation) if isinstance(one, type)]

@@ -17,7 +17,7 @@ import numpy.ma  # noqa: F401
 from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
 from convoy.app.pictures.decoder import Decoder
-from convoy.app.server.grpc_host import GrpcHost
+from convoy.app.server.http_server import GrpcHost
 
 
 def grpc_host(

@@ -33,7 +33,7 @@ class ModelState(Enum):
     UNLOADING = "UNLOADING"
 
 
-# In the place of a version: the model's folder itself, whose versions nobody can see.
+# Instead of a version: the model's folder itself, whose versions cannot be read.
 WHOLE_MODEL = 0
 
 
@@ -49,7 +49,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What a request to load says in the place of configuration; None: as it is without."""
+    """What a request to load overrides in the configuration; None: nothing."""
 
     max_batch_size: int | None = None
     versions: Policy | None = None
@@ -57,9 +57,9 @@ class Override:
 
 @dataclass(slots=True, eq=False)
 class ServedLane:
-    """One engine at work for a version, and when it last did well and ill.
+    """One engine at work for a version, and when it last succeeded and failed.
 
-    `is_listed`: new requests find it, so the metrics name it.
+    `is_listed`: new requests find it, so the metrics name it. `closing` ends when it is closed.
     """
 
     lane: Lane
@@ -67,6 +67,7 @@ class ServedLane:
     last_success_ns: int
     last_failure_ns: int = 0
     is_listed: bool = True
+    closing: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -150,7 +151,7 @@ class Served:
 
     @property
     def ready(self) -> bool:
-        """The same, unless a device of its was lost: the others answer, but nobody should be sent here."""
+        """The same, unless one of its devices was lost: the others answer, but requests should go elsewhere."""
         return self.takes_requests and not self.recovers
 
     @property

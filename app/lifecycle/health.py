@@ -42,7 +42,7 @@ class HealthOptions:
 
 
 class _Absence:
-    """Notices that the process was stopped: whoever looks so often was not there for much longer."""
+    """Notices that the process was suspended: the time since the last look is much longer than usual."""
 
     _NOTICED_S = 1.0
 
@@ -94,7 +94,7 @@ class Health:
                         self._start_canary(served, one)
 
     def _is_a_device_lost(self) -> bool:
-        """Whether only a new process can use some GPU again that has served; then the process is told to end."""
+        """Whether a GPU that has served can only be used again by a new process; then this one is to end."""
         lost = next((gpu for gpu in self._gpus if gpu.lost and gpu.has_served), None)
         if lost is not None:
             self._on_fatal(f"{lost.name} is lost for this process ({lost.lost}); a new one may use it again")

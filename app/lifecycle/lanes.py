@@ -1,7 +1,8 @@
 """How engines come to serve a version, and leave it.
 
-Knows lanes and engines. Loads nothing itself except to replace an engine that was lost, and decides nothing
-about requests: they wait in the version's queue, whichever lanes there are.
+Knows lanes and engines, and records what the scheduler reports of batches and requests. Loads nothing itself except to
+replace an engine that was lost, and decides nothing about requests: they wait in the version's queue, whichever lanes
+there are.
 """
 
 from __future__ import annotations
@@ -23,19 +24,28 @@ from convoy.app.lifecycle.tasks import Tasks, to_its_end
 from convoy.app.loading.load import LoadedModel, ServedBefore
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.latency import LatencyModel
+from convoy.app.scheduling.policy import Dispatch
 from convoy.app.scheduling.queues import Lane
-from convoy.app.scheduling.request import ModelKey, Request
+from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request
 from convoy.app.scheduling.scheduler import Runner, Scheduler
 from convoy.app.scheduling.slab import Slab
-from convoy.app.server.daemon_threads import begin
+from convoy.app.server.runtime import begin
+from convoy.app.telemetry.ledger import Ledger
 from convoy.app.telemetry.metrics import Metrics
+from convoy.app.telemetry.ran_batches import BatchRecord
+
+_log = logging.getLogger("convoy")
+
+
+# Of the statistics' failures; what is not here is the model's or its engine's.
+_FAILURES = {Outcome.EXPIRED: "REJECTED", Outcome.HOPELESS: "REJECTED", Outcome.STOPPED: "CANCELED"}
 
 
 def lane_runner(slab: Slab, engine: Engine) -> Runner:
     """How a lane runs a batch: the requests' slots become views, the engine does the rest.
 
-    Whatever engine it is, only answers that the model declares leave this place: what reads them believes their shapes,
-    and behind bytes that are missing would lie those of another request.
+    Only answers that the model declares leave this place, whatever the engine: readers trust their shapes, and where
+    bytes are missing, those of another request would follow.
     """
 
     def part(request: Request) -> Part:
@@ -65,21 +75,18 @@ def _batch(engine: Engine, request: Request) -> tuple[int, ...]:
     return (request.samples,) if engine.batched else ()
 
 
-_log = logging.getLogger("convoy")
-
-
-# A device that failed lets its threads go at once; longer than this they hang, and nobody waits for them.
+# The threads of a device that failed return at once; those that take longer hang, and are not waited for.
 _RETURN_WITHIN_S = 5.0
 
 
 class Lanes:
-    """The engines at work in one core."""
+    """The engines at work in one core, and the scheduler that gives them work; its `Observer`."""
 
     def __init__(
         self,
         catalog: Catalog,
-        scheduler: Scheduler,
         slab: Slab,
+        ledger: Ledger,
         tasks: Tasks,
         load_version: LoadVersion,
         replace_within_s: float,
@@ -87,12 +94,12 @@ class Lanes:
         on_replaced: Callable[[Served], None],
         on_fatal: Callable[[str], None],
     ) -> None:
-        """`on_replaced` hears of a version that was loaded again, `on_fatal` why it could not be."""
-        self._catalog, self._scheduler, self._slab, self._tasks = catalog, scheduler, slab, tasks
+        """`on_replaced` gets a version that was loaded again, `on_fatal` the reason why one could not be."""
+        self._catalog, self._slab, self._ledger, self._tasks = catalog, slab, ledger, tasks
+        self.scheduler = Scheduler(slab, self)
         self._load_version, self._replace_within_s = load_version, replace_within_s
         self._metrics, self._on_replaced, self._on_fatal = metrics, on_replaced, on_fatal
         self._ids = count(1)
-        self._closing: dict[int, asyncio.Task[None]] = {}
         self._lost: dict[ModelKey, list[asyncio.Task[None]]] = {}
         self._replacing = asyncio.Lock()
         self._page_locker: Engine | None = None  # has the slab's pages locked, or is about to
@@ -102,7 +109,7 @@ class Lanes:
         info, number = proved.engine.info, next(self._ids)
         latency = LatencyModel({point.batch_size: point.median_ms * 1e6 for point in proved.latency})
         lane = Lane(number, info.device, info.batch_sizes, latency, info.slots)
-        slots = self._scheduler.state.device_slots
+        slots = self.scheduler.state.device_slots
         slots[info.device] = max(info.slots, slots.get(info.device, 1))
         if not info.is_on_cpu and self._page_locker is None:
             self._page_locker = proved.engine
@@ -110,7 +117,7 @@ class Lanes:
         served.lanes.append(ServedLane(lane, proved, last_success_ns=time.monotonic_ns()))
         run = lane_runner(self._slab, proved.engine)
         proved.engine.enter_service()
-        self._scheduler.add_lane(served.key, lane, run)
+        self.scheduler.add_lane(served.key, lane, run)
 
     async def _lock_pages(self, engine: Engine, memory: memoryview) -> None:
         """In a thread: it takes as long as the memory is large. Until then the host gathers what it could read."""
@@ -155,22 +162,39 @@ class Lanes:
         await asyncio.gather(*(self._close(served, one, within_s) for one in list(served.lanes)))
 
     def _close(self, served: Served, one: ServedLane, within_s: float | None = None) -> asyncio.Task[None]:
-        """Whoever wants a lane closed waits for the same end."""
-        number = one.lane.id
-        if number not in self._closing:
-            self._closing[number] = self._tasks.spawn(self._let_go(served, one, within_s))
-            self._closing[number].add_done_callback(lambda _: self._closing.pop(number, None))
-        return self._closing[number]
+        """All callers that close a lane wait for the same task."""
+        if one.closing is None or one.closing.done():
+            one.closing = self._tasks.spawn(self._let_go(served, one, within_s))
+        return one.closing
 
     async def _let_go(self, served: Served, one: ServedLane, within_s: float | None) -> None:
-        if await self._scheduler.stop_lane(one.lane, within_s):  # else it was lost meanwhile
+        if await self.scheduler.stop_lane(one.lane, within_s):  # else it was lost meanwhile
             await asyncio.to_thread(one.proved.engine.close)
             served.lanes.remove(one)
 
-    # Lost engines
+    # What the scheduler reports
 
-    def lost(self, key: ModelKey, lane: Lane, reason: str, scope: FailureScope) -> None:
-        """An engine can run nothing any more. It is loaded again, unless nobody needs it."""
+    def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done], now_ns: int) -> None:
+        key, lane, samples = dispatch.key, dispatch.lane, dispatch.samples
+        if (at_work := self._catalog.live(key).lane_of(lane)) is not None:
+            at_work.last_success_ns = now_ns
+        queued_ns = [one.queue_ns for one in done]
+        total_ns = len(done) * now_ns - sum([one.request.arrival_ns for one in done])
+        padded = lane.padded(samples)
+        self._ledger.batch(key, BatchRecord(lane.device, samples, padded, answers.times, queued_ns, total_ns, now_ns))
+
+    def batch_failed(self, dispatch: Dispatch, reason: str) -> None:
+        key = dispatch.key
+        if (lane := self._catalog.live(key).lane_of(dispatch.lane)) is not None:
+            lane.last_failure_ns = time.monotonic_ns()
+        _log.warning("a batch of %d for %s version %d failed: %s", dispatch.samples, key.model, key.version, reason)
+
+    def request_failed(self, done: Done) -> None:
+        failure = _FAILURES.get(done.outcome, "BACKEND")
+        self._ledger.failed(done.request.key, failure, time.monotonic_ns() - done.request.arrival_ns)
+
+    def lane_lost(self, key: ModelKey, lane: Lane, reason: str, scope: FailureScope) -> None:
+        """An engine can run nothing any more. It is loaded again, unless it was leaving."""
         _log.error("an engine of %s version %d on %s is lost: %s", key.model, key.version, lane.device, reason)
         served = self._catalog.live(key)
         one = served.lane_of(lane)
@@ -187,12 +211,12 @@ class Lanes:
         if served.key not in self._lost:
             self._lost[served.key] = []
             self._tasks.spawn(self._replace(served))
-        if scope is FailureScope.DEVICE or self._scheduler.has_returned(lane):
+        if scope is FailureScope.DEVICE or self.scheduler.has_returned(lane):
             self._lost[served.key].append(closing)
 
     async def _close_lost(self, one: ServedLane) -> None:
         """Its memory comes back when its threads do, which may be never."""
-        await self._scheduler.until_returned(one.lane)
+        await self.scheduler.until_returned(one.lane)
         await asyncio.to_thread(one.proved.engine.close)
 
     async def _replace(self, served: Served) -> None:
@@ -216,7 +240,7 @@ class Lanes:
         loading = begin(partial(self._load_version, served.loaded.stored, options), "replace")
         try:
             return await asyncio.wait_for(loading, self._replace_within_s)
-        except Exception as error:  # whatever it is, nobody else will try again
+        except Exception as error:  # whatever it is, nothing else will try again
             if not served.withdrawn:  # else another version took over meanwhile
                 reason = str(error) or f"it did not load within {self._replace_within_s:g} s"
                 self._on_fatal(f"the engine of {served.key.model} could not be replaced: {reason}")

@@ -1,4 +1,4 @@
-"""Watches how loaded a core is: looks twice a second at what is recorded anyway, so that no request pays for it."""
+"""Measures how loaded a core is, twice a second, from what is recorded anyway, so that no request pays for it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.telemetry.statistics import ModelStatistics
 
 _LOOK_EVERY_S = 0.5
-_WINDOW_S = 5.0
 
 
 class CoreLoad(NamedTuple):
-    """How loaded a core is, for who chooses between several: over the last seconds; 0 before there was a second.
+    """How loaded a core is, for balancers that choose between several: over the last seconds; 0 in the first second.
 
     `utilisation` is the part of what the core could do at most that it does: the time that its samples would take in
     full batches, or the CPU time of its event loop, whichever is more. The time that engines are busy would be no
@@ -53,7 +52,7 @@ class LoadWatch:
     ) -> None:
         self._catalog, self._scheduler = catalog, scheduler
         self._clock, self._loop_clock = clock, loop_clock
-        self._looks: deque[_Look] = deque(maxlen=1 + round(_WINDOW_S / _LOOK_EVERY_S))
+        self._looks: deque[_Look] = deque(maxlen=1 + round(5.0 / _LOOK_EVERY_S))  # over five seconds
         self._counted: dict[ModelStatistics, tuple[int, int]] = {}  # which go on where a version is loaded again
         self._work_s, self._requests = 0.0, 0
         self.load = CoreLoad()
@@ -66,28 +65,23 @@ class LoadWatch:
 
     def look(self) -> None:
         """Find out how loaded it is now."""
-        waiting_s = sum([self._work_since(served) for served in self._catalog.served()], 0.0)
-        kept = [served.statistics for served in self._catalog.served()]
-        self._counted = {statistics: self._counted[statistics] for statistics in kept}
+        counted, waiting_s = self._counted, 0.0
+        self._counted = {}
+        for served in self._catalog.served():
+            statistics, per_s = served.statistics, _samples_per_s(served)
+            samples, requests = statistics.inference_count, statistics.success.count
+            samples_before, requests_before = counted.get(statistics, (0, 0))
+            self._counted[statistics] = samples, requests
+            if per_s:  # else its only engine is being replaced
+                self._requests += requests - requests_before
+                self._work_s += (samples - samples_before) / per_s
+                waiting_s += self._scheduler.waiting_samples(served.key) / per_s
         self._looks.append(_Look(self._clock(), self._work_s, self._loop_clock(), self._requests))
         first, last = self._looks[0], self._looks[-1]
         took_s = last.at_s - first.at_s
         if took_s > 0:
             busy_s = max(last.work_s - first.work_s, last.loop_s - first.loop_s)
             self.load = CoreLoad(busy_s / took_s, (last.requests - first.requests) / took_s, waiting_s)
-
-    def _work_since(self, served: Served) -> float:
-        """Count what a version has done since the last look; the seconds of work that wait for it."""
-        statistics = served.statistics
-        samples, requests = statistics.inference_count, statistics.success.count
-        samples_before, requests_before = self._counted.get(statistics, (0, 0))
-        self._counted[statistics] = samples, requests
-        per_s = _samples_per_s(served)
-        if not per_s:
-            return 0.0  # its only engine is being replaced
-        self._requests += requests - requests_before
-        self._work_s += (samples - samples_before) / per_s
-        return self._scheduler.waiting_samples(served.key) / per_s
 
 
 def _samples_per_s(served: Served) -> float:
@@ -103,17 +97,14 @@ def _samples_per_s(served: Served) -> float:
 
 def batch_speed(catalog: Catalog) -> BatchSpeed | None:
     """How fast this core is, by its slowest version; None where no engine is at work."""
-    found = [speed for served in catalog.served() if (speed := _speed_of(served)) is not None]
+    found: list[BatchSpeed] = []
+    for served in catalog.served():
+        lanes = {one.lane.device: one.lane for one in served.at_work}
+        if lanes:
+            lane = next(iter(lanes.values()))
+            size = lane.batch_sizes[-1]
+            one_s, full_s = lane.expect_ns(1) / SECOND_NS, lane.expect_ns(size) / SECOND_NS
+            per_sample_s = (full_s - one_s) / (size - 1) if size > 1 else full_s
+            # Several devices take as many samples in the same time.
+            found.append(BatchSpeed(max(0.0, one_s - per_sample_s), per_sample_s / len(lanes), size * len(lanes)))
     return max(found, key=lambda speed: speed.batch_s(speed.max_batch), default=None)
-
-
-def _speed_of(served: Served) -> BatchSpeed | None:
-    lanes = {one.lane.device: one.lane for one in served.at_work}
-    if not lanes:
-        return None
-    lane = next(iter(lanes.values()))
-    size = lane.batch_sizes[-1]
-    one_s, full_s = lane.expect_ns(1) / SECOND_NS, lane.expect_ns(size) / SECOND_NS
-    per_sample_s = (full_s - one_s) / (size - 1) if size > 1 else full_s
-    # Several devices take as many samples in the same time.
-    return BatchSpeed(max(0.0, one_s - per_sample_s), per_sample_s / len(lanes), size * len(lanes))

@@ -1,9 +1,8 @@
-"""Versions being loaded: in turns, each within a time limit, and none in the way of another.
+"""Loads versions in turns, each within a time limit, so that none blocks another.
 
-One at a time is quickest, and what is measured meanwhile is measured in peace. One that takes long lets the next one
-begin beside it, as long as there are cores and memory for both. One that computes nothing, as where its disk does not
-answer, takes neither and is counted apart. One that takes too long is given up; its thread goes on until whatever it
-waits for lets it go, and what it brings then is closed.
+One load at a time is fastest and measures undisturbed. When one takes long, the next begins beside it, as long as there
+are cores and memory for both. A load that computes nothing, because its disk does not answer, takes neither and is
+counted apart. One that exceeds the limit is given up; if it ends later, its engines are closed.
 """
 
 from __future__ import annotations
@@ -18,29 +17,20 @@ from functools import partial
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.memory import available_bytes, give_back_freed, peak_resident_bytes, resident_bytes
 from convoy.app.loading.load import LoadedModel, LoadOptions
-from convoy.app.server.daemon_threads import begin, cpu_s_of, own_clock
-from convoy.app.server.runtime import give_way
+from convoy.app.server.runtime import begin, cpu_s_of, give_way, own_clock
 from convoy.models.errors import BundleError
 from convoy.models.store import StoredVersion
 
 _log = logging.getLogger("convoy")
 LoadVersion = Callable[[StoredVersion, LoadOptions], LoadedModel]
-# Most models take less. What loads beside one that takes more is measured in less peace, which is better than not at
-# all.
+# Most models take less. What loads beside one that takes more is measured less exactly, which is better than waiting.
 _PATIENCE_S = 6.0
-# Of that time; on a machine that is busy with other things, one that computes has a few hundredths.
-_IDLE_SHARE = 0.01
-# Threads that wait cost little, and yet no store of a thousand models is to have a thousand of them.
-_MOST_IDLE = 32
-# Of the memory that is available. The other half is for what is served meanwhile.
-_LOADS_SHARE = 0.5
 
 
 def load_giving_way(load_version: LoadVersion, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
-    """Load in a thread that gives way, and so do those by which an engine will compute on the CPU: it starts them.
+    """Load at a lower priority, which the engine's compute threads inherit; for a thread that ends with the load.
 
-    For a thread of its own, which ends with the load. With GPUs it does not: their libraries' threads compute nothing,
-    and are waited for.
+    With GPUs the priority stays: their libraries' threads compute nothing, and are waited for.
     """
     if not options.machine.gpus:
         give_way()
@@ -50,40 +40,15 @@ def load_giving_way(load_version: LoadVersion, stored: StoredVersion, options: L
         give_back_freed()
 
 
-class LoadRoom:
-    """Whether there is memory for one more load, from what others have taken."""
-
-    def __init__(
-        self,
-        available: Callable[[], int | None] = available_bytes,
-        resident: Callable[[], int] = resident_bytes,
-        peak: Callable[[], int] = peak_resident_bytes,
-    ) -> None:
-        self._available, self._resident, self._peak = available, resident, peak
-        self._most_bytes = 0
-
-    def now(self) -> tuple[int, int]:
-        """What the process uses, and the most that it has used."""
-        return self._resident(), self._peak()
-
-    def learn(self, before: tuple[int, int]) -> None:
-        """By what a load has taken so far that had the process to itself since then."""
-        resident, peak = self.now()
-        # Where another time's peak is higher, how high this one was is not known.
-        highest = peak if peak > before[1] else resident
-        self._most_bytes = max(self._most_bytes, highest - before[0])
-
-    def has_room_for(self, loads: int) -> bool:
-        """Whether so many could take what the largest has taken; those that have begun may still want all of it."""
-        free = self._available()
-        return free is None or loads * self._most_bytes <= free * _LOADS_SHARE
-
-
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A load whose turn it is, or was. `cpu_s` by its thread's `clock`, when it was looked at last."""
+    """A load that has begun. `cpu_s`: CPU time by its thread's `clock` at the last look.
 
-    before: tuple[int, int]
+    `resident_bytes` and `peak_bytes` are the process's when it began; `is_alone`: nothing has loaded beside it.
+    """
+
+    resident_bytes: int
+    peak_bytes: int
     is_alone: bool
     clock: int | None = None
     cpu_s: float = 0.0
@@ -92,20 +57,16 @@ class _Running:
 
 
 class Loads:
-    """The loads of one core. `on_late` hears of a version whose given-up load has ended after all."""
+    """The loads of one core. `on_late` gets a version whose given-up load has ended after all."""
 
     def __init__(
         self,
         load_version: LoadVersion,
         limit_s: float,
         on_late: Callable[[StoredVersion], None],
-        most: int | None = None,
-        room: LoadRoom | None = None,
-        cpu_s: Callable[[int], float | None] = cpu_s_of,
     ) -> None:
-        """So many load at the `most`; None: one for each core. `cpu_s` reads the clock of a thread, or it has ended."""
         self._load_version, self._limit_s, self._on_late = load_version, limit_s, on_late
-        self._most, self._room, self._cpu_s = most or cpu_budget(), room or LoadRoom(), cpu_s
+        self._largest_bytes = 0  # that a load has taken
         self._patience_s = min(_PATIENCE_S, limit_s / 2)
         self._waiting: deque[asyncio.Future[_Running]] = deque()
         self._running: set[_Running] = set()
@@ -152,8 +113,8 @@ class Loads:
     def _give_turns(self) -> None:
         while self._waiting and self._may_begin():
             turn = self._waiting.popleft()
-            if not turn.done():  # whoever waited has left
-                own = _Running(self._room.now(), is_alone=not self._at_work())
+            if not turn.done():  # else the caller has left
+                own = _Running(resident_bytes(), peak_resident_bytes(), is_alone=not self._at_work())
                 for other in self._running:
                     other.is_alone = other.is_idle
                 self._running.add(own)
@@ -162,36 +123,45 @@ class Loads:
     def _may_begin(self) -> bool:
         at_work = self._at_work()
         if not at_work:
-            return len(self._running) < _MOST_IDLE
-        if any(one.is_young for one in at_work) or len(at_work) >= self._most:
+            return len(self._running) < 32  # idle threads cost little, but a store may have thousands of models
+        if any(one.is_young for one in at_work) or len(at_work) >= cpu_budget():
             return False
-        return self._room.has_room_for(len(at_work) + 1)
+        # Each may need what the largest took. The other half of the memory is for what is served meanwhile.
+        free = available_bytes()
+        return free is None or (len(at_work) + 1) * self._largest_bytes <= free / 2
 
     def _at_work(self) -> list[_Running]:
         return [one for one in self._running if not one.is_idle]
 
     async def _watch(self, own: _Running) -> None:
-        """Look again and again at what a load does, until cancelled."""
+        """Look regularly at what a load does, until cancelled."""
         while True:
             await asyncio.sleep(self._patience_s)
             own.is_young = False
             own.is_idle = self._was_idle(own)
-            if own.is_alone and not own.is_idle:
-                self._room.learn(own.before)
+            self._learn(own)
             self._give_turns()
 
+    def _learn(self, own: _Running) -> None:
+        """From what a load has taken so far that had the process to itself."""
+        if own.is_alone and not own.is_idle:
+            peak = peak_resident_bytes()
+            # Where an earlier peak is higher, this one's is not known.
+            highest = peak if peak > own.peak_bytes else resident_bytes()
+            self._largest_bytes = max(self._largest_bytes, highest - own.resident_bytes)
+
     def _was_idle(self, own: _Running) -> bool:
-        """Whether its thread has computed nothing since the last look. Where nobody tells, it counts as at work."""
-        cpu_s = None if own.clock is None else self._cpu_s(own.clock)
+        """Whether its thread has computed nothing since the last look. Without a clock it counts as at work."""
+        cpu_s = None if own.clock is None else cpu_s_of(own.clock)
         if cpu_s is None:
             return False
         before, own.cpu_s = own.cpu_s, cpu_s
-        return cpu_s - before < _IDLE_SHARE * self._patience_s
+        # On a machine that is busy with other things, a load that computes still gets a few hundredths.
+        return cpu_s - before < 0.01 * self._patience_s
 
     def _end(self, own: _Running) -> None:
         self._running.discard(own)
-        if own.is_alone and not own.is_idle:
-            self._room.learn(own.before)
+        self._learn(own)
         self._give_turns()
 
     def _came_late(self, stored: StoredVersion, work: asyncio.Future[LoadedModel]) -> None:

@@ -1,11 +1,11 @@
 """Which models are loaded, and when: at the start, on request, or by watching the store.
 
-Knows the store, the plan and the loader. How a version comes into service and leaves it is `ModelLifecycle`'s.
+Knows the store, the plan and the loader. `ModelLifecycle` puts versions into service and takes them out.
 A load that fails changes nothing but the index, which then says why.
 
     none       everything at the start, nothing afterwards
     explicit   what is asked for, at the start or over the network
-    poll       what the store holds, looked at again and again
+    poll       what the store holds, looked at regularly
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Literal
 
@@ -23,21 +23,18 @@ from convoy.app.lifecycle.catalog import WHOLE_MODEL, Catalog, Override
 from convoy.app.lifecycle.loads import Loads, LoadVersion
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
 from convoy.app.lifecycle.remote_store import RemoteStore
-from convoy.app.lifecycle.store_scan import ModelLook, StoreLook
-from convoy.app.lifecycle.store_watch import StoreWatch
+from convoy.app.lifecycle.store_watch import ModelLook, StoreLook, StoreWatch
 from convoy.app.lifecycle.tasks import Tasks
-from convoy.app.lifecycle.version_plan import Load, Unload, VersionOnDisk, VersionRecord, next_step, settle
+from convoy.app.lifecycle.version_plan import Load, Unload, VersionFiles, VersionRecord, next_step, settle
 from convoy.app.loading.load import LoadOptions
 from convoy.app.telemetry.metrics import Metrics
 from convoy.models.errors import BundleError, InvalidRequest, JobError, NotFetched, NotFound, Unavailable, UsageError
 from convoy.models.store import CONFIG, Store, StoredVersion, check_name
-from convoy.models.version_policy import LATEST, Policy, allows
+from convoy.models.version_policy import LATEST, Policy
 
 _log = logging.getLogger("convoy")
 ControlMode = Literal["none", "explicit", "poll"]
 EVERYTHING = "*"
-# Where the store is not polled, a version that could not be fetched is tried again after so long.
-_FETCH_AGAIN_AFTER_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +49,39 @@ class ControlOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Which versions of one model, and who says so. `trouble`: why nothing can be loaded, whatever is wanted."""
+    """Which versions of one model, and by whose word. `trouble`: why nothing can be loaded, whatever is wanted."""
 
     policy: Policy
     said_by: str
     trouble: str = ""
 
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return self.policy if isinstance(self.policy, tuple) else ()
-
-    def judged(self, found: tuple[VersionOnDisk, ...]) -> tuple[VersionOnDisk, ...]:
+    def judged(self, found: dict[int, VersionFiles]) -> dict[int, VersionFiles]:
         """The versions, with the trouble of all where there is one."""
         if not self.trouble:
             return found
-        return tuple(replace(one, stamp=("unknown policy", self.trouble), trouble=self.trouble) for one in found)
+        stamp = ("unknown policy", self.trouble)
+        return {version: replace(one, stamp=stamp, trouble=self.trouble) for version, one in found.items()}
 
 
 _NO_OVERRIDE = Override()
 _NOTHING = ModelLook()
+
+
+@dataclass(slots=True, eq=False)
+class _Model:
+    """One model: its versions by number, what was asked for last, and the work on it, which takes turns by `lock`."""
+
+    versions: dict[int, VersionRecord] = field(default_factory=dict)
+    override: Override = _NO_OVERRIDE
+    policy: Policy | None = None
+    following: asyncio.Task[None] | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def try_again(self, *, also_sound: bool = False) -> None:
+        """Nothing is known any more against the files of versions that did not come, or of any."""
+        for version, own in self.versions.items():
+            if own.may_come or also_sound:
+                self.versions[version] = own.forgiven()
 
 
 class ModelControl:
@@ -93,16 +104,10 @@ class ModelControl:
         self._catalog, self._lifecycle, self._tasks, self._store = catalog, lifecycle, tasks, store
         self._options, self._is_leaving, self._metrics = options, is_leaving, metrics
         self._load_options, self._load_by_model = load_options, load_by_model
-        self._known: defaultdict[str, dict[int, VersionRecord]] = defaultdict(dict)
-        self._overrides: dict[str, Override] = {}
-        self._policies: dict[str, Policy] = {}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._models: defaultdict[str, _Model] = defaultdict(_Model)
         self._last_look: dict[str, ModelLook] = {}
-        self._misplaced: frozenset[str] = frozenset()  # as the last look saw it
-        self._told_misplaced: frozenset[str] = frozenset()
+        self._misplaced: dict[str, int] = {}  # in how many looks up to the last one
         self._said_of_all: tuple[str, ...] = ()  # why an engine serves no model
-        self._following: dict[str, asyncio.Task[None]] = {}
-        self._not_fetched: defaultdict[str, set[int]] = defaultdict(set)
         self._looking = asyncio.Lock()
         self._watch = StoreWatch(store, self._answers_again)
         self._loads = Loads(load_version, load_options.limit_s, self._load_came_late)
@@ -118,7 +123,8 @@ class ModelControl:
 
     def policy_of(self, name: str) -> Policy:
         """Which versions of a model were wanted when it was last looked at."""
-        return self._policies.get(name, self._options.versions)
+        own = self._models.get(name)
+        return self._options.versions if own is None or own.policy is None else own.policy
 
     async def load_initially(self) -> None:
         """Load what the store holds, or what was named. Raises OSError when the store cannot be read.
@@ -128,7 +134,7 @@ class ModelControl:
         self._say_what_cannot_serve()
         look = await self._watch.look()
         self._last_look = look.models
-        self._misplaced = frozenset(look.all_misplaced())
+        self._misplaced = dict.fromkeys(look.all_misplaced(), 1)
         self._tell_misplaced(look)
         self._warn_of_unknown(self._load_by_model)
         names = sorted(self._last_look)
@@ -138,7 +144,7 @@ class ModelControl:
                 _log.error("there is no model '%s' to load in %s", missing, self._store.root)
         for name in names:
             self._follow(name, None, self._last_look[name])
-        first = list(self._following.values())
+        first = [own.following for own in self._models.values() if own.following is not None]
         if self._options.mode == "poll":
             self._tasks.spawn(self._poll())
         await asyncio.gather(*first)
@@ -146,7 +152,7 @@ class ModelControl:
     def _say_what_cannot_serve(self) -> None:
         """On this machine, whatever the model; engines that lack the same thing in one line."""
         if self._load_options.engine != AUTO:
-            return  # as it was asked
+            return  # the operator chose one engine
         engines: defaultdict[str, list[str]] = defaultdict(list)
         self._said_of_all = rows_for(self._load_options.machine, AUTO)[1]
         for told in self._said_of_all:
@@ -162,7 +168,7 @@ class ModelControl:
         self._warn_of_unknown(is_new)
 
     def _warn_of_unknown(self, names: Iterable[str]) -> None:
-        """It may still come, or be misspelt. Before the first look nobody knows."""
+        """It may still come, or be misspelt. Before the first look this is unknown."""
         if not self._last_look:
             return
         for name in sorted(set(names) - self._last_look.keys()):
@@ -181,27 +187,25 @@ class ModelControl:
                 continue
             self._tell_misplaced(look)
             before, now, self._last_look = self._last_look, look.models, look.models
-            for name in sorted({*before, *now, *self._known}):
+            for name in sorted({*before, *now, *(name for name, own in self._models.items() if own.versions)}):
                 self._follow(name, before.get(name, _NOTHING), now.get(name, _NOTHING))
 
     def _tell_misplaced(self, look: StoreLook) -> None:
-        """Once, of what two looks have seen: it may be on its way to its place."""
-        now = look.all_misplaced()
-        for told in now:
-            if told in self._misplaced and told not in self._told_misplaced:
+        """Once, when two looks in a row have seen it: it may be on its way to its place."""
+        self._misplaced = {told: self._misplaced.get(told, 0) + 1 for told in look.all_misplaced()}
+        for told, looks in self._misplaced.items():
+            if looks == 2:
                 _log.warning("%s", told)
-        self._told_misplaced = self._misplaced & frozenset(now)
-        self._misplaced = frozenset(now)
 
     def _follow(self, name: str, before: ModelLook | None, now: ModelLook) -> None:
         """Begin to do what one model's folder asks for, unless what it asked for before is still being done."""
         if now.trouble:
             self._set_trouble(name, now.trouble)
             return
-        if name not in self._following:
+        own = self._models[name]
+        if own.following is None or own.following.done():
             found = settle(None if before is None else before.versions, now.versions)
-            self._following[name] = self._tasks.spawn(self._obey(name, found, now.behind(before)))
-            self._following[name].add_done_callback(lambda _: self._following.pop(name, None))
+            own.following = self._tasks.spawn(self._obey(name, found, now.behind(before)))
 
     def _set_trouble(self, name: str, trouble: str) -> None:
         """Its versions cannot be seen. What is loaded goes on serving."""
@@ -210,7 +214,7 @@ class ModelControl:
             self._catalog.set_refused(name, WHOLE_MODEL, trouble)
 
     async def load(self, name: str, override: Override = _NO_OVERRIDE) -> None:
-        """Load a model, or load it again if it changed; return when it serves. Goes on if nobody waits any more.
+        """Load a model, or load it again if it changed; return when it serves. Goes on if the caller leaves.
 
         Raises Unavailable in another mode, NotFound, or InvalidRequest when the name is none or a version was refused.
         """
@@ -229,22 +233,24 @@ class ModelControl:
             raise NotFound(f"failed to load '{name}', failed to poll from model repository; {why}")
         found = settle(None, seen)
         policy = self._policy(name, look, override)
-        # Before anything changes: what serves goes on.
-        if unmet := _unmet(policy, found) or _absent(policy, override, found):
+        # Before anything changes: what serves goes on. A request for two versions is not met by one.
+        if unmet := _unmet(policy, found, needs_all=override.versions is not None):
             raise InvalidRequest(f"load failed for model '{name}': {unmet}{self._still(name)}")
-        async with self._locks[name]:
+        model = self._models[name]
+        async with model.lock:
             self._catalog.forget_refusal(name, WHOLE_MODEL)
             # Asked for by a person: what was refused before deserves another try.
-            known = self._known[name]
-            known |= {version: replace(own, refused=None) for version, own in known.items()}
-            if override != self._overrides.get(name, _NO_OVERRIDE):
-                known |= {version: replace(own, loaded=("before the override",)) for version, own in known.items()
-                          if own.loaded is not None}  # fmt: skip
-            self._overrides[name] = override
+            model.try_again(also_sound=True)
+            if override != model.override:
+                for version, own in model.versions.items():
+                    if own.loaded is not None:
+                        model.versions[version] = VersionRecord(loaded=("before the override",))
+            model.override = override
             await self._converge(name, policy.judged(found), policy)
-            refused = {version: own for version, own in known.items() if own.refused is not None}
+            refused = [version for version, own in model.versions.items() if own.refused is not None]
         if refused:
-            raise InvalidRequest(self._refusal(name, max(refused)))
+            reason = f"version {max(refused)} is at UNAVAILABLE state: {self._catalog.reason(name, max(refused))}"
+            raise InvalidRequest(f"load failed for model '{name}': {reason}{self._still(name)}")
 
     async def unload(self, name: str) -> None:
         """Unload every version of a model; return when its last request is answered and its memory is free.
@@ -253,20 +259,21 @@ class ModelControl:
         """
         self.check_explicit()
         _check_asked(name)
-        if name in self._locks:  # else it was never loaded
-            await self._see_through(self._unload_asked(name))
+        if name in self._models:  # else it was never loaded
+            await self._see_through(self._unload_asked(name, self._models[name]))
 
-    async def _unload_asked(self, name: str) -> None:
-        async with self._locks[name]:
-            versions = [version for version, own in self._known.pop(name, {}).items() if own.loaded is not None]
-            self._overrides.pop(name, None)
+    async def _unload_asked(self, name: str, model: _Model) -> None:
+        async with model.lock:
+            versions = [version for version, own in model.versions.items() if own.loaded is not None]
+            model.versions.clear()
+            model.override = _NO_OVERRIDE
             leaving = [self._lifecycle.take_out_of_service(name, version) for version in versions]
             for version in versions:
                 self._catalog.set_refused(name, version, "unloaded")
         await asyncio.gather(*(task for task in leaving if task is not None))
 
     async def _see_through(self, work: Coroutine[object, object, None]) -> None:
-        """What has begun is finished whether the client that asked for it waits or leaves."""
+        """Work that has begun is finished, whether the client waits or leaves."""
         task = self._tasks.spawn(work)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(task)
@@ -286,7 +293,7 @@ class ModelControl:
     async def versions_in_store(self) -> dict[str, list[int]]:
         """All that the store holds now, served or not, by name and ascending. Raises Unavailable."""
         try:
-            async with self._looking:  # whoever asks, one look at a time
+            async with self._looking:  # one look at a time, however many ask
                 found = await self._watch.look()
         except OSError as error:
             raise _unreadable(error) from error
@@ -302,37 +309,31 @@ class ModelControl:
             error.retry_after_s = None
             raise error
 
-    async def _obey(self, name: str, found: tuple[VersionOnDisk, ...], look: ModelLook) -> None:
-        policy = self._policy(name, look, self._overrides.get(name, _NO_OVERRIDE))
-        unmet = _unmet(policy, found) if found else ""
+    async def _obey(self, name: str, found: dict[int, VersionFiles], look: ModelLook) -> None:
+        model = self._models[name]
+        policy = self._policy(name, look, model.override)
+        unmet = _unmet(policy, found)
         try:
-            async with self._locks[name]:
-                self._try_again(name)
+            async with model.lock:
+                model.try_again()
                 await self._converge(name, policy.judged(found), policy)
                 if unmet:
                     self._set_trouble(name, unmet)
         except Exception:  # a bug, which must not end the watch over the other models
             _log.exception("following %s failed; this is a bug", name)
-        if self._options.mode == "none" and self._not_fetched[name]:
+        if self._options.mode == "none" and any(own.may_come for own in model.versions.values()):
             self._tasks.spawn(self._look_later(name))
         if self._options.mode != "poll":
             return
-        on_disk = {one.version for one in found}
-        for version in [v for v, own in self._known[name].items() if v not in on_disk and own.loaded is None]:
-            del self._known[name][version]
-        self._catalog.drop_absent(name, {*on_disk, WHOLE_MODEL} if unmet else on_disk)
-        if not self._known[name]:
-            del self._known[name]
-            self._policies.pop(name, None)
-
-    def _try_again(self, name: str) -> None:
-        """What did not come from a remote store may come now; nothing is known against its files."""
-        for version in self._not_fetched.pop(name, ()):
-            if version in self._known[name]:
-                self._known[name][version] = replace(self._known[name][version], refused=None)
+        for version in [v for v, own in model.versions.items() if v not in found and own.loaded is None]:
+            del model.versions[version]
+        self._catalog.drop_absent(name, {*found, WHOLE_MODEL} if unmet else found)
+        if not model.versions:
+            model.policy = None
 
     async def _look_later(self, name: str) -> None:
-        await asyncio.sleep(_FETCH_AGAIN_AFTER_S)
+        """Without polling, a version that could not be fetched is tried again."""
+        await asyncio.sleep(15.0)
         if not self._is_leaving():
             await self._look_again(name)
 
@@ -340,7 +341,7 @@ class ModelControl:
         """Which versions are wanted, and who says so: the request to load, the model's configuration, the operator."""
         if override.versions is not None:
             return _Wanted(override.versions, "the request")
-        # Nobody has signed a configuration, so it decides nothing where signatures do.
+        # A configuration is not signed, so it decides nothing where signatures are required.
         if self._load_options.signed is not None:
             return _Wanted(self._options.versions, "--version-policy")
         if look.unknown_policy:
@@ -350,55 +351,52 @@ class ModelControl:
             return _Wanted(look.policy, f"version_policy in {CONFIG}")
         return _Wanted(self._options.versions, "--version-policy")
 
-    async def _converge(self, name: str, found: tuple[VersionOnDisk, ...], wanted: _Wanted) -> None:
+    async def _converge(self, name: str, found: dict[int, VersionFiles], wanted: _Wanted) -> None:
         """While the model's lock is held."""
-        by_version = {one.version: one for one in found}
-        self._policies[name] = wanted.policy
-        self._forget_what_is_mended(name, found)
-        while (step := next_step(found, self._known[name], wanted.policy)) is not None:
+        model = self._models[name]
+        model.policy = wanted.policy
+        for version, one in found.items():
+            known = model.versions.get(version)
+            # Where the files are again those that serve, nothing is wrong with them any more.
+            if known is not None and known.refused is not None and known.loaded == one.stamp:
+                model.versions[version] = known.forgiven()
+                self._catalog.forget_refusal(name, version)
+        while (step := next_step(found, model.versions, wanted.policy)) is not None:
             match step:
                 case Load(version):
-                    await self._load(name, by_version[version])
+                    await self._load(name, version, found[version])
                 case Unload(version):
-                    self._unload(name, version, is_on_disk=version in by_version)
+                    self._lifecycle.take_out_of_service(name, version)
+                    del model.versions[version]
+                    if version in found:
+                        self._catalog.set_refused(name, version, "unloaded")
 
-    def _forget_what_is_mended(self, name: str, found: tuple[VersionOnDisk, ...]) -> None:
-        """Where the files are again those that serve, nothing is wrong with them any more."""
-        for one in found:
-            known = self._known[name].get(one.version)
-            if known is not None and known.refused is not None and known.loaded == one.stamp:
-                self._known[name][one.version] = replace(known, refused=None)
-                self._catalog.forget_refusal(name, one.version)
-
-    async def _load(self, name: str, found: VersionOnDisk) -> None:
-        version = found.version
-        known = self._known[name].get(version, VersionRecord(version))
+    async def _load(self, name: str, version: int, found: VersionFiles) -> None:
+        model = self._models[name]
+        known = model.versions.get(version, VersionRecord())
         told = self._catalog.reason(name, version)
         if known.loaded is None:
             self._catalog.set_loading(name, version)
-        override = self._overrides.get(name, _NO_OVERRIDE)
         options = self._load_by_model.get(name, self._load_options)
-        options = replace(options, configured_batch=override.max_batch_size)
+        options = replace(options, configured_batch=model.override.max_batch_size)
         try:
             if found.trouble:
                 raise BundleError(found.trouble)
             loaded = await self._loads.load(self._store.version(name, version), options)
-        except Exception as error:  # a file nobody thought of, or a bug: the other versions are not to blame
+        except Exception as error:  # an unforeseen file, or a bug: the other versions are not to blame
             is_foreseen = isinstance(error, JobError)
             reason = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
-            # What a store does not give is tried again at every look, and who serves may look while files are copied.
-            may_come_often = known.loaded is not None or isinstance(error, NotFetched)
-            if reason != told or not may_come_often:
+            # What a store does not give is tried again at every look, and files may change while they are copied.
+            is_unfetched = isinstance(error, NotFetched)
+            if reason != told or not (is_unfetched or known.loaded is not None):
                 _log.error("refused %s version %d: %s", name, version, reason, exc_info=None if is_foreseen else error)
-            if isinstance(error, NotFetched):
-                self._not_fetched[name].add(version)
             self._metrics.load_ended("refused")
             self._catalog.set_refused(name, version, reason)
-            self._known[name][version] = replace(known, refused=found.stamp)
+            model.versions[version] = VersionRecord(known.loaded, found.stamp, is_unfetched)
             return
         self._metrics.load_ended("loaded")
         self._lifecycle.put_into_service(loaded, options)
-        self._known[name][version] = VersionRecord(version, loaded=found.stamp)
+        model.versions[version] = VersionRecord(loaded=found.stamp)
         for proved in loaded.engines:
             info = proved.engine.info
             _log.info(
@@ -413,13 +411,13 @@ class ModelControl:
 
     def _load_came_late(self, stored: StoredVersion) -> None:
         """Its disk answers again, so a version that was refused for that deserves another look."""
-        known = self._known.get(stored.name, {}).get(stored.version)
-        if known is not None and known.refused is not None:
-            self._known[stored.name][stored.version] = replace(known, refused=None)
+        versions = self._models[stored.name].versions
+        if stored.version in versions:
+            versions[stored.version] = versions[stored.version].forgiven()
         self._answers_again(stored.name)
 
     def _answers_again(self, name: str) -> None:
-        """What was to be loaded at the start is loaded now. Polling looks by itself, and explicitly nobody asks."""
+        """What was to be loaded at the start is loaded now. Polling looks by itself; explicit mode loads on request."""
         if self._options.mode == "none" and not self._is_leaving():
             self._tasks.spawn(self._look_again(name))
 
@@ -429,39 +427,19 @@ class ModelControl:
             self._catalog.forget_refusal(name, WHOLE_MODEL)
             await self._obey(name, settle(None, look.versions), look)
 
-    def _unload(self, name: str, version: int, *, is_on_disk: bool) -> None:
-        self._lifecycle.take_out_of_service(name, version)
-        del self._known[name][version]
-        if is_on_disk:
-            self._catalog.set_refused(name, version, "unloaded")
-
-    def _refusal(self, name: str, version: int) -> str:
-        reason = self._catalog.reason(name, version)
-        return f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {reason}{self._still(name)}"
-
     def _still(self, name: str) -> str:
         still = [str(served.key.version) for served in self._catalog.versions(name)]
         return f"; version {', '.join(still)} serves" if still else ""
 
 
-def _unmet(wanted: _Wanted, found: tuple[VersionOnDisk, ...]) -> str:
-    """Why nothing in the store is what is wanted; nothing where something is."""
-    if any(allows(wanted.policy, one.version) for one in found):
+def _unmet(wanted: _Wanted, found: dict[int, VersionFiles], *, needs_all: bool = False) -> str:
+    """Which versions are wanted and not there, where none of them is, or not all; "" where enough are."""
+    numbers = wanted.policy if isinstance(wanted.policy, tuple) else ()
+    absent = [number for number in numbers if number not in found]
+    if not found or not absent or (len(absent) < len(numbers) and not needs_all):
         return ""
-    return _not_there(wanted, found, wanted.numbers)
-
-
-def _absent(wanted: _Wanted, override: Override, found: tuple[VersionOnDisk, ...]) -> str:
-    """Which versions a request names that are not there: whoever asks for two does not mean one."""
-    there = {one.version for one in found}
-    absent = [number for number in wanted.numbers if number not in there]
-    return _not_there(wanted, found, absent) if absent and override.versions is not None else ""
-
-
-def _not_there(wanted: _Wanted, found: tuple[VersionOnDisk, ...], absent: Iterable[int]) -> str:
-    there = ", ".join(str(number) for number in sorted(one.version for one in found))
-    named = ", ".join(map(str, absent))
-    return f"{wanted.said_by} wants version {named}, and the store has {there}; name one of these, or put it there"
+    named, has = (", ".join(map(str, versions)) for versions in (absent, sorted(found)))
+    return f"{wanted.said_by} wants version {named}, and the store has {has}; name one of these, or put it there"
 
 
 def _unreadable(error: OSError) -> Unavailable:

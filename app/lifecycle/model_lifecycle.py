@@ -1,7 +1,7 @@
-"""How a version comes into service, is withdrawn, and runs dry.
+"""How a version comes into service, is withdrawn, and is drained.
 
-Knows what a version has in the catalog, in the scheduler and in the metrics. Loads nothing; how engines come and leave
-is known to `convoy.app.lifecycle.lanes`.
+Knows what a version has in the catalog, in the scheduler and in the metrics. Loads nothing;
+`convoy.app.lifecycle.lanes` adds and removes engines.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ from convoy.app.telemetry.ledger import Ledger
 from convoy.app.telemetry.metrics import Metrics
 from convoy.models.priorities import Priorities
 
+_log = logging.getLogger("convoy")
+# At the end of the process no request runs any more; what an engine runs then is a canary, or hangs.
+_ENDS_WITHIN_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class QueueOptions:
-    """Of one model. `max_waiting` in samples. None: as the server's others, or as the model says of itself."""
+    """Of one model. `max_waiting` in samples. None: the server's value, or the model's own."""
 
     max_waiting: int | None = None
     levels: int | None = None
     default_level: int | None = None
 
     def priorities(self, own: Priorities) -> Priorities:
-        """What holds for a model that says `own` of itself; a default level that there is no more is the last one."""
+        """The priorities of a model whose own are `own`; a default level beyond the last becomes the last."""
         levels = own.levels if self.levels is None else self.levels
         default = own.default if self.default_level is None else self.default_level
         return Priorities(levels, min(default, levels))
@@ -41,26 +45,17 @@ class QueueOptions:
 
 @dataclass(frozen=True, slots=True)
 class QueueRules:
-    """Of all models: `max_waiting` samples for each, and what is otherwise for some, by name."""
+    """Of all models: `max_waiting` samples for each, and the options of some, by name."""
 
     max_waiting: int = 1024
     by_model: Mapping[str, QueueOptions] = field(default_factory=dict)
 
     def of(self, model: str) -> QueueOptions:
-        return self.by_model.get(model, _NOTHING_SAID)
+        return self.by_model.get(model) or QueueOptions()
 
     def max_waiting_of(self, model: str) -> int:
         own = self.of(model).max_waiting
         return self.max_waiting if own is None else own
-
-
-_NOTHING_SAID = QueueOptions()
-
-
-_log = logging.getLogger("convoy")
-
-# Requests have had their time when the process ends; what an engine runs then is a canary, or hangs.
-_ENDS_WITHIN_S = 1.0
 
 
 class ModelLifecycle:
@@ -82,7 +77,7 @@ class ModelLifecycle:
         self._generations = count(1)
 
     def put_into_service(self, loaded: LoadedModel, options: LoadOptions) -> None:
-        """Let requests find engines that have proved themselves; what they replace answers the rest of its own."""
+        """Let requests find engines that have proved themselves; the version that they replace finishes its own."""
         stored = loaded.stored
         key = ModelKey(stored.name, stored.version, next(self._generations))
         served = Served(key, loaded, options, before_looking=self._ledger.count)
@@ -106,7 +101,7 @@ class ModelLifecycle:
         self._upgrades.begin(served)
 
     def change_rules(self, rules: QueueRules) -> None:
-        """Let other rules hold for all queues, those that are there and those that come."""
+        """Apply other rules to all queues, present and future."""
         self._rules = rules
         for served in self._catalog.served():
             self._put_priorities(served)
@@ -136,14 +131,11 @@ class ModelLifecycle:
         return None if served is None else self._retire(served)
 
     async def close(self) -> None:
-        """Give the memory of all engines back, but of those that do not end in a moment what they run."""
-        await asyncio.gather(*map(self._close_for_good, self._catalog.all_live()))
+        """Free the memory of all engines, except those that still run something after a moment."""
+        await asyncio.gather(*(self._close(served, _ENDS_WITHIN_S) for served in self._catalog.all_live()))
 
-    async def _close_for_good(self, served: Served) -> None:
-        await self._lanes.close_all(served, within_s=_ENDS_WITHIN_S)
-        await self._remove_copy(served)
-
-    async def _remove_copy(self, served: Served) -> None:
+    async def _close(self, served: Served, within_s: float | None = None) -> None:
+        await self._lanes.close_all(served, within_s)
         if served.loaded.copy is not None:
             await asyncio.to_thread(served.loaded.copy.close)
 
@@ -153,10 +145,9 @@ class ModelLifecycle:
         return self._tasks.spawn(self._run_dry(served))
 
     async def _run_dry(self, served: Served) -> None:
-        """Wait for the last request that has found it, then give the engines' memory back."""
+        """Wait for the last request that has found it, then free the engines' memory."""
         await served.until_unused()
-        await self._lanes.close_all(served)
-        await self._remove_copy(served)
+        await self._close(served)
         self._scheduler.remove_queue(served.key, "the model was unloaded")
         self._ledger.count()
         self._catalog.forget(served)

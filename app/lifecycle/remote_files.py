@@ -15,7 +15,6 @@ from convoy.models.errors import UsageError
 
 # What one of these says changes when the content does; the first that there is counts.
 _TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
-_MOST_OBJECTS = 10_000
 _THIS_DISK = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
 _INSTALL = {"s3": "pip install 'convoy-serve[s3]'"}
 
@@ -42,7 +41,7 @@ class RemoteFiles:
     """What lies below one URL."""
 
     def __init__(self, url: str) -> None:
-        """Asks nobody yet. Raises UsageError where the library for such URLs is not installed."""
+        """Connects to nothing yet. Raises UsageError where the library for such URLs is not installed."""
         self.url = url.rstrip("/") if not url.endswith("://") else url
         self._files, self._root = _open(self.url)
 
@@ -67,7 +66,7 @@ class RemoteFiles:
             return ()
         except Exception as error:
             raise _told(self._shown(path), error) from error
-        if len(found) > _MOST_OBJECTS:
+        if len(found) > 10_000:
             raise RemoteError(f"{self._shown(path)} holds {len(found)} files, which no model needs; tidy up there")
         objects = [
             RemoteObject(relative, int(about.get("size") or 0), _tag(about))

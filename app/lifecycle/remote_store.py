@@ -1,8 +1,8 @@
-"""A store behind a URL. What is in it is listed; a version comes here when it is to be loaded, and not before.
+"""A store behind a URL. Its content is listed; a version is downloaded when it is to be loaded, and not before.
 
-So the version policy decides what is downloaded. A bundle is held to its manifest before its folder gets its name; of a
-bare model nothing but sizes can be checked, and that nobody changed it meanwhile. Names of objects are somebody else's
-words: none leads out of the folder that it is written to.
+So the version policy decides what is downloaded. A bundle is checked against its manifest before its folder gets its
+name; of a bare model only sizes can be checked, and that it did not change meanwhile. Object names are not trusted:
+none may lead out of the folder that it is written to.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import re
+import shutil
 import tempfile
-import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 
 from convoy.app.lifecycle.remote_files import RemoteError, RemoteFiles, RemoteObject
-from convoy.app.lifecycle.version_cache import VersionCache, digest_in
 from convoy.models.bundle import MANIFEST, SIGNATURE, Manifest, open_bundle, read_manifest
 from convoy.models.errors import BundleError, NotFetched
 from convoy.models.files import MOST_TEXT_BYTES, is_file_name, read_small, stays_inside, sync
@@ -29,13 +30,95 @@ from convoy.models.store import (
     StoredVersion,
     StoreLayout,
     check_name,
+    disk_errors,
     find_layout,
     is_name,
     is_version,
     name_of_only,
+    sync_tree,
 )
 
 _log = logging.getLogger("convoy")
+
+_PARTIAL_PREFIX = ".fetching-"
+_ENTRY = re.compile(r"([1-9][0-9]{0,8})-([0-9a-f]{32})")
+
+
+class VersionCache:
+    """The versions of one remote store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def stored(self, name: str, version: int, digest: str, *, is_flat: bool) -> StoredVersion:
+        """Where a version lies, or will."""
+        model_folder = self.folder / name / f"{version}-{digest}"
+        return StoredVersion(name, version, model_folder if is_flat else model_folder / str(version), is_flat)
+
+    def bring(self, stored: StoredVersion, fill: Callable[[Path], None]) -> None:
+        """Make a version's folder of what `fill` writes into an empty one; what fails leaves nothing.
+
+        Raises JobError for a full or read-only disk, and whatever `fill` raises.
+        """
+        target = stored.model_folder
+        with disk_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            filling = Path(tempfile.mkdtemp(prefix=_PARTIAL_PREFIX, dir=target.parent))
+        try:
+            with disk_errors(target):
+                fill(filling)
+                sync_tree(filling)
+                filling.chmod(0o755)
+                _publish(filling, target)
+        finally:
+            shutil.rmtree(filling, ignore_errors=True)
+
+    def drop(self, stored: StoredVersion) -> None:
+        """Forget a version that is not sound."""
+        shutil.rmtree(stored.model_folder, ignore_errors=True)
+
+    def names(self) -> list[str]:
+        """The models of which something is here."""
+        return sorted(path.name for path in self._folders(self.folder))
+
+    def newest(self, name: str) -> dict[int, StoredVersion]:
+        """Of each version of a model what came last, and its digest is in its folder's name."""
+        found = sorted(self._entries(name), key=lambda one: one[0].stat().st_mtime_ns)
+        return {
+            version: self.stored(name, version, digest, is_flat=not (folder / str(version)).is_dir())
+            for folder, version, digest in found
+        }
+
+    def prune(self, name: str, digests: Container[str]) -> None:
+        """Remove what the remote store has no more, and what a process that died has left."""
+        for folder, _, digest in list(self._entries(name)):
+            if digest not in digests:
+                shutil.rmtree(folder, ignore_errors=True)
+        for folder in self._folders(self.folder / name):
+            old_s = time.time() - folder.stat().st_mtime
+            # A day is longer than any download.
+            if folder.name.startswith(_PARTIAL_PREFIX) and old_s > 24 * 3600:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _entries(self, name: str) -> Iterator[tuple[Path, int, str]]:
+        for folder in self._folders(self.folder / name):
+            if found := _ENTRY.fullmatch(folder.name):
+                yield folder, int(found[1]), found[2]
+
+    @staticmethod
+    def _folders(folder: Path) -> list[Path]:
+        return [path for path in folder.glob("*") if path.is_dir()]  # none where there is no such folder
+
+
+def _publish(filling: Path, target: Path) -> None:
+    try:
+        filling.rename(target)
+    except OSError as error:
+        # Another process that serves the same store was quicker.
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+
+
 # An object's name may be what no file can have here, such as one below another file.
 _NO_PLACE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
 
@@ -50,7 +133,7 @@ class RemoteVersion:
     @property
     def digest(self) -> str:
         """Changes when the files do."""
-        return digest_in(self.stored)
+        return self.stored.model_folder.name.partition("-")[2]
 
     @property
     def inside(self) -> str:
@@ -59,13 +142,13 @@ class RemoteVersion:
 
 
 class RemoteStore:
-    """Asked by several threads at once. `root` is its URL.
+    """Used by several threads at once. `root` is its URL.
 
-    `model_name` is the one's that the store may be. Where it is many, a warning says that a name asked for is not used.
+    `model_name` is for a store that is one model. Where it has many, a warning says that the name is not used.
     """
 
     def __init__(self, url: str, model_name: str, cache_folder: Path, *, is_name_asked_for: bool = True) -> None:
-        """Asks nobody yet. Raises UsageError where the library for such URLs is not installed."""
+        """Connects to nothing yet. Raises UsageError where the library for such URLs is not installed."""
         self._files = RemoteFiles(url)
         self.root = self._files.url
         # Two stores may have models of the same name.
@@ -74,15 +157,14 @@ class RemoteStore:
         self._is_name_asked_for = is_name_asked_for and bool(model_name)
         self._layout: StoreLayout | None = None
         self._was_reached = False
-        self._listed: dict[tuple[str, int], RemoteVersion] = {}
+        self._listed: dict[str, dict[int, RemoteVersion]] = {}  # as the last look at each model saw it
         self._configs: dict[str, RemoteObject | None] = {}
-        self._read_configs: dict[str, tuple[RemoteObject, bytes]] = {}
+        self._read_config = lru_cache(1024)(self._download_config)
         self._pruned: set[str] = set()
         self._misplaced: dict[str, list[str]] = {}  # by model, "" the store itself
-        self._lock = threading.Lock()
 
     def names(self) -> list[str]:
-        """The names of all models, sorted. Until the store has been reached once, those that came here earlier.
+        """The names of all models, sorted. Until the store has been reached once, those that were fetched earlier.
 
         Raises RemoteError, and UsageError where the store is one model and has been given no name.
         """
@@ -95,17 +177,17 @@ class RemoteStore:
             else:
                 found = [name_of_only(self.root, self._model_name)]
         except RemoteError as error:
-            return self._names_here(error)
+            here = [] if self._was_reached else self._cache.names()
+            if not here:
+                raise
+            _log.error("%s; serving what was fetched earlier", error)
+            return here
         self._was_reached = True
         return sorted(found)
 
     def misplaced(self, name: str = "") -> list[str]:
         """A sentence for each thing that the last look saw in the store, or at a model, and that nothing serves."""
         return self._misplaced.get(name, [])
-
-    def versions(self, name: str) -> list[StoredVersion]:
-        """All versions of a model, highest first; nothing of them has to be here. Raises as `look` does."""
-        return [one.stored for _, one in sorted(self.look(name).items(), reverse=True)]
 
     def look(self, name: str) -> dict[int, RemoteVersion]:
         """Every version of a model, as it is listed now. Raises RemoteError, and UsageError where the name is none."""
@@ -117,13 +199,10 @@ class RemoteStore:
             if self._was_reached:
                 raise
             return {version: RemoteVersion(stored, ()) for version, stored in self._cache.newest(name).items()}
-        with self._lock:
-            for gone in [place for place in self._listed if place[0] == name and place[1] not in found]:
-                del self._listed[gone]
-            self._listed |= {(name, version): one for version, one in found.items()}
-            if name not in self._pruned:
-                self._pruned.add(name)
-                self._cache.prune(name, {one.digest for one in found.values()})
+        self._listed[name] = found
+        if name not in self._pruned:
+            self._pruned.add(name)
+            self._cache.prune(name, {one.digest for one in found.values()})
         return found
 
     def config(self, name: str) -> bytes | None:
@@ -135,21 +214,19 @@ class RemoteStore:
             paths = [one.model_folder / CONFIG for one in self._cache.newest(name).values()]
             return next((read_small(path) for path in paths if path.is_file()), None)
         listed = self._configs[name]
-        if listed is None:
-            return None
-        if name not in self._read_configs or self._read_configs[name][0] != listed:
-            if listed.bytes > MOST_TEXT_BYTES:
-                raise BundleError(f"{self.root}/{self._prefix(name)}{CONFIG}: has {listed.bytes} bytes; replace it")
-            with tempfile.TemporaryDirectory(prefix="convoy-config-") as folder:
-                target = Path(folder) / CONFIG
-                self._files.download(f"{self._prefix(name)}{CONFIG}", target)
-                self._read_configs[name] = (listed, target.read_bytes())
-        return self._read_configs[name][1]
+        return None if listed is None else self._read_config(name, listed)
+
+    def _download_config(self, name: str, listed: RemoteObject) -> bytes:
+        if listed.bytes > MOST_TEXT_BYTES:
+            raise BundleError(f"{self.root}/{self._prefix(name)}{CONFIG}: has {listed.bytes} bytes; replace it")
+        with tempfile.TemporaryDirectory(prefix="convoy-config-") as folder:
+            target = Path(folder) / CONFIG
+            self._files.download(f"{self._prefix(name)}{CONFIG}", target)
+            return target.read_bytes()
 
     def version(self, name: str, number: int) -> StoredVersion:
         """Where a version lies that was seen by the last look, or will when it is fetched."""
-        with self._lock:
-            listed = self._listed.get((check_name(name), number))
+        listed = self._listed.get(check_name(name), {}).get(number)
         if listed is not None:
             return listed.stored
         here = self._cache.newest(name).get(number)
@@ -160,8 +237,7 @@ class RemoteStore:
 
         Raises NotFetched where another try may help, BundleError where only other files do, JobError for this disk.
         """
-        with self._lock:
-            listed = self._listed.get((stored.name, stored.version))
+        listed = self._listed.get(stored.name, {}).get(stored.version)
         if listed is not None and listed.stored != stored:
             listed = None
         if _is_here(stored, listed):
@@ -169,41 +245,42 @@ class RemoteStore:
         self._cache.drop(stored)
         if listed is None:
             raise NotFetched(f"{self.root}: {stored.name} version {stored.version} is not there any more")
-        where = f"{self.root}/{self._prefix(stored.name)}"
         try:
-            self._bring(listed, where)
+            self._bring(listed)
         except RemoteError as error:
             raise NotFetched(str(error)) from error
 
-    def _bring(self, listed: RemoteVersion, where: str) -> None:
+    def _bring(self, listed: RemoteVersion) -> None:
         try:
-            self._cache.bring(listed.stored, partial(self._fill, listed, where))
+            self._cache.bring(listed.stored, partial(self._fill, listed))
         except BundleError as error:
-            # On its way, or where it lies? Once more tells.
+            # Damaged on its way, or in the store? Another download tells.
             _log.warning("%s; it is fetched again", error)
-            self._cache.bring(listed.stored, partial(self._fill, listed, where))
+            self._cache.bring(listed.stored, partial(self._fill, listed))
         nbytes = sum(one.bytes for one in listed.objects)
         stored = listed.stored
         how = "held to its manifest" if stored.is_bundle else "a bare model, of which only the sizes can be verified"
         _log.info("fetched %s version %d, %d bytes, %s", stored.name, stored.version, nbytes, how)
 
-    def _fill(self, listed: RemoteVersion, where: str, folder: Path) -> None:
+    def _fill(self, listed: RemoteVersion, folder: Path) -> None:
+        """Raises BundleError about the files in the store, and RemoteError."""
+        own = {one.path.removeprefix(listed.inside): one for one in listed.objects}
         try:
-            if f"{listed.inside}{MANIFEST}" in {one.path for one in listed.objects}:
-                self._fill_with_bundle(listed, folder)
+            if MANIFEST in own:
+                self._fill_with_bundle(listed, own, folder)
             else:
                 self._fill_with_bare_model(listed, folder)
         except BundleError as error:
+            where = f"{self.root}/{self._prefix(listed.stored.name)}"
             raise BundleError(str(error).replace(f"{folder}/", where)) from error
 
-    def _fill_with_bundle(self, listed: RemoteVersion, folder: Path) -> None:
-        objects = {one.path: one for one in listed.objects}
-        inner = folder / listed.inside
-        self._download(listed.stored.name, objects[f"{listed.inside}{MANIFEST}"], folder)
-        for one in _named_by(read_manifest(inner), inner, listed, objects):
-            self._download(listed.stored.name, one, folder)
-        if (signature := objects.get(f"{listed.inside}{SIGNATURE}")) is not None:
-            self._download(listed.stored.name, signature, folder)
+    def _fill_with_bundle(self, listed: RemoteVersion, own: Mapping[str, RemoteObject], folder: Path) -> None:
+        name, inner = listed.stored.name, folder / listed.inside
+        self._download(name, own[MANIFEST], folder)
+        for one in _named_by(read_manifest(inner), inner, own):
+            self._download(name, one, folder)
+        if SIGNATURE in own:
+            self._download(name, own[SIGNATURE], folder)
         open_bundle(inner)
 
     def _fill_with_bare_model(self, listed: RemoteVersion, folder: Path) -> None:
@@ -234,13 +311,9 @@ class RemoteStore:
         """Found out once, as for a store on this machine. Raises RemoteError."""
         if self._layout is None:
             entries = cache(self._files.entries)
-
-            def exists(path: str) -> bool:
-                folder, _, name = path.rpartition("/")
-                return name in entries(folder)
-
             self._layout = find_layout(
-                lambda path: [one for one, is_folder in entries(path).items() if is_folder], exists
+                lambda path: [one for one, is_folder in entries(path).items() if is_folder],
+                lambda path: path.rpartition("/")[2] in entries(path.rpartition("/")[0]),
             )
             if self._layout is StoreLayout.MODELS and self._is_name_asked_for:
                 _log.warning("%s is a folder of models, which have names; --model-name is not used", self.root)
@@ -256,7 +329,8 @@ class RemoteStore:
         objects = self._files.objects(self._prefix(name).rstrip("/"))
         self._configs[name] = next((one for one in objects if one.path == CONFIG), None)
         if layout is StoreLayout.ONE_VERSION:
-            return {1: self._version(name, 1, objects, is_flat=True)} if _holds_model(objects, "") else {}
+            is_model = any(one.path in (MANIFEST, BARE_MODEL) for one in objects)
+            return {1: self._version(name, 1, objects, is_flat=True)} if is_model else {}
         entries = _entries(objects, "")
         folder = f"{self.root}/{self._prefix(name)}".rstrip("/")
         self._misplaced[name] = misplaced_versions(folder, entries, lambda path: _entries(objects, f"{path}/"))
@@ -274,18 +348,6 @@ class RemoteStore:
         digest = hashlib.sha256(repr([(one.path, one.bytes, one.tag) for one in listed]).encode()).hexdigest()[:32]
         return RemoteVersion(self._cache.stored(name, number, digest, is_flat=is_flat), listed)
 
-    def _names_here(self, error: RemoteError) -> list[str]:
-        """Raises that error where nothing is here, or the store was reached before."""
-        here = [] if self._was_reached else self._cache.names()
-        if not here:
-            raise error
-        _log.error("%s; serving what was fetched earlier", error)
-        return here
-
-
-def _holds_model(objects: Iterable[RemoteObject], inside: str) -> bool:
-    return any(one.path in (f"{inside}{MANIFEST}", f"{inside}{BARE_MODEL}") for one in objects)
-
 
 def _entries(objects: Iterable[RemoteObject], inside: str) -> Entries:
     """What lies directly in a folder, by the objects below it."""
@@ -297,15 +359,13 @@ def _entries(objects: Iterable[RemoteObject], inside: str) -> Entries:
     return found
 
 
-def _named_by(
-    manifest: Manifest, folder: Path, listed: RemoteVersion, objects: dict[str, RemoteObject]
-) -> list[RemoteObject]:
-    """The files of a bundle; what cannot be right is known before it is downloaded. Raises BundleError."""
+def _named_by(manifest: Manifest, folder: Path, own: Mapping[str, RemoteObject]) -> list[RemoteObject]:
+    """The files of a bundle, found among its own before anything is downloaded. Raises BundleError."""
     found = []
     for name, record in manifest.files.items():
         if not is_file_name(name):
             raise BundleError(f"{folder}: the manifest names a file outside the bundle ({name!r}); do not use it")
-        one = objects.get(f"{listed.inside}{name}")
+        one = own.get(name)
         size = "no such file" if one is None else f"{one.bytes} bytes"
         if one is None or one.bytes != record.bytes:
             raise BundleError(

@@ -1,25 +1,167 @@
-"""Looks at the store that end, whatever the store does: a model whose folder does not answer is left out, and told.
+"""Looks at the store: which versions are there, and a stamp of each that changes when its files do.
 
-Knows threads and patience; what a look sees is `convoy.app.lifecycle.store_scan`'s.
+A look reads names, sizes, times and inodes, and the `config.pbtxt` that changed. Symbolic links are followed, because
+Kubernetes and many deployment tools swap a link. A look ends whatever the store does: a model whose folder cannot be
+read or does not answer is reported, and the others are not affected.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
 from weakref import WeakValueDictionary
 
+from convoy.app.lifecycle.remote_files import RemoteError
 from convoy.app.lifecycle.remote_store import RemoteStore
-from convoy.app.lifecycle.store_scan import ModelLook, StoreLook, Sweep, look_at_model, names_in
-from convoy.app.server.daemon_threads import begin
-from convoy.models.store import Store
+from convoy.app.lifecycle.version_plan import Stamp, VersionFiles
+from convoy.app.loading.triton_config import version_policy
+from convoy.app.server.runtime import begin
+from convoy.models.bundle import MANIFEST
+from convoy.models.errors import BundleError
+from convoy.models.files import read_small
+from convoy.models.misplaced import misplaced_in, misplaced_of
+from convoy.models.store import CONFIG, Store, StoredVersion
+from convoy.models.version_policy import Policy
 
-# So long may the look at one model take. It is a few calls to the file system, each of microseconds or a few
-# milliseconds; what takes a thousand times as long is away.
+
+@dataclass(frozen=True, slots=True)
+class ModelLook:
+    """The versions of one model as one look found them; or why its folder could not be read.
+
+    `policy`: which of them the model's configuration wants, None where it does not say; `unknown_policy`: why it cannot
+    be read. `misplaced`: what is meant as a version and is none, in sentences.
+    """
+
+    versions: dict[int, VersionFiles] = field(default_factory=dict)
+    trouble: str = ""
+    policy: Policy | None = None
+    unknown_policy: str = ""
+    misplaced: tuple[str, ...] = ()
+
+    def behind(self, before: ModelLook | None) -> ModelLook:
+        """With the policy of the look before, because the configuration may be being written just now."""
+        if before is None or not before.versions:
+            return self
+        return replace(self, policy=before.policy, unknown_policy=before.unknown_policy)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLook:
+    """Every model as one look found it, and what lies in the store and cannot be one, in sentences."""
+
+    models: dict[str, ModelLook] = field(default_factory=dict)
+    misplaced: tuple[str, ...] = ()
+
+    def all_misplaced(self) -> tuple[str, ...]:
+        """In the store and in its models."""
+        return (*self.misplaced, *(told for look in self.models.values() for told in look.misplaced))
+
+
+def names_in(store: Store | RemoteStore) -> tuple[list[str], tuple[str, ...]]:
+    """The models' names, and what else lies there and is misplaced. Raises OSError."""
+    names = store.names()
+    return names, tuple(store.misplaced() if isinstance(store, RemoteStore) else misplaced_in(store))
+
+
+def look_at_model(store: Store | RemoteStore, name: str) -> ModelLook:
+    """Every version of one model; none where there is none. Raises UsageError where the name is none."""
+    try:
+        if isinstance(store, RemoteStore):
+            # Objects are uploaded in any order, so none of them says that the others are there.
+            seen = {number: VersionFiles((one.digest,), is_complete=False) for number, one in store.look(name).items()}
+            misplaced = store.misplaced(name)
+        else:
+            seen = {stored.version: _look(stored) for stored in store.versions(name)}
+            misplaced = misplaced_of(store, name)
+        look = ModelLook(seen, misplaced=tuple(misplaced))
+        try:
+            return replace(look, policy=_policy(store, name, next(iter(seen))) if seen else None)
+        except BundleError as error:
+            return replace(look, unknown_policy=str(error))
+    except OSError as error:
+        return ModelLook(trouble=_told(f"{store.root}/{name}", error))
+
+
+def _policy(store: Store | RemoteStore, name: str, version: int) -> Policy | None:
+    """Which versions a model's configuration wants. Raises BundleError, and RemoteError."""
+    if isinstance(store, Store):
+        return _policy_in(store.version(name, version).model_folder / CONFIG)
+    data = store.config(name)
+    return None if data is None else version_policy(data, f"{store.root}/{name}/{CONFIG}")
+
+
+def _policy_in(path: Path) -> Policy | None:
+    """Raises BundleError."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BundleError(_told(path, error)) from error
+    return _policy_of_file(path, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@lru_cache(maxsize=1024)
+def _policy_of_file(path: Path, size: int, mtime_ns: int, inode: int) -> Policy | None:
+    """What it said when it looked like this. Raises BundleError, and reads it again the next time."""
+    try:
+        return version_policy(read_small(path), str(path))
+    except OSError as error:
+        raise BundleError(_told(path, error)) from error
+
+
+def _look(stored: StoredVersion) -> VersionFiles:
+    try:
+        is_bundle = os.path.lexists(stored.folder / MANIFEST)
+        beside = () if is_bundle else _files(stored.model_folder)  # a bare model's config.pbtxt and labels
+        return VersionFiles((*_files(stored.folder), *beside), is_bundle)
+    except OSError as error:
+        trouble = _told(stored.folder, error)
+        return VersionFiles(("unreadable", trouble), is_complete=False, trouble=trouble)
+
+
+def _told(folder: Path | str, error: OSError) -> str:
+    if isinstance(error, RemoteError):
+        return str(error)
+    return f"{error.filename or folder}: cannot be read ({error.strerror or error}); mend it or remove it"
+
+
+def _files(folder: Path) -> Stamp:
+    return tuple(sorted(_stamps(folder)))
+
+
+def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int]]:
+    """Of everything but folders. Loading the version reports what is neither a file nor a folder."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                if not entry.is_dir():
+                    status = entry.stat()
+                    yield entry.name, status.st_size, status.st_mtime_ns, status.st_ino
+            except FileNotFoundError:
+                continue  # removed between the two calls; the next look will show it
+            except OSError as error:  # loading the version reports why, if it needs the file
+                yield entry.name, -1, error.errno or 0, 0
+
+
+def _sweep(
+    store: Store | RemoteStore, names: list[str], found: dict[str, ModelLook], given_up: threading.Event
+) -> None:
+    """Look at several models, one after the other, until it is given up. `found` shows how far it has come."""
+    for name in names:
+        if given_up.is_set():
+            return
+        found[name] = look_at_model(store, name)
+
+
+# For the look at one model, which is a few calls to the file system, of milliseconds at most. What takes a thousand
+# times as long does not answer.
 _PATIENCE_S = 5.0
-# A library that speaks to a store elsewhere has time-outs and retries of its own, which end before that.
-_PATIENCE_WITH_NETWORKS_S = 120.0
 
 
 class StoreWatch:
@@ -32,7 +174,8 @@ class StoreWatch:
         patience_s: float | None = None,
     ) -> None:
         """`on_answer` hears the name of a model whose folder had not answered, and now has."""
-        default_s = _PATIENCE_WITH_NETWORKS_S if isinstance(store, RemoteStore) else _PATIENCE_S
+        # The library for a remote store has time-outs and retries of its own, which end before two minutes.
+        default_s = 120.0 if isinstance(store, RemoteStore) else _PATIENCE_S
         self._store, self._on_answer, self._patience_s = store, on_answer, patience_s or default_s
         self._hanging: dict[str, asyncio.Future[None]] = {}
         self._naming: asyncio.Future[tuple[list[str], tuple[str, ...]]] | None = None
@@ -43,7 +186,7 @@ class StoreWatch:
         return (await self._names())[0]
 
     async def _names(self) -> tuple[list[str], tuple[str, ...]]:
-        # All who ask meanwhile share one thread: there may be many of them, and it may never end.
+        # All callers meanwhile share one thread, which may never end.
         if self._naming is None:
             self._naming = begin(partial(names_in, self._store), "look-at-store")
             self._naming.add_done_callback(self._named)
@@ -56,7 +199,7 @@ class StoreWatch:
     def _named(self, work: asyncio.Future[tuple[list[str], tuple[str, ...]]]) -> None:
         self._naming = None
         if not work.cancelled():
-            work.exception()  # there may be nobody left to hear of it
+            work.exception()  # the callers may have left
 
     async def look(self) -> StoreLook:
         """Every model. Raises OSError where the store cannot be read or does not answer."""
@@ -66,28 +209,30 @@ class StoreWatch:
     async def look_at(self, name: str) -> ModelLook:
         """One model. Raises UsageError where the name is none."""
         lock = self._asking.setdefault(name, asyncio.Lock())
-        async with lock:  # those who come while it hangs hear of that, and begin no thread each
+        async with lock:  # while it hangs, later callers begin no threads of their own
             return (await self._look_at([name]))[name]
 
     async def _look_at(self, names: list[str]) -> dict[str, ModelLook]:
         found = {name: ModelLook(trouble=self._told(name)) for name in names if name in self._hanging}
-        asked = [name for name in names if name not in found]
-        rest = Sweep(asked, partial(look_at_model, self._store)) if asked else None
-        while rest is not None:
-            sweep, work = rest, begin(rest.run, "look-at-models")
+        left = [name for name in names if name not in found]
+        while left:
+            swept: dict[str, ModelLook] = {}
+            given_up = threading.Event()
+            work = begin(partial(_sweep, self._store, left, swept, given_up), "look-at-models")
             seen = -1
-            while not work.done() and len(sweep.found) > seen:  # it gets on
-                seen = len(sweep.found)
+            while not work.done() and len(swept) > seen:  # it makes progress
+                seen = len(swept)
                 await asyncio.wait({work}, timeout=self._patience_s)
-            if work.done():
-                work.result()
-                return found | sweep.found
-            at, rest = sweep.give_up()
-            found |= sweep.found
-            if at is not None and at not in found:
-                found[at] = ModelLook(trouble=self._told(at))
-                self._hanging[at] = work
-                work.add_done_callback(partial(self._answers_again, at))
+            if work.done() or len(swept) == len(left):
+                await work
+                return found | swept
+            given_up.set()
+            ended = dict(swept)
+            found |= ended
+            hanging, *left = left[len(ended) :]
+            found[hanging] = ModelLook(trouble=self._told(hanging))
+            self._hanging[hanging] = work
+            work.add_done_callback(partial(self._answers_again, hanging))
         return found
 
     def _answers_again(self, name: str, work: asyncio.Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""Work beside the requests that ends with the core: loads, builds, engines that leave, looks at the store."""
+"""Background work that ends with the core: loads, builds, engines that leave, looks at the store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Tasks:
 
 
 async def to_its_end(work: Awaitable[Result]) -> Result:
-    """What it gives. Whoever is cancelled meanwhile is so when it has ended, since no thread stops."""
+    """Its result. Cancelling takes effect when it has ended, because a thread cannot be stopped."""
     future = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(future)

@@ -1,9 +1,9 @@
-"""No cold start: a version serves at once on what there is, and moves to what is faster when that is ready.
+"""No cold start: a version serves at once on what there is, and moves to a faster engine when that is ready.
 
-The plans that loading wished for are built one after the other in child processes, or compiled for the device. A
+The plans that loading asked for are built one after the other in child processes, or compiled for the device. A
 finished one proves itself beside the engine that serves, on the bundle's own canary, and takes over between two batches
-if it is faster. ONNX Runtime is tuned, which nobody was to wait for at the start, and held against what serves then.
-Whatever goes wrong is told in `/stats` and in the log, and serving goes on as before.
+if it is faster. ONNX Runtime is tuned in the same way, which would take too long at the start. A failure is reported in
+`/stats` and in the log, and serving goes on as before.
 """
 
 from __future__ import annotations
@@ -12,28 +12,61 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from convoy.app.engines.base import Engine
 from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cuda.device import Device
-from convoy.app.engines.jobs import Job, NotProved, PlanRequest, TuningCandidate, refusal
+from convoy.app.engines.jobs import Job, NotProved, Place, PlanRequest, TuningCandidate, refusal
 from convoy.app.engines.measure import Rounds
+from convoy.app.engines.onnxruntime_tuned import open_tuned
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
+from convoy.app.engines.plans import PlanOpener
 from convoy.app.engines.tensorrt_library import library_named
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.lifecycle.tasks import Tasks, to_its_end
-from convoy.app.loading.later import prove_plan, prove_tuned, still_refused
-from convoy.app.loading.proving import ProvedEngine, fastest, race
+from convoy.app.loading.proving import NOTHING_SERVES, ProvedEngine, choose, fastest, open_and_prove, prove, race
 from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import ModelKey
-from convoy.app.telemetry.metrics import Metrics
-from convoy.models.bundle import open_bundle
+from convoy.app.telemetry.metrics import Metrics, PlanResult
+from convoy.models.bundle import Variant, open_bundle
 from convoy.models.errors import JobError
 from convoy.models.plan_cache import find_plan
-from convoy.models.plans import Plan, PlanBuild, PlanKey
+from convoy.models.plans import NoPlan, Plan, PlanBuild, PlanKey
 
 _log = logging.getLogger("convoy")
-_MOST_WORKSPACE_BYTES = 1 << 30
+
+
+def prove_plan(job: Job, wish: PlanRequest) -> ProvedEngine:
+    """The engine of a plan that has just been built, or is compiled now. Raises NotProved."""
+    if job.plan_cache is None:
+        raise NotProved(f"{wish.variant.file}: there is no plan cache")
+    found = find_plan(job.plan_cache, wish.key)
+    if isinstance(found, NoPlan):
+        raise NotProved(f"{wish.variant.file}: {found.reason}")
+    return _proved(job, wish.variant, PlanOpener(job, wish.device, found).open, "its plan was built")
+
+
+def prove_tuned(job: Job, untried: TuningCandidate) -> ProvedEngine:
+    """ONNX Runtime at its best. Raises NotProved."""
+    variant, place = untried.variant, Place(untried.device)
+    return _proved(job, variant, partial(open_tuned, job, variant, place), "tuned, and no plan is faster")
+
+
+def _proved(job: Job, variant: Variant, open_engine: Callable[[], Engine], why: str) -> ProvedEngine:
+    assert job.canary is not None  # of a model without one nothing is left for later
+    reason, runs = f"{variant.file}: {why}", job.warm_up_runs
+    prove_engine = partial(prove, variant, job.canary, reason, warm_up_runs=runs)
+    candidate = open_and_prove(variant, open_engine, prove_engine)
+    return choose([candidate], [])
+
+
+def still_refused(skipped: tuple[str, ...], wish: PlanRequest) -> tuple[str, ...]:
+    """The reasons that still hold when the wish has been tried: there was no plan, and now there is an answer."""
+    device = wish.device.name
+    of_file, of_all = (refusal(wish.library, device, why) for why in (f"{wish.variant.file}: ", NOTHING_SERVES))
+    return tuple(reason for reason in skipped if not reason.startswith(of_file) and reason != of_all)
 
 
 class Upgrades:
@@ -53,7 +86,7 @@ class Upgrades:
         self._building: dict[ModelKey, asyncio.Task[PlanBuild]] = {}
 
     def begin(self, served: Served) -> None:
-        """Build what the version lacks, if it lacks anything; called again, what it has come to lack since."""
+        """Build what the version lacks, if anything; called again, also what it has come to lack since."""
         if (served.loaded.wishes or served.loaded.untried) and served.key not in self._at_work:
             self._at_work.add(served.key)
             self._tasks.spawn(self._upgrade(served))
@@ -85,22 +118,25 @@ class Upgrades:
 
     async def _fulfil(self, served: Served, wish: PlanRequest) -> list[PlanRequest]:
         """Which wishes were tried. Whatever goes wrong, the version is served as before and the next gets its turn."""
+        tried = [wish]
+        result: PlanResult
         try:
             await self._move_to_plan(served, wish)
+            return tried
         except _NotBuilt as failure:
-            same = [wish, *(one for one in served.loaded.wishes if one != wish and _has_same_build(one, wish))]
-            self._metrics.plan_tried(served, "not_built")
-            for one in same:
-                self._give_up(served, one, str(failure))
-            return same
+            result, reason = "not_built", str(failure)
+            # On a GPU itself a build may just lack memory; elsewhere the same build would fail again.
+            if library_named(wish.library).builds_anywhere:
+                tried += [one for one in served.loaded.wishes if one != wish and one.key == wish.key]
         except (NotProved, JobError) as failure:
-            self._metrics.plan_tried(served, "not_faster" if isinstance(failure, _NotFaster) else "not_proved")
-            self._give_up(served, wish, str(failure))
+            result, reason = "not_faster" if isinstance(failure, _NotFaster) else "not_proved", str(failure)
         except Exception as error:  # a bug, here or in a library
             _log.exception("moving %s to its plan failed; this is a bug", wish.onnx)
-            self._metrics.plan_tried(served, "not_proved")
-            self._give_up(served, wish, f"{type(error).__name__}: {error}")
-        return [wish]
+            result, reason = "not_proved", f"{type(error).__name__}: {error}"
+        self._metrics.plan_tried(served, result)
+        for one in tried:
+            self._give_up(served, one, reason)
+        return tried
 
     async def _move_to_plan(self, served: Served, wish: PlanRequest) -> None:
         """Raises NotProved or JobError."""
@@ -196,7 +232,7 @@ class Upgrades:
             raise _NotFaster(f"it is not faster than {info.engine} in {info.precision}")
 
     def _give_up(self, served: Served, wish: PlanRequest, reason: str) -> None:
-        """The version is served as before, and whoever looks is told why."""
+        """The version is served as before, and `/stats` says why."""
         build = served.plan_build or PlanBuild("failed", file=wish.variant.file)
         served.plan_build = replace(build, reason=reason)
         told = refusal(wish.library, wish.device.name, _in_file(wish.variant.file, reason))
@@ -213,7 +249,7 @@ def _workspace_mb(device: Device) -> int:
     """What a builder may use of a GPU that serves. Raises NotProved where the GPU does not answer."""
     try:
         device.use()
-        return max(1, min(_MOST_WORKSPACE_BYTES, device.cuda.free_bytes() // 4) >> 20)
+        return max(1, min(1 << 30, device.cuda.free_bytes() // 4) >> 20)
     except EngineFailure as failure:
         raise NotProved(f"{device.name} does not say what is free on it: {failure}") from failure
 
@@ -224,11 +260,6 @@ class _NotBuilt(NotProved):
 
 class _NotFaster(NotProved):
     """It is right, and what serves already is as good."""
-
-
-def _has_same_build(one: PlanRequest, other: PlanRequest) -> bool:
-    """Whether what one cannot have the other cannot, either. On a GPU itself a build may just lack memory."""
-    return one.key == other.key and library_named(one.library).builds_anywhere
 
 
 def _in_file(file: str, reason: object) -> str:
@@ -242,7 +273,7 @@ def _is_served(served: Served, wish: PlanRequest) -> bool:
 
 
 def _fulfilled(served: Served, wish: PlanRequest) -> None:
-    """It is an equal one, and not the same, where the version was loaded again."""
+    """Compares by value, because the version may have been loaded again."""
     wishes = tuple(other for other in served.loaded.wishes if other != wish)
     served.loaded = replace(served.loaded, skipped=still_refused(served.loaded.skipped, wish), wishes=wishes)
 

@@ -126,7 +126,7 @@ def _as_configured(
 
 
 def _ensure_independent(path: Path, where: str, rows: RowCheck) -> None:
-    """Raises BundleError where a batch's rows depend on each other; what nobody can tell is only warned of."""
+    """Raises BundleError where a batch's rows depend on each other; what cannot be told is only logged."""
     if rows.is_open:
         _log.warning("%s: %s, and whether a batch's rows depend on each other is open: %s", path, where, rows.objection)
     elif rows.objection:

@@ -5,7 +5,6 @@ Data and nothing else. A field that is not here, as of a newer protobuf, is refu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -224,19 +223,3 @@ ROWS: tuple[FieldRow, ...] = (
 )
 
 FIELDS: dict[str, FieldRow] = {path: row for row in ROWS for path in row.paths}
-
-
-def table() -> Iterator[str]:
-    """The same as lines of Markdown, for the documentation."""
-    yield "| field | | what becomes of it |"
-    yield "|---|---|---|"
-    for row in ROWS:
-        yield f"| {_shown(row.paths)} | {row.use} | {row.why} |"
-
-
-def _shown(paths: tuple[str, ...]) -> str:
-    """A message once, and what is in it by the rest of its name."""
-    first, *others = paths
-    if not others or not all(path.startswith(f"{first}.") for path in others):
-        return ", ".join(f"`{path}`" for path in paths)
-    return f"`{first}` with {', '.join(f'`{path.removeprefix(first)}`' for path in others)}"

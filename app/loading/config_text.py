@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from convoy.models.errors import BundleError
 from convoy.models.files import read_small
 
-_PLACE = re.compile(r"^(\d+):(\d+) : ")
-# Mistakes of one file that are told one by one.
+# How many mistakes of one file are listed.
 MOST_TOLD = 50
-_ENDS = {"{": "}", "<": ">"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +28,9 @@ class ConfigText:
     mistakes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _UnknownField:
+class _UnknownField(NamedTuple):
     line: int
     words: str
-
-    def __str__(self) -> str:
-        return f"line {self.line}: {self.words}"
 
 
 def read_config_text(path: Path) -> ConfigText:
@@ -48,7 +43,7 @@ def read_config_text(path: Path) -> ConfigText:
 
 def parse_config(data: bytes, where: str) -> ConfigText:
     """`where` is how errors name the file. Raises BundleError for what is not ModelConfig in protobuf's text format."""
-    # Imported here: it drags in grpc, which nobody without a config.pbtxt should wait for.
+    # Imported here, because it imports grpc, which only a config.pbtxt needs.
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 
@@ -66,7 +61,7 @@ def parse_config(data: bytes, where: str) -> ConfigText:
         ) from error
     except text_format.ParseError as error:
         first, unknown = error, _unknown_fields(text, kind.DESCRIPTOR)
-    mistakes = tuple(map(str, unknown[:MOST_TOLD]))
+    mistakes = tuple(f"line {line}: {words}" for line, words in unknown[:MOST_TOLD])
     try:
         if unknown:
             return ConfigText(text_format.Parse(text, kind(), allow_unknown_field=True), mistakes)
@@ -80,7 +75,7 @@ def parse_config(data: bytes, where: str) -> ConfigText:
 
 def _told(error: Exception, text: str) -> str:
     """Without the line itself, which may be as long as the file."""
-    place = _PLACE.match(str(error))
+    place = re.match(r"(\d+):(\d+) : ", str(error))
     words = str(error)[place.end() if place else 0 :].replace('"inference.', '"')
     if place is None:
         return words
@@ -95,11 +90,8 @@ def _unknown_fields(text: str, descriptor: Any) -> tuple[_UnknownField, ...]:
 
     found: list[_UnknownField] = []
     tokens = text_format.Tokenizer(text.split("\n"))
-    try:
-        for mistake in _in_message(tokens, descriptor, ""):
-            found.append(mistake)  # noqa: PERF402 - what comes before a mistake in the text counts
-    except text_format.ParseError:
-        pass
+    with suppress(text_format.ParseError):  # what comes before a mistake in the text counts
+        found.extend(_in_message(tokens, descriptor, ""))
     return tuple(found)
 
 
@@ -120,7 +112,7 @@ def _in_message(tokens: Any, descriptor: Any, end: str) -> Iterator[_UnknownFiel
 
 
 def _in_value(tokens: Any, descriptor: Any) -> Iterator[_UnknownField]:
-    for start, end in _ENDS.items():
+    for start, end in ("{}", "<>"):
         if tokens.TryConsume(start):
             yield from _in_message(tokens, descriptor, end)
             tokens.Consume(end)

@@ -1,8 +1,8 @@
 """From a version in the store to engines that have proved themselves.
 
-Blocking work, done in threads: check the hashes, open the engines, warm them up, ask the canary, and settle
+Blocking work, done in threads: check the hashes, open the engines, warm them up, run the canary, and choose
 which variant serves on which device. A version that fails on every engine is refused with the reasons and
-touches nothing else.
+changes nothing else.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -35,8 +34,15 @@ from convoy.app.engines.select import (
 from convoy.app.engines.table import AUTO, REFERENCE, Row, row_named, rows_for
 from convoy.app.loading.bare_model import read_bare_model
 from convoy.app.loading.canary import CanaryCheck
-from convoy.app.loading.choice import NOTHING_SERVES, choose
-from convoy.app.loading.proving import Candidate, ProvedEngine, open_and_prove, prove, prove_by_itself
+from convoy.app.loading.proving import (
+    NOTHING_SERVES,
+    Candidate,
+    ProvedEngine,
+    choose,
+    open_and_prove,
+    prove,
+    prove_by_itself,
+)
 from convoy.app.loading.signed import SignedCopy, SignedOnly
 from convoy.models.bundle import MANIFEST, Bundle, LatencyTable, Variant, open_bundle
 from convoy.models.errors import BundleError, JobError
@@ -66,11 +72,11 @@ class ServedBefore(NamedTuple):
 class LoadOptions:
     """What the operator decided about engines, and the machine they run on. `max_batch` None: as the model says.
 
-    `configured_batch` stands in the place of what the model's configuration says; None: as it says.
-    `plan_cache` None: no plan is kept or looked for. A load that takes longer than `limit_s` is given up.
-    `before` serves again, unless it cannot any more or something that takes precedence is there now. Each batch size is
-    run `warm_up_runs` times before the version serves. On the CPU there are `instances` engines, each of so many
-    threads, which compute at the same time. `signed` None: whoever made it.
+    `configured_batch` overrides the model's configuration; None: as that says. `plan_cache` None: no plan is kept or
+    looked for. A load that takes longer than `limit_s` is given up. `before` serves again, unless it cannot any more or
+    something that takes precedence is there now. Each batch size is run `warm_up_runs` times before the version serves.
+    On the CPU there are `instances` engines of `threads` each, which compute at the same time. `signed` None: no
+    signature is required.
     """
 
     precision: PrecisionChoice
@@ -113,14 +119,14 @@ def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
     """Load one version and prove it. Raises BundleError, whose message says what to do, and JobError for this disk."""
     if options.signed is None:
         return _load(stored, options)
-    copy = options.signed.copy_of(stored)
+    copy = options.signed.place_for(stored)
     try:
+        options.signed.fill(copy)
         return replace(_load(copy.stored, options), stored=stored, copy=copy)
-    except BundleError as error:
+    except BaseException as error:
         copy.close()
-        raise copy.told(error) from error
-    except BaseException:
-        copy.close()
+        if isinstance(error, BundleError):
+            raise copy.told(error) from error
         raise
 
 
@@ -133,9 +139,8 @@ def _load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
     if stored.is_bundle and not os.path.lexists(stored.folder / MANIFEST):
         raise BundleError(_no_model(stored.folder))
     walk = (_walk_for_bundle if stored.is_bundle else _walk_for_bare)(stored, options)
-    walk.before = options.before
     try:
-        walk.everything(options)
+        walk.everything()
         return LoadedModel(
             stored=stored,
             spec=replace(walk.job.spec, max_batch_size=walk.job.max_batch_size),
@@ -163,7 +168,10 @@ def _no_model(folder: Path) -> str:
 def _walk_for_bundle(stored: StoredVersion, options: LoadOptions) -> _Walk:
     bundle = open_bundle(stored.folder)
     spec = bundle.manifest.spec
-    _check_configured(spec, options)
+    asked = options.configured_batch
+    # Its engines are proved up to its own limit, and only with their batch dimension.
+    if asked is not None and not min(1, spec.max_batch_size) <= asked <= spec.max_batch_size:
+        raise BundleError(f"max_batch_size {asked} does not fit this bundle, whose own is {spec.max_batch_size}")
     _check_external_data(bundle)
     limit = _limit(spec, options)
     rows, skipped = rows_for(options.machine, options.engine)
@@ -174,7 +182,7 @@ def _walk_for_bundle(stored: StoredVersion, options: LoadOptions) -> _Walk:
         threads=options.threads,
         warm_up_runs=options.warm_up_runs,
     )
-    return _Walk(job, rows, bundle.folder, list(skipped), objections=bundle.manifest.objections)
+    return _Walk(options, job, rows, bundle.folder, list(skipped), objections=bundle.manifest.objections)
 
 
 def _walk_for_bare(stored: StoredVersion, options: LoadOptions) -> _Walk:
@@ -185,17 +193,17 @@ def _walk_for_bare(stored: StoredVersion, options: LoadOptions) -> _Walk:
     skipped += tuple(f"{row.name}: {why_none}" for row in rows if row.holds_to_canary)
     _log.info("%s version %d is a bare model, %s", stored.name, stored.version, bare.batch_reason)
     variants = (Variant(bare.path.name, "fp32", "cpu", True, "", 0.0, None, None),)
-    on = (options.machine, options.plan_cache)
-    runs = options.warm_up_runs
     job = Job(
-        *(bare.path.parent, bare.spec, variants, None, limit, "auto", *on), threads=options.threads, warm_up_runs=runs
+        *(bare.path.parent, bare.spec, variants, None, limit, "auto", options.machine, options.plan_cache),
+        threads=options.threads,
+        warm_up_runs=options.warm_up_runs,
     )
     others = tuple(row for row in rows if not row.holds_to_canary)
-    return _Walk(job, others, bare.path, list(skipped), why_bare=f"bare model: {bare.batch_reason}")
+    return _Walk(options, job, others, bare.path, list(skipped), why_bare=f"bare model: {bare.batch_reason}")
 
 
 def _answer_of_cpu(job: Job, variant: Variant) -> CanaryCheck | EngineFailure:
-    """What other engines are compared with, or why the CPU cannot run the model. Raises BundleError."""
+    """The reference for other engines, or why the CPU cannot run the model. Raises BundleError."""
     engine = REFERENCE.open(replace(job, max_batch_size=min(1, job.max_batch_size)), variant, Place())
     try:
         engine.warm_up()
@@ -206,13 +214,17 @@ def _answer_of_cpu(job: Job, variant: Variant) -> CanaryCheck | EngineFailure:
         engine.close()
 
 
+_RowChoice = tuple[Row, Choice]
+
+
 @dataclass(slots=True)
 class _Walk:
-    """Rows times devices times variants: what serves, why nothing else does, and what would or might.
+    """Tries rows times devices times variants: what serves, why nothing else does, and what may serve later.
 
     `model` is how errors name it.
     """
 
+    options: LoadOptions
     job: Job
     rows: tuple[Row, ...]
     model: Path
@@ -221,11 +233,10 @@ class _Walk:
     why_bare: str = ""
     engines: list[ProvedEngine] = field(default_factory=list)
     later: list[PlanRequest | TuningCandidate] = field(default_factory=list)
-    before: tuple[ServedBefore, ...] = ()
     _first_bytes: int = 0  # what the first engine on the CPU took
-    _answers: list[CanaryCheck | EngineFailure] = field(default_factory=list)
+    _reference: CanaryCheck | EngineFailure | None = None
 
-    def everything(self, options: LoadOptions) -> None:
+    def everything(self) -> None:
         """Every GPU, or the CPU where none serves. Raises BundleError where nothing does."""
         on_gpus = tuple(row for row in self.rows if row.is_on_gpus)
         for gpu in self.job.machine.unusable if on_gpus else ():
@@ -246,13 +257,13 @@ class _Walk:
         if not on_cpu:
             advice = "; --engine auto builds the plan and serves meanwhile" if self.later else ""
             told = "; ".join(dict.fromkeys(self.skipped))
-            raise BundleError(f"{self.model}: --engine {options.engine} cannot serve it ({told}){advice}")
+            raise BundleError(f"{self.model}: --engine {self.options.engine} cannot serve it ({told}){advice}")
         before, self.skipped = self.skipped, []
         if not self._serve_of_one_rank(Place(), on_cpu):
             why = "; ".join(dict.fromkeys((*self.skipped, *before)))
             raise BundleError(f"{self.model}: nothing serves it on the CPU ({why})")
         self.skipped = [*before, *self.skipped]
-        for number in range(1, options.instances):
+        for number in range(1, self.options.instances):
             if not self._add_instance(self.engines[0], number):
                 break
 
@@ -262,7 +273,7 @@ class _Walk:
             proved.engine.close()
 
     def _leave_out(self, gpu: UnusableGpu, rows: Sequence[Row]) -> None:
-        """Other devices serve, and whoever looks is told why this one does not."""
+        """Other devices serve; the log and `/stats` say why this one does not."""
         _log.warning("%s is left out for %s: %s", gpu.device, self.model, gpu.reason)
         self.skipped += [refusal(row.name, gpu.device, f"the GPU cannot be used: {gpu.reason}") for row in rows]
 
@@ -273,7 +284,7 @@ class _Walk:
             ranked = tuple(of_rank)
             if serves:
                 for row in ranked:
-                    self._leave_for_later(row, place, self._choose(row).variants, None)
+                    self._leave_for_later(row, place, self._choose(row, place).variants, None)
             else:
                 serves = self._serve_of_one_rank(place, ranked)
                 place = replace(place, is_hurried=any(one.device is device for one in self.later))
@@ -281,12 +292,13 @@ class _Walk:
     def _serve_of_one_rank(self, place: Place, rows: Sequence[Row]) -> bool:
         """Prove what the rows open of what they may, and let the fastest serve."""
         candidates: list[Candidate] = []
-        with _closing_on_failure(candidates):
-            self._add_as_before(place, rows, candidates)
+        choices = [(row, self._choose(row, place)) for row in rows]
+        try:
+            self._add_as_before(place, choices, candidates)
             if not candidates:
-                candidates += self._as_measured(place, rows)
-            for row in () if candidates else rows:
-                self._add_candidates(place, row, candidates)
+                candidates += self._as_measured(place, choices)
+            for row, choice in () if candidates else choices:
+                self._add_candidates(place, row, choice, candidates)
             # The most exact first, of whichever engine: what is faster has to be so beyond doubt.
             candidates.sort(key=lambda one: self.job.variants.index(one.variant))
             if not candidates:
@@ -296,17 +308,16 @@ class _Walk:
             except NotProved as failure:
                 self.skipped.append(refusal(candidates[0].engine.info.engine, place.name, failure))
                 return False
+        except BaseException:
+            for one in candidates:
+                one.engine.close()
+            raise
         return True
 
-    def _add_as_before(self, place: Place, rows: Sequence[Row], found: list[Candidate]) -> None:
-        """What served there, alone: nobody waits for all the others again. Nothing where it cannot any more."""
-        chosen: list[tuple[Row, Variant, str]] = []
-        for row in rows if self.before else ():
-            with suppress(BundleError):
-                choice = self._choose(row)
-                self.skipped += choice.skipped
-                chosen += [(row, variant, choice.reason) for variant in choice.variants]
-        same = [one for one in chosen if ServedBefore(place.name, one[0].name, one[1].file) in self.before]
+    def _add_as_before(self, place: Place, choices: Sequence[_RowChoice], found: list[Candidate]) -> None:
+        """Only what served there before, so that the others are not tried again; nothing if it cannot serve now."""
+        chosen = [(row, variant, choice.reason) for row, choice in choices for variant in choice.variants]
+        same = [one for one in chosen if ServedBefore(place.name, one[0].name, one[1].file) in self.options.before]
         if not same:
             return
         try:
@@ -314,13 +325,14 @@ class _Walk:
         except NotProved as failure:
             _log.warning("%s on %s does not serve again: %s", same[0][0].name, place.name, failure)
             return
+        self.skipped += [why for _, choice in choices if choice.variants for why in choice.skipped]
         for row, variant, _ in chosen:
             is_same = (row, variant) == same[0][:2]
             self._leave_for_later(row, place, (variant,), is_same)
             if not is_same:
                 self.skipped.append(refusal(row.name, place.name, f"{variant.file}: {same[0][0].name} served before"))
 
-    def _as_measured(self, place: Place, rows: Sequence[Row]) -> list[Candidate]:
+    def _as_measured(self, place: Place, choices: Sequence[_RowChoice]) -> list[Candidate]:
         """The fastest alone, where export measured all that may serve on this very CPU, in each of its engines.
 
         Empty where something was not measured here, or where none of it can serve.
@@ -328,14 +340,8 @@ class _Walk:
         if place.gpu is not None or self.job.precision != "auto" or self.job.canary is None:
             return []
         measured: list[tuple[Row, Variant, LatencyTable]] = []
-        skipped: list[str] = []
-        for row in rows:
-            try:
-                choice = self._choose(row)
-            except BundleError as error:
-                skipped.append(refusal(row.name, place.name, error))
-                continue
-            skipped += choice.skipped
+        skipped = [why for _, choice in choices for why in choice.skipped]
+        for row, choice in choices:
             for variant in choice.variants:
                 table = measured_here(variant, self._fingerprint(row))
                 if table is None:
@@ -376,13 +382,8 @@ class _Walk:
         self.engines.append(replace(first, engine=added.engine, canary=added.canary))
         return True
 
-    def _add_candidates(self, place: Place, row: Row, found: list[Candidate]) -> None:
+    def _add_candidates(self, place: Place, row: Row, choice: Choice, found: list[Candidate]) -> None:
         before_this_row = len(found)
-        try:
-            choice = self._choose(row)
-        except BundleError as error:
-            self.skipped.append(refusal(row.name, place.name, error))
-            return
         self.skipped += choice.skipped
         for variant in choice.variants:
             before = resident_bytes()
@@ -396,11 +397,11 @@ class _Walk:
                 if place.gpu is None:
                     self._first_bytes = self._first_bytes or max(0, resident_bytes() - before)
                 self._leave_for_later(row, place, (variant,), True)
-        if len(found) == before_this_row:
+        if choice.reason and len(found) == before_this_row:
             self.skipped.append(refusal(row.name, place.name, NOTHING_SERVES))
 
     def _check_room(self, place: Place, variant: Variant, engines: int = 1) -> None:
-        """All are open until one is chosen. Raises NotProved where so many like the first hardly fit beside it."""
+        """All are open until one is chosen. Raises NotProved where that many like the first hardly fit into memory."""
         free = available_bytes()
         if place.gpu is None and free is not None and free < engines * self._first_bytes:
             took, left = self._first_bytes >> 20, free >> 20
@@ -426,24 +427,27 @@ class _Walk:
             return prove(variant, self.job.canary, f"{variant.file}: {why}", engine, runs)
         if row is REFERENCE:
             return prove_by_itself(variant, None, self.why_bare, engine, runs)
-        if not self._answers:
-            self._answers.append(_answer_of_cpu(self.job, variant))
-        (answer,) = self._answers
-        if isinstance(answer, CanaryCheck):
-            return prove_by_itself(variant, answer, self.why_bare, engine, runs)
-        why_none = f"nothing tells whether it answers rightly, because {REFERENCE.name} does not run it ({answer})"
+        if self._reference is None:
+            self._reference = _answer_of_cpu(self.job, variant)
+        reference = self._reference
+        if isinstance(reference, CanaryCheck):
+            return prove_by_itself(variant, reference, self.why_bare, engine, runs)
+        why_none = f"nothing tells whether it answers rightly, because {REFERENCE.name} does not run it ({reference})"
         if not row.is_on_gpus:
             raise NotProved(f"{variant.file}: {why_none}")
         # A model may need what only a GPU has.
         _log.warning("%s on %s: %s", self.job.path(variant), row.name, why_none)
         return prove_by_itself(variant, None, self.why_bare, engine, runs)
 
-    def _choose(self, row: Row) -> Choice:
-        """Raises BundleError."""
+    def _choose(self, row: Row, place: Place) -> Choice:
+        """What the row may try; without a reason where it can take none."""
         variants = [variant for variant in self.job.variants if row.takes(variant)]
         if row.is_on_gpus:
             return choose_on_gpu(variants, self.job.precision, row.runner)
-        return choose_on_cpu(variants, self.job.precision, self._fingerprint(row))
+        try:
+            return choose_on_cpu(variants, self.job.precision, self._fingerprint(row))
+        except BundleError as error:
+            return Choice((), "", (refusal(row.name, place.name, error),))
 
     def _fingerprint(self, row: Row) -> str:
         return row.fingerprint(self.job.machine, self.job.threads)
@@ -458,17 +462,6 @@ class _Walk:
                 self.skipped.append(refusal(row.name, place.name, f"{variant.file}: {failure}"))
             else:
                 self.later += [later] if later is not None else []
-
-
-@contextmanager
-def _closing_on_failure(candidates: Sequence[Candidate]) -> Iterator[None]:
-    """Close all of them where something inside fails, whatever it is."""
-    try:
-        yield
-    except BaseException:
-        for one in candidates:
-            one.engine.close()
-        raise
 
 
 def _limit(spec: ModelSpec, options: LoadOptions) -> int:
@@ -488,10 +481,3 @@ def _check_external_data(bundle: Bundle) -> None:
                 f"{bundle.folder}: {variant.file} keeps tensors in {sorted(unknown)[0]!r}, of which the manifest has "
                 "no digest; export the model again"
             )
-
-
-def _check_configured(spec: ModelSpec, options: LoadOptions) -> None:
-    """A bundle's engines are proved up to its own limit and only with their batch dimension."""
-    asked = options.configured_batch
-    if asked is not None and not min(1, spec.max_batch_size) <= asked <= spec.max_batch_size:
-        raise BundleError(f"max_batch_size {asked} does not fit this bundle, whose own is {spec.max_batch_size}")

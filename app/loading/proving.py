@@ -1,6 +1,7 @@
 """How an engine proves itself before it may serve: it runs, it is right, and it is known how long it takes.
 
-Knows engines, canaries and clocks; knows nothing of files or of which engine ought to be tried.
+Of those that are right one serves on a device: all are measured in turns, and all but the best are closed. Knows
+engines, canaries and clocks; knows nothing of files or of which engine ought to be tried.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from dataclasses import dataclass
 
 from convoy.app.engines.base import Engine, EngineInfo, WarmShapes
 from convoy.app.engines.batch import EngineFailure, FailureScope
-from convoy.app.engines.jobs import NotProved
-from convoy.app.engines.measure import Pace, Rounds, batch_knots, run_in_turns
+from convoy.app.engines.jobs import NotProved, refusal
+from convoy.app.engines.measure import Pace, Rounds, batch_knots, run_in_turns, summarise
+from convoy.app.engines.select import measured_here
 from convoy.app.engines.speedup import is_beyond_doubt, paired_speedup
+from convoy.app.engines.table import row_named
 from convoy.app.loading.canary import CanaryCheck, CanaryFailed
 from convoy.models.bundle import Canary, LatencyPoint, Variant
 from convoy.models.errors import JobError
 
 _log = logging.getLogger("convoy")
 
-# Start-up is waited for: so long may measuring one variant take where no table fits this device. A network so
-# slow that it needs longer is measured at small batches only, and the server learns the others as it goes.
+NOTHING_SERVES = "no variant serves"
+# How long start-up may measure one variant where no table fits this device. A network that needs longer is measured at
+# small batches only, and the server learns the others as it goes.
 MEASURING_BUDGET_S = 0.15
-_MEASURING_LIMIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ def race(engines: Sequence[Engine]) -> list[Rounds]:
     """The engines' runs in turns, so that any two can be compared. Raises EngineFailure."""
     knots = batch_knots(engines[0].info.batch_sizes[-1])
     budget_s = MEASURING_BUDGET_S * len(engines) / len(knots)
-    return list(run_in_turns(engines, Pace(budget_s, _MEASURING_LIMIT_S, warm_up=1, fewest=3, most=50)))
+    return list(run_in_turns(engines, Pace(budget_s, 1.0, warm_up=1, fewest=3, most=50)))
 
 
 def fastest(measured: Sequence[Rounds]) -> int:
@@ -137,3 +140,63 @@ def fastest(measured: Sequence[Rounds]) -> int:
         if is_beyond_doubt(paired_speedup(of_best, of_own)):
             best = own
     return best
+
+
+def choose(candidates: list[Candidate], refused: list[str]) -> ProvedEngine:
+    """The best of them, the first where others are hardly faster; `refused` gets a line for each of the others.
+
+    Raises NotProved where there is none or the only one cannot be measured.
+    """
+    if not candidates:
+        raise NotProved(NOTHING_SERVES)
+    try:
+        best, points = _winner(candidates)
+    except EngineFailure as failure:
+        if len(candidates) > 1:
+            return choose(_sound(candidates, refused), refused)
+        candidates[0].engine.close()
+        raise NotProved(f"{candidates[0].variant.file}: {_fails(failure)}") from failure
+    info = best.engine.info
+    for one in candidates:
+        if one is not best:
+            one.engine.close()
+            refused.append(_told(one, f"it is not faster than {info.engine} in {info.precision}"))
+    best.engine.rest()
+    platform = row_named(info.engine).platform
+    return ProvedEngine(best.engine, best.canary, points, best.reason, platform, best.variant.file)
+
+
+def _winner(candidates: list[Candidate]) -> tuple[Candidate, tuple[LatencyPoint, ...]]:
+    """The best and its latencies: export's, where the only one was measured here, else new. Raises EngineFailure."""
+    if len(candidates) == 1:
+        (only,) = candidates
+        if table := measured_here(only.variant, only.engine.info.device_fingerprint):
+            return only, table.points
+    measured = race([candidate.engine for candidate in candidates])
+    best = fastest(measured)
+    return candidates[best], tuple(summarise(rounds.batch_size, rounds.runs_ms[best]) for rounds in measured)
+
+
+def _sound(candidates: list[Candidate], refused: list[str]) -> list[Candidate]:
+    """Fewer of them: one that fails when it is measured does not take the others with it."""
+    failures: dict[int, EngineFailure] = {}
+    for one in candidates:
+        try:
+            race([one.engine])
+        except EngineFailure as failure:
+            failures[id(one)] = failure
+    failures = failures or {id(candidates[-1]): EngineFailure("beside others")}
+    for one in candidates:
+        if id(one) in failures:
+            one.engine.close()
+            refused.append(_told(one, _fails(failures[id(one)])))
+    return [one for one in candidates if id(one) not in failures]
+
+
+def _fails(failure: EngineFailure) -> str:
+    return f"it fails when it is measured: {failure}"
+
+
+def _told(candidate: Candidate, why: str) -> str:
+    info = candidate.engine.info
+    return refusal(info.engine, info.device, f"{candidate.variant.file}: {why}")

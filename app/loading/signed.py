@@ -1,8 +1,8 @@
-"""Only what somebody has signed is loaded: OpenSSF's model signing (https://github.com/sigstore/model-transparency).
+"""Loads only what is signed: OpenSSF's model signing (https://github.com/sigstore/model-transparency).
 
-A version is copied to where only this process writes, the copy is held against its signature, and the copy is loaded:
-who can write to the store has no moment between the check and the use, and no link that leads elsewhere by then. What
-the signature does not name is not there either. A signature tells who made the files, not that there are none newer.
+A version is copied to a folder that only this process writes, the copy is verified against its signature, and the copy
+is loaded, so that nothing can change between the check and the use. Files that the signature does not name are removed.
+A signature tells who made the files, not that there are none newer.
 """
 
 from __future__ import annotations
@@ -30,26 +30,23 @@ from convoy.models.files import check_only_files, open_regular, read_small
 from convoy.models.store import StoredVersion, disk_errors
 
 _OWN_PREFIX = "signed-"
-# A process that has just made its folder has not locked it yet.
-_ABANDONED_AFTER_S = 60.0
-_MOST_WORDS = 200
-# What the library leaves out of a signature unless it is told otherwise; no model needs it.
+# Files that the library leaves out of a signature by default; no model needs them.
 _OF_GIT = frozenset({".git", ".gitattributes", ".github", ".gitignore"})
 
 
 class SignedCopy:
-    """A version that was held against its signature, in a folder that goes with `close`, or when nobody has this."""
+    """A version whose signature was verified, in a folder that is removed by `close` or with the last reference."""
 
     def __init__(self, original: StoredVersion, folder: Path) -> None:
         """`folder` is empty, and becomes this copy's."""
         inside = folder if original.is_flat else folder / str(original.version)
         self.stored = replace(original, folder=inside)
-        self._original = original
+        self.original = original
         self.close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     def told(self, error: BundleError) -> BundleError:
-        """The same of the files in the store, which are those that somebody can mend."""
-        return BundleError(str(error).replace(str(self.stored.folder), str(self._original.folder)))
+        """The same error about the files in the store, which are those to mend."""
+        return BundleError(str(error).replace(str(self.stored.folder), str(self.original.folder)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +82,21 @@ class SignedOnly:
                 ) from error
         return SignedOnly(keys, folder)
 
-    def copy_of(self, stored: StoredVersion) -> SignedCopy:
-        """Raises BundleError where it cannot be read or nobody has signed it so, JobError for a full disk."""
+    def place_for(self, stored: StoredVersion) -> SignedCopy:
+        """An empty place for a copy. Raises BundleError where it would not be safe, JobError for a full disk."""
         with disk_errors(self.folder):
             place = tempfile.mkdtemp(prefix=f"{stored.name}-", dir=_own_folder(self.folder))
-        copy = SignedCopy(stored, Path(place))
+        return SignedCopy(stored, Path(place))
+
+    def fill(self, copy: SignedCopy) -> None:
+        """Raises BundleError where it cannot be read or is not signed, JobError for a full disk."""
+        original = copy.original.folder
         try:
             with disk_errors(self.folder):
-                _copy(stored.folder, copy.stored.folder)
+                _copy(original, copy.stored.folder)
             self._check(copy.stored)
         except OSError as error:
-            copy.close()
-            raise BundleError(f"{stored.folder}: cannot be read ({error}); mend it or remove it") from error
-        except BundleError as error:
-            copy.close()
-            raise copy.told(error) from error
-        except BaseException:
-            copy.close()
-            raise
-        return copy
+            raise BundleError(f"{original}: cannot be read ({error}); mend it or remove it") from error
 
     def _check(self, stored: StoredVersion) -> None:
         folder = stored.folder
@@ -118,7 +111,7 @@ class SignedOnly:
             try:
                 _verifier(key).verify(folder, signature)
                 break
-            except Exception as error:  # whatever the libraries make of bytes that anybody may have written
+            except Exception as error:  # whatever the libraries raise for bytes that are not trusted
                 refused.append(f"{key}: {_brief(error)}")
         else:
             raise BundleError(f"{folder}: its signature does not hold ({'; '.join(refused)}); do not use it")
@@ -165,9 +158,9 @@ def _copy(source: Path, target: Path) -> None:
     try:
         shutil.copytree(source, target, copy_function=copy_file, ignore=of_git, dirs_exist_ok=True)
     except shutil.Error as error:
-        # Of each file that could not be copied: whence, whither, why.
-        whence, _, why = error.args[0][0]
-        raise BundleError(f"{whence}: cannot be read ({why}); mend it or remove it") from error
+        # Of each file that could not be copied: its source, its target, the reason.
+        origin, _, why = error.args[0][0]
+        raise BundleError(f"{origin}: cannot be read ({why}); mend it or remove it") from error
 
 
 @cache
@@ -187,7 +180,8 @@ def _own_folder(parent: Path) -> Path:
     _lock(own)  # never closed: the end of the process does
     for other in parent.glob(f"{_OWN_PREFIX}*"):
         with suppress(OSError):
-            if other == own or time.time() - other.stat().st_mtime < _ABANDONED_AFTER_S:
+            # A process that has just made its folder has not locked it yet.
+            if other == own or time.time() - other.stat().st_mtime < 60:
                 continue
             descriptor = _lock(other)
             shutil.rmtree(other, ignore_errors=True)
@@ -210,6 +204,6 @@ def _lock(folder: Path) -> int:
 def _brief(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror  # without its number and the path, which stands beside it
-    # Digests of both sides, which say nothing to anybody.
+    # Without the digests of both sides, which help no reader.
     words = str(error).partition(": Expected")[0].replace("[", "").replace("\\'", "'") or type(error).__name__
-    return words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}..."
+    return words if len(words) <= 200 else f"{words[:200]}..."

@@ -1,8 +1,8 @@
-"""What a `config.pbtxt` says of a bare model: all of it is honoured, passed over because no answer depends on it, or
+"""What a `config.pbtxt` says of a bare model: each field is honoured, passed over because no answer depends on it, or
 refused with a reason. `convoy.app.loading.config_fields` has the table.
 
-All mistakes of a file are told at once. Those of its text and its fields are found here, those that only the graph
-shows by who has it.
+All mistakes of a file are reported at once. Those of its text and its fields are found here; those that only the graph
+shows are found when it has been read.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ _log = logging.getLogger("convoy")
 
 # Of `parameters`, "true" or "false": whether batches are formed although the check of the rows objects.
 ROWS_ARE_INDEPENDENT = "convoy_rows_are_independent"
-_OURS = "convoy_"
-_PLATFORMS = frozenset({"", "onnxruntime_onnx"})
-_BACKENDS = frozenset({"", "onnxruntime"})
 _CHECKSUM, _MD5 = "checksum", "MD5:"
-_OIP_DTYPES = {"TYPE_STRING": "BYTES"}
 _INSTEAD = {
     "tensorflow": "convert the model with tf2onnx",
     "pytorch": "export the network with `convoy export`",
@@ -59,7 +55,7 @@ class ConfiguredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What is honoured. `mistakes` are all that were found in the file by itself; `serves_onnx`: it is for us."""
+    """What is honoured. `mistakes` are all that the file has by itself; `serves_onnx`: its model is one of ONNX."""
 
     path: Path
     max_batch_size: int = 0
@@ -80,7 +76,7 @@ class Configuration:
         return tuple(b if a < 0 else a for a, b in zip(named[0], own, strict=True)) if named else own
 
     def objections_to(self, graph: Signature) -> tuple[str, ...]:
-        """Where it and the graph do not say the same."""
+        """Where it and the graph disagree."""
         inputs = _side("input", self.inputs, graph.inputs, self.max_batch_size)
         return (*inputs, *_side("output", self.outputs, graph.outputs, self.max_batch_size))
 
@@ -135,15 +131,23 @@ class _Reading:
         self._mistakes = list(text.mistakes)
 
     def configuration(self) -> Configuration:
-        message = self._message
+        message, mistakes = self._message, self._mistakes
         serves_onnx = self._check_platform()
-        self._check_name()
-        self._mistakes += _refused(message)
-        self._check_policy()
+        if message.name and message.name != (own := self._stored.name):
+            mistakes.append(
+                f"name is {message.name!r}, and the model is {own!r}; give both the same name, or remove it"
+            )
+        mistakes += _refused(message)
+        try:
+            _policy(message, "")
+        except BundleError as error:
+            mistakes.append(str(error).removeprefix(": "))
         if message.max_batch_size < 0:
-            self._mistakes.append(f"max_batch_size is {message.max_batch_size}; set it to 0 or more")
+            mistakes.append(f"max_batch_size is {message.max_batch_size}; set it to 0 or more")
         inputs, outputs = (tuple(map(self._tensor, side)) for side in (message.input, message.output))
-        self._check_twice((*inputs, *outputs))
+        for name, count in Counter(one.name for one in (*inputs, *outputs)).items():
+            if count > 1 and name:
+                mistakes.append(f"tensor {name!r} is there {count} times; leave one of them")
         priorities, rows_are_independent = self._priorities(), self._rows_are_independent()
         model_file = self._model_file()
         self._check_agents()
@@ -155,32 +159,19 @@ class _Reading:
             priorities,
             model_file,
             rows_are_independent,
-            tuple(self._mistakes),
+            tuple(mistakes),
             serves_onnx,
         )
-
-    def _check_name(self) -> None:
-        name = self._message.name
-        if name and name != self._stored.name:
-            self._mistakes.append(
-                f"name is {name!r}, and the model is {self._stored.name!r}; give both the same name, or remove it"
-            )
 
     def _check_platform(self) -> bool:
         """Whether the model is one of ONNX."""
         message = self._message
-        others = [("platform", message.platform)] if message.platform not in _PLATFORMS else []
-        others += [("backend", message.backend)] if message.backend not in _BACKENDS else []
+        others = [("platform", message.platform)] if message.platform not in ("", "onnxruntime_onnx") else []
+        others += [("backend", message.backend)] if message.backend not in ("", "onnxruntime") else []
         for field, value in others:
             instead = next((words for known, words in _INSTEAD.items() if known in value), "convert the model to ONNX")
             self._mistakes.append(f"{field} is {value!r}, and Convoy serves ONNX alone, onnxruntime_onnx; {instead}")
         return not others and not message.HasField("ensemble_scheduling")
-
-    def _check_policy(self) -> None:
-        try:
-            _policy(self._message, "")
-        except BundleError as error:
-            self._mistakes.append(str(error).removeprefix(": "))
 
     def _tensor(self, tensor: Any) -> ConfiguredTensor:
         side = "output" if "label_filename" in tensor.DESCRIPTOR.fields_by_name else "input"
@@ -195,14 +186,9 @@ class _Reading:
                 "send and receive it"
             )
         dtype = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
-        dtype = "" if dtype == "TYPE_INVALID" else _OIP_DTYPES.get(dtype, dtype.removeprefix("TYPE_"))
+        dtype = {"TYPE_INVALID": "", "TYPE_STRING": "BYTES"}.get(dtype, dtype.removeprefix("TYPE_"))
         labels = self._labels(tensor.label_filename) if side == "output" and tensor.label_filename else ()
         return ConfiguredTensor(tensor.name, dtype, dims, labels)
-
-    def _check_twice(self, tensors: tuple[ConfiguredTensor, ...]) -> None:
-        for name, count in Counter(one.name for one in tensors).items():
-            if count > 1 and name:
-                self._mistakes.append(f"tensor {name!r} is there {count} times; leave one of them")
 
     def _labels(self, name: str) -> tuple[str, ...]:
         folder = self._path.parent
@@ -220,16 +206,14 @@ class _Reading:
     def _priorities(self) -> Priorities:
         batching = self._message.dynamic_batching
         levels, default = batching.priority_levels, batching.default_priority_level
-        if not levels and not default:
-            return Priorities()
         try:
-            return Priorities(levels, default)
+            return Priorities(levels, default) if levels or default else Priorities()
         except BundleError as error:
             self._mistakes.append(f"{error}; correct priority_levels or default_priority_level in dynamic_batching")
             return Priorities()
 
     def _rows_are_independent(self) -> bool:
-        ours = {key: one.string_value for key, one in self._message.parameters.items() if key.startswith(_OURS)}
+        ours = {key: one.string_value for key, one in self._message.parameters.items() if key.startswith("convoy_")}
         value = ours.pop(ROWS_ARE_INDEPENDENT, "false")
         for key in sorted(ours):
             self._mistakes.append(f"there is no parameter {key!r}; there is {ROWS_ARE_INDEPENDENT}")
@@ -280,11 +264,11 @@ class _Reading:
             )
 
 
-def _set_fields(message: Any, inside: str = "") -> Iterator[tuple[str, Any]]:
+def _set_fields(message: Any, inside: str = "") -> Iterator[str]:
     """The fields that are set, each by the names that lead to it; not those in what is not honoured."""
     for field, value in message.ListFields():
         path = f"{inside}{field.name}"
-        yield path, value
+        yield path
         row = FIELDS.get(path)
         if field.message_type is None or row is None or row.use != "honoured":
             continue
@@ -295,20 +279,19 @@ def _set_fields(message: Any, inside: str = "") -> Iterator[tuple[str, Any]]:
                 yield from _set_fields(one, f"{path}.")
 
 
-def _refused(message: Any) -> list[str]:
+def _refused(message: Any) -> Iterator[str]:
     """Each of them once, however often it is set."""
-    found: dict[str, str] = {}
-    for path, _ in _set_fields(message):
+    for path in dict.fromkeys(_set_fields(message)):
         if path not in FIELDS:
-            found[path] = f"{path}: Convoy does not know this field; remove it"
+            yield f"{path}: Convoy does not know this field; remove it"
         elif FIELDS[path].use == "refused":
-            found[path] = f"{path}: {FIELDS[path].why.replace('`', '')}"
-    return list(found.values())
+            yield f"{path}: {FIELDS[path].why.replace('`', '')}"
 
 
-def _harmless(message: Any) -> list[str]:
-    uses = {path: FIELDS[path] for path, _ in _set_fields(message) if path in FIELDS}
-    return [f"{path} changes nothing: {row.why}" for path, row in uses.items() if row.use == "harmless"]
+def _harmless(message: Any) -> Iterator[str]:
+    for path in dict.fromkeys(_set_fields(message)):
+        if path in FIELDS and FIELDS[path].use == "harmless":
+            yield f"{path} changes nothing: {FIELDS[path].why}"
 
 
 def _side(

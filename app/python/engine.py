@@ -21,9 +21,8 @@ from convoy.app.config.sources import Sources
 from convoy.app.engines.select import PrecisionChoice
 from convoy.app.engines.table import AUTO
 from convoy.app.loading.load import DEFAULT_LIMIT_S
-from convoy.app.python.arrays import request_of
+from convoy.app.python.inputs import OneImage, one_or_several, request_of
 from convoy.app.python.inside import Asked, Inside
-from convoy.app.python.pictures import OneImage, one_or_several
 from convoy.app.python.private_loop import PrivateLoop
 from convoy.app.python.questions import Question, WhichBoxes, WhichClasses, WhichPixels
 from convoy.app.python.records import ImageAnswer, ModelSummary
@@ -86,15 +85,14 @@ class PythonEngine:
                 "default_timeout_ms": default_timeout_ms,
             }
         )
-        self._failure = _Failure()
         self._loop = loop = PrivateLoop("convoy-engine")
         try:
-            self._inside = inside = loop.result(lambda: _open(settings, self._failure, loop))
+            self._inside = inside = loop.result(lambda: _open(settings, loop))
         except BaseException:
             loop.close()
             raise
         # Also where it is forgotten. When the program ends there is nothing to give back, nor a thread to do it.
-        self._end = weakref.finalize(self, _close, inside, loop)
+        self._end = weakref.finalize(self, loop.close, inside.close)
         self._end.atexit = False
 
     # Asking
@@ -134,7 +132,7 @@ class PythonEngine:
         priority: int = 0,
         request_id: str | None = None,
     ) -> dict[str, np.ndarray]:
-        """`infer` for who awaits. Cancelling takes the request out of the queue."""
+        """`infer` for `await`. Cancelling takes the request out of the queue."""
         request = request_of(inputs, outputs, priority, request_id)
         asked = Asked.of(model, version, timeout_ms)
         return await self._loop.ask(lambda: self._inside.infer(asked, request))
@@ -171,7 +169,7 @@ class PythonEngine:
         threshold: float | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """`predict` for who awaits. Cancelling takes what waits out of the queue."""
+        """`predict` for `await`. Cancelling takes what waits out of the queue."""
         return await self._aask(Asked.of(model, version, timeout_ms), images, WhichClasses(top_k, threshold))
 
     def segment(
@@ -196,7 +194,7 @@ class PythonEngine:
         version: int | str | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """`segment` for who awaits. Cancelling takes what waits out of the queue."""
+        """`segment` for `await`. Cancelling takes what waits out of the queue."""
         return await self._aask(Asked.of(model, version, timeout_ms), images, WhichPixels())
 
     def detect(
@@ -226,7 +224,7 @@ class PythonEngine:
         threshold: float | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """`detect` for who awaits. Cancelling takes what waits out of the queue."""
+        """`detect` for `await`. Cancelling takes what waits out of the queue."""
         return await self._aask(Asked.of(model, version, timeout_ms), images, WhichBoxes(top_k, threshold))
 
     def _ask(
@@ -254,7 +252,7 @@ class PythonEngine:
 
         None while it is well. Only a new engine helps, and where a device is lost only a new process.
         """
-        return self._failure.reason
+        return self._loop.failure
 
     # Ending
 
@@ -263,7 +261,7 @@ class PythonEngine:
         self._end()
 
     async def aclose(self) -> None:
-        """`close` for who awaits."""
+        """`close` for `await`."""
         await asyncio.to_thread(self._end)
 
     def __enter__(self) -> PythonEngine:
@@ -291,12 +289,6 @@ PythonEngine.__name__ = PythonEngine.__qualname__ = "Engine"
 PythonEngine.__module__ = "convoy"
 
 
-class _Failure:
-    """Why an engine is lost. Apart from the engine, which nothing on its loop may hold."""
-
-    reason: str | None = None
-
-
 def _settings(given: dict[str, object]) -> Settings:
     """Of what is given alone: a library does not look into its program's environment. Raises UsageError."""
     try:
@@ -305,19 +297,12 @@ def _settings(given: dict[str, object]) -> Settings:
         raise Sources().not_valid(error, Settings) from error
 
 
-async def _open(settings: Settings, failure: _Failure, loop: PrivateLoop) -> Inside:
-    def on_fatal(reason: str) -> None:
-        failure.reason = failure.reason or reason
-        loop.fail(f"the engine is lost: {reason}; make a new one, in a new process if that fails as well")
-
-    inside = Inside(settings, on_fatal)
+async def _open(settings: Settings, loop: PrivateLoop) -> Inside:
+    """Knows the loop and not the engine, which nothing on its loop may hold."""
+    inside = Inside(settings, loop.fail)
     try:
         await inside.open()
     except BaseException:
         await inside.close()
         raise
     return inside
-
-
-def _close(inside: Inside, loop: PrivateLoop) -> None:
-    loop.close(inside.close)

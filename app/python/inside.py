@@ -21,22 +21,19 @@ from convoy.app.pictures.decoder import Decoder, DecodeWork
 from convoy.app.pictures.predictor import Predictor, check_timeout_ms
 from convoy.app.protocol.inference import InferRequest, answers_of, is_heavy, request_for, understand
 from convoy.app.protocol.tensors import RawRequest
-from convoy.app.python.arrays import array_of, bytes_of
-from convoy.app.python.pictures import OneImage, picture_of
+from convoy.app.python.inputs import OneImage, array_of, bytes_of, picture_of
 from convoy.app.python.questions import Question
 from convoy.app.python.records import ImageAnswer, ModelSummary
 from convoy.app.telemetry.outcomes import ANSWERED, Refusal, ending_of
 from convoy.models.errors import DeadlineExceeded, JobError, Overloaded, RequestError
 
 PROTOCOL = "python"
-# What was begun may end, as when a server drains.
-_DRAIN_S = 30.0
 # What another image's end may make room for.
 _MAY_FIT_LATER = frozenset({Refusal.QUEUE_FULL, Refusal.MEMORY, Refusal.DECODE_QUEUE})
 
 
 class Asked(NamedTuple):
-    """What a call asks for beside its values. `version` None: the highest; `timeout_ms` None: as the engine is told."""
+    """What a call asks for besides its values. `version` None: the highest; `timeout_ms` None: the engine's default."""
 
     model: str
     version: str | None
@@ -59,7 +56,6 @@ class Asking:
         self._options = options
         # Single calls find room beside those that have thousands of images.
         self._many = asyncio.Semaphore(max(1, max_queue // 2))
-        self._decode_threads = options.decode_threads
         self._ended = asyncio.Event()
 
     async def models(self) -> tuple[ModelSummary, ...]:
@@ -103,6 +99,8 @@ class Asking:
         arrival_s = asyncio.get_running_loop().time()
         results: list[ImageAnswer | None] = [None] * len(images)
         left = iter(range(len(images)))
+        # How many images of one call are in flight: enough for full batches, and not all of a million.
+        window = 2 * max(1, served.spec.max_batch_size) * max(1, served.engines) + self._options.decode_threads
 
         async def work() -> None:
             for index in left:
@@ -110,13 +108,9 @@ class Asking:
                     results[index] = await self._one_of_many(asked, arrival_s, served, images[index], question)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(len(images), self._window(served))):
+            for _ in range(min(len(images), window)):
                 group.create_task(work())
         return [result for result in results if result is not None]
-
-    def _window(self, served: Served) -> int:
-        """So many images of one call are on their way: enough for full batches, and not all of a million."""
-        return 2 * max(1, served.spec.max_batch_size) * max(1, served.engines) + self._decode_threads
 
     async def _one_of_many(
         self,
@@ -182,8 +176,8 @@ class Inside(Asking):
 
     def __init__(self, settings: Settings, on_fatal: Callable[[str], None]) -> None:
         self._on_fatal = on_fatal
-        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        core = Core(settings.core_options(), on_loaded=self._has_loaded, on_fatal=self._fatal)
+        self._loaded = asyncio.Event()
+        core = Core(settings.core_options(), on_loaded=self._loaded.set, on_fatal=self._fatal)
         options = settings.serve_options()
         decoder = Decoder(options.decode_threads, options.max_decoding)
         core.waiting_to_decode = lambda: decoder.waiting
@@ -192,7 +186,7 @@ class Inside(Asking):
     async def open(self) -> None:
         """Return when what can be loaded is. Raises JobError where that is nothing."""
         await self._core.start()
-        await self._loaded
+        await self._loaded.wait()
         failure = self._core.load_failure
         if failure is not None:
             refused = [f"{one.name} version {one.version}: {one.reason}" for one in self._core.catalog.refused()]
@@ -200,15 +194,11 @@ class Inside(Asking):
 
     async def close(self) -> None:
         """Let what has begun end, and give the engines' memory back."""
-        await self._core.drain(_DRAIN_S)
+        await self._core.drain(30.0)
         self._decoder.close()
         await self._core.stop()
 
-    def _has_loaded(self) -> None:
-        if not self._loaded.done():
-            self._loaded.set_result(None)
-
     def _fatal(self, reason: str) -> None:
-        """From any thread. What could not be loaded is told by `open`."""
+        """From any thread. `open` reports what could not be loaded."""
         if self._core.load_failure is None:
             self._on_fatal(reason)

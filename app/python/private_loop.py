@@ -1,6 +1,6 @@
-"""An event loop in a thread of its own, which anybody may ask from any thread or any loop.
+"""An event loop in a thread of its own, which any thread and any other loop may ask.
 
-Knows threads, loops and processes; knows nothing of what is asked. What is asked ends exactly once, also where the
+Knows threads, loops and processes; knows nothing of what is asked. What is asked ends exactly once, even when the
 loop itself hangs or is gone.
 """
 
@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -20,10 +20,6 @@ from convoy.app.server.runtime import run
 from convoy.models.errors import Unavailable, UsageError
 
 Result = TypeVar("Result")
-# What ends in good order needs less; a thread that hangs in an engine is left behind.
-_END_WITHIN_S = 60.0
-_END_OF_LOST_WITHIN_S = 5.0
-_CLOSED = "the engine is closed; make a new one"
 _AT_WORK: weakref.WeakSet[PrivateLoop] = weakref.WeakSet()
 
 
@@ -35,7 +31,8 @@ class PrivateLoop:
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
         self._refusal = ""  # why nothing is taken any more
-        self._is_lost = self._is_last = False
+        self.failure: str | None = None  # why it was lost
+        self._is_last = False
         ready: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=self._live, args=(ready,), name=name, daemon=True)
         self._thread.start()
@@ -47,36 +44,45 @@ class PrivateLoop:
 
         Raises Unavailable after `close` and `fail`, and UsageError in a process that was forked from the loop's own.
         """
-        self.check_process()
-        future: Future[Result] = Future()
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"this Engine was made in process {self._process}, before the fork, and its threads are not in this "
+                "one; make an Engine in each process, such as in the workers' initializer"
+            )
         with self._lock:
             if self._refusal:
                 raise Unavailable(self._refusal)
+            future = asyncio.run_coroutine_threadsafe(work(), self._loop)
             self._pending.add(future)
         future.add_done_callback(self._pending.discard)
-        self._loop.call_soon_threadsafe(self._start, work, future)
         return future
 
     def result(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """What it gives, or raises. Who is interrupted while it waits gives it up."""
+        """Return what it gives, or raise what it raises. An interrupt while waiting cancels it."""
         future = self.begin(work)
         try:
             return future.result()
+        except CancelledError:
+            raise Unavailable(self._refusal) from None
         except BaseException:
             future.cancel()  # does nothing to one that has ended
             raise
 
     async def ask(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """The same for who awaits, on any loop."""
-        return await asyncio.wrap_future(self.begin(work))
+        """The same for an awaiting caller, on any loop."""
+        future, task = self.begin(work), asyncio.current_task()
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if self._refusal and task is not None and not task.cancelling():
+                raise Unavailable(self._refusal) from None
+            raise
 
     def fail(self, reason: str) -> None:
-        """Whoever waits hears of it now, and whoever asks from now on. From any thread, and though the loop hangs."""
-        self._is_lost = True
-        self._refuse(reason)
-        for future in [*self._pending]:
-            with suppress(InvalidStateError):
-                future.set_exception(Unavailable(reason))
+        """Waiting callers get the reason now, and later ones at once. From any thread, even while the loop hangs."""
+        self.failure = self.failure or reason
+        self._refuse(f"the engine is lost: {reason}; make a new one, in a new process if that fails as well")
+        self._give_up()
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Take nothing any more, do the `last` on the loop, give up what has not ended, and end the thread.
@@ -85,29 +91,21 @@ class PrivateLoop:
         """
         if os.getpid() != self._process:
             return
-        self._refuse(_CLOSED)
+        self._refuse("the engine is closed; make a new one")
         with suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._end, last)
         if threading.current_thread() is not self._thread:  # else the garbage collector came by on the loop itself
-            self._thread.join(_END_OF_LOST_WITHIN_S if self._is_lost else _END_WITHIN_S)
-        self.fail(_CLOSED)
-
-    def end_with_program(self) -> None:
-        """Let no thread of it be inside a library when that is taken down; nothing else matters any more."""
-        self._is_last = True
-        self.close()
-
-    def check_process(self) -> None:
-        """Raises UsageError in another process than the one that made it: its threads are not there."""
-        if os.getpid() != self._process:
-            raise UsageError(
-                f"this Engine was made in process {self._process}, before the fork, and its threads are not in this "
-                "one; make an Engine in each process, such as in the workers' initializer"
-            )
+            # An orderly end needs less; a thread that hangs in an engine is left behind.
+            self._thread.join(60.0 if self.failure is None else 5.0)
+        self._give_up()
 
     def _refuse(self, reason: str) -> None:
         with self._lock:
             self._refusal = self._refusal or reason
+
+    def _give_up(self) -> None:
+        for future in [*self._pending]:
+            future.cancel()
 
     def _live(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
         async def until_closed() -> None:
@@ -133,32 +131,10 @@ class PrivateLoop:
 
         self._ending = self._loop.create_task(end())  # kept, or the garbage collector might take it
 
-    def _start(self, work: Callable[[], Coroutine[Any, Any, Result]], future: Future[Result]) -> None:
-        if future.done():  # nobody waits any more
-            return
-        task = self._loop.create_task(work())
-        task.add_done_callback(lambda done: _settle(done, future))
-
-        def given_up(ended: Future[Result]) -> None:
-            if not task.done():
-                with suppress(RuntimeError):  # the loop has ended, and every task with it
-                    self._loop.call_soon_threadsafe(task.cancel)
-
-        future.add_done_callback(given_up)
-
 
 @atexit.register
 def _end_with_program() -> None:
+    """No thread may be inside a library when that is taken down; nothing else matters any more."""
     for loop in [*_AT_WORK]:
-        loop.end_with_program()
-
-
-def _settle(task: asyncio.Task[Result], future: Future[Result]) -> None:
-    error = None if task.cancelled() else task.exception()
-    with suppress(InvalidStateError):  # whoever waited has heard of something else
-        if task.cancelled():
-            future.cancel()
-        elif error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(task.result())
+        loop._is_last = True
+        loop.close()

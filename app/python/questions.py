@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Generic
+from typing import Any, Generic
 
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.pictures.answering import ANSWERING, BOXES, CLASS_MAP, CLASSES, Answering, Wanted, why_no_predictions
@@ -16,90 +15,55 @@ from convoy.models.errors import InvalidRequest, RequestError
 _ASKED_BY: dict[Answering, str] = {CLASSES: "predict", CLASS_MAP: "segment", BOXES: "detect"}
 
 
-class Question(ABC, Generic[ImageAnswer]):
-    """Asked of every image of a call alike."""
+class Question(Generic[ImageAnswer]):
+    """Asked of every image of a call alike: the best `top_k` of what reaches `threshold`."""
 
     answering: Answering
+    record: type[Any]
+
+    def __init__(self, top_k: int | None = None, threshold: float | None = None) -> None:
+        """Raises InvalidRequest."""
+        self._top_k = None if top_k is None else check_top_k(top_k, top_k)
+        self._threshold = threshold
 
     def wanted(self, served: Served) -> Wanted:
-        """As the wires ask it. Raises InvalidRequest where the version does not answer this."""
-        name, spec = served.key.model, served.spec
+        """The same as a wire asks. Raises InvalidRequest where the version does not answer this."""
+        name, spec, threshold = served.key.model, served.spec, self._threshold
         why = why_no_predictions(spec)
         if why is not None:
             raise InvalidRequest(f"'{name}' {why}; give tensors to infer()")
         own = ANSWERING[spec.task]
         if own is not self.answering:
             raise InvalidRequest(f"'{name}' has the task {spec.task!r}; ask it with {_ASKED_BY[own]}()")
-        return self._wanted(served)
+        if threshold is not None:
+            threshold = check_threshold(threshold, threshold, served)
+        if own is CLASSES:
+            return wanted_classes(self._top_k, threshold)
+        return Wanted(own, self._top_k, threshold)
 
-    @abstractmethod
-    def _wanted(self, served: Served) -> Wanted: ...
-
-    @abstractmethod
     def answer(self, key: ModelKey, predicted: Predicted) -> ImageAnswer:
         """The record of what was found."""
+        answer: ImageAnswer = self.record(key.model, key.version, tuple(predicted.found), predicted.timing)
+        return answer
 
-    @abstractmethod
     def failure(self, key: ModelKey, error: RequestError) -> ImageAnswer:
         """The record of an image that has no answer."""
+        answer: ImageAnswer = self.record(key.model, key.version, error=error)
+        return answer
 
 
-class _Ranked(Question[ImageAnswer]):
-    """The best `top_k` of what reaches `threshold`."""
-
-    def __init__(self, top_k: int | None, threshold: float | None) -> None:
-        """Raises InvalidRequest."""
-        self._top_k = None if top_k is None else check_top_k(top_k, top_k)
-        self._threshold = threshold
-
-    def _checked_threshold(self, served: Served) -> float | None:
-        threshold = self._threshold
-        return None if threshold is None else check_threshold(threshold, threshold, served)
+class WhichClasses(Question[Classification]):
+    answering, record = CLASSES, Classification
 
 
-class WhichClasses(_Ranked[Classification]):
-    answering = CLASSES
-
-    def _wanted(self, served: Served) -> Wanted:
-        return wanted_classes(self._top_k, self._checked_threshold(served))
-
-    def answer(self, key: ModelKey, predicted: Predicted) -> Classification:
-        return Classification(key.model, key.version, tuple(predicted.found), predicted.timing)
-
-    def failure(self, key: ModelKey, error: RequestError) -> Classification:
-        return Classification(key.model, key.version, (), error=error)
-
-
-class WhichBoxes(_Ranked[Detections]):
-    answering = BOXES
-
-    def _wanted(self, served: Served) -> Wanted:
-        return Wanted(BOXES, self._top_k, self._checked_threshold(served))
-
-    def answer(self, key: ModelKey, predicted: Predicted) -> Detections:
-        return Detections(key.model, key.version, tuple(predicted.found), predicted.timing)
-
-    def failure(self, key: ModelKey, error: RequestError) -> Detections:
-        return Detections(key.model, key.version, error=error)
+class WhichBoxes(Question[Detections]):
+    answering, record = BOXES, Detections
 
 
 class WhichPixels(Question[Segmentation]):
-    answering = CLASS_MAP
-
-    def _wanted(self, served: Served) -> Wanted:
-        return Wanted(CLASS_MAP)
+    answering, record = CLASS_MAP, Segmentation
 
     def answer(self, key: ModelKey, predicted: Predicted) -> Segmentation:
         found: SegmentedPicture = predicted.found
-        classes = tuple(found.classes)
-        return Segmentation(
-            key.model,
-            key.version,
-            found.class_map,
-            classes,
-            found.unseen_share,
-            timing_ms=predicted.timing,
-        )
-
-    def failure(self, key: ModelKey, error: RequestError) -> Segmentation:
-        return Segmentation(key.model, key.version, error=error)
+        shown = (found.class_map, tuple(found.classes), found.unseen_share)
+        return Segmentation(key.model, key.version, *shown, predicted.timing)

@@ -24,7 +24,7 @@ class Classification:
 
     model: str
     version: int
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[Prediction, ...] = ()
     timing_ms: Timing | None = None
     error: RequestError | None = None
 

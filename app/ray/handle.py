@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from convoy.app.core import Core
-from convoy.app.python.arrays import request_of
+from convoy.app.python.inputs import OneImage, one_or_several, request_of
 from convoy.app.python.inside import Asked, Asking
-from convoy.app.python.pictures import OneImage, one_or_several
 from convoy.app.python.questions import WhichBoxes, WhichClasses, WhichPixels
 from convoy.app.python.records import Classification, Detections, Segmentation
 from convoy.app.ray.ways import Ways

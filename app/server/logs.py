@@ -1,7 +1,8 @@
 """Log lines, as text or as JSON: time, level, message, and the request that they are about.
 
-A line of JSON has besides what its writer gave as `extra`. Whatever a process that serves has to say goes this way,
-crashes included, because what is printed waits for who reads it.
+A line of JSON also has what its writer gave as `extra`. Everything that a server says goes this way, crashes included:
+a thread writes the lines, so that no caller waits for a slow reader. Between them is a queue of limited size. Lines
+that do not fit are dropped and counted, and the log says how many as soon as it is read again.
 """
 
 from __future__ import annotations
@@ -10,19 +11,127 @@ import faulthandler
 import logging
 import os
 import re
+import select
 import sys
 import tempfile
 import threading
 import time
-from contextvars import ContextVar
+import traceback
+from collections import deque
+from contextvars import Context, ContextVar
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal
 
-from convoy.app.server.log_writer import LogWriter
 from convoy.models.errors import UsageError
 
 _log = logging.getLogger("convoy")
+
+
+class LogWriter(logging.Handler):
+    """Writes formatted records, of which at most `room_bytes` wait. `descriptor` is its own from now on."""
+
+    def __init__(self, descriptor: int, encoding: str = "utf-8", room_bytes: int = 4 << 20) -> None:
+        super().__init__()
+        self.dropped_lines = 0  # in all
+        self._descriptor, self._encoding, self._room_bytes = descriptor, encoding, room_bytes
+        self._lines: deque[bytes] = deque()
+        self._waiting_bytes = 0  # with what is being written
+        self._untold_lines = 0  # dropped since the log said so
+        self._is_closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self._encoded(record)
+        except Exception:
+            self.handleError(record)
+            return
+        self._put(line)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
+        """The library prints it, which may block."""
+        self._put(f"a line of the log could not be written:\n{traceback.format_exc()}".encode())
+
+    def flush(self, within_s: float = 2.0) -> None:
+        """Wait until everything has been written, but not for longer than that."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting_bytes or not self._thread.is_alive(), within_s)
+
+    def close(self) -> None:
+        """Leave what has not been written yet to the thread, for which the process does not wait."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        super().close()
+
+    def _encoded(self, record: logging.LogRecord) -> bytes:
+        return f"{self.format(record)}\n".encode(self._encoding, "backslashreplace")
+
+    def _put(self, line: bytes) -> None:
+        with self._changed:
+            if self._waiting_bytes and self._waiting_bytes + len(line) > self._room_bytes:
+                self.dropped_lines += 1
+                self._untold_lines += 1
+                return
+            self._tell_of_dropped()  # before what comes after them
+            self._add(line)
+
+    def _tell_of_dropped(self) -> None:
+        if not self._untold_lines:
+            return
+        count, self._untold_lines = self._untold_lines, 0
+        told = "%d lines of the log were dropped here, because nobody read it and %d MiB were waiting"
+        given = (told, (count, self._room_bytes >> 20), None)
+        record = logging.LogRecord("convoy", logging.WARNING, "", 0, *given)
+        # In no request's context, whichever task runs now.
+        self._add(Context().run(self._line_of_own, record))
+
+    def _line_of_own(self, record: logging.LogRecord) -> bytes:
+        self.filter(record)
+        return self._encoded(record)
+
+    def _add(self, line: bytes) -> None:
+        self._lines.append(line)
+        self._waiting_bytes += len(line)
+        self._changed.notify_all()
+
+    def _write_all(self) -> None:
+        while chunk := self._next_chunk():
+            written_bytes = self._write(b"".join(chunk))
+            with self._changed:
+                self._waiting_bytes -= sum(map(len, chunk))
+                if not written_bytes:  # a disk that is full, or a reader that is gone
+                    self.dropped_lines += len(chunk)
+                    self._untold_lines += len(chunk)
+                elif not self._lines:
+                    self._tell_of_dropped()
+                self._changed.notify_all()
+
+    def _next_chunk(self) -> list[bytes]:
+        """Wait for lines and return some; none when there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lines or self._is_closing)
+            chunk, nbytes = [], 0
+            while self._lines and nbytes < 64 << 10:  # what a pipe holds, so that there is room as soon as it is read
+                chunk.append(self._lines.popleft())
+                nbytes += len(chunk[-1])
+            return chunk
+
+    def _write(self, data: bytes) -> int:
+        """How many bytes were written: all, unless writing fails."""
+        done = 0
+        while done < len(data):
+            try:
+                done += os.write(self._descriptor, data[done:])
+            except BlockingIOError:  # another process that shares the descriptor has made it so
+                select.select([], [self._descriptor], [])
+            except OSError:
+                break
+        return done
+
 
 # The id of the request that the current task answers; empty outside of one.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -32,16 +141,16 @@ LogFormat = Literal["text", "json"]
 
 
 def printable(text: str) -> str:
-    """A client's bytes must not be able to write log lines of their own, or to steer a terminal."""
+    """Escape what a client could use to forge log lines or to control a terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-# What ends a field, or could be taken for another's beginning.
+# Characters that end a field, or could begin another.
 _ENDS_FIELD = re.compile(r'[\s"=\[\]\\]')
 
 
 def field(text: str) -> str:
-    """A client's word as one field of a line: itself, or in quotes where it could be taken for more than that."""
+    """A client's word as one field of a line: itself, or quoted where it could be read as more than one."""
     if text and text.isprintable() and not _ENDS_FIELD.search(text):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -49,17 +158,11 @@ def field(text: str) -> str:
 
 
 class _Formatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        message = printable(record.getMessage())
-        line = f"{_moment(int(record.created))}.{int(record.msecs):03d}Z {record.levelname:<7} {message}"
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         own_id = request_id.get()
-        if own_id:
-            line += f" [request {field(own_id)}]"
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        if record.stack_info:
-            line += "\n" + record.stack_info
-        return line
+        told = f" [request {field(own_id)}]" if own_id else ""
+        moment = f"{_moment(int(record.created))}.{int(record.msecs):03d}Z"
+        return f"{moment} {record.levelname:<7} {printable(record.message)}{told}"
 
 
 @lru_cache(1)
@@ -77,7 +180,7 @@ def _for_json(record: logging.LogRecord) -> bool:
 
 
 def takes_fields() -> bool:
-    """Whether anybody reads what a line's writer gives as `extra`: our JSON does, our text does not, and others may."""
+    """Whether any handler uses what a line's writer gives as `extra`: JSON does, our text does not, and others may."""
     handlers: list[logging.Handler] = []
     logger: logging.Logger | None = logging.getLogger("convoy.access")
     while logger is not None:
@@ -89,7 +192,7 @@ def takes_fields() -> bool:
 def _to_stderr() -> logging.Handler:
     try:
         descriptor = os.dup(sys.stderr.fileno())
-    except (AttributeError, OSError, ValueError):  # it is closed, or somebody's stand-in, which waits for nobody
+    except (AttributeError, OSError, ValueError):  # it is closed, or replaced by an object without a descriptor
         return logging.StreamHandler(sys.stderr)
     return LogWriter(descriptor, sys.stderr.encoding)
 
@@ -152,7 +255,7 @@ def _tell_of_crash(
 
 
 def tell_stacks() -> None:
-    """Say where every thread is."""
+    """Log the stack of every thread."""
     try:
         with tempfile.TemporaryFile() as file:
             faulthandler.dump_traceback(file, all_threads=True)
@@ -165,12 +268,12 @@ def tell_stacks() -> None:
 
 
 def dropped_lines() -> int:
-    """How many lines were not written, because nobody read the earlier ones."""
+    """How many lines were not written, because earlier ones were not read."""
     return sum(writer.dropped_lines for writer in _writers())
 
 
 def flush(within_s: float = 2.0) -> None:
-    """Before the process ends: write what waits, as far as somebody reads it within that time."""
+    """Before the process ends: write what waits, as far as it is read within that time."""
     for writer in _writers():
         writer.flush(within_s)
 

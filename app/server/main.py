@@ -27,10 +27,13 @@ from convoy.app.http.connection import guarded_protocol
 from convoy.app.http.gate import HotRoutes
 from convoy.app.server import logs
 from convoy.app.server.acceptor import Acceptor
-from convoy.app.server.exits import StopSignals, end_for, end_now, end_within
 from convoy.app.server.http_server import HttpServer, announce, listen, take_port, write_address
 from convoy.app.server.runtime import (
+    StopSignals,
     collect_only_what_comes,
+    end_for,
+    end_now,
+    end_within,
     give_large_allocations_back,
     raise_file_limit,
     run,
@@ -39,14 +42,12 @@ from convoy.app.telemetry.outcomes import Refusal
 from convoy.app.telemetry.start_tracing import check_tracing, start_tracing
 
 _log = logging.getLogger("convoy")
-# What ends in good order needs less; what hangs is not waited for.
-_GRACE_S = 10.0
 
 
 def serve(settings: Settings, unknown_variables: Sequence[str] = ()) -> int:
     """Serve until told to stop; the exit code. Raises UsageError.
 
-    `unknown_variables` are those of the environment that say nothing to anybody, although their names promise it.
+    `unknown_variables` are those of the environment that look like options and are none.
     """
     logs.configure(settings.log_level, settings.log_format)
     try:
@@ -65,7 +66,7 @@ def _serve(settings: Settings, unknown_variables: Sequence[str]) -> int:
     if settings.address_file:
         write_address(settings.scheme, listener, Path(settings.address_file))
     if settings.tracing:
-        check_tracing()  # before anybody hears of a server
+        check_tracing()  # before the server is announced
     return run(Host(settings, listener).run())
 
 
@@ -91,9 +92,8 @@ class Host:
         options = settings.serve_options()
         self._reloading = Reloading(settings, self.core, options)
         hot = HotRoutes(self.core, options)
-        limits = settings.connection_limits()
-        protocol = guarded_protocol(limits, lambda: self.core.turned_away(Refusal.CONNECTIONS))
-        self._handshakes = limits.handshakes(lambda: options.tls)
+        self._options, self._limits = options, settings.connection_limits()
+        protocol = guarded_protocol(self._limits, lambda: self.core.turned_away(Refusal.CONNECTIONS))
         self._acceptor: Acceptor | None = None
         self._http = HttpServer(
             create_app(self.core, options, hot),
@@ -105,14 +105,13 @@ class Host:
         self._grpc = grpc_host(self.core, options, hot.decoder, holder, max_calls=settings.max_connections)
 
     async def run(self) -> int:
-        self._signals = StopSignals(self._stop)
-        self._signals.heed_hangup(self._reloading.read_again)
+        self._signals = StopSignals(self._stop, self._reloading.read_again)
         announce(self._settings.scheme, *self._listener.getsockname()[:2])
         collect_only_what_comes()
-        return await self._grpc.serve_beside(self._http, [])
+        return await self._grpc.serve_beside(self._http)
 
     async def _accept(self) -> None:
-        self._acceptor = Acceptor(self._listener, self._http.make_protocol, self._handshakes)
+        self._acceptor = Acceptor(self._listener, self._http.make_protocol, self._limits, tls=lambda: self._options.tls)
 
     def _accept_no_more(self) -> None:
         if self._acceptor is not None:
@@ -128,7 +127,7 @@ class Host:
             _log.info("stopped: every accepted request was answered")
         else:
             _log.error("stopped: %d requests were not answered in time", self.core.open_calls)
-        end_within(_GRACE_S, lambda: self._http.exit_code)
+        end_within(10.0, lambda: self._http.exit_code)
         await self._grpc.close()
         self._http.stop()
 

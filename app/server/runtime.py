@@ -1,22 +1,27 @@
-"""What a process of the server asks of the system before it serves: files, memory, an event loop."""
+"""The process: what it asks of the system before it serves, threads for work that may never end, and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
 import gc
+import logging
 import os
 import resource
+import signal
 import sys
-from collections.abc import Coroutine
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from convoy.app.server import logs
 
+_log = logging.getLogger("convoy")
+
 Result = TypeVar("Result")
-_M_MMAP_THRESHOLD = -3  # from malloc.h
-_LARGE_BYTES = 8 << 20
 
 
 def raise_file_limit() -> None:
@@ -32,11 +37,12 @@ def give_large_allocations_back() -> None:
     after some large uploads the process would stay several times larger than `--max-inflight-mb` promises.
     """
     with suppress(OSError, AttributeError):  # another C library has other habits
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        m_mmap_threshold = -3  # from malloc.h
+        ctypes.CDLL(None).mallopt(m_mmap_threshold, 8 << 20)
 
 
 def give_freed_memory_back() -> None:
-    """What the C library keeps of what was freed in small pieces; takes some milliseconds, and is for much of it."""
+    """Return what the C library keeps of memory that was freed in small pieces; takes some milliseconds."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -44,8 +50,8 @@ def give_freed_memory_back() -> None:
 def collect_only_what_comes() -> None:
     """Exempt whatever exists from garbage collection, and collect from now on.
 
-    A process that serves keeps a hundred thousand objects from its start. Looking through all of them takes a tenth
-    of a second, in which nobody is answered, every few thousand requests.
+    A server keeps a hundred thousand objects from its start. Scanning all of them takes a tenth of a second, in which
+    no request is answered, every few thousand requests.
     """
     gc.freeze()
     gc.enable()
@@ -68,16 +74,123 @@ def _loop_factory() -> Any:
     return uvloop.new_event_loop
 
 
-# A third of the weight that Linux gives to the others. With 3 and with 10 less was answered in time.
-_NICER = 5
-
-
 def give_way() -> None:
-    """This thread, and those that it starts, leave the cores to those that answer.
+    """Lower the priority of this thread, and of those that it starts, for good.
 
-    Not to be taken back. Nothing where it would be the whole process that gives way, or where the system forbids it, as
-    hardened services may have it.
+    Does nothing where the whole process would give way, or where the system forbids it, as for hardened services.
     """
     if sys.platform == "linux":
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICER)
+            # A third of the weight that Linux gives to others. With 3 and with 10 fewer requests were answered in time.
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + 5)
+
+
+class _LooseThread(threading.Thread):
+    """A class of its own, so that those still running can be counted."""
+
+
+def begin(work: Callable[[], Result], name: str) -> asyncio.Future[Result]:
+    """Start it in a thread of its own; its result, or what it raises. Cancelling ends the waiting and not the work."""
+    done: Future[Result] = Future()
+    done.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # the caller gets it, whatever it is
+            done.set_exception(error)
+
+    waiting = asyncio.wrap_future(done)
+    _LooseThread(target=run, name=name, daemon=True).start()
+    return waiting
+
+
+def own_clock() -> int | None:
+    """The CPU clock of this thread, which `cpu_s_of` reads; None where there is none."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return None
+    return time.pthread_getcpuclockid(threading.get_ident())
+
+
+def cpu_s_of(clock: int) -> float | None:
+    """The CPU time of a thread in seconds; None where it has ended. Called from any thread."""
+    try:
+        return time.clock_gettime(clock)
+    except OSError:
+        return None
+
+
+def at_work(within_s: float = 0.0) -> list[str]:
+    """The names of those that have not ended within that time."""
+    latest_s = time.monotonic() + within_s
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, _LooseThread)]
+    for thread in threads:
+        thread.join(max(0.0, latest_s - time.monotonic()))
+    return sorted(thread.name for thread in threads if thread.is_alive())
+
+
+_WELL_MEANT_S = 0.5  # what is about to end anyway needs less
+
+
+class StopSignals:
+    """Handles signals from now on. SIGTERM and SIGINT: `stop` runs in a task; a second one ends the process at once.
+
+    SIGHUP: `read_again`, unless the process ends.
+    """
+
+    def __init__(self, stop: Callable[[], Coroutine[None, None, None]], read_again: Callable[[], None]) -> None:
+        self._stop = stop
+        self._loop = asyncio.get_running_loop()
+        self._stopping: asyncio.Task[None] | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._signalled, number)
+        self._loop.add_signal_handler(signal.SIGHUP, lambda: None if self._stopping else read_again())
+
+    def _signalled(self, number: int) -> None:
+        if self._stopping is not None:
+            _log.warning("second signal: stopping at once")
+            logs.flush(_WELL_MEANT_S)
+            os._exit(128 + number)
+        self._stopping = self._loop.create_task(self._stop())
+
+
+def end_if_held_up(code: int) -> None:
+    """End the process here and now where threads are still at work that may never end; else do nothing.
+
+    Python would not wait for them, but the libraries that they are in would be taken down around them.
+    """
+    if stuck := at_work(within_s=_WELL_MEANT_S):
+        _log.warning("ending beside work that does not end: %s", ", ".join(stuck))
+        end_now(code)
+
+
+def end_for(reason: str, stop: Callable[[int], None], *, is_lost: bool) -> None:
+    """Say why there is nothing to serve any more and `stop` with the code for that; at once where an engine `is_lost`.
+
+    Then a thread hangs inside the engine, so an orderly end might hang as well.
+    """
+    _log.critical("%s", reason)
+    if is_lost:
+        end_now(70)  # only a new process helps
+    stop(1)
+
+
+def end_within(seconds: float, code: Callable[[], int]) -> None:
+    """See to it that the process ends, even if what ends it in good order never does."""
+
+    def end() -> None:
+        _log.error("the orderly end took longer than %g s; ending without it", seconds)
+        end_now(code())
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
+def end_now(code: int) -> NoReturn:
+    """End the process without waiting for anything, but for what it has said."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

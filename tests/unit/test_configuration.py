@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jsonschema
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from convoy.app.commands.config import schema, show
 from convoy.app.config.model_settings import ModelSettings
 from convoy.app.config.settings import Settings, read_settings
+from convoy.app.core import Core
 from convoy.models.errors import UsageError
 from tests.support.stores import ROOT
 
@@ -95,15 +97,6 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
             assert settings.sources.whence("models", model, option) == of
 
 
-def test_what_is_read_again_has_the_same_command_line(written: Written) -> None:
-    path = written({"port": 1, "models": {"a": {"max_batch": 2}}})
-    settings = read(path, max_queue=3, store=Path("somewhere"))
-    assert (settings.port, settings.max_queue, settings.models["a"].max_batch) == (1, 3, 2)
-    written({"port": 4, "max_queue": 5})
-    again = settings.read_again()
-    assert (again.port, again.max_queue, again.models) == (4, 3, {})
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -165,12 +158,13 @@ def test_words_are_words_and_lists_are_lists(written: Written) -> None:
     assert read(written("")).port == 8000
 
 
-def test_the_example_has_every_option_and_fits_the_schema(written: Written) -> None:
+def test_the_example_has_every_option_and_fits_the_schema_which_is_that_in_docs(written: Written) -> None:
     said = yaml.safe_load(example())
     assert said.keys() == Settings.model_fields.keys() - {"config", "edges"}
     (of_model,) = said["models"].values()
     assert of_model.keys() == ModelSettings.model_fields.keys()
     read(written(example()))
+    assert (DOCS / "config.schema.json").read_text() == schema(), "convoy config schema > docs/config.schema.json"
     rules = json.loads(schema())
     jsonschema.Draft202012Validator.check_schema(rules)
     jsonschema.validate(said, rules)
@@ -184,11 +178,7 @@ def test_the_schema_refuses_what_is_refused(written: Written, wrong: dict[str, A
         read(written(wrong))
 
 
-def test_the_schema_in_docs_is_that_of_the_settings() -> None:
-    assert (DOCS / "config.schema.json").read_text() == schema(), "convoy config schema > docs/config.schema.json"
-
-
-def test_what_holds_is_shown_with_whence(
+def test_what_holds_is_shown_with_its_source_and_read_again_with_the_same_command_line(
     written: Written, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CONVOY_MAX_QUEUE", "7")
@@ -200,6 +190,67 @@ def test_what_holds_is_shown_with_whence(
     assert rows["max_queue"] == {"value": 7, "whence": "environment CONVOY_MAX_QUEUE", "changes_on_sighup": False}
     assert rows["models.a.max_queue"] == {"value": 2, "whence": f"file {path}", "changes_on_sighup": True}
     assert rows["grpc_port"]["whence"] == "default"
+    written({"port": 4, "max_queue": 5})
+    again = settings.read_again()
+    assert (again.port, again.host, again.max_queue, again.models) == (4, "::1", 7, {})
     show(settings, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == ["port", "1", "file", str(path)] for line in lines)
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "CONVOY_PLAN_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user that is a mere number, as in a container: no HOME, no line in the list of users."""
+    monkeypatch.delenv("HOME", raising=False)
+
+    def unknown(uid: int) -> object:
+        raise KeyError(f"uid not found: {uid}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+
+
+def test_plans_are_kept_in_the_users_cache_folder_or_where_they_should_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value, folder in (
+        ("HOME", "/somewhere", "/somewhere/.cache/convoy"),
+        ("XDG_CACHE_HOME", "/elsewhere", "/elsewhere/convoy"),
+        ("CONVOY_PLAN_CACHE", "/cache", "/cache"),
+    ):
+        monkeypatch.setenv(name, value)
+        assert read_settings({}).plan_folder() == Path(folder)
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_user_without_a_home_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert read_settings({}).plan_folder() == tmp_path / f"convoy-cache-{os.geteuid()}"
+    with pytest.raises(UsageError, match="give the whole path"):
+        read_settings({"plan_cache": Path("~/plans")}).plan_folder()
+
+
+@pytest.mark.parametrize("engine", ["cpu", "openvino"])
+def test_who_asks_for_a_cpus_engine_touches_no_gpu(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> NoReturn:
+        raise AssertionError("the GPUs were asked")
+
+    monkeypatch.setattr("convoy.app.config.settings.find_machine", ask)
+    settings = read_settings({"engine": engine})
+    assert not settings.core_options().load.machine.gpus
+
+
+@pytest.mark.parametrize("given", ["-1", "two", "1.5", "", "65"])
+def test_what_never_was_a_number_of_edge_processes_is_refused_as_before(given: str) -> None:
+    with pytest.raises(UsageError, match="edges must be auto or a number"):
+        read_settings({"edges": given})
+
+
+def test_memory_that_cannot_be_had_is_a_wrong_call() -> None:
+    with pytest.raises(UsageError, match="lower --max-inflight-mb"):
+        Core(read_settings({"engine": "cpu", "max_inflight_mb": 1 << 40}).core_options())

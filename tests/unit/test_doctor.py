@@ -63,30 +63,26 @@ def test_a_gpu_is_shown_with_what_matters_for_engines(bench, tmp_path):
     assert [engine.usable for engine in diagnosis.engines] == [False, True, True, True, False]
 
 
-def test_json_has_everything(bench, tmp_path, monkeypatch):
-    build_plan(bench, tmp_path)
-    expected = json.loads(json.dumps(asdict(diagnose(bench.machine, tmp_path))))
-    assert json.loads(shown(bench.machine, tmp_path, monkeypatch, as_json=True)) == expected
-
-
-def test_what_to_install_is_shown_with_its_brackets(tmp_path, monkeypatch):
-    assert "pip install 'convoy-serve[gpu]'" in shown(NO_GPU, tmp_path, monkeypatch)
-
-
-def test_a_gpu_that_only_the_driver_sees_is_shown_beside_the_reason(tmp_path, monkeypatch):
+def test_a_gpu_that_only_the_driver_sees_is_shown_beside_what_to_install_with_its_brackets(tmp_path, monkeypatch):
     answer = subprocess.CompletedProcess([], 0, "Some GPU, 580.1, 143771 MiB\n", "")
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr("subprocess.run", lambda *args, **options: answer)
     diagnosis = diagnose(NO_GPU, tmp_path)
     assert diagnosis.gpus == ("nvidia-smi shows Some GPU, 580.1, 143771 MiB",)
     assert diagnosis.gpu_note == NO_GPU.no_gpu
+    assert "pip install 'convoy-serve[gpu]'" in shown(NO_GPU, tmp_path, monkeypatch)
 
 
-def test_a_plan_for_this_gpu_serves_here(bench, tmp_path, monkeypatch):
+def test_a_plan_for_this_gpu_serves_here_and_json_has_everything(bench, tmp_path, monkeypatch):
+    assert diagnose(bench.machine, tmp_path / "none").plan_cache.plans == ()
     build_plan(bench, tmp_path)
-    (plan,) = diagnose(bench.machine, tmp_path).plan_cache.plans
+    diagnosis = diagnose(bench.machine, tmp_path)
+    (plan,) = diagnosis.plan_cache.plans
     assert (plan.model, plan.precision, plan.batch_sizes, plan.why_not) == ("fp16.onnx", "fp16", (1, 4), "")
     assert "fp16.onnx as fp16" in shown(bench.machine, tmp_path, monkeypatch)
+    assert json.loads(shown(bench.machine, tmp_path, monkeypatch, as_json=True)) == json.loads(
+        json.dumps(asdict(diagnosis))
+    )
 
 
 def test_a_plan_says_why_it_cannot_serve(bench, tmp_path):
@@ -109,11 +105,6 @@ def test_a_record_that_cannot_be_read_is_named(bench, tmp_path, monkeypatch):
     assert inventory.plans == ()
     assert "cannot be read" in inventory.unreadable[0]
     assert f"no plan: {record}: cannot be read" in shown(bench.machine, tmp_path, monkeypatch)
-
-
-def test_a_cache_that_is_not_there_is_empty(bench, tmp_path):
-    inventory = diagnose(bench.machine, tmp_path / "none").plan_cache
-    assert (inventory.plans, inventory.unreadable) == ((), ())
 
 
 @pytest.mark.parametrize("call", ["cudaGetDeviceProperties", "cudaSetDevice", "cudaDeviceSynchronize"])

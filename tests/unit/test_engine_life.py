@@ -184,22 +184,6 @@ def test_a_lost_device_takes_every_model_on_it_and_no_other(tmp_path: Path) -> N
     in_workshop(workshop, scenario)
 
 
-def test_a_lost_device_that_cannot_be_replaced_ends_the_process(workshop: Workshop) -> None:
-    async def scenario() -> None:
-        def broken() -> None:
-            raise RuntimeError("no context can be made any more")
-
-        workshop.before_load = broken
-        workshop.engines[0].failure = EngineFailure("the context is broken", FailureScope.DEVICE)
-        with pytest.raises(Unavailable):
-            await workshop.ask()
-        await until(lambda: bool(workshop.fatal))
-        assert "no context can be made" in workshop.fatal[0]
-        assert not workshop.core.ready
-
-    in_workshop(workshop, scenario)
-
-
 def test_whoever_finds_a_gpu_lost_the_process_ends(tmp_path: Path) -> None:
     bench = GpuBench.of(FakeGpu(), FakeGpu())
     workshop = Workshop(tmp_path, health=HealthOptions(watch_every_s=0.01), machine=bench.machine)

@@ -88,30 +88,20 @@ def test_int8_serves_only_where_it_is_faster(store, bench, tmp_path, int8_ns, pr
     assert engines(loaded(store, options(bench, tmp_path))) == [("tensorrt", precision, "cuda:0")]
 
 
-def test_without_a_driver_the_cpu_serves_and_both_say_why(store, tmp_path):
+def test_without_a_driver_the_cpu_serves_and_an_engine_that_was_asked_for_fails_clearly(store):
     machine = Machine(no_gpu="no usable NVIDIA driver: error 35")
-    model = load(Store(store).versions("digits")[0], LoadOptions("auto", 1, 4, machine=machine))
+    model = loaded(store, LoadOptions("auto", 1, 4, machine=machine))
     assert engines(model)[0][::2] == ("onnxruntime-cpu", "cpu")
     for engine in ("tensorrt", "onnxruntime-cuda"):
         assert f"{engine}: no usable NVIDIA driver: error 35" in model.skipped
+    for engine in ("tensorrt", "cuda"):
+        with pytest.raises(BundleError, match=f"--engine {engine}: no usable NVIDIA driver: error 35"):
+            loaded(store, LoadOptions("auto", 1, 4, engine=engine, machine=machine))
 
 
-@pytest.mark.parametrize("engine", ["tensorrt", "cuda"])
-def test_an_engine_that_was_asked_for_serves_or_fails_clearly(store, tmp_path, engine):
-    machine = Machine(no_gpu="the driver sees no GPU")
-    with pytest.raises(BundleError, match=f"--engine {engine}: the driver sees no GPU"):
-        load(Store(store).versions("digits")[0], LoadOptions("auto", 1, 4, engine=engine, machine=machine))
-
-
-def test_tensorrt_by_name_without_a_plan_is_a_failure_and_builds_nothing(store, bench, tmp_path):
-    with pytest.raises(
-        BundleError,
-        match=r"no plan for compute capability 9\.0.*--engine auto builds the plan",
-    ):
+def test_tensorrt_by_name_wants_a_plan_and_cuda_by_name_looks_for_none(store, bench, tmp_path):
+    with pytest.raises(BundleError, match=r"no plan for compute capability 9\.0.*--engine auto builds the plan"):
         loaded(store, options(bench, tmp_path, engine="tensorrt"))
-
-
-def test_cuda_by_name_does_not_look_for_plans(store, bench, tmp_path):
     bench.build(loaded(store, options(bench, tmp_path)).wishes[0], tmp_path / "plans")
     model = loaded(store, options(bench, tmp_path, engine="cuda"))
     assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
@@ -134,13 +124,9 @@ def test_every_gpu_gets_an_engine(store, tmp_path):
     assert [engine for engine, _, _ in engines(loaded(store, options(bench, tmp_path)))] == ["tensorrt"] * 2
 
 
-def test_fp32_by_name_is_the_exact_file_on_the_gpu(store, bench, tmp_path):
-    assert engines(loaded(store, options(bench, tmp_path, precision="fp32"))) == [
-        ("onnxruntime-cuda", "fp32", "cuda:0")
-    ]
-
-
-def test_int8_never_runs_in_onnxruntime_on_a_gpu(store, bench, tmp_path):
+def test_a_precision_by_name_is_that_file_and_int8_never_runs_in_onnxruntime_on_a_gpu(store, bench, tmp_path):
+    model = loaded(store, options(bench, tmp_path, precision="fp32"))
+    assert engines(model) == [("onnxruntime-cuda", "fp32", "cuda:0")]
     # Made on a processor with 8-bit dot products; one without adds in 16 bits, which overflow, and the canary says so.
     wrong_here = pytest.raises(BundleError, match=r"int8-cpu\.onnx: output 'logits' is off by")
     with nullcontext() if has_int8_dot_product() else wrong_here:
@@ -148,6 +134,9 @@ def test_int8_never_runs_in_onnxruntime_on_a_gpu(store, bench, tmp_path):
         assert engines(model)[0][0] == "onnxruntime-cpu"
     with pytest.raises(BundleError, match="there is no int8 variant for it"):
         loaded(store, options(bench, tmp_path, precision="int8", engine="cuda"))
+    bench.onnxruntime.loads = False
+    with pytest.raises(BundleError, match=r"no fp16 variant for the CPU.*onnxruntime-cuda on cuda:0.*did not load"):
+        loaded(store, options(bench, tmp_path, precision="fp16"))
 
 
 # The first calls on a device, and those that opening an engine begins with.
@@ -275,15 +264,12 @@ def test_where_a_plan_is_to_come_a_model_whose_graph_answers_wrongly_is_served_w
     assert [one.variant.file for one in model.untried] == ["fp16.onnx"]
 
 
-def test_a_bare_model_in_half_precision_keeps_its_tensor_cores(bench, tmp_path):
+def test_a_bare_model_in_half_precision_keeps_its_tensor_cores_and_one_of_free_sizes_the_cpu(bench, tmp_path):
     for name, write in (("half", onnx_models.halved), ("full", onnx_models.add_sub)):
         write(tmp_path / "store" / name / "1" / "model.onnx")
         model = load(Store(tmp_path / "store").versions(name)[0], options(bench, tmp_path))
         assert [engine for engine, _, _ in engines(model)] == ["onnxruntime-cuda"]
         assert bench.onnxruntime.opened[-1].get("use_tf32") == ("0" if name == "full" else None)
-
-
-def test_a_bare_model_of_free_sizes_runs_on_the_cpu_and_says_why(bench, tmp_path):
     onnx_models.mean(tmp_path / "store" / "mean" / "1" / "model.onnx")
     model = load(Store(tmp_path / "store").versions("mean")[0], options(bench, tmp_path))
     assert [engine for engine, _, _ in engines(model)] == ["onnxruntime-cpu"]
@@ -323,7 +309,7 @@ def test_a_bare_model_that_fails_on_one_gpu_is_served_by_the_other(shift, tmp_pa
             raise EngineFailure("it fell over")
         return race(engines)
 
-    monkeypatch.setattr("convoy.app.loading.choice.race", measured)
+    monkeypatch.setattr("convoy.app.loading.proving.race", measured)
     model = loaded_shift(shift, options(bench, tmp_path))
     assert engines(model) == [("onnxruntime-cuda", "fp32", "cuda:1")]
     assert any("cuda:0" in reason and "it fell over" in reason for reason in model.skipped)
@@ -333,12 +319,6 @@ def test_a_bare_model_says_why_tensorrt_does_not_serve_it(shift, bench, tmp_path
     assert any("tensorrt: a bare model" in why for why in loaded_shift(shift, options(bench, tmp_path)).skipped)
     with pytest.raises(BundleError, match=r"--engine tensorrt cannot serve it .*a bare model.*make a bundle"):
         loaded_shift(shift, options(bench, tmp_path, engine="tensorrt"))
-
-
-def test_a_precision_that_nothing_here_serves_is_refused_with_the_gpus_reasons_too(store, bench, tmp_path):
-    bench.onnxruntime.loads = False
-    with pytest.raises(BundleError, match=r"no fp16 variant for the CPU.*onnxruntime-cuda on cuda:0.*did not load"):
-        loaded(store, options(bench, tmp_path, precision="fp16"))
 
 
 def test_what_serves_for_good_is_tuned_first_and_that_is_remembered(store, bench, tmp_path):

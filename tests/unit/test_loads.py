@@ -9,17 +9,17 @@ import threading
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from convoy.app.engines.machine import Machine
 from convoy.app.lifecycle import loads
-from convoy.app.lifecycle.loads import LoadRoom, Loads, load_giving_way
-from convoy.app.lifecycle.store_scan import ModelLook, look_at_model
-from convoy.app.lifecycle.store_watch import StoreWatch
+from convoy.app.lifecycle.loads import Loads, load_giving_way
+from convoy.app.lifecycle.store_watch import ModelLook, StoreWatch, look_at_model
 from convoy.app.loading.load import LoadedModel, LoadOptions
-from convoy.app.server.daemon_threads import at_work, begin, own_clock
+from convoy.app.server.runtime import at_work, begin, own_clock
 from convoy.models.errors import BundleError
 from convoy.models.store import Store, StoredVersion
 from tests.support.fake_devices import until
@@ -35,6 +35,9 @@ class Disk:
     running: list[str] = field(default_factory=list)
     most_at_once: int = 0
     closed: list[str] = field(default_factory=list)
+    idle: set[str] = field(default_factory=set)
+    names: dict[int, str] = field(default_factory=dict)  # by the clocks of their threads
+    looks: int = 0
 
     @property
     def held(self) -> list[str]:
@@ -42,6 +45,8 @@ class Disk:
         return [name for name in self.running if name in self.away]
 
     def load(self, stored: StoredVersion, _: LoadOptions) -> LoadedModel:
+        if (clock := own_clock()) is not None:
+            self.names[clock] = stored.name
         self.running.append(stored.name)
         self.most_at_once = max(self.most_at_once, len(self.running))
         if (event := self.away.get(stored.name)) is not None:
@@ -49,16 +54,13 @@ class Disk:
         self.running.remove(stored.name)
         if stored.name.startswith("bad"):
             raise BundleError("bad")
-        disk = self
+        proved = SimpleNamespace(engine=SimpleNamespace(close=lambda: self.closed.append(stored.name)))
+        return LoadedModel(stored, None, (proved,), (), 0.0)  # type: ignore[arg-type]
 
-        class _Proved:
-            class engine:  # noqa: N801 - in the place of an attribute
-                @staticmethod
-                def close() -> None:
-                    disk.closed.append(stored.name)
-
-        loaded: Any = LoadedModel(stored, None, (_Proved(),), (), 0.0)  # type: ignore[arg-type]
-        return loaded  # type: ignore[no-any-return]
+    def cpu_s(self, clock: int) -> float:
+        """What the thread of a load has computed: more at each look, but for those in `idle`."""
+        self.looks += 1
+        return 0.0 if self.names.get(clock) in self.idle else float(self.looks)
 
 
 def version(name: str) -> StoredVersion:
@@ -111,7 +113,7 @@ def test_what_a_load_starts_gives_way_to_the_event_loop_unless_there_are_gpus(ha
 def test_a_load_that_is_given_up_is_closed_when_it_ends_after_all() -> None:
     async def scenario() -> None:
         late: list[str] = []
-        disk = Disk(away={name: threading.Event() for name in ("hung", "bad")})
+        disk = held("hung", "bad")
         own = Loads(disk.load, 0.01, lambda stored: late.append(stored.name))
         for name in ("hung", "bad"):
             with pytest.raises(BundleError, match="did not load within"):
@@ -192,37 +194,8 @@ def test_all_who_ask_a_store_that_hangs_share_one_thread(tmp_path: Path, monkeyp
     asyncio.run(scenario())
 
 
-class Threads:
-    """What the threads of loads have computed, by their clocks; more at each look, but for those in `idle`."""
-
-    def __init__(self, disk: Disk) -> None:
-        self._disk, self._looks = disk, 0
-        self.idle: set[str] = set()
-        self._names: dict[int, str] = {}
-
-    def load(self, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
-        clock = own_clock()
-        assert clock is not None
-        self._names[clock] = stored.name
-        return self._disk.load(stored, options)
-
-    def cpu_s(self, clock: int) -> float:
-        self._looks += 1
-        return 0.0 if self._names.get(clock) in self.idle else float(self._looks)
-
-
-def held(names: list[str]) -> tuple[Disk, Threads]:
-    disk = Disk(away={name: threading.Event() for name in names})
-    return disk, Threads(disk)
-
-
-async def ended_one_after_the_other(disk: Disk, tasks: list[asyncio.Task[LoadedModel]], most: int) -> None:
-    """Let those that run end, until all have; never do more than `most` run."""
-    while disk.away:
-        await until(lambda: len(disk.held) == min(most, len(disk.away)))
-        disk.away.pop(disk.held[0]).set()
-    await asyncio.gather(*tasks)
-    assert disk.most_at_once == most
+def held(*names: str) -> Disk:
+    return Disk(away={name: threading.Event() for name in names})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there a thread's clock is known")
@@ -239,12 +212,20 @@ def test_no_more_load_at_once_than_there_is_memory_for(
 
     async def scenario() -> None:
         names = [f"m{number}" for number in range(8)]
-        disk, threads = held(names)
-        room = LoadRoom(lambda: available, lambda: 50, lambda: 250 if disk.running else 50)
-        own = Loads(threads.load, 60.0, lambda _: None, cores, room, threads.cpu_s)
+        disk = held(*names)
+        monkeypatch.setattr(loads, "cpu_s_of", disk.cpu_s)
+        monkeypatch.setattr(loads, "peak_resident_bytes", lambda: 250 if disk.running else 50)
+        own = Loads(disk.load, 60.0, lambda _: None)
         tasks = [asyncio.create_task(own.load(version(name), OPTIONS)) for name in names]
-        await ended_one_after_the_other(disk, tasks, most)
+        while disk.away:
+            await until(lambda: len(disk.held) == min(most, len(disk.away)))
+            disk.away.pop(disk.held[0]).set()
+        await asyncio.gather(*tasks)
+        assert disk.most_at_once == most
 
+    machine = {"cpu_budget": cores, "available_bytes": available, "resident_bytes": 50}
+    for name in machine:
+        monkeypatch.setattr(loads, name, partial(machine.get, name))
     monkeypatch.setattr(loads, "_PATIENCE_S", 0.001)
     asyncio.run(scenario())
 
@@ -253,10 +234,10 @@ def test_no_more_load_at_once_than_there_is_memory_for(
 def test_loads_that_hang_take_no_core_and_no_memory_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         hanging, sound = [f"h{number}" for number in range(5)], [f"m{number}" for number in range(6)]
-        disk, threads = held([*hanging, *sound])
-        threads.idle.update(hanging)
-        room = LoadRoom(lambda: 0, lambda: 50, lambda: 250)
-        own = Loads(threads.load, 60.0, lambda _: None, 1, room, threads.cpu_s)
+        disk = held(*hanging, *sound)
+        disk.idle.update(hanging)
+        monkeypatch.setattr(loads, "cpu_s_of", disk.cpu_s)
+        own = Loads(disk.load, 60.0, lambda _: None)
         tasks = [asyncio.create_task(own.load(version(name), OPTIONS)) for name in (*hanging, *sound)]
         for number, name in enumerate(sound):
             await until(lambda name=name: disk.held == [*hanging, name])  # type: ignore[misc]
@@ -267,14 +248,15 @@ def test_loads_that_hang_take_no_core_and_no_memory_from_others(monkeypatch: pyt
         await asyncio.gather(*tasks)
         assert disk.most_at_once == len(hanging) + 1
 
+    monkeypatch.setattr(loads, "cpu_budget", lambda: 1)
     monkeypatch.setattr(loads, "_PATIENCE_S", 0.001)
     asyncio.run(scenario())
 
 
 def test_a_turn_that_nobody_waits_for_any_more_goes_to_the_next() -> None:
     async def scenario() -> None:
-        disk, threads = held(["m0"])
-        own = Loads(threads.load, 60.0, lambda _: None, 1, LoadRoom(lambda: None), lambda _: None)
+        disk = held("m0")
+        own = Loads(disk.load, 60.0, lambda _: None)
         first, left, last = (asyncio.create_task(own.load(version(f"m{n}"), OPTIONS)) for n in range(3))
         await until(lambda: disk.running == ["m0"])
         left.cancel()

@@ -64,7 +64,7 @@ def served(folder: Path, monkeypatch: pytest.MonkeyPatch, *, races: bool = False
         pytest.fail("what was measured is measured again")
 
     if not races:
-        monkeypatch.setattr("convoy.app.loading.choice.race", race)
+        monkeypatch.setattr("convoy.app.loading.proving.race", race)
     (stored,) = Store(folder.parent.parent).versions("net")
     return load(stored, LoadOptions("auto", threads=cpu_budget(), max_batch=None, machine=find_cpu()))
 

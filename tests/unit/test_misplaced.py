@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from convoy.app.lifecycle.remote_store import RemoteStore
-from convoy.app.lifecycle.store_scan import StoreLook, look_at_model, names_in
+from convoy.app.lifecycle.store_watch import StoreLook, look_at_model, names_in
 from convoy.models.store import Store
 
 LONG = "n" * 129

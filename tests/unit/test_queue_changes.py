@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.lifecycle.model_lifecycle import QueueOptions, QueueRules
+from convoy.app.lifecycle.model_lifecycle import QueueOptions
 from convoy.app.scheduling.queues import Queue, State
 from convoy.app.scheduling.request import ModelKey, Request
 from convoy.models.priorities import Priorities
@@ -44,8 +44,3 @@ def test_what_a_file_leaves_out_is_the_models_own(own, levels, default):
     held = QueueOptions(None, levels, default).priorities(Priorities(*own))
     assert held.levels == (own[0] if levels is None else levels)
     assert held.default == min(held.levels, own[1] if default is None else default)
-
-
-def test_a_queue_without_a_length_of_its_own_has_the_servers():
-    rules = QueueRules(7, {"a": QueueOptions(3), "b": QueueOptions(levels=2)})
-    assert [rules.max_waiting_of(name) for name in ("a", "b", "c")] == [3, 7, 7]

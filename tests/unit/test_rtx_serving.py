@@ -13,7 +13,7 @@ from convoy.app.engines.base import run_arrays
 from convoy.app.engines.jobs import Job
 from convoy.app.engines.machine import Library
 from convoy.app.engines.tensorrt import TensorRtEngine
-from convoy.app.loading.later import prove_plan
+from convoy.app.lifecycle.upgrades import prove_plan
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.app.loading.proving import NotProved
 from convoy.models.bundle import (

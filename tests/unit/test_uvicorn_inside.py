@@ -91,8 +91,8 @@ def test_everything_that_a_connection_of_ours_replaces_is_uvicorns() -> None:
     assert {name for name in own if callable(getattr(GuardedProtocol, name)) and not name.startswith("__")} == REPLACED
 
 
-def test_every_request_begins_in_one_place_which_ours_replaces() -> None:
-    """Also one that waited behind another. Before uvicorn 0.45 there was no such place, and those had no answer."""
+def test_a_request_that_waits_is_in_the_pipeline_newest_first_and_all_begin_in_one_place_which_ours_replaces() -> None:
+    """Before uvicorn 0.45 there was no such place, and those that had waited got no answer."""
 
     async def scene() -> None:
         begun: list[bytes] = []
@@ -103,21 +103,12 @@ def test_every_request_begins_in_one_place_which_ours_replaces() -> None:
                 super()._start_asgi_task(cycle, app)
 
         met = Meeting(Watched)
-        met.connection.send(head("/one", {"Content-Length": "0"}) + head("/two", {"Content-Length": "0"}))
-        await met.connection.reply(2)
-        assert begun == [b"/one", b"/two"]
-
-    asyncio.run(scene())
-
-
-def test_a_request_that_waits_is_in_the_pipeline_with_its_application_newest_first() -> None:
-    async def scene() -> None:
-        met = Meeting()
         met.connection.send(b"".join(head(path, {"Content-Length": "0"}) for path in ("/1", "/2", "/3")))
         assert [cycle.scope["path"] for cycle, _ in met.protocol.pipeline] == ["/3", "/2"]
         assert all(app is met.protocol.app for _, app in met.protocol.pipeline)
         assert met.protocol.flow.read_paused
         await met.connection.reply(3)
+        assert begun == [b"/1", b"/2", b"/3"]
 
     asyncio.run(scene())
 
@@ -167,14 +158,8 @@ def test_a_server_calls_what_ours_replaces_and_keeps_what_ours_reads() -> None:
         assert steps == ["started", "stopping"]
 
     asyncio.run(scene())
-
-
-def test_a_connection_takes_what_a_server_of_ours_gives_it() -> None:
     assert [*inspect.signature(HttpToolsProtocol).parameters] == ["config", "server_state", "app_state", "_loop"]
     assert inspect.signature(FlowControl).bind(None)
-
-
-def test_the_parser_can_be_as_lenient_as_uvicorn_makes_its_own() -> None:
     httptools.HttpRequestParser(object()).set_dangerous_leniencies(lenient_data_after_close=True)
 
 

@@ -4,88 +4,96 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.lifecycle.version_plan import Load, Seen, Unload, VersionOnDisk, VersionRecord, next_step, settle
+from convoy.app.lifecycle.version_plan import Load, Unload, VersionFiles, VersionRecord, next_step, settle
 from convoy.models.version_policy import Latest, Policy, allows
 
 A, B, C = ("a",), ("b",), ("c",)
 
 
-def found(*versions: int, stamp: tuple[str] = A, is_complete: bool = True) -> list[VersionOnDisk]:
-    return [VersionOnDisk(version, stamp, is_complete) for version in versions]
+def found(*versions: int, stamp: tuple[str] = A, is_complete: bool = True) -> dict[int, VersionFiles]:
+    return {version: VersionFiles(stamp, is_complete) for version in versions}
 
 
 def known(*loaded: int, refused: tuple[int, ...] = ()) -> dict[int, VersionRecord]:
-    own = {version: VersionRecord(version, loaded=A) for version in loaded}
-    return own | {version: VersionRecord(version, refused=A) for version in refused}
+    own = {version: VersionRecord(loaded=A) for version in loaded}
+    return own | {version: VersionRecord(refused=A) for version in refused}
 
 
-def test_latest_loads_the_highest_and_then_lets_the_others_go() -> None:
-    assert next_step(found(1, 2, 3), {}, Latest()) == Load(3)
-    assert next_step(found(1, 2, 3), known(2), Latest()) == Load(3)
-    assert next_step(found(1, 2, 3), known(2, 3), Latest()) == Unload(2)
-    assert next_step(found(1, 2, 3), known(3), Latest()) is None
+CHANGED_BEFORE = {1: VersionRecord(loaded=A, refused=B)}
 
 
-def test_latest_goes_down_past_what_was_refused() -> None:
-    assert next_step(found(1, 2, 3), known(refused=(3,)), Latest()) == Load(2)
-    assert next_step(found(1, 2, 3), known(2, refused=(3,)), Latest()) is None
-    assert next_step(found(1), known(refused=(1,)), Latest()) is None
+@pytest.mark.parametrize(
+    ("on_disk", "own", "policy", "step"),
+    [
+        # The highest first, and then the others go.
+        (found(1, 2, 3), {}, Latest(), Load(3)),
+        (found(1, 2, 3), known(2), Latest(), Load(3)),
+        (found(1, 2, 3), known(2, 3), Latest(), Unload(2)),
+        (found(1, 2, 3), known(3), Latest(), None),
+        # Down past what was refused.
+        (found(1, 2, 3), known(refused=(3,)), Latest(), Load(2)),
+        (found(1, 2, 3), known(2, refused=(3,)), Latest(), None),
+        (found(1), known(refused=(1,)), Latest(), None),
+        # All, a list, and several of the latest.
+        (found(1, 2), known(2), "all", Load(1)),
+        (found(1, 2), known(1, 2), "all", None),
+        (found(1, 2, 3), {}, (1, 2), Load(2)),
+        (found(1, 2, 3), known(1, 2), (1, 2), None),
+        (found(3), known(1), (1, 2), Unload(1)),
+        (found(1, 2, 3), known(1), Latest(2), Load(3)),
+        (found(1, 2, 3), known(1, 2, 3), Latest(2), Unload(1)),
+        # Numbers that are not there or are broken take nothing away that is there.
+        (found(1, 2), known(2), (7,), None),
+        (found(1), known(1, 2), (7,), Unload(2)),
+        (found(1, 2, 3), known(1, 2, refused=(3,)), (2, 3), None),
+        (found(2, 3), known(1, 2, refused=(3,)), (2, 3), Unload(1)),
+        (found(1, 2, 3), known(1, 2, 3), (2, 3), Unload(1)),
+        # Where the newest is removed, the one before is loaded first.
+        (found(1), known(2), Latest(), Load(1)),
+        (found(1), known(1, 2), Latest(), Unload(2)),
+        # The only one that serves stays while the disk may still replace it.
+        (found(1), known(2, refused=(1,)), Latest(), None),
+        (found(1, is_complete=False), known(2), Latest(), None),
+        ({}, known(2), Latest(), Unload(2)),
+        # Changed files are loaded again once, and what was refused only after a change.
+        (found(1, stamp=B), known(1), Latest(), Load(1)),
+        (found(1, stamp=B), CHANGED_BEFORE, Latest(), None),
+        (found(1, stamp=C), CHANGED_BEFORE, Latest(), Load(1)),
+        (found(1, stamp=B, is_complete=False), known(1), Latest(), None),
+    ],
+)
+def test_the_next_step(
+    on_disk: dict[int, VersionFiles], own: dict[int, VersionRecord], policy: Policy, step: Load | Unload | None
+) -> None:
+    assert next_step(on_disk, own, policy) == step
 
 
-def test_all_loads_everything_and_a_list_loads_only_its_own() -> None:
-    assert next_step(found(1, 2), known(2), "all") == Load(1)
-    assert next_step(found(1, 2), known(1, 2), "all") is None
-    assert next_step(found(1, 2, 3), {}, (1, 2)) == Load(2)
-    assert next_step(found(1, 2, 3), known(1, 2), (1, 2)) is None
-    assert next_step(found(3), known(1), (1, 2)) == Unload(1)
-    assert next_step(found(1, 2, 3), known(1), Latest(2)) == Load(3)
-    assert next_step(found(1, 2, 3), known(1, 2, 3), Latest(2)) == Unload(1)
+BARE, OTHER, SEALED = VersionFiles(A, False), VersionFiles(B, False), VersionFiles(A, True)
 
 
-def test_numbers_that_are_not_there_or_are_broken_take_nothing_away_that_is_there() -> None:
-    assert next_step(found(1, 2), known(2), (7,)) is None
-    assert next_step(found(1), known(1, 2), (7,)) == Unload(2)
-    assert next_step(found(1, 2, 3), known(1, 2, refused=(3,)), (2, 3)) is None
-    assert next_step(found(2, 3), known(1, 2, refused=(3,)), (2, 3)) == Unload(1)
-    assert next_step(found(1, 2, 3), known(1, 2, 3), (2, 3)) == Unload(1)
-
-
-def test_removing_the_newest_loads_the_one_before_first() -> None:
-    assert next_step(found(1), known(2), Latest()) == Load(1)
-    assert next_step(found(1), known(1, 2), Latest()) == Unload(2)
-
-
-def test_the_only_one_that_serves_stays_while_the_disk_may_still_replace_it() -> None:
-    assert next_step(found(1), known(2, refused=(1,)), Latest()) is None
-    assert next_step(found(1, is_complete=False), known(2), Latest()) is None
-    assert next_step([], known(2), Latest()) == Unload(2)
-
-
-def test_changed_files_are_loaded_again_once_and_what_was_refused_only_after_a_change() -> None:
-    assert next_step(found(1, stamp=B), known(1), Latest()) == Load(1)
-    assert next_step(found(1, stamp=B), {1: VersionRecord(1, loaded=A, refused=B)}, Latest()) is None
-    assert next_step(found(1, stamp=C), {1: VersionRecord(1, loaded=A, refused=B)}, Latest()) == Load(1)
-    assert next_step(found(1, stamp=B, is_complete=False), known(1), Latest()) is None
-
-
-def test_two_looks_settle_what_is_being_written_and_what_is_gone() -> None:
-    bare, other, sealed = Seen(A, is_sealed=False), Seen(B, is_sealed=False), Seen(A, is_sealed=True)
-    assert settle(None, {1: bare}) == (VersionOnDisk(1, A, True),)
-    assert settle({}, {1: bare}) == (VersionOnDisk(1, A, False),)
-    assert settle({1: bare}, {1: bare}) == (VersionOnDisk(1, A, True),)
-    assert settle({1: other}, {1: bare}) == (VersionOnDisk(1, A, False),)
-    assert settle({}, {1: sealed}) == (VersionOnDisk(1, A, True),)
-    assert settle({1: bare}, {}) == (VersionOnDisk(1, A, False),), "missed once is not yet removed"
-    assert settle({}, {}) == ()
+@pytest.mark.parametrize(
+    ("before", "now", "is_complete"),
+    [
+        (None, {1: BARE}, True),
+        ({}, {1: BARE}, False),
+        ({1: BARE}, {1: BARE}, True),
+        ({1: OTHER}, {1: BARE}, False),
+        ({}, {1: SEALED}, True),
+        ({1: BARE}, {}, False),  # missed once is not yet removed
+    ],
+)
+def test_two_looks_settle_what_is_being_written_and_what_is_gone(
+    before: dict[int, VersionFiles] | None, now: dict[int, VersionFiles], is_complete: bool
+) -> None:
+    assert settle(before, now) == {1: VersionFiles(A, is_complete)}
 
 
 STAMPS = st.sampled_from([A, B])
-DISK = st.dictionaries(st.integers(1, 4), st.builds(VersionOnDisk, st.just(0), STAMPS, st.booleans()), max_size=4).map(
-    lambda versions: [replace(one, version=version) for version, one in versions.items()]
-)
+DISK = st.dictionaries(st.integers(1, 4), st.builds(VersionFiles, STAMPS, st.booleans()), max_size=4)
 POLICIES: st.SearchStrategy[Policy] = st.one_of(
     st.sampled_from([Latest(), Latest(2), "all"]),
     st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True).map(tuple),
@@ -94,39 +102,38 @@ POLICIES: st.SearchStrategy[Policy] = st.one_of(
 
 @given(st.lists(DISK, min_size=1, max_size=5), POLICIES, st.data())
 def test_whatever_becomes_of_a_store_the_model_serves_on_and_the_plan_ends(
-    disks: list[list[VersionOnDisk]], policy: Policy, data: st.DataObject
+    disks: list[dict[int, VersionFiles]], policy: Policy, data: st.DataObject
 ) -> None:
     own: dict[int, VersionRecord] = {}
     for disk in disks:
-        on_disk = {one.version: one for one in disk}
         attempts: set[int] = set()
         steps = 0
         while (step := next_step(disk, own, policy)) is not None:
             steps += 1
             assert steps <= 16, "the plan comes to an end"
-            before = own.get(step.version, VersionRecord(step.version))
+            before = own.get(step.version, VersionRecord())
             if isinstance(step, Load):
-                assert on_disk[step.version].is_complete, "nothing is loaded that may still be written"
+                assert disk[step.version].is_complete, "nothing is loaded that may still be written"
                 assert step.version not in attempts, "nothing is tried twice"
                 assert allows(policy, step.version)
                 attempts.add(step.version)
-                stamp = on_disk[step.version].stamp
+                stamp = disk[step.version].stamp
                 assert before.refused != stamp
                 is_sound = data.draw(st.booleans())
                 own[step.version] = (
-                    VersionRecord(step.version, loaded=stamp) if is_sound else replace(before, refused=stamp)
+                    VersionRecord(loaded=stamp) if is_sound else replace(before, refused=stamp)
                 )  # fmt: skip
             else:
                 assert before.loaded is not None
                 serving = {version for version, one in own.items() if one.loaded is not None}
-                allowed = [v for v in on_disk if allows(policy, v)]
+                allowed = [v for v in disk if allows(policy, v)]
                 assert serving - {step.version} or not allowed, "the last one goes only with the model"
-                assert allowed or step.version not in on_disk, "a policy that nothing meets takes nothing away"
+                assert allowed or step.version not in disk, "a policy that nothing meets takes nothing away"
                 del own[step.version]
         serving = {version for version, one in own.items() if one.loaded is not None}
         if isinstance(policy, Latest):
-            assert len(serving & set(on_disk)) <= policy.count
-            sound = [one.version for one in disk if one.version in serving]
-            newer = [one for one in disk if one.is_complete and one.version > max(serving, default=0)]
-            assert all(own[one.version].refused == one.stamp for one in newer), "nothing newer is left untried"
-            assert not sound or serving == set(sound)
+            assert len(serving & set(disk)) <= policy.count
+            sound = serving & set(disk)
+            newer = [v for v, one in disk.items() if one.is_complete and v > max(serving, default=0)]
+            assert all(own[v].refused == disk[v].stamp for v in newer), "nothing newer is left untried"
+            assert not sound or serving == sound

@@ -1,4 +1,4 @@
-"""What the gRPC port costs a server before it is needed, what its thread may touch, and how its listener ends."""
+"""The listeners: what the gRPC port costs before it is needed and how it ends, and connections that come together."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from convoy.app.http.connection import GuardedProtocol
-from convoy.app.server.grpc_host import GrpcHost
-from convoy.app.server.http_server import HttpServer, take_port
+from convoy.app.server.acceptor import Acceptor, ConnectionLimits
+from convoy.app.server.http_server import GrpcHost, HttpServer, take_port
 from convoy.models.errors import JobError, UsageError
 
 
@@ -24,14 +25,11 @@ def test_starting_a_server_does_not_wait_for_grpc_and_leaves_no_half_of_numpy_to
     assert ran.stdout.strip() == "[False, False, True]"
 
 
-def test_a_port_that_is_taken_is_a_wrong_call() -> None:
+def test_a_port_that_is_taken_is_a_wrong_call_and_the_library_can_take_one_that_is_held() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=rf":{port} .*--grpc-port"):
             take_port("127.0.0.1", port)
-
-
-def test_a_port_that_is_held_can_be_listened_on_by_the_library() -> None:
     with take_port("127.0.0.1", 0) as holder, socket.socket() as library:
         library.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         library.bind(holder.getsockname())
@@ -42,7 +40,7 @@ def test_a_port_that_is_held_can_be_listened_on_by_the_library() -> None:
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The codes with which this process would be ended beside a thread that hangs, as another test may leave one."""
     codes: list[int] = []
-    monkeypatch.setattr("convoy.app.server.grpc_host.end_if_held_up", codes.append)
+    monkeypatch.setattr("convoy.app.server.http_server.end_if_held_up", codes.append)
     return codes
 
 
@@ -94,7 +92,7 @@ def serve(library: Library, when_http_is_open: Callable[[HttpServer], None]) -> 
 
         http = HttpServer(unasked, GuardedProtocol, lifespan="off", on_started=started)
         async with asyncio.timeout(60):
-            code = await GrpcHost(holder, library.make).serve_beside(http, [])
+            code = await GrpcHost(holder, library.make).serve_beside(http)
         library.is_loaded.set()
         await asyncio.sleep(0.01)
         return code
@@ -103,16 +101,29 @@ def serve(library: Library, when_http_is_open: Callable[[HttpServer], None]) -> 
     return asyncio.run(scene()), holder
 
 
-def test_a_server_that_ends_before_the_library_is_there_opens_nothing_any_more() -> None:
-    library = Library()
-    code, holder = serve(library, HttpServer.stop)
-    assert (code, library.steps, holder.fileno()) == (0, ["loading"], -1)
-
-
-def test_a_listener_that_is_open_is_stopped_once() -> None:
-    library = Library(is_loaded=True)
-    code, holder = serve(library, HttpServer.stop)
-    assert (code, library.steps, holder.fileno()) == (0, ["loading", "started", "stopped"], -1)
+@pytest.mark.parametrize(
+    ("library", "code", "steps", "words"),
+    [
+        ({}, 0, ["loading"], ""),  # the server ends before the library is there
+        ({"is_loaded": True}, 0, ["loading", "started", "stopped"], ""),
+        (
+            {"is_loaded": True, "thief": "somebody has it"},
+            UsageError.exit_code,
+            ["loading"],
+            "(somebody has it); choose another with --grpc-port",
+        ),
+        ({"is_loaded": True, "bug": "a broken wheel"}, JobError.exit_code, ["loading"], "--grpc-port -1"),
+    ],
+)
+def test_the_listener_ends_with_the_server_and_the_server_where_it_has_none(
+    library: dict[str, Any], code: int, steps: list[str], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = Library(**library)
+    ended, holder = serve(given, (lambda http: None) if words else HttpServer.stop)
+    assert (ended, given.steps, holder.fileno()) == (code, steps, -1)
+    told = [record for record in caplog.records if record.levelno >= logging.CRITICAL]
+    assert [words in record.getMessage() for record in told] == [True] * bool(words)
+    assert library.get("bug", "") in str(told and told[0].exc_info)
 
 
 def test_a_listener_that_is_just_opening_opens_whole_and_is_stopped() -> None:
@@ -122,7 +133,7 @@ def test_a_listener_that_is_just_opening_opens_whole_and_is_stopped() -> None:
         http = HttpServer(unasked, GuardedProtocol, lifespan="off", on_started=library.is_starting.wait)
         closing = asyncio.ensure_future(_close_when(library.is_starting, host, http))
         async with asyncio.timeout(60):
-            await host.serve_beside(http, [])
+            await host.serve_beside(http)
             await closing
         return library.steps
 
@@ -136,23 +147,6 @@ async def _close_when(is_starting: asyncio.Event, host: GrpcHost, http: HttpServ
     http.stop()
 
 
-def test_a_port_that_was_lost_ends_the_server_as_called_wrongly(caplog: pytest.LogCaptureFixture) -> None:
-    library = Library(is_loaded=True, thief="somebody has it")
-    code, _ = serve(library, lambda http: None)
-    assert (code, library.steps) == (UsageError.exit_code, ["loading"])
-    (line,) = (record.getMessage() for record in caplog.records if record.levelno >= logging.CRITICAL)
-    assert "(somebody has it); choose another with --grpc-port" in line
-
-
-def test_a_library_that_does_not_load_ends_the_server_with_its_trace(caplog: pytest.LogCaptureFixture) -> None:
-    code, holder = serve(Library(is_loaded=True, bug="a broken wheel"), lambda http: None)
-    assert (code, holder.fileno()) == (JobError.exit_code, -1)
-    (record,) = (record for record in caplog.records if record.levelno >= logging.CRITICAL)
-    assert "--grpc-port -1" in record.getMessage()
-    assert record.exc_info is not None
-    assert "a broken wheel" in str(record.exc_info[1])
-
-
 def test_the_first_exit_code_that_is_not_0_stays(ends: list[int]) -> None:
     library = Library(is_loaded=True)
 
@@ -162,3 +156,30 @@ def test_the_first_exit_code_that_is_not_0_stays(ends: list[int]) -> None:
 
     assert serve(library, end)[0] == 2
     assert ends == [2], "and it is the one beside threads that hold up the end"
+
+
+CLIENTS = 100
+
+
+def test_those_who_connect_together_do_not_wait_for_a_turn_of_the_loop_each() -> None:
+    async def scenario() -> int:
+        """In how many turns all of them have a connection."""
+        listener = socket.create_server(("127.0.0.1", 0), backlog=CLIENTS)
+        connected = [socket.create_connection(listener.getsockname()) for _ in range(CLIENTS)]
+        made: list[asyncio.Protocol] = []
+
+        def make() -> asyncio.Protocol:
+            made.append(asyncio.Protocol())
+            return made[-1]
+
+        acceptor = Acceptor(listener, make, ConnectionLimits(max_connections=4), tls=lambda: None)
+        turns = 0
+        while len(made) < CLIENTS:
+            await asyncio.sleep(0)
+            turns += 1
+        acceptor.close()
+        for one in connected:
+            one.close()
+        return turns
+
+    assert asyncio.run(scenario()) < 10

@@ -1,4 +1,4 @@
-"""Log lines by a thread: in order, never waited for, and what is dropped is told."""
+"""Log lines by a thread: in order, never waited for, and what is dropped is told; and the access log's own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from convoy.app.calls.access import AccessLog, CallFacts
+from convoy.app.calls.options import BodyLimits, ServeOptions
 from convoy.app.server import logs
-from convoy.app.server.log_writer import LogWriter
+from convoy.app.server.logs import LogWriter
 from tests.support.stores import ROOT
 
 # What a pipe holds at least.
@@ -38,16 +40,6 @@ def read_until(reading: int, wanted: bytes) -> bytes:
     return found
 
 
-def test_lines_come_in_their_order_and_flush_waits_for_them(pipe: tuple[int, int]) -> None:
-    reading, writing = pipe
-    writer = LogWriter(writing)
-    for number in range(500):
-        writer.handle(record(f"line {number}"))
-    writer.flush(60)
-    assert os.read(reading, 1 << 16).decode().splitlines() == [f"line {number}" for number in range(500)]
-    writer.close()
-
-
 def test_what_does_not_fit_is_counted_and_told_where_it_is_missing(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     writer = LogWriter(writing, room_bytes=100_000)
@@ -69,17 +61,12 @@ def test_what_does_not_fit_is_counted_and_told_where_it_is_missing(pipe: tuple[i
     writer.close()
 
 
-def test_one_line_may_be_larger_than_all_the_room(pipe: tuple[int, int]) -> None:
+def test_a_line_larger_than_the_room_and_one_that_cannot_be_made_are_in_the_log(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     writer = LogWriter(writing, room_bytes=10)
     writer.handle(record("y" * 1000))
-    assert read_until(reading, b"\n") == b"y" * 1000 + b"\n"
-    writer.close()
-
-
-def test_a_line_that_cannot_be_made_is_told_in_the_log(pipe: tuple[int, int]) -> None:
-    reading, writing = pipe
-    writer = LogWriter(writing)
+    writer.flush(60)  # waits for it
+    assert os.read(reading, 1 << 16) == b"y" * 1000 + b"\n"
     writer.handle(logging.LogRecord("convoy", logging.INFO, "", 0, "%d", ("no number",), None))
     assert b"TypeError" in read_until(reading, b"TypeError")
     writer.close()
@@ -154,3 +141,60 @@ def test_where_every_thread_is_can_be_said(pipe: tuple[int, int]) -> None:
 )
 def test_a_clients_word_is_one_field_of_a_line(text: str, shown: str) -> None:
     assert logs.field(text) == shown
+
+
+TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    """Ours, which is left as it was."""
+    ours = logging.getLogger("convoy")
+    before = ours.handlers[:], ours.propagate, ours.level
+    yield ours
+    ours.handlers[:], ours.propagate, level = before
+    ours.setLevel(level)
+
+
+def write(asked: list[str]) -> None:
+    def facts() -> CallFacts:
+        asked.append("facts")
+        return CallFacts("digits", 2, "late", "", {"queue": 1.5})
+
+    AccessLog(ServeOptions(BodyLimits(1 << 20), decode_threads=1)).log(
+        *("10.0.0.1", "POST /predictions/digits", "504", 12.25),
+        is_error=True,
+        trace=TRACE,
+        key_name="ward-3",
+        facts=facts,
+    )
+
+
+def test_a_handler_of_somebody_elses_is_given_the_fields(
+    logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+    with caplog.at_level(logging.INFO, "convoy"):
+        write(asked)
+    (record,) = caplog.records
+    given = vars(record)
+    assert given["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
+    names = ("client", "call", "status", "took_ms", "key", "model", "version", "outcome", "stages_ms")
+    assert [given[name] for name in names] == [
+        *("10.0.0.1", "POST /predictions/digits", "504", 12.25, "ward-3", "digits", 2, "late", {"queue": 1.5})
+    ]
+    assert "reason" not in given
+    assert asked == ["facts"]
+
+
+@pytest.mark.parametrize(("form", "asks"), [("text", []), ("json", ["facts"])])
+def test_what_nobody_reads_is_not_asked_for(
+    form: logs.LogFormat, asks: list[str], logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure_own("info", form)
+    asked: list[str] = []
+    write(asked)
+    line = capsys.readouterr().err
+    assert asked == asks
+    assert f"10.0.0.1 POST /predictions/digits 504 12.2 ms key ward-3 trace {TRACE.decode()}" in line
+    assert ('"stages_ms":{"queue":1.5}' in line) == (form == "json")
