@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 from msgspec.json import decode, encode
 
-from convoy.app.batch.labeller import NAN, LabelledRows, Unreadable
+from convoy.app.batch.labeller import LabelledRows, Unreadable
 from convoy.app.batch.records import BatchPart, Runner
+from convoy.models.activation import NAN
 from convoy.models.errors import JobError
 from convoy.models.files import sync
 from convoy.models.spec import TensorSpec
@@ -42,7 +43,7 @@ class PartFileRecord(Struct, frozen=True):
 
 
 class PartResults:
-    """Collects what becomes of a part's images, in whatever order it comes."""
+    """Collects what becomes of a part's images, in any order."""
 
     def __init__(self, part: BatchPart, labels: Sequence[str], embeddings: TensorSpec | None) -> None:
         self.part, self._spec = part, embeddings
@@ -55,22 +56,20 @@ class PartResults:
         self._errors: dict[int, tuple[str, str]] = {}
         self._left = part.images
 
-    def add(self, rows: LabelledRows, chosen: Sequence[int]) -> int:
-        """The `chosen` rows, which are of this part; how many of them were NaN."""
-        images = [rows.images[row] for row in chosen]
-        places, own = np.array([image.place for image in images]), np.array(chosen)
-        self._class_ids = _filled(self._class_ids, places, rows.ranked.class_ids[own])
-        self._scores = _filled(self._scores, places, rows.ranked.scores[own])
+    def add(self, rows: LabelledRows) -> int:
+        """A batch of this part; how many of its images gave NaN."""
+        places = np.array([image.place for image in rows.images])
+        self._class_ids = _filled(self._class_ids, places, rows.ranked.class_ids)
+        self._scores = _filled(self._scores, places, rows.ranked.scores)
         if rows.embeddings is not None:
-            self._embeddings = _filled(self._embeddings, places, rows.embeddings[own])
-        for image in images:
-            self._paths[image.place] = image.path
-        bad = [images[place] for place in np.flatnonzero(rows.ranked.is_nan[own])]
-        for image in bad:
-            self._paths[image.place] = None
-            self._errors[image.place] = (image.path, NAN)
-        self._left -= len(images)
-        return len(bad)
+            self._embeddings = _filled(self._embeddings, places, rows.embeddings)
+        for image, is_nan in zip(rows.images, rows.ranked.is_nan, strict=True):
+            if is_nan:
+                self._errors[image.place] = (image.path, NAN)
+            else:
+                self._paths[image.place] = image.path
+        self._left -= len(rows.images)
+        return int(rows.ranked.is_nan.sum())
 
     def add_error(self, unreadable: Unreadable) -> None:
         self._errors[unreadable.image.place] = (unreadable.image.path, unreadable.error)
@@ -125,7 +124,7 @@ def read_record(path: Path) -> PartFileRecord | None:
         return None
 
 
-def write_errors(out: Path, records: Iterator[PartFileRecord]) -> int:
+def write_errors(out: Path, records: Iterable[PartFileRecord]) -> int:
     """All parts' errors as one table, in the order of the parts; how many there are. Raises JobError."""
     errors = [error for record in records for error in record.errors]
     columns = [[path for path, _ in errors], [error for _, error in errors]]

@@ -1,26 +1,24 @@
-"""Which run a folder of results belongs to: what decides its rows stands in a file, and another run is refused.
+"""Which run a folder of results belongs to: a file holds what decides its rows, and another run is refused.
 
-What only decides how fast it goes (batch size, workers, Ray) does not count.
+What only decides the speed (batch size, workers, Ray) does not count.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from msgspec import Struct, ValidationError
 from msgspec.json import decode, encode, format
 
-from convoy.app.batch.records import Runner
+from convoy.app.batch.records import RunFile, RunIdentity
 from convoy.models.errors import JobError
 from convoy.models.files import replace_file
 from convoy.models.store import disk_errors
 
-# Readers of a folder of parquet files pass over names that begin so.
+# Readers of a folder of parquet files skip names that begin with "_" or ".".
 RUN_FILE, _LOCK, _ASIDE = "_run.json", ".lock", ".writing-run-"
 _NAMES = {
     "model": "model",
@@ -36,38 +34,9 @@ _NAMES = {
 }
 
 
-class RunIdentity(Struct, frozen=True):
-    """What decides the rows. `bundle` and `inputs` are digests."""
-
-    model: str
-    version: int
-    bundle: str
-    engine: str
-    precision: str
-    top_k: int
-    embeddings: str | None
-    max_pixels: int
-    inputs: str
-    images: int
-
-
-class RunFile(Struct, frozen=True):
-    """The run that a folder belongs to. `runner` is what labelled its first part, or is about to; None before that."""
-
-    identity: RunIdentity
-    part_images: int
-    runner: Runner | None = None
-    schema: int = 1
-
-    @property
-    def digest(self) -> str:
-        """Names the run in each of its parts."""
-        return hashlib.sha256(encode((self.identity, self.part_images))).hexdigest()
-
-
 @contextmanager
 def own_folder(out: Path) -> Iterator[None]:
-    """Nobody else writes into it meanwhile. Raises JobError where somebody does, or it cannot be written to."""
+    """Lock the folder, and make it. Raises JobError where another run has it, or it cannot be written to."""
     with disk_errors(out):
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -99,7 +68,7 @@ def begin_or_go_on(out: Path, identity: RunIdentity, part_images: int) -> RunFil
         found = RunFile(identity, part_images)
         write_run_file(out, found)
         return found
-    except (ValidationError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise JobError(f"{path} cannot be read ({error}); choose another --out") from error
     if differences := _differences(found.identity, identity):
         raise JobError(
@@ -115,11 +84,10 @@ def write_run_file(out: Path, run: RunFile) -> None:
 
 
 def _differences(then: RunIdentity, now: RunIdentity) -> str:
-    differing = [name for name in _NAMES if getattr(then, name) != getattr(now, name)]
     told = []
-    for name in differing:
-        if name in ("bundle", "inputs"):
-            told.append(f"the {_NAMES[name]} is another")
-        else:
-            told.append(f"{_NAMES[name]} was {getattr(then, name)} and is {getattr(now, name)}")
+    for name, words in _NAMES.items():
+        was, is_now = getattr(then, name), getattr(now, name)
+        if was != is_now:
+            is_digest = name in ("bundle", "inputs")
+            told.append(f"the {words} is another" if is_digest else f"{words} was {was} and is {is_now}")
     return ", ".join(told)
