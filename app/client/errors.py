@@ -1,4 +1,4 @@
-"""A server's refusals as the errors that they were there."""
+"""What a server refuses, as the errors that the server itself has for it."""
 
 from __future__ import annotations
 

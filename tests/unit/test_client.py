@@ -7,7 +7,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from convoy.app.client import http_transport
+from convoy.app.client import http_wire
 from convoy.app.client.client import Client
 from convoy.app.commands.predict import predict
 from convoy.models.errors import JobError, UsageError
@@ -54,7 +54,7 @@ def ask(server, monkeypatch):
     def mocked(**options):
         return real(transport=httpx.MockTransport(server), **options)
 
-    monkeypatch.setattr(http_transport.httpx, "Client", mocked)
+    monkeypatch.setattr(http_wire.httpx, "Client", mocked)
 
     def ask(*images, model="digits", top_k=5, key=None, as_json=False, stdin=b""):
         console, errors = Console(file=io.StringIO(), width=200), Console(file=io.StringIO(), width=200)
