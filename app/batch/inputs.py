@@ -1,6 +1,6 @@
 """What INPUT names: image files, folders, patterns, lists, parquet files and tars, counted and cut into parts.
 
-Reads names and headers, no image. The order is the same each time, which the digest holds, so that a run that goes on
+Reads names and headers, no image. The order is the same each time, which the digest proves, so that a run that goes on
 finds its images in the same parts.
 """
 
@@ -28,13 +28,10 @@ _LISTS = frozenset((".txt", ".lst", ".list"))
 _PACKED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _BYTES_NAMES = ("image", "bytes", "content", "data", "jpg", "jpeg", "png")
 _PATH_NAMES = ("path", "image_path", "file", "file_name", "filename", "image", "uri", "url")
-# So many parts, if they are not too small or too large for it: what is lost with a worker, and what there is to share.
-_PARTS = 64
-_MOST_IN_PART = 8192
 
 
 class BatchSource(ABC):
-    """Images in one order; any stretch of them can be told to a worker."""
+    """Images in one order; a worker gets any stretch of them as a piece."""
 
     images: int
 
@@ -126,8 +123,9 @@ class BatchInputs:
         return found.hexdigest()
 
     def part_images(self, batch_size: int) -> int:
-        """How many images a part is to have: whole batches."""
-        most = min(_MOST_IN_PART, max(batch_size, -(-self.images // _PARTS)))
+        """Images of a part: whole batches."""
+        # 64 parts for the workers to share; smaller ones where a worker that dies would lose too much.
+        most = min(8192, max(batch_size, -(-self.images // 64)))
         return -(-most // batch_size) * batch_size
 
     def parts(self, part_images: int, base: str) -> list[BatchPart]:

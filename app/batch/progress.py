@@ -1,4 +1,4 @@
-"""How far a run is: a bar where somebody looks at a terminal, now and then a line where it goes into a file."""
+"""How far a run is: a bar in a terminal, a line every ten seconds where the output goes into a file."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from collections import deque
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-
-# The rate is of the last while, because the first images wait for an engine and the disk's cache.
-_RATE_OVER_S = 30.0
-_LINE_EVERY_S = 10.0
 
 
 class BatchProgress:
@@ -21,7 +17,7 @@ class BatchProgress:
         self.images, self.errors = done, errors
         self._began_s, self._has_begun = time.monotonic(), False
         self._lately: deque[tuple[float, int]] = deque([(self._began_s, done)])
-        self._next_line_s = self._began_s + _LINE_EVERY_S
+        self._next_line_s = self._began_s + 10.0
         self._bar = (
             Progress(TextColumn("{task.description}"), BarColumn(bar_width=30), console=console, transient=True)
             if console.is_terminal
@@ -44,19 +40,20 @@ class BatchProgress:
             self._has_begun, self._began_s = True, time.monotonic()
 
     def add(self, images: int, errors: int) -> None:
-        """So many more; fewer where they have to be done again."""
+        """More images are done; negative where some have to be done again."""
         self.images += images
         self.errors += errors
 
     def tick(self) -> None:
         now_s = time.monotonic()
         self._lately.append((now_s, self.images))
-        while now_s - self._lately[0][0] > _RATE_OVER_S and len(self._lately) > 2:
+        # The rate of the last 30 s: the first images wait for an engine and the disk's cache.
+        while now_s - self._lately[0][0] > 30.0 and len(self._lately) > 2:
             self._lately.popleft()
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=self._words(), completed=self.images)
         elif now_s >= self._next_line_s:
-            self._next_line_s = now_s + _LINE_EVERY_S
+            self._next_line_s = now_s + 10.0
             self._console.print(self._words(), highlight=False, soft_wrap=True)
 
     def summary(self) -> str:

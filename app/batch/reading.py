@@ -20,8 +20,6 @@ from convoy.app.batch.records import BatchPart, MembersPiece, PathsPiece, Piece,
 from convoy.models.errors import ImageError, JobError
 from convoy.models.image_files import read_image_file
 
-_ROWS_AT_ONCE = 64
-
 
 class BatchImage(NamedTuple):
     """One image of a part. `read` raises ImageError."""
@@ -100,7 +98,7 @@ def _rows_of(
         end = begin + opened.metadata.row_group(group).num_rows
         if end > piece.start and begin < piece.stop:
             row = begin
-            for batch in opened.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=columns):
+            for batch in opened.iter_batches(64, row_groups=[group], columns=columns):
                 first, last = max(0, piece.start - row), min(len(batch), piece.stop - row)
                 if first < last:
                     yield from _named(batch.slice(first, last - first), row + first, piece, base)

@@ -31,7 +31,6 @@ from convoy.models.errors import ConvoyError, JobError
 from convoy.models.spec import ModelSpec
 from convoy.models.store import Store
 
-_REPORT_EVERY_S = 0.25
 END = b"end\n"
 
 
@@ -92,7 +91,7 @@ class PartsWorker:
             del self._results[part.number]
             self._report_progress()
             self._report(PartDone(part.number, part.images, results.errors))
-        elif time.monotonic() - self._reported_s > _REPORT_EVERY_S:
+        elif time.monotonic() - self._reported_s > 0.25:
             self._report_progress()
 
     def _report_progress(self) -> None:

@@ -15,15 +15,6 @@ from convoy.app.engines.memory import available_bytes, resident_bytes
 from convoy.app.engines.parts import Part
 from convoy.models.spec import TensorSpec
 
-# Of what is available, for one run; the rest is for everybody else.
-_RUN_SHARE = 0.75
-# What is tiny where nothing was known of it, as a row of one number, or is not counted, as strings.
-_LEAST_BYTES = 1 << 20
-# Of fewer nobody can tell what memory they took.
-_TELLING_BYTES = 64 << 10
-# By so much a process grows and shrinks for other reasons while an engine warms up.
-_NOISE_BYTES = 8 << 20
-
 
 class FreeRuns:
     """The bound for one engine. `usual_bytes` of inputs may run together: as many as its largest batch of examples has,
@@ -39,7 +30,8 @@ class FreeRuns:
     ) -> None:
         each = sum(math.prod(spec.drawn_shape) * spec.numpy_dtype.itemsize for spec in inputs if not spec.is_strings)
         self._more_bytes = (largest - 1) * each  # that the largest batch of the warm-up has, and the first has not
-        self.usual_bytes = max(largest * each, _LEAST_BYTES)
+        # At least 1 MiB: an example may be a row of one number, and strings are not counted.
+        self.usual_bytes = max(largest * each, 1 << 20)
         self._available, self._resident = available, resident
         self._per_byte = 0.0  # of memory, for each byte of inputs
         self._before = 0
@@ -55,8 +47,10 @@ class FreeRuns:
 
     def ran_largest(self) -> None:
         """It has run its largest batch. Repeating it, when all memory is there already, changes nothing."""
-        grown = max(0, self._resident() - self._before - _NOISE_BYTES)
-        if self._more_bytes >= _TELLING_BYTES:
+        # A process grows and shrinks by 8 MiB for other reasons while an engine warms up.
+        grown = max(0, self._resident() - self._before - (8 << 20))
+        # What smaller inputs took cannot be told from that.
+        if self._more_bytes >= 64 << 10:
             self._per_byte = max(self._per_byte, grown / self._more_bytes)
 
     @property
@@ -81,7 +75,8 @@ class FreeRuns:
         if nbytes <= self.usual_bytes:
             return False
         expected, free = self._per_byte * nbytes, self._available()
-        if free is not None and expected > free * _RUN_SHARE:
+        # A quarter of what is available stays for everything else.
+        if free is not None and expected > free * 0.75:
             raise EngineFailure(
                 f"inputs of {nbytes >> 20:,} MiB are expected to take {int(expected) >> 20:,} MiB while they run, and "
                 f"{free >> 20:,} MiB are available; send fewer or smaller samples in a request",

@@ -22,8 +22,6 @@ from convoy.models.tensors import random_values
 
 # What strides of 32 divide, and networks for images are trained at. The first that runs is taken: it is the cheapest.
 TRIED_PX = (32, 64, 96, 128, 224, 256, 384, 512)
-# A batch of [channels, height, width] has as many dimensions.
-_IMAGE_DIMENSIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ def is_free(spec: TensorSpec) -> bool:
 
 def is_free_image(spec: TensorSpec) -> bool:
     """Whether that can be the height or the width of images."""
-    return is_free(spec) and len(spec.shape) >= _IMAGE_DIMENSIONS
+    return is_free(spec) and len(spec.shape) >= 4  # a batch of [channels, height, width]
 
 
 def with_examples(path: Path, signature: Signature, threads: int, wanted: Size | None = None) -> Signature:

@@ -21,13 +21,8 @@ from convoy.models.spec import TensorSpec
 
 # No device gains by a larger batch, and lists as long as the batch are kept for it.
 MOST_SAMPLES = 1 << 16
-# Of what is available. The other half is for the run itself, and for everybody else.
-_TENSORS_SHARE = 0.5
 # Of what is available, for what a larger batch takes more than the last one did.
 _RUN_SHARE = 0.75
-# Below this a difference of the process's size says nothing about a batch: other threads work, too.
-_PROBE_SAMPLES = 8
-_SHORT_BYTES = 1 << 30
 _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
@@ -58,9 +53,9 @@ def peak_resident_bytes(proc: Path = _PROC) -> int:
 
 
 def is_short() -> bool:
-    """Whether so little is left that nobody should keep what is not in use."""
+    """Whether less than 1 GiB is left, so that memory that is not in use should be given back."""
     free = available_bytes()
-    return free is not None and free < _SHORT_BYTES
+    return free is not None and free < 1 << 30
 
 
 def give_back_freed() -> None:
@@ -86,7 +81,8 @@ def check_batch(
     """Raises BundleError where a batch's tensors alone would not fit, with the largest batch that does."""
     samples = max(1, max_batch_size)
     each, free = sample_bytes((*inputs, *outputs)), available()
-    room = MOST_SAMPLES if free is None else min(MOST_SAMPLES, int(free * _TENSORS_SHARE) // max(1, each))
+    # Half of what is available is for the run itself, and for everything else.
+    room = MOST_SAMPLES if free is None else min(MOST_SAMPLES, free // 2 // max(1, each))
     if samples <= room:
         return
     if room == 0:
@@ -129,7 +125,8 @@ class Growth:
             each = max(0.0, now - before) / (size - ran)
             if size == self._largest:
                 return
-            if size >= _PROBE_SAMPLES:
+            # The growth by fewer samples says nothing about a batch: other threads work, too.
+            if size >= 8:
                 each = max(each, (now - start) / size)
                 if self._fits(2 * each * (self._largest - size)):
                     ran, before, size = size, now, self._largest

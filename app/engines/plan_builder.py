@@ -29,7 +29,6 @@ from convoy.models.plans import BuildEvent, BuildOptions, BuildState, LibraryNam
 from convoy.models.records import from_jsonable
 
 _log = logging.getLogger("convoy")
-_LOOK_EVERY_S = 1.0
 _LONGEST_LINE_BYTES = 1 << 20
 _KEPT_COMPLAINT_BYTES = 4096
 
@@ -146,7 +145,7 @@ class PlanBuilder:
         """
         limits = self._limits
         while True:
-            await self._pause(_LOOK_EVERY_S)
+            await self._pause(1.0)
             if self._now_s() - started_s > limits.time_limit_s + limits.grace_s:
                 raise _BuildFailed(f"it did not end within {limits.time_limit_s:g} s and was killed")
             used_bytes = self._memory_of(process.pid)

@@ -13,10 +13,6 @@ from typing import Any
 
 # What a replica reports; `record_autoscaling_stats` gives these names.
 UTILISATION, WAITING_S, REQUESTS_PER_S = "utilisation", "waiting_s", "requests_per_s"
-# What waits is to be worked off within so long beside what comes.
-_CATCH_UP_S = 1.0
-# Replicas are taken away only where the rest would be this much below the target, or they would come and go.
-_SLACK = 0.85
 
 
 def replicas_for(demand: float, now: int, target_utilisation: float) -> int:
@@ -24,12 +20,13 @@ def replicas_for(demand: float, now: int, target_utilisation: float) -> int:
     wanted = max(0, math.ceil(demand / target_utilisation - 1e-9))
     if wanted >= now:
         return wanted
-    return min(now, math.ceil(demand / (target_utilisation * _SLACK) - 1e-9))
+    # Replicas are taken away only where the rest would be well below the target, or they would come and go.
+    return min(now, math.ceil(demand / (target_utilisation * 0.85) - 1e-9))
 
 
 def demand_of(utilisations: list[float], waiting_s: list[float]) -> float:
     """In replicas that are wholly busy: what they do, and what they should do beside it to catch up."""
-    return sum(utilisations) + sum(waiting_s) / _CATCH_UP_S
+    return sum(utilisations) + sum(waiting_s)  # what waits is to be worked off within a second
 
 
 class ByUtilisation:

@@ -32,7 +32,6 @@ from convoy.app.telemetry.outcomes import Refusal
 from convoy.app.telemetry.start_tracing import start_tracing
 
 _log = logging.getLogger("convoy")
-_LOOK_EVERY_S = 0.02
 _THROUGH_PYTHON = (
     "requests come through Ray's Python proxy, which costs some 40 times what they cost here; set "
     "RAY_SERVE_ENABLE_HA_PROXY=1 and RAY_SERVE_THROUGHPUT_OPTIMIZED=1 on every node, before `ray start`"
@@ -67,7 +66,7 @@ class Replica(HandleCalls):
         await self._core.start()
         while not self._core.ready:
             self._raise_if_lost()
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(0.02)
         if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
             _log.warning("%s", _THROUGH_PYTHON)
         here, app = RouteHere(), create_app(self._core, self._options, self._hot)

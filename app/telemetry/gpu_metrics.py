@@ -20,8 +20,6 @@ from convoy.app.engines.cuda.device import Device
 from convoy.app.telemetry.nvml import THROTTLE_REASONS, GpuProbe, GpuReading, Nvml, NvmlUnavailable, open_nvml
 
 _log = logging.getLogger("convoy")
-_EVERY_S = 1.0
-_STALE_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +79,12 @@ class GpuWatch(Collector):
     @property
     def readings(self) -> tuple[GpuReading, ...]:
         """One for each GPU that NVML finds; empty when they are too old to be true."""
-        return self._last if self._now_s() - self._read_at_s <= _STALE_AFTER_S else ()
+        return self._last if self._now_s() - self._read_at_s <= 10.0 else ()
 
     def _watch(self) -> None:
         try:
             self.find()
-            while self._probes and not self._stopped.wait(_EVERY_S if self._last else 0):
+            while self._probes and not self._stopped.wait(1.0 if self._last else 0):
                 self.read()
         except Exception:  # a bug or a library's; requests do not depend on it
             _log.exception("reading the GPUs failed; their metrics end")

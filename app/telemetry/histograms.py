@@ -16,8 +16,6 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-_MOST_UNSORTED = 1024
-
 
 class Distribution:
     """One series: how many values fell at or below each of `bounds` (ascending), or above all of them.
@@ -42,7 +40,7 @@ class Distribution:
 
     def observe(self, *values: float) -> None:
         self._unsorted += values
-        if len(self._unsorted) > _MOST_UNSORTED:
+        if len(self._unsorted) > 1024:
             self._sort()
 
     @property

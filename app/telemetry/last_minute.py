@@ -24,7 +24,6 @@ WINDOW_S = 60
 PERIOD_S, PERIODS = 5, 60
 STAGES = ("decode_wait", "decode", "queue", "copy_in", "compute", "copy_out", "encode", "total")
 BATCH_STAGES = ("copy_in", "compute", "copy_out")  # which all requests of a batch spend together
-_MOST_UNSORTED = 4096
 _SUB_BITS = 6  # an octave has 64 buckets
 # No percentile is further than this from the value of its rank, as a share of it.
 MOST_ERROR = 0.5 / (1 << _SUB_BITS)
@@ -298,7 +297,7 @@ class LastMinute:
 
     def _came(self, now: _Slice, values: int) -> None:
         now.unsorted += values
-        if now.unsorted > _MOST_UNSORTED:
+        if now.unsorted > 4096:
             now.sort()
 
     def _last(self) -> list[_Slice]:

@@ -26,8 +26,6 @@ _log = logging.getLogger("convoy")
 _NO_STAGES: Mapping[str, int] = {}
 # Of one call: nanoseconds in all, and by stage.
 _Took = tuple[int, Mapping[str, int]]
-# To count so many of one version holds up the event loop for a tenth of a millisecond; each other version adds to it.
-_MOST_RECORDS = 128
 
 
 class _Failed(NamedTuple):
@@ -111,7 +109,8 @@ class Ledger:
     def _one_more(self) -> _Records:
         """For a record that comes: those of an earlier second are counted as that second's, and many together."""
         second = self._now_ns() // SECOND_NS
-        if second != self._second or self._records.number >= _MOST_RECORDS:
+        # Counting 128 records of one version holds up the event loop for a tenth of a millisecond.
+        if second != self._second or self._records.number >= 128:
             self.count()
             self._second = second
         self._records.number += 1

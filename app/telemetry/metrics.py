@@ -29,7 +29,6 @@ LATENCY_BUCKETS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
-_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MODEL = ("model", "version")
 _OPENMETRICS = "application/openmetrics-text"
 CanaryResult = Literal["passed", "failed", "hung"]
@@ -89,7 +88,7 @@ class Metrics:
             LATENCY_BUCKETS_S,
             per_unit=SECOND_NS,
         )
-        self.batch = Histogram("convoy_batch_size", "Samples per batch", _MODEL, _BATCH_BUCKETS)
+        self.batch = Histogram("convoy_batch_size", "Samples per batch", _MODEL, (1, 2, 4, 8, 16, 32, 64, 128, 256))
         for collector in (self.calls, _RequestDurations(self.calls), self.stage, self.batch):
             registry.register(collector)
         self.padding = Counter(
