@@ -23,7 +23,7 @@ from convoy.app.engines.onnx_session import Level, new_session, session_options
 from convoy.app.engines.onnx_tensors import bind_input, bind_output, has_strings, tensor_spec, unbound_array
 from convoy.app.engines.parts import Landed, Shapes
 from convoy.app.engines.signature import Signature, check_names
-from convoy.app.engines.staged import MOST_SHAPES, StagedEngine, StagingBuffer
+from convoy.app.engines.staged import StagedEngine, StagingBuffer
 from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError
 
@@ -53,26 +53,17 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         self._run_options = _giving_back() if is_free else None
         check_names(model, read_signature(self._session, model), self.inputs, self.outputs)
         self._has_strings = has_strings(model, (*self.inputs, *self.outputs))
-        self._bindings: dict[Shapes, _SessionBinding] = {}
         return LIBRARY
 
     def close(self) -> None:
         super().close()
         self._session = None
 
-    def _forget(self) -> None:
-        self._bindings.clear()
-
-    def _remembered(self) -> int:
-        return len(self._bindings)
-
     def _execute(self, shapes: Shapes, samples: int) -> list[Landed]:
         if self._has_strings:
             return self._execute_unbound(shapes)
-        bound = self._bindings.get(shapes)
-        if bound is None:
-            bound = self._bind(shapes, samples)
-        elif bound.outputs is None:
+        bound: _SessionBinding = self._bound(shapes, samples)
+        if bound.outputs is None:
             # A binding remembers the output of its last run, and refuses another size for it.
             self._bind_outputs(bound.binding, samples)
         try:
@@ -120,20 +111,17 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         return staging.landed(self.whole_shape(staging.spec, samples))
 
     def _bind(self, shapes: Shapes, samples: int) -> _SessionBinding:
-        if len(self._bindings) >= MOST_SHAPES:
-            self._bindings.clear()
         binding = self._session.io_binding()
         try:
             for staging, shape in zip(self._staging_in, shapes, strict=True):
                 bind_input(binding, staging, shape)
         except Exception as error:
             raise EngineFailure(first_line(error)) from error
+        if any(staging.spec.sample_bytes is None for staging in self._staging_out):
+            return _SessionBinding(binding, None)
         self._bind_outputs(binding, samples)
-        outputs = None
-        if not any(staging.spec.sample_bytes is None for staging in self._staging_out):
-            outputs = [staging.landed(self.whole_shape(staging.spec, samples)) for staging in self._staging_out]
-        bound = self._bindings[shapes] = _SessionBinding(binding, outputs)
-        return bound
+        outputs = [staging.landed(self.whole_shape(staging.spec, samples)) for staging in self._staging_out]
+        return _SessionBinding(binding, outputs)
 
     def _bind_outputs(self, binding: Any, samples: int) -> None:
         binding.clear_binding_outputs()

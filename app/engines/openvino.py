@@ -25,7 +25,7 @@ from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.memory import is_short
 from convoy.app.engines.parts import Landed, Shapes
 from convoy.app.engines.signature import Signature, check_names
-from convoy.app.engines.staged import MOST_SHAPES, StagedEngine
+from convoy.app.engines.staged import StagedEngine
 from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import TensorSpec
@@ -61,7 +61,6 @@ class OpenVinoEngine(StagedEngine):
         self._compiled = self._open_model(model, precision, threads)
         self._request = self._compiled.create_infer_request()
         self._largest_samples = 0  # of the runs whose memory is held
-        self._bindings: dict[Shapes, list[Any]] = {}  # its tensors over the staging buffers
         self._now: Shapes | None = None
         return library_of(self._ov)
 
@@ -100,15 +99,12 @@ class OpenVinoEngine(StagedEngine):
         return compiled
 
     def _forget(self) -> None:
-        self._bindings.clear()
+        super()._forget()
         self._now = None
-
-    def _remembered(self) -> int:
-        return len(self._bindings)
 
     def _execute(self, shapes: Shapes, samples: int) -> list[Landed]:
         self._hold(samples)
-        bound = self._bindings.get(shapes) or self._bind(shapes)
+        bound = self._bound(shapes, samples)
         try:
             if shapes != self._now:
                 for index, tensor in enumerate(bound):
@@ -130,14 +126,12 @@ class OpenVinoEngine(StagedEngine):
                 self.rest()
             self._largest_samples = samples
 
-    def _bind(self, shapes: Shapes) -> list[Any]:
-        if len(self._bindings) >= MOST_SHAPES:
-            self._forget()
-        bound = self._bindings[shapes] = [
+    def _bind(self, shapes: Shapes, samples: int) -> list[Any]:
+        """Its tensors over the staging buffers."""
+        return [
             self._ov.Tensor(staging.array(shape), shared_memory=True)
             for staging, shape in zip(self._staging_in, shapes, strict=True)
         ]
-        return bound
 
 
 def _landed(array: np.ndarray) -> Landed:

@@ -84,13 +84,12 @@ def scatter(
     if not batched:
         each = [zip(part.wanted, part.destinations, strict=True) for part in parts]
         return tuple([tuple([_copied(landed[index].array, to) for index, to in wanted]) for wanted in each])
-    columns, answers, start = [_Column(one) for one in landed], [], 0
+    answers, start = [], 0
     for part in parts:
-        own, samples = [], part.samples
-        for index, destination in zip(part.wanted, part.destinations, strict=True):
-            own.append(columns[index].deliver(start, samples, destination))
-        answers.append(tuple(own))
-        start += samples
+        end = start + part.samples
+        wanted = zip(part.wanted, part.destinations, strict=True)
+        answers.append(tuple([_delivered(landed[index], start, end, to) for index, to in wanted]))
+        start = end
     return tuple(answers)
 
 
@@ -129,21 +128,14 @@ def _undeclared_shape(spec: TensorSpec, declared: tuple[int, ...], shape: tuple[
     )
 
 
-class _Column:
-    """An output of a batch, to be handed out by samples."""
-
-    def __init__(self, landed: Landed) -> None:
-        self._array, self._data = landed
-        self._row_shape = self._array.shape[1:]
-        self._row_bytes = 0 if self._data is None else len(self._data) // len(self._array)
-
-    def deliver(self, start: int, samples: int, destination: memoryview | None) -> TensorBytes:
-        data = self._data
-        if data is None or destination is None:
-            return _copied(self._array[start : start + samples], destination)
-        row_bytes = self._row_bytes
-        destination[:] = data[start * row_bytes : (start + samples) * row_bytes]
-        return TensorBytes((samples, *self._row_shape), destination)
+def _delivered(landed: Landed, start: int, end: int, destination: memoryview | None) -> TensorBytes:
+    """Some samples of an output of a batch."""
+    array, data = landed
+    if data is None or destination is None:
+        return _copied(array[start:end], destination)
+    row_bytes = len(data) // len(array)
+    destination[:] = data[start * row_bytes : end * row_bytes]
+    return TensorBytes((end - start, *array.shape[1:]), destination)
 
 
 def _copied(rows: np.ndarray, destination: memoryview | None) -> TensorBytes:

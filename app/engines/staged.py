@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,8 +26,7 @@ from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import unpack
 
-# Of so many combinations it is kept how they run; models with free shapes must not collect them for ever.
-MOST_SHAPES = 256
+MOST_SHAPES = 256  # of which it is kept how they run
 
 
 class StagingBuffer:
@@ -112,6 +111,7 @@ class StagedEngine(Engine):
         check_batch(inputs, outputs, max_batch_size)
         self._free_runs = FreeRuns(inputs, largest) if FreeRuns.wanted(inputs) else None
         self._is_large = False  # what runs now: more than the warm-up has shown to fit
+        self._bindings: dict[Shapes, Any] = {}
         library = self._open(model, precision, threads)
         self.info = EngineInfo(
             engine=self.name,
@@ -138,12 +138,21 @@ class StagedEngine(Engine):
         run reuses, in the shapes that they really have. Raises EngineFailure."""
 
     @abstractmethod
+    def _bind(self, shapes: Shapes, samples: int) -> Any:
+        """What the library needs to run these shapes over the staging buffers. Raises EngineFailure."""
+
+    def _bound(self, shapes: Shapes, samples: int) -> Any:
+        """The same, from the first run of these shapes on. Models with free shapes must not collect them for ever."""
+        bound = self._bindings.get(shapes)
+        if bound is None:
+            if len(self._bindings) >= MOST_SHAPES:
+                self._forget()
+            bound = self._bindings[shapes] = self._bind(shapes, samples)
+        return bound
+
     def _forget(self) -> None:
         """A buffer moved: nothing that points to one holds any more."""
-
-    @abstractmethod
-    def _remembered(self) -> int:
-        """Of how many combinations of shapes it is kept how they run."""
+        self._bindings.clear()
 
     def warm_shapes(self) -> WarmShapes | None:
         free = self._free_runs
@@ -151,7 +160,7 @@ class StagedEngine(Engine):
             return None
         outputs = sum([len(staging.memory) for staging in self._staging_out])
         return WarmShapes(
-            warm=self._remembered(),
+            warm=len(self._bindings),
             limit=MOST_SHAPES,
             buffer_bytes=outputs + sum([len(staging.memory) for staging in self._staging_in]),
             # Each input by itself may have had all of a usual batch.

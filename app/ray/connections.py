@@ -26,26 +26,16 @@ _log = logging.getLogger("convoy")
 _RAYS_TIMEOUT = b"x-request-timeout-seconds"
 
 
-class RouteHere:
-    """The prefix under which Ray serves the application, learnt from each request that comes by ASGI.
-
-    None until the first one. Ray may change it while a replica lives.
-    """
-
-    prefix: str | None = None
-
-
 class HotPaths(NamedTuple):
     """Convoy's application, and which requests go to it without Ray's."""
 
     app: ASGIApp
     routes: HotRoutes
     ways: Ways
-    here: RouteHere
 
     def scope_inside(self, scope: Scope) -> Scope | None:
         """The request's scope without Ray's prefix; None if it is for Ray's application."""
-        prefix, path = self.here.prefix, scope["path"]
+        prefix, path = self.ways.prefix, scope["path"]
         if prefix is None or scope["root_path"] or scope["method"] != "POST" or not path.startswith(f"{prefix}/"):
             return None
         inside = path.removeprefix(prefix)

@@ -6,15 +6,14 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from convoy.app.ray.connections import RouteHere
 from convoy.app.ray.ways import Ways
 
 
 class Ingress:
-    """Wraps the application. `on_end` runs when Ray has waited for whatever runs and ends the replica."""
+    """Wraps the application. `on_end` runs when Ray has waited for open requests and ends the replica."""
 
-    def __init__(self, app: ASGIApp, ways: Ways, here: RouteHere, on_end: Callable[[], Awaitable[None]]) -> None:
-        self._app, self._ways, self._here, self._on_end = app, ways, here, on_end
+    def __init__(self, app: ASGIApp, ways: Ways, on_end: Callable[[], Awaitable[None]]) -> None:
+        self._app, self._ways, self._on_end = app, ways, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -22,7 +21,7 @@ class Ingress:
             return
         if scope["type"] == "http":
             self._ways.by_asgi += 1
-            self._here.prefix = scope.get("root_path", "").rstrip("/")
+            self._ways.prefix = scope.get("root_path", "").rstrip("/")
             send = _without_second_id(scope, send)
         await self._app(_inside(scope), receive, send)
 

@@ -22,7 +22,7 @@ from convoy.app.lifecycle.load_watch import batch_speed
 from convoy.app.python.inside import Asking
 from convoy.app.ray.arguments import replica_settings
 from convoy.app.ray.autoscaling import REQUESTS_PER_S, UTILISATION, WAITING_S
-from convoy.app.ray.connections import HotPaths, RouteHere, take_connections
+from convoy.app.ray.connections import HotPaths, take_connections
 from convoy.app.ray.handle import HandleCalls
 from convoy.app.ray.ingress import Ingress
 from convoy.app.ray.ways import Ways
@@ -69,11 +69,11 @@ class Replica(HandleCalls):
             await asyncio.sleep(0.02)
         if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
             _log.warning("%s", _THROUGH_PYTHON)
-        here, app = RouteHere(), create_app(self._core, self._options, self._hot)
+        app = create_app(self._core, self._options, self._hot)
         on_too_many = partial(self._core.turned_away, Refusal.CONNECTIONS)
         protocol = guarded_protocol(self._settings.connection_limits(), on_too_many)
-        take_connections(protocol, HotPaths(app, self._hot, self._ways, here))
-        return Ingress(app, self._ways, here, self._end)
+        take_connections(protocol, HotPaths(app, self._hot, self._ways))
+        return Ingress(app, self._ways, self._end)
 
     async def check_health(self) -> None:
         """Raises ReplicaUnwell with the reason."""

@@ -70,7 +70,7 @@ class Metrics:
         # What has not been counted yet is counted before anything is read: it is the registry's first collector.
         self.before_looking: Callable[[], None] = lambda: None
         self.registry = registry = CollectorRegistry()
-        registry.register(_Before(self))
+        registry.register(_Collects(self._count_first))
         self.requests = Counter(
             "convoy_requests", "Requests by how they ended", (*_MODEL, "protocol", "outcome"), registry=registry
         )
@@ -89,7 +89,7 @@ class Metrics:
             per_unit=SECOND_NS,
         )
         self.batch = Histogram("convoy_batch_size", "Samples per batch", _MODEL, (1, 2, 4, 8, 16, 32, 64, 128, 256))
-        for collector in (self.calls, _RequestDurations(self.calls), self.stage, self.batch):
+        for collector in (self.calls, _Collects(self._request_durations), self.stage, self.batch):
             registry.register(collector)
         self.padding = Counter(
             "convoy_padding_samples", "Samples computed only to fill a batch", _MODEL, registry=registry
@@ -112,7 +112,7 @@ class Metrics:
         for result in get_args(LoadResult):
             self._loads.labels(result)
         self._device_ns = Tally[str]()
-        registry.register(_DeviceSeconds(self._device_ns))
+        registry.register(_Collects(self._device_seconds))
         Gauge("convoy_build_info", "The version of Convoy", ("version",), registry=registry).labels(version).set(1)
         self._meters: dict[ModelKey, ModelMeters] = {}
         self._watched = set[tuple[str, str]]()
@@ -221,6 +221,25 @@ class Metrics:
         for stage, ns in exemplar.stages_ns:
             self.stage.at(*labels, stage).exemplify(ns, where)
 
+    def _count_first(self) -> Iterable[Metric]:
+        """No series, but the first that the registry asks for."""
+        self.before_looking()
+        return ()
+
+    def _request_durations(self) -> Iterable[Metric]:
+        """Every call to a model, however it ended, under a name that goes with the next version."""
+        name, text = "convoy_request_duration_seconds", "All of convoy_call_duration_seconds together; use that"
+        family = self.calls.family(name, text, len(_MODEL))
+        family.samples = [one for one in family.samples if one.labels["model"]]  # it never knew any others
+        return [family]
+
+    def _device_seconds(self) -> Iterable[Metric]:
+        told = "Compute of all batches; above a second a second where they run beside each other"
+        family = CounterMetricFamily("convoy_device_compute_seconds", told, labels=("device",))
+        for device, ns in self._device_ns.items():
+            family.add_metric((device,), ns / SECOND_NS)
+        return [family]
+
     def render(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self.registry)
@@ -233,42 +252,14 @@ class Metrics:
         return encode(self.registry), content_type
 
 
-class _Before(Collector):
-    """Has no series: it is asked for them before all others are."""
+class _Collects(Collector):
+    """Collects what a function returns."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        self._metrics.before_looking()
-        return ()
-
-
-class _RequestDurations(Collector):
-    """Every call to a model, however it ended, under a name that goes with the next version."""
-
-    def __init__(self, calls: Histogram) -> None:
-        self._calls = calls
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        name, text = "convoy_request_duration_seconds", "All of convoy_call_duration_seconds together; use that"
-        family = self._calls.family(name, text, len(_MODEL))
-        family.samples = [one for one in family.samples if one.labels["model"]]  # it never knew any others
-        return [family]
-
-
-class _DeviceSeconds(Collector):
-    """Nanoseconds of compute by device, which who adds to them keeps."""
-
-    def __init__(self, device_ns: Tally[str]) -> None:
-        self._device_ns = device_ns
-
-    def collect(self) -> Iterable[Metric]:
-        told = "Compute of all batches; above a second a second where they run beside each other"
-        family = CounterMetricFamily("convoy_device_compute_seconds", told, labels=("device",))
-        for device, ns in self._device_ns.items():
-            family.add_metric((device,), ns / SECOND_NS)
-        return [family]
+        return self._read()
 
 
 class EngineMetrics(Collector):

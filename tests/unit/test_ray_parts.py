@@ -16,7 +16,7 @@ from test_connection import workshop as workshop  # a fixture
 from convoy.app.config.settings import Settings
 from convoy.app.http.connection import guarded_protocol
 from convoy.app.ray.arguments import SERVER_OPTIONS, AppArguments, replica_settings
-from convoy.app.ray.connections import HotPaths, RouteHere, take_connections
+from convoy.app.ray.connections import HotPaths, take_connections
 from convoy.app.ray.ingress import Ingress
 from convoy.app.ray.ways import Ways
 from convoy.app.server.acceptor import ConnectionLimits
@@ -101,9 +101,9 @@ class Behind(House):
 
     def __init__(self, workshop: Workshop, prefix: str = "", root_path: str = "") -> None:
         super().__init__(workshop)
-        self.ways, self.here = Ways(), RouteHere()
-        take_connections(guarded_protocol(ConnectionLimits()), HotPaths(self._app, self.hot, self.ways, self.here))
-        self.ingress = Ingress(self._app, self.ways, self.here, _nothing)
+        self.ways = Ways()
+        take_connections(guarded_protocol(ConnectionLimits()), HotPaths(self._app, self.hot, self.ways))
+        self.ingress = Ingress(self._app, self.ways, _nothing)
         self._prefix = prefix
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,7 +163,7 @@ def test_the_first_request_teaches_the_prefix_and_all_that_follow_go_direct(work
 def test_a_body_that_ray_has_read_is_answered_as_well_as_one_that_nobody_has(workshop: Workshop) -> None:
     async def scenario() -> None:
         house = Behind(workshop)
-        house.here.prefix = None
+        house.ways.prefix = None
         for _ in range(3):
             request = rows(7.0, headers={"x-request-timeout-seconds": "5"})
             assert shift(await house.connect().ask(request)) == 107
@@ -175,11 +175,11 @@ def test_a_body_that_ray_has_read_is_answered_as_well_as_one_that_nobody_has(wor
 def test_who_asks_for_another_prefix_or_for_rays_timeout_goes_by_ray(workshop: Workshop) -> None:
     async def scenario() -> None:
         house = Behind(workshop, "/cnn")
-        house.here.prefix = "/cnn"
+        house.ways.prefix = "/cnn"
         connection = house.connect()
         await connection.ask(rows(1.0))  # without the prefix
         assert house.ways.direct == 0
-        house.here.prefix = "/cnn"
+        house.ways.prefix = "/cnn"
         request = rows(1.0, path="/cnn" + ROWS, headers={"x-request-timeout-seconds": "5"})
         assert shift(await connection.ask(request)) == 101
         assert house.ways.direct == 0
@@ -190,7 +190,7 @@ def test_who_asks_for_another_prefix_or_for_rays_timeout_goes_by_ray(workshop: W
 def test_under_a_root_of_the_whole_server_everything_goes_by_ray(workshop: Workshop) -> None:
     async def scenario() -> None:
         house = Behind(workshop, root_path="/all")
-        house.here.prefix = ""
+        house.ways.prefix = ""
         await house.connect().ask(rows(1.0))
         assert house.ways.direct == 0
 
@@ -215,7 +215,7 @@ def test_a_connection_on_another_loop_than_the_core_is_rays_own(workshop: Worksh
 def test_a_server_that_ends_lets_a_direct_call_finish(workshop: Workshop) -> None:
     async def scenario() -> None:
         house = Behind(workshop)
-        house.here.prefix = ""
+        house.ways.prefix = ""
         connection = house.connect()
         request = rows(3.0)
         connection.send(request[:-4])
