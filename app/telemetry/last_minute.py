@@ -3,9 +3,7 @@ five minutes, in periods of five seconds.
 
 A minute is sixty slices of a second, the latest of which has just begun, each with all that was measured in it. Times
 fall into buckets whose width is a 64th of their power of two (log-linear, as in HdrHistogram), so that a percentile is
-within 0.8 % of the value of its rank, and memory depends on how different values are and not on how many. Nothing is
-computed but when many values have come, when the next second begins, and when somebody looks. A few numbers are kept of
-a period that has ended.
+within 0.8 % of the value of its rank, and memory depends on how different values are and not on how many.
 """
 
 from __future__ import annotations
@@ -25,8 +23,6 @@ PERIOD_S, PERIODS = 5, 60
 STAGES = ("decode_wait", "decode", "queue", "copy_in", "compute", "copy_out", "encode", "total")
 BATCH_STAGES = ("copy_in", "compute", "copy_out")  # which all requests of a batch spend together
 _SUB_BITS = 6  # an octave has 64 buckets
-# No percentile is further than this from the value of its rank, as a share of it.
-MOST_ERROR = 0.5 / (1 << _SUB_BITS)
 _LONGEST_NS = (1 << 42) - 1  # over an hour; what took longer counts as that
 _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -69,39 +65,27 @@ _BUCKETS = int(_buckets_of([_LONGEST_NS])[0]) + 1
 
 
 class _Times:
-    """What one stage took in one slice: as it came, then as counts by bucket, at the end of those that have any.
+    """What one stage took in one second: how many values, their sum, and how many of them fell into each bucket."""
 
-    `sum_ns` is of all values that were sorted, and of so many.
-    """
-
-    __slots__ = ("_counts", "_found", "sorted", "sum_ns", "unsorted")
+    __slots__ = ("_buckets", "_counts", "count", "sum_ns")
 
     def __init__(self) -> None:
-        self.unsorted: list[int] = []
-        self.sorted = self.sum_ns = 0
-        self._found: np.ndarray | None = None
-        self._counts: np.ndarray = np.empty(0, np.int64)
+        self.count = self.sum_ns = 0
+        self._buckets: np.ndarray | slice = slice(None)  # whose counts these are
+        self._counts: np.ndarray = np.zeros(_BUCKETS, np.int64)
 
-    def sort(self) -> None:
-        if self.unsorted:
-            counts = np.bincount(_buckets_of(self.unsorted), minlength=_BUCKETS)
-            self.sorted += len(self.unsorted)
-            self.sum_ns += sum(self.unsorted)
-            self.unsorted = []
-            self._counts = self._counts + counts if len(self._counts) else counts
+    def add(self, values_ns: Sequence[int]) -> None:
+        self.count += len(values_ns)
+        self.sum_ns += sum(values_ns)
+        self._counts += np.bincount(_buckets_of(values_ns), minlength=_BUCKETS)
 
     def close(self) -> None:
-        """Nothing will be added."""
-        self.sort()
+        """The second is over: keep only the buckets that have any."""
         found = np.flatnonzero(self._counts)
-        self._found, self._counts = found.astype(np.uint16), self._counts[found].astype(np.uint32)
+        self._buckets, self._counts = found.astype(np.uint16), self._counts[found].astype(np.uint32)
 
     def add_to(self, total: _Ints) -> None:
-        self.sort()
-        if self._found is not None:
-            total[self._found] += self._counts
-        elif len(self._counts):
-            total += self._counts
+        total[self._buckets] += self._counts
 
 
 @dataclass(slots=True)
@@ -111,15 +95,9 @@ class _Slice:
     second: int
     requests: int = 0
     samples: int = 0
-    unsorted: int = 0
     batches: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     times: defaultdict[str, _Times] = field(default_factory=lambda: defaultdict(_Times))
     batch_ns: list[int] = field(default_factory=lambda: [0] * len(BATCH_STAGES))
-
-    def sort(self) -> None:
-        self.unsorted = 0
-        for one in self.times.values():
-            one.sort()
 
     def close(self) -> None:
         for one in self.times.values():
@@ -220,18 +198,15 @@ class LastMinute:
             now.batches[size] += sums.count
         for at, ns in enumerate((taken_ns.copy_in_ns, taken_ns.compute_ns, taken_ns.copy_out_ns)):
             now.batch_ns[at] += ns
-        now.times["queue"].unsorted += ran.queued_ns
+        now.times["queue"].add(ran.queued_ns)
         for stage, each_ns in zip(BATCH_STAGES, (ran.copy_in_ns, ran.compute_ns, ran.copy_out_ns), strict=True):
-            now.times[stage].unsorted += each_ns
-        self._came(now, taken_ns.count)
+            now.times[stage].add(each_ns)
 
     def record_stages(self, took_ns: Mapping[str, Sequence[int]], second: int) -> None:
         """Stages of some requests have ended, by name, in such a second."""
-        now, values = self._slice_of(second), 0
+        now = self._slice_of(second)
         for stage, each_ns in took_ns.items():
-            now.times[stage].unsorted += each_ns
-            values += len(each_ns)
-        self._came(now, values)
+            now.times[stage].add(each_ns)
 
     def per_second(self) -> tuple[float, float]:
         """Requests and samples per second, over the last minute or since the start."""
@@ -253,9 +228,7 @@ class LastMinute:
         for stage in STAGES:
             if stage not in BATCH_STAGES:
                 times = [one.times[stage] for one in slices if stage in one.times]
-                for one in times:
-                    one.sort()
-                sums_ns[stage], counts[stage] = sum(one.sum_ns for one in times), sum(one.sorted for one in times)
+                sums_ns[stage], counts[stage] = sum(one.sum_ns for one in times), sum(one.count for one in times)
         return {s: round(sums_ns[s] / counts[s] / 1e6, 4) if counts[s] else None for s in STAGES}
 
     def batch_sizes(self) -> dict[int, int]:
@@ -294,11 +267,6 @@ class LastMinute:
                 self._slices.popleft()
             latest = self._slices[-1]
         return latest
-
-    def _came(self, now: _Slice, values: int) -> None:
-        now.unsorted += values
-        if now.unsorted > 4096:
-            now.sort()
 
     def _last(self) -> list[_Slice]:
         oldest = int(self._now_s()) - WINDOW_S

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from convoy.app.engines.batch import StageTimes
 from convoy.app.telemetry.last_minute import (
-    MOST_ERROR,
     PERIOD_S,
     PERIODS,
     STAGES,
@@ -42,7 +41,7 @@ def batch(minute: LastMinute, clock: Clock, samples: int, took_ms: int, requests
 
 def near(wanted_ns: float) -> object:
     rounded_ms = 0.00005  # what is told has four digits
-    return pytest.approx(wanted_ns / MS, abs=max(0.0001, wanted_ns / MS * MOST_ERROR * 1.001 + rounded_ms))
+    return pytest.approx(wanted_ns / MS, abs=max(0.0001, wanted_ns / MS * 0.5 / 64 * 1.001 + rounded_ms))
 
 
 @given(st.floats(0, 10), st.floats(0, 0.999))
@@ -83,7 +82,7 @@ times_ns = st.one_of(st.integers(0, 300), st.integers(0, 10 * MS), st.integers(0
 
 
 @given(st.lists(st.lists(times_ns, max_size=40), min_size=1, max_size=40), st.floats(0, 1.4))
-@example([[5] * 3 * 4096, [7 * MS] * 4096], 0.0)
+@example([[5] * 3000, [7 * MS] * 1000], 0.0)
 @example([[1 << 41]], 0.0)
 @example([[17134]], 0.0)
 def test_a_percentile_is_within_its_bound_of_the_value_of_that_rank(groups: list[list[int]], apart_s: float) -> None:
