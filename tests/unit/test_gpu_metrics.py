@@ -52,7 +52,7 @@ def samples(watch: GpuWatch) -> dict[tuple[str, ...], float]:
     return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
 
 
-def test_every_figure_has_its_unit() -> None:
+def test_every_figure_has_its_unit_under_our_name_and_tritons() -> None:
     (gpu,) = gpus()
     seen = samples(watched(FakeNvml(busy(gpu)), (gpu,)))
     expected = {
@@ -71,11 +71,6 @@ def test_every_figure_has_its_unit() -> None:
     }
     assert {name: seen[name, "cuda:0"] for name in expected} == expected
     assert seen["convoy_gpu_info", "cuda:0", "GPU 0", "GPU-0"] == 1
-
-
-def test_dashboards_made_for_triton_find_their_names() -> None:
-    (gpu,) = gpus()
-    seen = samples(watched(FakeNvml(busy(gpu)), (gpu,)))
     assert {key[0]: value for key, value in seen.items() if key[0].startswith("nv_") and key[1:] == ("GPU-0",)} == {
         "nv_gpu_utilization": 0.75,
         "nv_gpu_memory_total_bytes": float(1 << 34),
@@ -84,11 +79,6 @@ def test_dashboards_made_for_triton_find_their_names() -> None:
         "nv_gpu_power_limit": 700.0,
         "nv_energy_consumption": 9000.0,
     }
-
-
-def test_every_reason_for_low_clocks_has_a_series_whether_it_holds_or_not() -> None:
-    (gpu,) = gpus()
-    seen = samples(watched(FakeNvml(busy(gpu)), (gpu,)))
     throttled = {key[2]: value for key, value in seen.items() if key[0] == "convoy_gpu_throttled"}
     assert len(throttled) == 9
     assert {reason for reason, holds in throttled.items() if holds} == {"sw_power_cap", "sw_thermal_slowdown"}

@@ -141,14 +141,6 @@ def test_what_is_recorded_counts_in_its_second() -> None:
     )
 
 
-def test_what_is_turned_away_now_makes_nothing_that_was_before_of_now() -> None:
-    server = Server(is_eager=False)
-    server.record("call", None, "v2", ENDINGS[3], 5)
-    server.clock.now_s += 90
-    server.record("turned_away", "connections")
-    assert list(server.metrics.refusals().per_second()) == ["connections"]
-
-
 @pytest.mark.parametrize("reader", range(5))
 def test_every_reader_sees_all(reader: int) -> None:
     server = Server(is_eager=False)
