@@ -72,37 +72,45 @@ class Labeller:
                 self._free_engines.put(engine)
 
     def run(self, batches: Iterable[list[BatchImage]], on_result: Callable[[Result], None]) -> None:
-        """Label all of them; `on_result` is called in this thread.
+        """Label all of them; `on_result` is called in one thread, which is not the caller's.
 
         An empty batch says that the next one may be long in coming: the results of all earlier ones come first.
-        Raises JobError where the engine is lost, and what `batches` raises.
+        Raises JobError where the engine is lost, and what `batches` and `on_result` raise.
         """
+        free: SimpleQueue[np.ndarray] = SimpleQueue()
         # For each slot a batch that is computed, one that waits for it, and one that is decoded.
-        free = [np.zeros((self.batch_size, self._row_bytes), np.uint8) for _ in range(3 * self._slots)]
+        for _ in range(3 * self._slots):
+            free.put(np.zeros((self.batch_size, self._row_bytes), np.uint8))
         step = self._decode_threads
-        begun: deque[tuple[Future[list[Result]], np.ndarray]] = deque()
-        decoders, computers = ThreadPoolExecutor(step), ThreadPoolExecutor(self._slots)
+        decoders, computers, collector = (ThreadPoolExecutor(threads) for threads in (step, self._slots, 1))
+        begun: deque[Future[None]] = deque()
 
-        def finish_one() -> None:
-            future, memory = begun.popleft()
-            for result in future.result():
+        def label(
+            images: list[BatchImage], memory: np.ndarray, decoding: list[Future[list[str | None]]]
+        ) -> list[Result]:
+            try:
+                return self._label(images, memory, decoding)
+            finally:
+                free.put(memory)
+
+        def collect(labelled: Future[list[Result]]) -> None:
+            for result in labelled.result():
                 on_result(result)
-            free.append(memory)
 
         try:
             for images in batches:
-                while begun and not (free and images):
-                    finish_one()
+                while begun and (begun[0].done() or not images):
+                    begun.popleft().result()
                 if images:
-                    memory = free.pop()
+                    memory = free.get()
                     decoding = [
                         decoders.submit(self._decode, images[first::step], memory[first::step]) for first in range(step)
                     ]
-                    begun.append((computers.submit(self._label, images, memory, decoding), memory))
+                    begun.append(collector.submit(collect, computers.submit(label, images, memory, decoding)))
             while begun:
-                finish_one()
+                begun.popleft().result()
         finally:
-            for threads in (decoders, computers):
+            for threads in (decoders, computers, collector):
                 threads.shutdown(wait=False, cancel_futures=True)
 
     def _decode(self, images: list[BatchImage], rows: np.ndarray) -> list[str | None]:
