@@ -114,8 +114,8 @@ class Client(_BaseClient):
 
     What a server refuses for the moment (429, 503) is asked again, `retries` times, once its `Retry-After` has passed,
     and so is a connection that is refused or breaks off. All of that is within `timeout_s`; the server is told what is
-    left of it, and gives up a request that is not waited for any more. `verify` is a file with the certificates of who
-    signed the server's, and `cert` a file with one of your own and its key, or a pair of files; over HTTP `verify` may
+    left of it, and gives up a request that is not waited for any more. `verify` is a file with the certificates that
+    sign the server's, and `cert` a file with one of your own and its key, or a pair of files; over HTTP `verify` may
     also be an SSLContext, or False to check no certificate. `headers` are sent with every request, over gRPC as
     metadata: a mapping, or a function that gives one each time, as a trace's context needs. Of several images
     `at_once` are on their way at a time. Proxies named in the environment are not used.
@@ -144,7 +144,7 @@ class Client(_BaseClient):
         reach it. `timeout_s` None: the client's; it counts for each image.
 
         Raises the server's errors with its words for one image: InvalidRequest, ImageError (for a file that cannot be
-        read), NotFound, Unauthorized, Overloaded, Unavailable (also where nobody answers), DeadlineExceeded.
+        read), NotFound, Unauthorized, Overloaded, Unavailable (also where no server answers), DeadlineExceeded.
         """
 
         def one(image: OneImage) -> Classification:
@@ -251,7 +251,7 @@ class AsyncClient(_BaseClient):
         threshold: float | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """As `Client.predict`. Cancelling closes the connection, by which the server knows that nobody waits."""
+        """As `Client.predict`. Cancelling closes the connection, so that the server gives the request up."""
 
         async def one(image: OneImage) -> Classification:
             sight = await self.look(

@@ -12,7 +12,7 @@ from convoy.models.errors import UsageError
 from convoy.models.tls import ClientTls, ClientTlsNames
 
 _File: TypeAlias = str | os.PathLike[str]
-# Who has signed the server's certificate: a file, an SSLContext (HTTP alone), or whether to check it at all.
+# What has signed the server's certificate: a file, an SSLContext (HTTP alone), or whether to check it at all.
 Verify: TypeAlias = _File | ssl.SSLContext | ClientTls | bool
 # A certificate of the client's own: one file that has its key, too, or one of each.
 Cert: TypeAlias = _File | tuple[_File, _File]

@@ -50,7 +50,7 @@ def check_rows(
     proved to be the same model. Raises BundleError for a file that does not load, and where the largest batch has no
     room in memory.
     """
-    # Not through the engine: here a failure is an answer, which nobody should read about in the log.
+    # Not through the engine: here a failure is an answer, which does not belong into the log.
     together = open_session(path, threads, quiet=True)
     alone = together if original is None else open_session(original, threads, quiet=True)
     # Up to 8 different rows; a larger batch has each of them several times, in random order.
@@ -116,7 +116,7 @@ def _kinds_of_rows(signature: Signature, count: int) -> Iterator[dict[str, np.nd
 
 
 def _varied(array: np.ndarray) -> np.ndarray:
-    """Fractions large and small, and of both signs: where a score is as good as 1 nobody sees what has been added."""
+    """Fractions large and small, and of both signs: a score that is as good as 1 hides what has been added."""
     if array.dtype.kind != "f":
         return array
     varied = array.copy()

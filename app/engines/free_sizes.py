@@ -63,7 +63,7 @@ def with_examples(path: Path, signature: Signature, threads: int, wanted: Size |
 
 
 def _with_example(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
-    # What a file declares of its outputs need not be so; nobody but a warning of the library says it.
+    # What a file declares of its outputs may be wrong, of which only a warning of the library tells.
     return replace(spec, example=shape) if is_free(spec) and fits(shape, spec.shape) else spec
 
 

@@ -29,14 +29,14 @@ _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
     """Memory that this process may still take: what is free here, within what its container may use.
 
-    What the system would give up for it (file caches) counts as free. None where nobody tells.
+    What the system would give up for it (file caches) counts as free. None where the system does not say.
     """
     known = [room for room in (_free(proc), *_rooms(proc, cgroup)) if room is not None]
     return max(0, min(known)) if known else None
 
 
 def resident_bytes(process: int | str = "self", proc: Path = _PROC) -> int:
-    """The memory that a process uses now; 0 where nobody tells, or it is gone."""
+    """The memory that a process uses now; 0 where the system does not say, or it is gone."""
     try:
         return int((proc / str(process) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -44,7 +44,7 @@ def resident_bytes(process: int | str = "self", proc: Path = _PROC) -> int:
 
 
 def peak_resident_bytes(proc: Path = _PROC) -> int:
-    """The most memory that this process has used; 0 where nobody tells."""
+    """The most memory that this process has used; 0 where the system does not say."""
     try:
         lines = (proc / "self" / "status").read_text().splitlines()
     except OSError:

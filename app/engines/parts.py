@@ -1,4 +1,4 @@
-"""The requests' parts of a batch: gathered into one memory, and its outputs scattered to who asked for them.
+"""The requests' parts of a batch: gathered into one memory, and its outputs scattered to the requests that want them.
 
 The same for every library. Nothing is handed out that is not what the model declares: behind an answer that is shorter
 than its place would lie what another request has left there.
@@ -78,7 +78,7 @@ def scatter(
 ) -> tuple[tuple[TensorBytes, ...], ...]:
     """Each part's rows of each wanted output.
 
-    Raises EngineFailure where an output of the run is not what `outputs` declare, whoever wants it.
+    Raises EngineFailure where any output of the run is not what `outputs` declare.
     """
     check_landed(landed, outputs, sum([part.samples for part in parts]), batched=batched)
     if not batched:
@@ -94,7 +94,7 @@ def scatter(
 
 
 def check_landed(landed: Sequence[Landed], outputs: Sequence[TensorSpec], samples: int, *, batched: bool) -> None:
-    """Raises EngineFailure where an output of a run of so many samples is not what the model declares."""
+    """Raises EngineFailure where an output of a run of `samples` is not what the model declares."""
     for spec, one in zip(outputs, landed, strict=True):
         array, declared = one.array, (samples, *spec.shape) if batched else spec.shape
         if array.shape != declared and not fits(array.shape, declared):

@@ -1,4 +1,4 @@
-"""Plans built in a child process each, watched, bounded, and killed with whoever wants them: beside the serving, or
+"""Plans built in a child process each, which is watched, bounded, and killed with its parent: beside the serving, or
 ahead of it.
 
 Knows how to start the builder, how to read what it says and when to lose patience. Knows nothing of engines,
@@ -97,7 +97,7 @@ class PlanBuilder:
             build.now(state="failed", reason=str(failure), refused=failure.refused)
         except OSError as error:
             build.now(state="failed", reason=f"the builder could not be started: {error}")
-        except Exception as error:  # a bug, which must cost nobody more than the plan
+        except Exception as error:  # a bug, which must cost no more than the plan
             _log.exception("building a plan failed; this is a bug")
             build.now(state="failed", reason=f"{type(error).__name__}: {error}")
         return build.progress

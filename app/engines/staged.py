@@ -56,7 +56,7 @@ class StagingBuffer:
         return True
 
     def clear(self, shape: tuple[int, ...]) -> None:
-        """Zeros, or empty strings, for a run that nobody asked for."""
+        """Zeros, or empty strings, for a run without a request."""
         if self.is_strings:
             self._strings = [""] * math.prod(shape)
         else:
@@ -203,7 +203,7 @@ class StagedEngine(Engine):
                 self._run_blank(1)
 
     def _run_blank(self, samples: int) -> None:
-        """A batch that nobody asked for, of the sizes of the examples."""
+        """Run a batch without a request, of the sizes of the examples."""
         shapes = tuple(self.whole_shape(spec, samples) for spec in self.inputs)
         for staging, shape in zip(self._staging_in, shapes, strict=True):
             self._make_room(staging, math.prod(shape) * staging.spec.numpy_dtype.itemsize)

@@ -16,7 +16,7 @@ UTILISATION, WAITING_S, REQUESTS_PER_S = "utilisation", "waiting_s", "requests_p
 
 
 def replicas_for(demand: float, now: int, target_utilisation: float) -> int:
-    """How many replicas bear `demand`, in replicas that are wholly busy, where there are `now` so many."""
+    """How many replicas bear `demand`, in replicas that are wholly busy; there are `now`."""
     wanted = max(0, math.ceil(demand / target_utilisation - 1e-9))
     if wanted >= now:
         return wanted
@@ -40,10 +40,10 @@ class ByUtilisation:
         told = context.aggregated_metrics or {}
         utilisations = list(told.get(UTILISATION, {}).values())
         now = context.target_num_replicas
-        if not utilisations:  # nobody has said anything yet
+        if not utilisations:  # no replica has reported yet
             return max(now, context.capacity_adjusted_min_replicas), {}
         waiting_s = list(told.get(WAITING_S, {}).values())
-        # An idle replica still costs its process something; only who is asked needs replicas.
+        # An idle replica still costs its process something; without requests no replica is needed.
         is_asked = sum(told.get(REQUESTS_PER_S, {}).values()) > 0 or sum(waiting_s) > 0
         demand = demand_of(utilisations, waiting_s) if is_asked else 0.0
         least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas

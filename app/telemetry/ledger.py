@@ -1,4 +1,4 @@
-"""One record of each call that ended and of each batch that ran, counted when somebody looks.
+"""One record of each call that ended and of each batch that ran, counted when they are read.
 
 All that is told of them is counted here, from these records, into the statistics, the metrics and the last minute, so
 that none of these can disagree. Counting a record by itself costs ten times as much as counting it with hundreds, which
@@ -51,7 +51,7 @@ class _Records:
 class Ledger:
     """Belongs to one event loop. `live` finds a version by its key, also one that leaves.
 
-    Whoever reads the metrics or a version's statistics has `count` called before, by these. `now_ns` never goes back.
+    The metrics and a version's statistics call `count` before they are read. `now_ns` never goes back.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Ledger:
         self._one_more().calls[key, protocol, ending].append((ns, stages_ns))
 
     def batch(self, key: ModelKey, record: BatchRecord) -> None:
-        """A batch ran, and its requests have their answers, in the same turn of the loop: nobody sees one alone."""
+        """A batch ran, and its requests have their answers, in the same turn of the loop: no reader sees one alone."""
         self._one_more().batches[key].append(record)
 
     def failed(self, key: ModelKey, reason: str, ns: int) -> None:
@@ -87,7 +87,7 @@ class Ledger:
         self._one_more().turned_away[reason] += 1
 
     def exemplify(self, exemplar: Exemplar) -> None:
-        """A call has a span, which is an example of what took so long. Not counted, so it waits for nobody."""
+        """A call has a span, which is an example of what took so long. Not counted, so it does not wait."""
         self._safely(partial(self._exemplify, exemplar))
 
     def count(self) -> None:
@@ -117,7 +117,7 @@ class Ledger:
         return self._records
 
     def _safely(self, count: Callable[[], None]) -> None:
-        # A bug must not cost whoever looks, or comes with the next record, more than what it is about.
+        # A bug must cost a reader, or the next record, no more than what it is about.
         try:
             count()
         except Exception:

@@ -46,7 +46,7 @@ class ModelMeters:
         self._padding = metrics.padding.labels(*labels)
 
     def calls_ended(self, protocol: str, ending: CallEnd, took_ns: Sequence[int]) -> None:
-        """Some calls ended alike, each after so many nanoseconds."""
+        """Some calls ended alike, each after one of `took_ns`."""
         requests, durations = self._calls(protocol, ending)
         requests.inc(len(took_ns))
         durations.observe(*took_ns)
@@ -135,7 +135,7 @@ class Metrics:
         return self._computed_ns
 
     def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
-        """A gauge of the whole server, read whenever somebody looks."""
+        """A gauge of the whole server, read at every scrape."""
         Gauge(name, documentation, registry=self.registry).set_function(read)
 
     def watch_model(self, served: Observed, waiting: Callable[[], int]) -> None:
@@ -183,7 +183,7 @@ class Metrics:
         durations.observe(*took_ns)
 
     def rejected(self, reason: str, count: int, second: int) -> None:
-        """So many were turned away, in this second of the monotonic clock."""
+        """`count` were turned away, in this second of the monotonic clock."""
         self._refusals.add(str(reason), count, second)
         self._rejected.labels(reason).inc(count)
 
@@ -245,7 +245,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def render_for(self, accept: str) -> tuple[bytes, str]:
-        """All of them, and their content type: as OpenMetrics, with exemplars, for who accepts that."""
+        """All of them, and their content type: as OpenMetrics, with exemplars, for a client that accepts that."""
         if _OPENMETRICS not in accept:
             return self.render(), "text/plain; version=0.0.4; charset=utf-8"
         encode, content_type = choose_encoder(accept)
@@ -285,7 +285,7 @@ class EngineMetrics(Collector):
 
 
 class ShapeMetrics(Collector):
-    """What the engines of models with free sizes hold for these, read when somebody looks."""
+    """What the engines of models with free sizes hold for these, read at every scrape."""
 
     def __init__(self, served: Callable[[], Iterable[Observed]]) -> None:
         self._served = served
