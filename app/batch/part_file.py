@@ -6,8 +6,7 @@ schema. So nothing else has to be kept in step with it.
 
 from __future__ import annotations
 
-import os
-import tempfile
+import io
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,11 +17,12 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 from msgspec.json import decode, encode
 
-from convoy.app.batch.labeller import LabelledRows, Unreadable
+from convoy.app.batch.labeller import Result, Unreadable
 from convoy.app.batch.records import BatchPart, Runner
+from convoy.app.pictures.scores import RankedClasses
 from convoy.models.activation import NAN
 from convoy.models.errors import JobError
-from convoy.models.files import sync
+from convoy.models.files import replace_file
 from convoy.models.spec import TensorSpec
 from convoy.models.store import disk_errors
 
@@ -43,37 +43,31 @@ class PartFileRecord(Struct, frozen=True):
 
 
 class PartResults:
-    """Collects what becomes of a part's images, in any order."""
+    """Collects what becomes of a part's images, which come in their order but for those that cannot be read."""
 
     def __init__(self, part: BatchPart, labels: Sequence[str], embeddings: TensorSpec | None) -> None:
         self.part, self._spec = part, embeddings
         self._labels = pa.array(labels, pa.string())
-        self._paths: list[str | None] = [None] * part.images
-        # As wide as the first rows are.
-        self._class_ids = np.zeros((part.images, 0), np.int32)
-        self._scores = np.zeros((part.images, 0), np.float32)
-        self._embeddings = np.zeros((part.images, 0), embeddings.numpy_dtype if embeddings else np.float32)
+        # Not the rows themselves, whose images may hold their bytes.
+        self._paths: list[str] = []
+        self._ranked: list[RankedClasses] = []
+        self._embeddings: list[np.ndarray] = []
         self._errors: dict[int, tuple[str, str]] = {}
         self._left = part.images
 
-    def add(self, rows: LabelledRows) -> int:
-        """A batch of this part; how many of its images gave NaN."""
-        places = np.array([image.place for image in rows.images])
-        self._class_ids = _filled(self._class_ids, places, rows.ranked.class_ids)
-        self._scores = _filled(self._scores, places, rows.ranked.scores)
-        if rows.embeddings is not None:
-            self._embeddings = _filled(self._embeddings, places, rows.embeddings)
-        for image, is_nan in zip(rows.images, rows.ranked.is_nan, strict=True):
-            if is_nan:
-                self._errors[image.place] = (image.path, NAN)
-            else:
-                self._paths[image.place] = image.path
-        self._left -= len(rows.images)
-        return int(rows.ranked.is_nan.sum())
-
-    def add_error(self, unreadable: Unreadable) -> None:
-        self._errors[unreadable.image.place] = (unreadable.image.path, unreadable.error)
-        self._left -= 1
+    def add(self, result: Result) -> None:
+        if isinstance(result, Unreadable):
+            self._errors[result.image.place] = (result.image.path, result.error)
+            self._left -= 1
+            return
+        self._paths += [image.path for image in result.images]
+        self._ranked.append(result.ranked)
+        if result.embeddings is not None:
+            self._embeddings.append(result.embeddings)
+        for row in np.flatnonzero(result.ranked.is_nan):
+            image = result.images[row]
+            self._errors[image.place] = (image.path, NAN)
+        self._left -= len(result.images)
 
     @property
     def is_complete(self) -> bool:
@@ -91,16 +85,19 @@ class PartResults:
         write_table(table, out / name_of(self.part.number))
 
     def _table(self) -> pa.Table:
-        good = np.array([index for index, path in enumerate(self._paths) if path is not None], np.int64)
-        class_ids = pa.array(self._class_ids[good].reshape(-1))
+        """Raises JobError where an output's rows are now longer, now shorter."""
+        nothing = np.zeros((0, 0))
+        good = np.concatenate([np.zeros(0, bool), *(~one.is_nan for one in self._ranked)])
+        paths = [_text(path) for path, is_good in zip(self._paths, good, strict=True) if is_good]
+        class_ids = _lists([one.class_ids for one in self._ranked] or [nothing.astype(np.int32)], good)
         columns = {
-            "path": pa.array([_text(path) for path in self._paths if path is not None], pa.string()),
-            "class_ids": _lists(class_ids, self._class_ids.shape[1]),
-            "labels": _lists(self._named(class_ids), self._class_ids.shape[1]),
-            "scores": _lists(pa.array(self._scores[good].reshape(-1)), self._scores.shape[1]),
+            "path": pa.array(paths, pa.string()),
+            "class_ids": class_ids,
+            "labels": pa.ListArray.from_arrays(class_ids.offsets, self._named(class_ids.values)),
+            "scores": _lists([one.scores for one in self._ranked] or [nothing.astype(np.float32)], good),
         }
         if self._spec is not None:
-            columns["embeddings"] = _lists(pa.array(self._embeddings[good].reshape(-1)), self._embeddings.shape[1])
+            columns["embeddings"] = _lists(self._embeddings or [nothing.astype(self._spec.numpy_dtype)], good)
         return pa.table(columns)
 
     def _named(self, class_ids: pa.Array) -> pa.Array:
@@ -118,9 +115,7 @@ def read_record(path: Path) -> PartFileRecord | None:
     """What a part's file says of itself; None where it is no such file. Raises OSError."""
     try:
         return decode((pq.read_schema(path).metadata or {})[_KEY], type=PartFileRecord)
-    except FileNotFoundError:
-        return None
-    except (KeyError, ValueError, pa.ArrowException):
+    except (FileNotFoundError, KeyError, ValueError, pa.ArrowException):
         return None
 
 
@@ -133,23 +128,14 @@ def write_errors(out: Path, records: Iterable[PartFileRecord]) -> int:
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Aside, synced, renamed. Raises JobError for a full or read-only disk."""
+    """Written aside, synced and renamed. Raises JobError for a full or read-only disk."""
+    file = io.BytesIO()
+    pq.write_table(table, file, compression="zstd")
     with disk_errors(path.parent):
-        descriptor, name = tempfile.mkstemp(prefix=_ASIDE, suffix=".parquet", dir=path.parent)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                pq.write_table(table, file, compression="zstd")
-                os.fchmod(descriptor, 0o644)
-                file.flush()
-                os.fsync(descriptor)
-            Path(name).replace(path)
-        except BaseException as error:
-            with suppress(OSError):
-                Path(name).unlink()
-            if isinstance(error, FileNotFoundError):
-                raise JobError(f"{path.parent} was removed meanwhile; run the command again") from error
-            raise
-        sync(path.parent)
+            replace_file(path, file.getvalue(), prefix=_ASIDE, mode=0o644)
+        except FileNotFoundError as error:
+            raise JobError(f"{path.parent} was removed meanwhile; run the command again") from error
 
 
 def remove_leftovers(out: Path) -> None:
@@ -159,22 +145,15 @@ def remove_leftovers(out: Path) -> None:
             leftover.unlink()
 
 
-def _filled(rows: np.ndarray, places: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Raises JobError where an output's rows are now longer, now shorter."""
-    if not rows.shape[1]:
-        rows = np.zeros((len(rows), own.shape[1]), rows.dtype)
-    if rows.shape[1] != own.shape[1]:
-        raise JobError(
-            f"an output has now {rows.shape[1]} and now {own.shape[1]} values a sample, which no column holds"
-        )
-    rows[places] = own
-    return rows
-
-
-def _lists(values: pa.Array, length: int) -> pa.Array:
-    rows = len(values) // length if length else 0
-    offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * length)
-    return pa.ListArray.from_arrays(offsets, values)
+def _lists(batches: list[np.ndarray], good: np.ndarray) -> pa.ListArray:
+    """The `good` rows of all batches, [samples, values] each, as a column of lists."""
+    lengths = {batch.shape[1] for batch in batches}
+    if len(lengths) > 1:
+        now, then = sorted(lengths)[:2]
+        raise JobError(f"an output has now {now} and now {then} values a sample, which no column holds")
+    rows = np.concatenate(batches)[good]
+    offsets = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * rows.shape[1])
+    return pa.ListArray.from_arrays(offsets, pa.array(rows.reshape(-1)))
 
 
 def _text(path: str) -> str:

@@ -74,23 +74,18 @@ class PartsWorker:
         self._results[part.number] = PartResults(part, spec.labels, extra)
 
     def _take(self, result: Result) -> None:
-        if isinstance(result, Unreadable):
-            own = self._results[result.image.part.number]
-            own.add_error(result)
-            self._count(own, 1, 1)
-        else:
-            own = self._results[result.images[0].part.number]
-            self._count(own, len(result.images), own.add(result))
-
-    def _count(self, results: PartResults, images: int, errors: int) -> None:
-        self._images += images
-        self._errors += errors
-        if results.is_complete:
-            part = results.part
-            results.write(Path(self._job.out), self._job.run.digest, self._opened.ready.runner)
+        images = [result.image] if isinstance(result, Unreadable) else result.images
+        part = images[0].part
+        own = self._results[part.number]
+        before = own.errors
+        own.add(result)
+        self._images += len(images)
+        self._errors += own.errors - before
+        if own.is_complete:
+            own.write(Path(self._job.out), self._job.run.digest, self._opened.ready.runner)
             del self._results[part.number]
             self._report_progress()
-            self._report(PartDone(part.number, part.images, results.errors))
+            self._report(PartDone(part.number, part.images, own.errors))
         elif time.monotonic() - self._reported_s > 0.25:
             self._report_progress()
 

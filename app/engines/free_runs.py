@@ -1,4 +1,4 @@
-"""How much memory runs of free sizes may take: clients choose how large a sample is, so a limit on samples is none.
+"""How much memory runs of free sizes may take: clients choose how large a sample is.
 
 What has been shown to fit is the largest batch of the warm-up, at the size of the model's example. Larger batches are
 run in parts of about as many bytes; a request that is larger by itself runs alone, if the memory that it is expected to

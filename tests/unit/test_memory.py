@@ -104,13 +104,10 @@ class Pretended:
         return ran
 
 
-def test_a_batch_that_fits_by_far_is_run_after_a_few_small_ones() -> None:
+def test_a_batch_that_fits_by_far_is_run_after_a_few_small_ones_and_one_that_may_just_fit_in_steps() -> None:
     assert Pretended(8 << 30, MIB).run(64) == [1, 2, 4, 8, 64]
     assert Pretended(8 << 30, 0).run(1) == [1]
     assert Pretended(8 << 30, MIB).run(3) == [1, 2, 3]
-
-
-def test_one_that_may_just_fit_is_approached_in_steps() -> None:
     assert Pretended(1000 * MIB, 10 * MIB).run(64) == [1, 2, 4, 8, 16, 32, 64]
 
 
