@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from convoy.app.batch.reading import BatchImage
+from convoy.app.batch.inputs import BatchImage
 from convoy.app.engines.base import Engine
 from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.parts import Part

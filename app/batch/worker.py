@@ -19,11 +19,11 @@ from typing import BinaryIO, NamedTuple
 
 from msgspec.json import decode, encode
 
+from convoy.app.batch.inputs import BatchImage, images_of
 from convoy.app.batch.job import output_index
 from convoy.app.batch.labeller import Labeller, Result, Unreadable
-from convoy.app.batch.part_file import PartResults
-from convoy.app.batch.reading import BatchImage, images_of
 from convoy.app.batch.records import BatchJob, BatchPart, Fatal, Labelled, PartDone, Ready, Report, Runner
+from convoy.app.batch.results import PartResults
 from convoy.app.config.settings import read_settings
 from convoy.app.loading.load import LoadedModel, LoadOptions, ServedBefore, load
 from convoy.app.server import logs

@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime as ort
 
 from convoy.app.engines.batch import EngineFailure
-from convoy.app.engines.free_runs import FreeRuns
+from convoy.app.engines.memory import FreeRuns
 from convoy.app.engines.onnx_session import Level, new_session, session_options
 from convoy.app.engines.onnx_tensors import bind_input, bind_output, has_strings, tensor_spec, unbound_array
 from convoy.app.engines.parts import Landed, Shapes

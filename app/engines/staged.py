@@ -19,8 +19,7 @@ import numpy as np
 from convoy.app.engines import cpu
 from convoy.app.engines.base import CPU, Engine, EngineInfo, WarmShapes
 from convoy.app.engines.batch import BatchResult, EngineFailure, StageTimes
-from convoy.app.engines.free_runs import FreeRuns
-from convoy.app.engines.memory import Growth, check_batch
+from convoy.app.engines.memory import FreeRuns, Growth, check_batch
 from convoy.app.engines.parts import Landed, Part, Shapes, check_landed, gather, joined, scatter
 from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec

@@ -22,9 +22,8 @@ from convoy.app.lifecycle.load_watch import batch_speed
 from convoy.app.python.inside import Asking
 from convoy.app.ray.arguments import replica_settings
 from convoy.app.ray.autoscaling import REQUESTS_PER_S, UTILISATION, WAITING_S
-from convoy.app.ray.connections import HotPaths, take_connections
+from convoy.app.ray.connections import HotPaths, Ingress, take_connections
 from convoy.app.ray.handle import HandleCalls
-from convoy.app.ray.ingress import Ingress
 from convoy.app.ray.ways import Ways
 from convoy.app.server import logs
 from convoy.app.server.runtime import collect_only_what_comes, give_large_allocations_back, raise_file_limit

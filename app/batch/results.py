@@ -1,24 +1,27 @@
-"""A part's results on disk: written aside, synced and renamed, so that they are there whole or not at all.
+"""The folder of results: which run it belongs to, and each part's file.
 
-A file says itself which part of which run it is and which of its images could not be read, in the metadata of its
-schema. So nothing else has to be kept in step with it.
+What decides the rows stands in the run's file, and another run is refused; what only decides the speed (batch size,
+workers, Ray) does not count. A part's file is there whole or not at all. It says itself, in the metadata of its schema,
+which part of which run it is and which of its images could not be read, so that nothing has to be kept in step with it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import io
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
-from msgspec.json import decode, encode
+from msgspec.json import decode, encode, format
 
 from convoy.app.batch.labeller import Result, Unreadable
-from convoy.app.batch.records import BatchPart, Runner
+from convoy.app.batch.records import BatchPart, RunFile, RunIdentity, Runner
 from convoy.app.pictures.scores import RankedClasses
 from convoy.models.activation import NAN
 from convoy.models.errors import JobError
@@ -159,3 +162,78 @@ def _lists(batches: list[np.ndarray], good: np.ndarray) -> pa.ListArray:
 def _text(path: str) -> str:
     """A name that parquet can hold: what of it is no UTF-8 is written as Python would show it."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+# Readers of a folder of parquet files skip names that begin with "_" or ".".
+RUN_FILE, _LOCK = "_run.json", ".lock"
+_NAMES = {
+    "model": "model",
+    "version": "model version",
+    "bundle": "contents of the bundle",
+    "engine": "--engine",
+    "precision": "--precision",
+    "top_k": "--top-k",
+    "embeddings": "--embeddings",
+    "max_pixels": "--max-pixels",
+    "inputs": "list of inputs",
+    "images": "number of images",
+}
+
+
+@contextmanager
+def own_folder(out: Path) -> Iterator[None]:
+    """Lock the folder, and make it. Raises JobError where another run has it, or it cannot be written to."""
+    with disk_errors(out):
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise JobError(f"{out} is a file; name a folder with --out") from error
+        descriptor = os.open(out / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise JobError(
+                f"another convoy batch is writing into {out}; wait for its end, or name another --out"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def begin_or_go_on(out: Path, identity: RunIdentity, part_images: int) -> RunFile:
+    """The folder's run, begun now or earlier. Raises JobError where the folder belongs to another one."""
+    path = out / RUN_FILE
+    try:
+        found = decode(path.read_bytes(), type=RunFile)
+    except FileNotFoundError:
+        if next(out.glob("part-*.parquet"), None) is not None:
+            raise JobError(
+                f"{out} has parquet files that are of no run ({RUN_FILE} is missing); choose another --out"
+            ) from None
+        found = RunFile(identity, part_images)
+        write_run_file(out, found)
+        return found
+    except (ValueError, OSError) as error:
+        raise JobError(f"{path} cannot be read ({error}); choose another --out") from error
+    if differences := _differences(found.identity, identity):
+        raise JobError(
+            f"{out} belongs to another run: {differences}; give what it was begun with, or choose another --out"
+        )
+    return found
+
+
+def write_run_file(out: Path, run: RunFile) -> None:
+    """Raises JobError for a full or read-only disk."""
+    with disk_errors(out):
+        replace_file(out / RUN_FILE, format(encode(run)), prefix=_ASIDE, mode=0o644)
+
+
+def _differences(then: RunIdentity, now: RunIdentity) -> str:
+    told = []
+    for name, words in _NAMES.items():
+        was, is_now = getattr(then, name), getattr(now, name)
+        if was != is_now:
+            is_digest = name in ("bundle", "inputs")
+            told.append(f"the {words} is another" if is_digest else f"{words} was {was} and is {is_now}")
+    return ", ".join(told)
