@@ -1,10 +1,9 @@
 """Is a graph's first dimension a batch? Found out by running it, because a dynamic size alone proves nothing:
 a model may well take the mean over it.
 
-Rows are run alone and together, in batches of 2, 3 and as many as the warm-up has on its way to the largest. That
-computes as many samples as the warm-up itself and a dozen more, and takes no more memory: each batch comes only if it
-is expected to fit.
-Used by the server for models that come without a manifest, and by export for graphs made elsewhere.
+Rows are run alone and together, in batches of 2, 3 and the sizes of a warm-up. That computes as many samples as the
+warm-up itself and a dozen more, and takes no more memory: a batch is run only if it is expected to fit. Used by the
+server for models that come without a manifest, and by export for graphs made elsewhere.
 """
 
 from __future__ import annotations

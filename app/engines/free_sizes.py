@@ -1,8 +1,8 @@
-"""Sizes that a graph leaves open behind its batch: found out by running it, because a file names them and says no more.
+"""Sizes that a graph leaves open beside its batch: found out by running it, because its file only names them.
 
-Height and width of a fully convolutional network are such. What a graph runs at becomes the example of its tensors
-(`TensorSpec.example`), at which engines warm up and are measured. Used by the server for models that come without a
-manifest, and by export for graphs made elsewhere.
+Height and width of a fully convolutional network are examples. The size at which a graph runs becomes the example of
+its tensors (`TensorSpec.example`), at which engines warm up and are measured. Used by the server for models that come
+without a manifest, and by export for graphs made elsewhere.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The staging buffers are bound once per batch size and run in place. After warm-up a batch allocates no tensor, except
 for outputs whose size only the run can tell, and for models with strings, which cannot be bound.
 
-What lies between inputs and outputs is in memory that all sessions share: one that does not run needs its weights only.
+Intermediate tensors are in memory that all sessions share: a session that does not run needs memory for its weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError
 
 LIBRARY = f"onnxruntime {ort.__version__}"
-# What the library's words have in common for an output that does not fit its place.
+# Words that the library's messages have in common where an output does not fit its place.
 _SHAPE_WORDS = re.compile(r"shape|dimension", re.IGNORECASE)
 _ARENA_LOCK = Lock()
 _NEWER_IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
@@ -78,10 +78,7 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         return [self._landed(staging, value, samples) for staging, value in values]
 
     def _execute_unplaced(self, shapes: Shapes) -> list[Landed] | None:
-        """What the outputs are where none is told how large to be, so that it can be said which is not as declared.
-
-        None where they are no more to be had so.
-        """
+        """The outputs without given sizes, to name the one that is not as declared. None where that fails, too."""
         binding = self._session.io_binding()
         try:
             for staging, shape in zip(self._staging_in, shapes, strict=True):
@@ -144,7 +141,7 @@ def _giving_back() -> Any:
 
 @cache
 def _register_arena() -> None:
-    """The arena of all sessions that share one: as large as the runs that there are at the same time."""
+    """The arena that sessions share: as large as the runs at the same time need."""
     kind = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(kind, None)
 
@@ -155,11 +152,11 @@ def open_session(model: Path, threads: int, *, quiet: bool = False, any_shape: b
     `any_shape`: it will see more shapes than it may remember.
     """
     options = session_options(threads=threads, quiet=quiet)
-    # A plan of the memory for each combination of shapes, kept for ever.
+    # A pattern is kept for ever for each combination of shapes.
     options.enable_mem_pattern = not any_shape
     # Weights go back to the system with their session; in an arena they would stay.
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-    # What gives back the memory of its large runs has an arena of its own: others would have to take theirs again.
+    # A session that gives back the memory of large runs has an arena of its own: others would have to allocate again.
     if not any_shape:
         with _ARENA_LOCK:
             _register_arena()

@@ -1,13 +1,10 @@
 """OpenVINO on the CPU: one compiled model for all batch sizes, which reads the staging buffers themselves.
 
-Beside fp32 it takes INT8 from the same file of pairs that ONNX Runtime does, and BF16 where the processor has that.
-The precision is always named to it: left to itself it computes fp32 in BF16 on such processors. Tensors of more than
-32 bits it would narrow in silence, and sizes that do not fit together it answers with nothing: models that have such,
-free sizes or strings are refused here, and served by ONNX Runtime. So are those that look up rows by numbers of a
-request: one that is out of range is answered with zeros, or with whatever lies there in memory.
-
-Outputs lie in its own memory: into a place that is given to it, it writes an output that is smaller without a word, and
-beside it one that is larger.
+Beside fp32 it runs INT8 from the same QDQ file as ONNX Runtime, and BF16 where the processor has that. The precision is
+always given: by default it computes fp32 in BF16 on such processors. It would narrow tensors of more than 32 bits
+silently, accept sizes that do not fit together, and not check indices of a request: models with such tensors, free
+sizes, strings or lookups are refused here, and served by ONNX Runtime. Outputs stay in its own memory, because it does
+not check the size of a place that it is given.
 """
 
 from __future__ import annotations
@@ -164,7 +161,7 @@ def layers_in_8_bits(model: Path) -> frozenset[str]:
 
 
 def _read(model: Path) -> Any:
-    # Asked for by name: else every reader that there is tries its luck with a broken file, and complains.
+    # By name: else every reader tries a broken file, and logs an error.
     reader = load_openvino().frontend.FrontEndManager().load_by_framework("onnx")
     return reader.convert(reader.load(str(model)))
 

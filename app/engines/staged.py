@@ -1,7 +1,7 @@
 """Engines that compute in this process's own memory: a batch is gathered into buffers that are allocated once, and its
 answers are handed out from others.
 
-What gathers and scatters is the same whatever library computes between; it only says how. Knows no library.
+Gathering and scattering are the same for every library; a subclass computes between. Knows no library.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import unpack
 
-MOST_SHAPES = 256  # of which it is kept how they run
+MOST_SHAPES = 256  # whose bindings are kept
 
 
 class StagingBuffer:
-    """Memory for one tensor of a batch. Grows when a larger shape than ever comes, and shrinks when it is told to."""
+    """Memory for one tensor of a batch. Grows for a larger shape, and shrinks by `keep_only`."""
 
     def __init__(self, spec: TensorSpec, capacity_bytes: int) -> None:
         self.spec = spec
@@ -43,7 +43,7 @@ class StagingBuffer:
         return self.memory.data
 
     def keep_only(self, nbytes: int) -> None:
-        """Give back what is more than this. What lies here is lost."""
+        """Give back what is more than this. The contents are lost."""
         if len(self.memory) > nbytes:
             self.memory = np.zeros(nbytes, np.uint8)
 
@@ -69,7 +69,7 @@ class StagingBuffer:
             raise EngineFailure(f"input '{self.spec.name}' cannot be read as strings: {error}") from error
 
     def array(self, shape: tuple[int, ...]) -> np.ndarray:
-        """What lies here, as an array of the tensor's dtype."""
+        """The contents, as an array of the tensor's dtype."""
         if self.is_strings:
             strings = np.empty(len(self._strings), object)
             strings[:] = self._strings
@@ -92,7 +92,7 @@ class StagedEngine(Engine):
     """
 
     name: ClassVar[str]
-    # Whether outputs land in buffers of ours. They may where the library keeps to the size that it is told.
+    # Whether outputs land in our buffers, which is safe only where the library never writes beyond the given size.
     places_outputs: ClassVar[bool] = True
 
     def __init__(
@@ -126,7 +126,7 @@ class StagedEngine(Engine):
 
     @abstractmethod
     def _open(self, model: Path, precision: Precision, threads: int) -> str:
-        """Let the library load the file, whose tensors must be those that were promised; the library and its version.
+        """Let the library load the file and check its tensors; returns the library and its version.
 
         Raises BundleError.
         """
@@ -208,7 +208,7 @@ class StagedEngine(Engine):
             self._make_room(staging, math.prod(shape) * staging.spec.numpy_dtype.itemsize)
             staging.clear(shape)
         landed = self._execute(shapes, samples)
-        if not any(staging.is_strings for staging in self._staging_in):  # what comes of empty ones tells nothing
+        if not any(staging.is_strings for staging in self._staging_in):  # empty ones prove nothing
             check_landed(landed, self.outputs, samples, batched=self.batched)
 
     def _run_together(self, parts: Sequence[Part]) -> BatchResult:

@@ -1,4 +1,4 @@
-"""A Prometheus histogram for one thread: values are kept as they come, and sorted into buckets many at a time.
+"""A Prometheus histogram for one thread: values are buffered, and sorted into buckets many at a time.
 
 The client library's own takes a lock per bucket and per sum, several times what a value is worth on a route
 where each microsecond counts. Everything here is counted and rendered on the event loop, so none is needed.

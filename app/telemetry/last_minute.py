@@ -38,14 +38,14 @@ class StagePercentiles:
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """What is kept of `PERIOD_S` seconds that have ended: how many batches of each size, and what calls took in all."""
+    """What is kept of `PERIOD_S` seconds that have ended: how many batches of each size, what calls took in all."""
 
     number: int
     batches: dict[int, int]
     total: StagePercentiles
 
 
-# A float's bits are its exponent and then its mantissa: without the mantissa's last ones they count such buckets.
+# A float's bits are its exponent and then its mantissa: without the mantissa's last bits they number the buckets.
 _DROPPED_BITS = 52 - _SUB_BITS
 _OF_ONE = int(np.float64(1).view(np.int64)) >> _DROPPED_BITS
 
@@ -105,7 +105,7 @@ class _Slice:
 
 
 class MinuteCounts:
-    """How much of what there was in the last minute, and in each period of the last five, by name.
+    """How much there was in the last minute, and in each period of the last five, by name.
 
     `now_s` is a clock that never goes back.
     """
@@ -113,45 +113,37 @@ class MinuteCounts:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s, self._started_s = now_s, now_s()
         self._seconds: deque[tuple[int, Counter[str]]] = deque()
-        self._periods: deque[tuple[int, Counter[str]]] = deque(maxlen=PERIODS + 1)  # and the one that has begun
 
     def add(self, name: str, amount: int = 1, second: int | None = None) -> None:
-        """There was so much, now, or in that second of the clock; not before the latest that there was anything in."""
+        """Count it now, or in that second of the clock; seconds before the latest are counted as the latest."""
         second = int(self._now_s()) if second is None else second
-        if self._seconds:
-            second = max(second, self._seconds[-1][0])
-        if not self._seconds or self._seconds[-1][0] != second:
-            self._forget(second)
+        if not self._seconds or self._seconds[-1][0] < second:
             self._seconds.append((second, Counter()))
-            if not self._periods or self._periods[-1][0] != second // PERIOD_S:
-                self._periods.append((second // PERIOD_S, Counter()))
+            # One period has begun, beside those that have ended.
+            while self._seconds[0][0] // PERIOD_S < second // PERIOD_S - PERIODS:
+                self._seconds.popleft()
         self._seconds[-1][1][name] += amount
-        self._periods[-1][1][name] += amount
 
     def per_second(self) -> dict[str, float]:
-        """Over the last minute or since the start, in the alphabet's order; what there was none of is left out."""
+        """Over the last minute or since the start, sorted by name; names that did not come are left out."""
         now_s = self._now_s()
-        self._forget(int(now_s))
-        total = sum((counts for _, counts in self._seconds), Counter[str]())
+        oldest = int(now_s) - WINDOW_S
+        total = sum((counts for second, counts in self._seconds if second > oldest), Counter[str]())
         span_s = _span_s(self._started_s, now_s)
         return {name: total[name] / span_s for name in sorted(total)}
 
     def history(self, span: PeriodSpan) -> dict[str, list[float]]:
-        """By name what there was a second in each of these periods, in the alphabet's order."""
-        by_number = {number: counts for number, counts in self._periods if number in span.numbers}
-        names = sorted({name for counts in by_number.values() for name in counts})
-        nothing = Counter[str]()
+        """How much there was per second in each of these periods, sorted by name."""
+        by_number: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        for second, counts in self._seconds:
+            by_number[second // PERIOD_S].update(counts)
+        names = sorted({name for number in span.numbers for name in by_number[number]})
         return {
             name: [
-                by_number.get(number, nothing)[name] / seconds
-                for number, seconds in zip(span.numbers, span.seconds, strict=True)
+                by_number[number][name] / seconds for number, seconds in zip(span.numbers, span.seconds, strict=True)
             ]
             for name in names
         }
-
-    def _forget(self, second: int) -> None:
-        while self._seconds and self._seconds[0][0] <= second - WINDOW_S:
-            self._seconds.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +182,7 @@ class LastMinute:
         self._periods: deque[Period] = deque(maxlen=PERIODS)
 
     def record_batches(self, ran: RanBatches, second: int) -> None:
-        """Some that ran in this second of the clock, which is none before the latest that anything was recorded in."""
+        """Some that ran in this second of the clock; never a second before the latest that was recorded."""
         now, taken_ns = self._slice_of(second), ran.for_requests
         now.requests += taken_ns.count
         now.samples += sum(ran.samples)
@@ -203,7 +195,7 @@ class LastMinute:
             now.times[stage].add(each_ns)
 
     def record_stages(self, took_ns: Mapping[str, Sequence[int]], second: int) -> None:
-        """Stages of some requests have ended, by name, in such a second."""
+        """Stages of some requests have ended, by name, in this second of the clock."""
         now = self._slice_of(second)
         for stage, each_ns in took_ns.items():
             now.times[stage].add(each_ns)

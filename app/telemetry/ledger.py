@@ -1,8 +1,8 @@
 """One record of each call that ended and of each batch that ran, counted when they are read.
 
-All that is told of them is counted here, from these records, into the statistics, the metrics and the last minute, so
-that none of these can disagree. Counting a record by itself costs ten times as much as counting it with hundreds, which
-is why they wait: for a reader, for the first record of another second, or until there are many.
+The statistics, the metrics and the last minute are all counted here, from these records, so that they cannot disagree.
+Counting a record by itself costs ten times as much as counting it with hundreds, which is why records wait: for a
+reader, for the first record of another second, or until there are many.
 """
 
 from __future__ import annotations

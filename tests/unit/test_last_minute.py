@@ -166,8 +166,8 @@ def test_what_is_kept_of_five_minutes_does_not_grow() -> None:
         clock.now_s = 1000 + second
         batch(minute, clock, 1, 1)
         counts.add("answered")
-    assert (len(minute._periods), len(counts._periods)) == (PERIODS, PERIODS + 1)
-    assert (len(minute._slices), len(counts._seconds)) == (WINDOW_S, WINDOW_S)
+    assert (len(minute._periods), len(minute._slices)) == (PERIODS, WINDOW_S)
+    assert len(counts._seconds) <= PERIOD_S * (PERIODS + 1)
 
 
 def test_a_version_that_began_within_a_period_has_its_rate_over_the_rest_of_it() -> None:
