@@ -61,17 +61,12 @@ def test_it_comes_back_when_the_server_said_so() -> None:
     assert server.left_s == [60.0, 57.5, 54.0]  # what the server is told is what is left
 
 
-def test_whoever_is_to_come_back_too_late_is_told_at_once() -> None:
-    server = Server(iter([(0.1, busy(30.0))]))
-    with pytest.raises(Overloaded):
+@pytest.mark.parametrize("reply", [busy(30.0), InvalidRequest("no image")])
+def test_what_is_wrong_or_is_to_come_back_too_late_is_asked_once(reply: RequestError) -> None:
+    server = Server(iter([(0.1, reply)]))
+    with pytest.raises(type(reply)):
         asked(server, 10.0, 5)
     assert server.now_s == 0.1
-
-
-def test_what_is_wrong_is_asked_once() -> None:
-    server = Server(iter([(0.1, InvalidRequest("no image"))]))
-    with pytest.raises(InvalidRequest):
-        asked(server, 10.0, 5)
 
 
 def test_waits_grow_where_the_server_names_none() -> None:
