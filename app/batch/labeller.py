@@ -114,7 +114,7 @@ class Labeller:
                 threads.shutdown(wait=False, cancel_futures=True)
 
     def _decode(self, images: list[BatchImage], rows: np.ndarray) -> list[str | None]:
-        """Why each image cannot be read; None for those that lie in their rows now."""
+        """Why each image cannot be read; None for those that are in their rows now."""
         errors: list[str | None] = []
         for image, row in zip(images, rows, strict=False):  # the last batch may have fewer
             try:
@@ -130,16 +130,20 @@ class Labeller:
         errors: list[str | None] = [None] * len(images)
         for first, future in enumerate(decoding):
             errors[first :: len(decoding)] = future.result()
-        results: list[Result] = [Unreadable(image, error) for image, error in zip(images, errors, strict=True) if error]
+        results: list[Result] = [
+            Unreadable(images[row], error) for row, error in enumerate(errors) if error is not None
+        ]
         good = [row for row, error in enumerate(errors) if error is None]
         if good:
             batch = memory[: len(good)] if len(good) == len(images) else memory[good]
             engine = self._free_engines.get()
-            results += self.compute(engine, batch, [images[row] for row in good])
-            self._free_engines.put(engine)
+            try:
+                results += self._compute(engine, batch, [images[row] for row in good])
+            finally:
+                self._free_engines.put(engine)
         return results
 
-    def compute(self, engine: Engine, batch: np.ndarray, images: list[BatchImage]) -> list[Result]:
+    def _compute(self, engine: Engine, batch: np.ndarray, images: list[BatchImage]) -> list[Result]:
         """One batch, [images, bytes]; halved where it fails. Raises JobError where the engine is lost."""
         try:
             return [self._labels(engine, batch, images)]
@@ -152,8 +156,8 @@ class Labeller:
                 return [Unreadable(images[0], f"the model fails on this image: {failure}")]
         half = len(images) // 2
         return [
-            *self.compute(engine, batch[:half], images[:half]),
-            *self.compute(engine, batch[half:], images[half:]),
+            *self._compute(engine, batch[:half], images[:half]),
+            *self._compute(engine, batch[half:], images[half:]),
         ]
 
     def _labels(self, engine: Engine, batch: np.ndarray, images: list[BatchImage]) -> LabelledRows:
