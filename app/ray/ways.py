@@ -1,4 +1,4 @@
-"""How requests came into a replica: past Ray's ASGI on its own connections, or by it."""
+"""How requests came into a replica: past Ray's ASGI on its own connections, or by it; and the prefix of the latter."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 from convoy.app.scheduling.request import SECOND_NS, ModelKey
 from convoy.app.telemetry.metrics import Metrics
@@ -28,12 +27,6 @@ _NO_STAGES: Mapping[str, int] = {}
 _Took = tuple[int, Mapping[str, int]]
 
 
-class _Failed(NamedTuple):
-    key: ModelKey
-    reason: str
-    ns: int
-
-
 @dataclass(slots=True, eq=False)
 class _Records:
     """What has come in one second and is not counted yet; `number` of records in all."""
@@ -44,7 +37,7 @@ class _Records:
         default_factory=lambda: defaultdict(list)
     )
     batches: defaultdict[ModelKey, list[BatchRecord]] = field(default_factory=lambda: defaultdict(list))
-    failed: list[_Failed] = field(default_factory=list)
+    failed: list[tuple[ModelKey, str, int]] = field(default_factory=list)
     turned_away: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
 
 
@@ -80,7 +73,7 @@ class Ledger:
 
     def failed(self, key: ModelKey, reason: str, ns: int) -> None:
         """A request was not answered, after so long; `reason` is one of the statistics' failures."""
-        self._one_more().failed.append(_Failed(key, reason, ns))
+        self._one_more().failed.append((key, reason, ns))
 
     def turned_away(self, reason: str) -> None:
         """Something was refused that is no call, or part of one: a connection, a file among others."""
@@ -101,8 +94,8 @@ class Ledger:
             self._safely(partial(self._count_stage, key, stage, values, second))
         for (called, protocol, ending), calls in records.calls.items():
             self._safely(partial(self._count_calls, called, protocol, ending, calls, second))
-        for one in records.failed:
-            self._safely(partial(self._count_failure, one))
+        for version, why, ns in records.failed:
+            self._safely(partial(self._count_failure, version, why, ns))
         for reason, count in records.turned_away.items():
             self._safely(partial(self._metrics.rejected, reason, count, second))
 
@@ -158,8 +151,8 @@ class Ledger:
         if ending.reason:
             served.statistics.refusals.add(str(ending.reason), len(calls), second)
 
-    def _count_failure(self, failed: _Failed) -> None:
-        self._live(failed.key).statistics.record_failure(failed.reason, failed.ns)
+    def _count_failure(self, key: ModelKey, reason: str, ns: int) -> None:
+        self._live(key).statistics.record_failure(reason, ns)
 
     def _exemplify(self, exemplar: Exemplar) -> None:
         self._metrics.exemplify(self._live(exemplar.key), exemplar)
