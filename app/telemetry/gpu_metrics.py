@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from convoy.app.engines.cuda.device import Device
-from convoy.app.telemetry.nvml import THROTTLE_REASONS, GpuProbe, GpuReading, Nvml, NvmlUnavailable, open_nvml
+from convoy.app.telemetry.nvml import THROTTLE_REASONS, GpuProbe, GpuReading, NvmlUnavailable, open_nvml
 
 _log = logging.getLogger("convoy")
 
@@ -59,7 +59,7 @@ class GpuWatch(Collector):
         self,
         gpus: Sequence[Device],
         *,
-        opened: Callable[[], Nvml] = open_nvml,
+        opened: Callable[[], Any] = open_nvml,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gpus, self._opened, self._now_s = gpus, opened, now_s
@@ -97,13 +97,13 @@ class GpuWatch(Collector):
     def find(self) -> None:
         """Look for the GPUs in NVML; those that are not there have no metrics, and the log says why."""
         try:
-            nvml = self._opened()
+            library = self._opened()
         except NvmlUnavailable as reason:
             _log.warning("the GPUs have no metrics: %s", reason)
             return
         for gpu in self._gpus:
             try:
-                self._probes.append(nvml.find(gpu.properties))
+                self._probes.append(GpuProbe(library, gpu.properties))
             except NvmlUnavailable as reason:
                 _log.warning("a GPU has no metrics: %s", reason)
 

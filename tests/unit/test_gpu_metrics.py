@@ -17,7 +17,7 @@ from convoy.app.engines.cuda.device import Device
 from convoy.app.lifecycle.model_control import ControlOptions
 from convoy.app.loading.load import LoadOptions
 from convoy.app.telemetry.gpu_metrics import GpuWatch
-from convoy.app.telemetry.nvml import Nvml, NvmlUnavailable, open_nvml
+from convoy.app.telemetry.nvml import NvmlUnavailable, open_nvml
 from tests.support.fake_nvml import (
     FakeDevice,
     FakeNvml,
@@ -38,7 +38,7 @@ def busy(gpu: Device) -> FakeDevice:
 
 def watched(nvml: FakeNvml, devices: tuple[Device, ...], now_s: Callable[[], float] = lambda: 0.0) -> GpuWatch:
     """A watch that has looked once."""
-    watch = GpuWatch(devices, opened=lambda: Nvml(nvml), now_s=now_s)
+    watch = GpuWatch(devices, opened=lambda: open_nvml(nvml), now_s=now_s)
     watch.find()
     watch.read()
     return watch
@@ -152,7 +152,7 @@ def test_readings_end_when_they_are_too_old_to_be_true() -> None:
 
 def test_without_nvml_the_reason_is_said_and_a_scrape_is_empty(caplog: pytest.LogCaptureFixture) -> None:
     (gpu,) = gpus()
-    watch = GpuWatch((gpu,), opened=lambda: Nvml(FakeNvml(does_start=False)))
+    watch = GpuWatch((gpu,), opened=lambda: open_nvml(FakeNvml(does_start=False)))
     watch.start()
     wait_until(lambda: caplog.records, "the reason was logged")
     assert "the GPUs have no metrics: NVML does not start: Driver Not Loaded" in caplog.text
