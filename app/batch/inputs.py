@@ -1,7 +1,7 @@
 """What INPUT names: image files, folders, patterns, lists, parquet files and tars, counted and cut into parts.
 
-Reads names and headers, no image. The order is the same each time, which the digest holds, so that a run that goes on
-finds its images in the same parts.
+Counting reads names and headers, no image. The order is the same each time, which the digest proves, so that a run that
+goes on finds its images in the same parts. A worker gets a part's images one by one, with a function that reads each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import tarfile
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,21 +21,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convoy.app.batch.records import BatchPart, ColumnKind, MembersPiece, PathsPiece, Piece, RowsPiece
-from convoy.models.errors import JobError, UsageError
-from convoy.models.image_files import IMAGE_SUFFIXES
+from convoy.models.errors import ImageError, JobError, UsageError
+from convoy.models.image_files import IMAGE_SUFFIXES, read_image_file
 from convoy.models.images import sniff
 
 _LISTS = frozenset((".txt", ".lst", ".list"))
 _PACKED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _BYTES_NAMES = ("image", "bytes", "content", "data", "jpg", "jpeg", "png")
 _PATH_NAMES = ("path", "image_path", "file", "file_name", "filename", "image", "uri", "url")
-# So many parts, if they are not too small or too large for it: what is lost with a worker, and what there is to share.
-_PARTS = 64
-_MOST_IN_PART = 8192
 
 
 class BatchSource(ABC):
-    """Images in one order; any stretch of them can be told to a worker."""
+    """Images in one order; a worker gets any stretch of them as a piece."""
 
     images: int
 
@@ -126,8 +124,9 @@ class BatchInputs:
         return found.hexdigest()
 
     def part_images(self, batch_size: int) -> int:
-        """How many images a part is to have: whole batches."""
-        most = min(_MOST_IN_PART, max(batch_size, -(-self.images // _PARTS)))
+        """Images of a part: whole batches."""
+        # 64 parts for the workers to share; smaller ones where a worker that dies would lose too much.
+        most = min(8192, max(batch_size, -(-self.images // 64)))
         return -(-most // batch_size) * batch_size
 
     def parts(self, part_images: int, base: str) -> list[BatchPart]:
@@ -263,3 +262,113 @@ def _kind(kind: pa.DataType) -> ColumnKind | None:
 def _brief(error: Exception) -> str:
     strerror = getattr(error, "strerror", None)
     return str(strerror or error).strip().splitlines()[0][:200] if str(error) else type(error).__name__
+
+
+class BatchImage(NamedTuple):
+    """One image of a part. `read` raises ImageError."""
+
+    part: BatchPart
+    place: int
+    path: str
+    read: Callable[[], bytes]
+
+
+def images_of(part: BatchPart) -> Iterator[BatchImage]:
+    """All of them, in order. Raises JobError where a file has changed since they were counted."""
+    index = 0
+    for piece in part.pieces:
+        for path, read in _images(piece, Path(part.base)):
+            yield BatchImage(part, index, path, read)
+            index += 1
+    if index != part.images:
+        raise JobError(
+            f"part {part.number} has {index} images and not {part.images}: an input has changed since the run began; "
+            "begin anew with another --out"
+        )
+
+
+def _images(piece: Piece, base: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    match piece:
+        case PathsPiece(paths):
+            folder = str(base)
+            return ((path, partial(read_image_file, os.path.join(folder, path))) for path in paths)  # noqa: PTH118 - of millions
+        case MembersPiece():
+            return _members(piece, base)
+        case RowsPiece():
+            return _rows(piece, base)
+
+
+def _members(piece: MembersPiece, base: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    left, path = piece.count, base / piece.file
+    try:
+        with path.open("rb") as file:
+            file.seek(piece.offset)
+            opened = tarfile.TarFile(fileobj=file, mode="r")
+            while left and (member := opened.next()) is not None:
+                opened.members = []  # type: ignore[attr-defined]
+                if is_image_member(member):
+                    yield f"{piece.file}/{member.name}", partial(_read_at, path, member.offset_data, member.size)
+                    left -= 1
+    except (OSError, tarfile.TarError) as error:
+        raise JobError(f"{piece.file} cannot be read any more ({error}); see whether it has changed") from error
+
+
+def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
+    try:
+        with path.open("rb", buffering=0) as file:
+            found = os.pread(file.fileno(), nbytes, offset)
+    except OSError as error:
+        raise ImageError(f"cannot read {path}: {error.strerror}; check the file") from error
+    if len(found) < nbytes:
+        raise ImageError(f"{path} is cut off in this image; check the file")
+    return found
+
+
+def _rows(piece: RowsPiece, base: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    columns = [piece.column, *([piece.names] if piece.names else [])]
+    try:
+        with pq.ParquetFile(base / piece.file) as opened:
+            yield from _rows_of(opened, piece, columns, base)
+    except (OSError, pa.ArrowException) as error:
+        raise JobError(f"{piece.file} cannot be read any more ({error}); see whether it has changed") from error
+
+
+def _rows_of(
+    opened: pq.ParquetFile, piece: RowsPiece, columns: list[str], base: Path
+) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    begin = 0
+    for group in range(opened.num_row_groups):
+        end = begin + opened.metadata.row_group(group).num_rows
+        if end > piece.start and begin < piece.stop:
+            row = begin
+            for batch in opened.iter_batches(64, row_groups=[group], columns=columns):
+                first, last = max(0, piece.start - row), min(len(batch), piece.stop - row)
+                if first < last:
+                    yield from _named(batch.slice(first, last - first), row + first, piece, base)
+                row += len(batch)
+        begin = end
+
+
+def _named(
+    batch: pa.RecordBatch, first: int, piece: RowsPiece, base: Path
+) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    values = batch.column(piece.column).to_pylist()
+    names = batch.column(piece.names).to_pylist() if piece.names else [None] * len(values)
+    for row, (value, name) in enumerate(zip(values, names, strict=True), start=first):
+        own = f"{piece.file}#{row}"
+        if value is None:
+            yield name or own, _no_image
+        elif piece.kind == "path":
+            yield value, partial(read_image_file, base / value)
+        elif piece.kind == "bytes":
+            yield name or own, partial(bytes, value)
+        elif value["bytes"] is not None:
+            yield name or value.get("path") or own, partial(bytes, value["bytes"])
+        elif value.get("path"):
+            yield value["path"], partial(read_image_file, base / value["path"])
+        else:
+            yield name or own, _no_image
+
+
+def _no_image() -> bytes:
+    raise ImageError("the row has no image")

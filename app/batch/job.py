@@ -1,4 +1,4 @@
-"""What is asked of a run: options that hold, and the bundle that will answer."""
+"""What a run is given: options that have been checked, and the bundle that labels."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from convoy.models.option import Option
 from convoy.models.spec import ModelSpec
 from convoy.models.store import DEMO_STORE, Store
 
-# More of them start slowly and share the machine no better; what one takes is libraries, a network, and its batches.
-_MOST_WORKERS = 16
-_WORKER_BYTES = 2 << 30
-
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """What the command was told. `workers` and `batch_size` 0: chosen here; `model_version` None: the newest sound one.
+    """Arguments and options of the command. `workers` and `batch_size` 0: chosen here.
 
+    `model_version` None: the newest that is sound.
     `ray` None: processes on this machine; otherwise the cluster's address, `auto` for the one that Ray finds.
     """
 
@@ -66,7 +63,7 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True)
 class BatchModel:
-    """The bundle that answers. `passed_over` says of newer versions why they do not."""
+    """The bundle that labels. `passed_over` says of newer versions why they do not."""
 
     bundle: Bundle
     version: int
@@ -118,19 +115,20 @@ def output_index(spec: ModelSpec, name: str) -> int:
 
 
 def workers_for(gpus: int) -> int:
-    """How many workers this machine is good for: one for each GPU; without any, one for each core that has memory.
+    """How many workers to start here: one for each GPU; without any, one for each core that has memory.
 
     Threads of one Python take turns at all that is not computing or decoding; processes do not.
     """
     if gpus:
         return gpus
+    # More than 16 start slowly and share the machine no better. Libraries, a network and its batches take some 2 GiB.
     free = available_bytes()
-    room = _MOST_WORKERS if free is None else free // _WORKER_BYTES
-    return max(1, min(cpu_budget(), _MOST_WORKERS, room))
+    workers = min(cpu_budget(), 16)
+    return max(1, workers if free is None else min(workers, free // (2 << 30)))
 
 
 def share_of_cpus(workers: int) -> int:
-    """Threads of each, where so many share the CPU budget."""
+    """Threads of each of these workers, which share the CPU budget."""
     return max(1, cpu_budget() // workers)
 
 

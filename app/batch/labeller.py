@@ -1,21 +1,21 @@
-"""Images to labels at full speed: threads decode into a batch's memory while the engine computes the batch before.
+"""Images to labels at full speed: threads decode a batch while the engine computes the one before.
 
-Knows engines, batches and threads; knows nothing of files of results, and of inputs only that they come one by one. An
-image that cannot be read leaves its row to the next one, so that batches are full. One that makes a batch fail is found
-by halving, as on the server.
+Knows engines, batches and threads; knows nothing of files. Images come in batches, and their results leave in the
+same order. Where a batch fails, its halves are tried, as on the server, until the image at fault is alone.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from convoy.app.batch.reading import BatchImage
+from convoy.app.batch.inputs import BatchImage
 from convoy.app.engines.base import Engine
 from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.parts import Part
@@ -24,20 +24,9 @@ from convoy.models.errors import ImageError, JobError
 from convoy.models.images import decode_image_into
 from convoy.models.spec import ModelSpec
 
-NAN = "the model produced NaN"
-# For each engine's slot: one that is computed, one that waits for it, one that is decoded into.
-_BATCHES = 3
-
-
-class Images(Protocol):
-    """Where images come from, in one thread at a time."""
-
-    def next(self, *, wait: bool) -> BatchImage | None:
-        """The next; None at the end, or where `wait` is False and none is there yet."""
-
 
 class LabelledRows(NamedTuple):
-    """What became of a batch: the images in it, their classes, and the rows of the extra output, [images, values]."""
+    """A batch's images, their classes, and the rows of the extra output, [images, values]."""
 
     images: list[BatchImage]
     ranked: RankedClasses
@@ -51,78 +40,110 @@ class Unreadable(NamedTuple):
     error: str
 
 
-class LabelWishes(NamedTuple):
-    """`embeddings` is the index of an output."""
-
-    top_k: int
-    embeddings: int | None
-    max_pixels: int
-
-
-class _Batch:
-    """Memory for so many samples, and which images lie in it. Its decoders' until the last of them gives it on."""
-
-    def __init__(self, size: int, row_bytes: int) -> None:
-        self.memory = np.zeros((size, row_bytes), np.uint8)
-        self._lock, self._size = threading.Lock(), size
-        self.begin()
-
-    def begin(self) -> None:
-        self._images: list[BatchImage | None] = []
-        self._in_work, self.is_closed = 0, False
-
-    def take_row(self) -> int:
-        """For an image that is decoded now. The last row closes it."""
-        with self._lock:
-            self._in_work += 1
-            self._images.append(None)
-            self.is_closed = len(self._images) == self._size
-            return len(self._images) - 1
-
-    def close(self) -> bool:
-        """No row more; whether it is to be given on at once, because nobody works on one."""
-        with self._lock:
-            self.is_closed = True
-            return not self._in_work
-
-    def put(self, row: int, image: BatchImage | None) -> bool:
-        """A row is filled, or stays empty; whether this was the last, and the batch is to be given on."""
-        with self._lock:
-            self._in_work -= 1
-            self._images[row] = image
-            return self.is_closed and not self._in_work
-
-    def packed(self) -> list[BatchImage]:
-        """The images, their rows moved to the front."""
-        found = [(row, image) for row, image in enumerate(self._images) if image is not None]
-        for to, (row, _) in enumerate(found):
-            if to != row:
-                self.memory[to] = self.memory[row]
-        return [image for _, image in found]
+Result = LabelledRows | Unreadable
 
 
 class Labeller:
-    """One model, on one or several engines, until `run` returns. `run` may be called again."""
+    """One model, on one or several engines. `embeddings` is the index of an output."""
 
     def __init__(
-        self, engines: Sequence[Engine], spec: ModelSpec, wishes: LabelWishes, *, batch_size: int, decode_threads: int
+        self,
+        engines: Sequence[Engine],
+        spec: ModelSpec,
+        *,
+        top_k: int,
+        embeddings: int | None,
+        max_pixels: int,
+        batch_size: int,
+        decode_threads: int,
     ) -> None:
         image = spec.image
-        assert image is not None, "whoever makes it has seen to it; this is a bug"
-        self._engines, self._spec, self._wishes, self._image = engines, spec, wishes, image
-        self._decode_threads, self._batch_size = decode_threads, batch_size
+        assert image is not None, "the command refuses a model without image preprocessing"
+        self.batch_size = batch_size
+        self._spec, self._image, self._max_pixels = spec, image, max_pixels
+        self._top_k, self._embeddings = top_k, embeddings
+        self._decode_threads = decode_threads
         self._row_bytes = math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize
-        wanted = [0] if wishes.embeddings in (None, 0) else [0, wishes.embeddings]
-        self._wanted = tuple(wanted)
+        self._outputs = (0,) if embeddings in (None, 0) else (0, embeddings)
+        self._slots = sum(engine.info.slots for engine in engines)
+        self._free_engines: SimpleQueue[Engine] = SimpleQueue()
+        for engine in engines:
+            for _ in range(engine.info.slots):
+                self._free_engines.put(engine)
 
-    def run(self, images: Images, on_result: Callable[[LabelledRows | Unreadable], None]) -> None:
-        """Label all of them; `on_result` is called in this thread, in no order of images.
+    def run(self, batches: Iterable[list[BatchImage]], on_result: Callable[[Result], None]) -> None:
+        """Label all of them; `on_result` is called in one thread, which is not the caller's.
 
-        Raises JobError where the engine is lost, and what `images` raises.
+        An empty batch says that the next one may be long in coming: the results of all earlier ones come first.
+        Raises JobError where the engine is lost, and what `batches` and `on_result` raise.
         """
-        _Run(self, images, on_result).to_end()
+        free: SimpleQueue[np.ndarray] = SimpleQueue()
+        # For each slot a batch that is computed, one that waits for it, and one that is decoded.
+        for _ in range(3 * self._slots):
+            free.put(np.zeros((self.batch_size, self._row_bytes), np.uint8))
+        step = self._decode_threads
+        decoders, computers, collector = (ThreadPoolExecutor(threads) for threads in (step, self._slots, 1))
+        begun: deque[Future[None]] = deque()
 
-    def compute(self, engine: Engine, batch: np.ndarray, images: list[BatchImage]) -> list[LabelledRows | Unreadable]:
+        def label(
+            images: list[BatchImage], memory: np.ndarray, decoding: list[Future[list[str | None]]]
+        ) -> list[Result]:
+            try:
+                return self._label(images, memory, decoding)
+            finally:
+                free.put(memory)
+
+        def collect(labelled: Future[list[Result]]) -> None:
+            for result in labelled.result():
+                on_result(result)
+
+        try:
+            for images in batches:
+                while begun and (begun[0].done() or not images):
+                    begun.popleft().result()
+                if images:
+                    memory = free.get()
+                    decoding = [
+                        decoders.submit(self._decode, images[first::step], memory[first::step]) for first in range(step)
+                    ]
+                    begun.append(collector.submit(collect, computers.submit(label, images, memory, decoding)))
+            while begun:
+                begun.popleft().result()
+        finally:
+            for threads in (decoders, computers, collector):
+                threads.shutdown(wait=False, cancel_futures=True)
+
+    def _decode(self, images: list[BatchImage], rows: np.ndarray) -> list[str | None]:
+        """Why each image cannot be read; None for those that are in their rows now."""
+        errors: list[str | None] = []
+        for image, row in zip(images, rows, strict=False):  # the last batch may have fewer
+            try:
+                decode_image_into(image.read(), self._image, row.data, self._max_pixels)
+                errors.append(None)
+            except ImageError as error:
+                errors.append(str(error))
+        return errors
+
+    def _label(
+        self, images: list[BatchImage], memory: np.ndarray, decoding: list[Future[list[str | None]]]
+    ) -> list[Result]:
+        errors: list[str | None] = [None] * len(images)
+        for first, future in enumerate(decoding):
+            errors[first :: len(decoding)] = future.result()
+        results: list[Result] = [
+            Unreadable(images[row], error) for row, error in enumerate(errors) if error is not None
+        ]
+        good = [row for row, error in enumerate(errors) if error is None]
+        if good:
+            batch = memory[: len(good)] if len(good) == len(images) else memory[good]
+            engine = self._free_engines.get()
+            try:
+                results += self._compute(engine, batch, [images[row] for row in good])
+            finally:
+                self._free_engines.put(engine)
+        return results
+
+    def _compute(self, engine: Engine, batch: np.ndarray, images: list[BatchImage]) -> list[Result]:
         """One batch, [images, bytes]; halved where it fails. Raises JobError where the engine is lost."""
         try:
             return [self._labels(engine, batch, images)]
@@ -135,8 +156,8 @@ class Labeller:
                 return [Unreadable(images[0], f"the model fails on this image: {failure}")]
         half = len(images) // 2
         return [
-            *self.compute(engine, batch[:half], images[:half]),
-            *self.compute(engine, batch[half:], images[half:]),
+            *self._compute(engine, batch[:half], images[:half]),
+            *self._compute(engine, batch[half:], images[half:]),
         ]
 
     def _labels(self, engine: Engine, batch: np.ndarray, images: list[BatchImage]) -> LabelledRows:
@@ -145,154 +166,13 @@ class Labeller:
             samples,
             (engine.whole_shape(self._spec.inputs[0], samples),),
             (batch.reshape(-1).data,),
-            self._wanted,
-            (None,) * len(self._wanted),
+            self._outputs,
+            (None,) * len(self._outputs),
         )
         (answers,) = engine.run([part]).answers
         outputs = [
             np.frombuffer(answer.data, self._spec.outputs[index].numpy_dtype).reshape(samples, -1)
-            for index, answer in zip(self._wanted, answers, strict=True)
+            for index, answer in zip(self._outputs, answers, strict=True)
         ]
-        ranked = best_classes_of_batch(outputs[0], self._spec, self._wishes.top_k)
-        return LabelledRows(images, ranked, None if self._wishes.embeddings is None else outputs[-1])
-
-    def batches(self) -> list[_Batch]:
-        slots = sum(engine.info.slots for engine in self._engines)
-        return [_Batch(self._batch_size, self._row_bytes) for _ in range(_BATCHES * slots)]
-
-    def decode(self, image: BatchImage, row: np.ndarray) -> None:
-        """Raises ImageError."""
-        decode_image_into(image.read(), self._image, row.data, self._wishes.max_pixels)
-
-    @property
-    def workplaces(self) -> list[Engine]:
-        """An engine for each thread that computes."""
-        return [engine for engine in self._engines for _ in range(engine.info.slots)]
-
-    @property
-    def decode_threads(self) -> int:
-        return self._decode_threads
-
-
-class _Stop(Exception):
-    """Another thread has failed; nothing that this one does is needed."""
-
-
-class _Run:
-    """One pass over some images."""
-
-    def __init__(
-        self, labeller: Labeller, images: Images, on_result: Callable[[LabelledRows | Unreadable], None]
-    ) -> None:
-        self._labeller, self._images, self._on_result = labeller, images, on_result
-        self._lock = threading.Lock()  # of whoever takes the next image
-        self._open: _Batch | None = None
-        self._free: SimpleQueue[_Batch | None] = SimpleQueue()
-        self._full: SimpleQueue[_Batch | None] = SimpleQueue()
-        self._results: SimpleQueue[LabelledRows | Unreadable | BaseException | None] = SimpleQueue()
-        self._is_over = False
-
-    def to_end(self) -> None:
-        for batch in self._labeller.batches():
-            self._free.put(batch)
-        decoders = self._start(self._labeller.decode_threads, lambda _: self._decode())
-        places = self._labeller.workplaces
-        computers = self._start(len(places), lambda number: self._compute(places[number]))
-        try:
-            self._collect(decoders, computers)
-        finally:
-            self._is_over = True
-            for _ in decoders:
-                self._free.put(None)
-            for _ in computers:
-                self._full.put(None)
-
-    def _start(self, count: int, work: Callable[[int], None]) -> list[threading.Thread]:
-        def safely(number: int) -> None:
-            try:
-                work(number)
-            except _Stop:
-                pass
-            except BaseException as error:
-                self._results.put(error)
-            finally:
-                self._results.put(None)
-
-        threads = [threading.Thread(target=safely, args=(number,), daemon=True) for number in range(count)]
-        for thread in threads:
-            thread.start()
-        return threads
-
-    def _collect(self, decoders: list[threading.Thread], computers: list[threading.Thread]) -> None:
-        ended = 0
-        while ended < len(decoders) + len(computers):
-            result = self._results.get()
-            if isinstance(result, BaseException):
-                raise result
-            if result is None:
-                ended += 1
-                if ended == len(decoders):  # those that compute end only when they are told
-                    for _ in computers:
-                        self._full.put(None)
-                continue
-            self._on_result(result)
-
-    # Decoding
-
-    def _decode(self) -> None:
-        while (taken := self._take()) is not None:
-            batch, row, first = taken
-            image: BatchImage | None = first
-            while image is not None and not self._is_decoded(image, batch.memory[row]):
-                with self._lock:  # the row is for the next one
-                    image = self._next(wait=False)
-            if batch.put(row, image):
-                self._full.put(batch)
-
-    def _is_decoded(self, image: BatchImage, row: np.ndarray) -> bool:
-        try:
-            self._labeller.decode(image, row)
-        except ImageError as error:
-            self._results.put(Unreadable(image, str(error)))
-            return False
-        return True
-
-    def _take(self) -> tuple[_Batch, int, BatchImage] | None:
-        """The next image and a row for it; None at the end."""
-        with self._lock:
-            image = self._next(wait=False)
-            if image is None:
-                # What is there is computed, before somebody waits, perhaps for what is made of it.
-                self._give_on()
-                image = self._next(wait=True)
-            if image is None:
-                return None
-            if self._open is None:
-                self._open = self._free.get()
-                if self._open is None:
-                    raise _Stop
-                self._open.begin()
-            batch = self._open
-            row = batch.take_row()
-            if batch.is_closed:
-                self._open = None
-            return batch, row, image
-
-    def _next(self, *, wait: bool) -> BatchImage | None:
-        """While the lock is held."""
-        return None if self._is_over else self._images.next(wait=wait)
-
-    def _give_on(self) -> None:
-        batch, self._open = self._open, None
-        if batch is not None and batch.close():
-            self._full.put(batch)
-
-    # Computing
-
-    def _compute(self, engine: Engine) -> None:
-        while (batch := self._full.get()) is not None:
-            images = batch.packed()
-            if images:
-                for result in self._labeller.compute(engine, batch.memory[: len(images)], images):
-                    self._results.put(result)
-            self._free.put(batch)
+        ranked = best_classes_of_batch(outputs[0], self._spec, self._top_k)
+        return LabelledRows(images, ranked, None if self._embeddings is None else outputs[-1])

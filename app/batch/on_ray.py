@@ -1,27 +1,23 @@
-"""The same parts on a Ray cluster: Ray Data gives them to actors that hold an engine, and not a queue.
+"""The same parts on a Ray cluster: Ray Data gives them to actors that hold an engine.
 
-A part is a row of Ray Data's, and an actor's answer is what its file says; images are read and results written by the
-actors themselves, so that nothing but names goes through Ray's memory, and a part that an actor was killed in is done
-again by another. Inputs and --out must lie where every node finds them.
+A part is a row of Ray Data. The actors read images and write results themselves, so that only names go through Ray's
+memory; when an actor is killed, another does its part again. Inputs and --out must lie where every node finds them.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec.json import decode, encode
 
-from convoy.app.batch.records import BatchJob, BatchPart, Fatal, Labelled, PartDone, Ready, Said
+from convoy.app.batch.records import BatchJob, BatchPart, Fatal, Labelled, PartDone, Ready, Report
 from convoy.app.engines.table import may_use_gpus
 from convoy.models.errors import ConvoyError, JobError, UsageError
-
-# A worker on CPUs; more would wait for each other within one network.
-_MOST_CPUS = 4
 
 
 class RayLabeller:
@@ -38,36 +34,27 @@ class RayLabeller:
             self._fatal = str(error)
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        """`rows["part"]` are parts in JSON; the answers are what a local worker would say."""
-        return {"said": np.array([encode(self._label(decode(one, type=BatchPart))) for one in rows["part"]], object)}
+        """`rows["part"]` are parts in JSON; the answers are what a local worker would report of them."""
+        return {"done": np.array([encode(self._label(decode(one, type=BatchPart))) for one in rows["part"]], object)}
 
     def _label(self, part: BatchPart) -> PartDone | Fatal:
         from convoy.app.batch.worker import PartsWorker
 
         if self._fatal:
             return Fatal(self._fatal)
-        said: list[Said] = []
-        parts: queue.SimpleQueue[BatchPart | None] = queue.SimpleQueue()
+        reports: list[Report] = []
+        parts: SimpleQueue[BatchPart | None] = SimpleQueue()
         parts.put(part)
         parts.put(None)
         try:
-            PartsWorker(self._job, self._opened, said.append).label(parts)
+            PartsWorker(self._job, self._opened, reports.append).label(parts)
         except ConvoyError as error:
             return Fatal(str(error))
-        return next(one for one in said if isinstance(one, PartDone))
+        return next(one for one in reports if isinstance(one, PartDone))
 
 
-def run_on_ray(
-    address: str,
-    job: BatchJob,
-    parts: Sequence[BatchPart],
-    workers: int,
-    *,
-    on_ready: Callable[[Ready], None],
-    tell: Callable[[Labelled | PartDone], None],
-    tick: Callable[[], None],
-) -> None:
-    """Until every part is done. Raises JobError or UsageError."""
+def run_on_ray(address: str, job: BatchJob, parts: Sequence[BatchPart], workers: int) -> Iterator[Ready | Labelled]:
+    """What happens until every part is done. Raises JobError or UsageError."""
     try:
         import ray
         import ray.data
@@ -79,21 +66,21 @@ def run_on_ray(
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UsageError(f"--ray: there is no cluster at {address or 'the default address'} ({error})") from error
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
+    ray.data.DataContext.get_current().enable_progress_bars = False
     cluster = ray.cluster_resources()
-    gpus = int(cluster.get("GPU", 0)) if may_use_gpus(job.engine) else 0
+    gpus = int(cluster.get("GPU", 0)) if may_use_gpus(job.run.identity.engine) else 0
     cpus = max(1, int(cluster.get("CPU", 1)))
-    cpus_each = max(1, min(_MOST_CPUS, cpus // (workers or gpus or 1)))
+    # More than four CPUs of a worker would wait for each other within one network.
+    cpus_each = max(1, min(4, cpus // (workers or gpus or 1)))
     workers = min(workers or gpus or max(1, cpus // cpus_each), len(parts))
     resources: dict[str, Any] = {"num_cpus": cpus_each} | ({"num_gpus": 1} if gpus else {})
     job = msgspec.structs.replace(job, threads=cpus_each)
-    if job.runner is None:
+    if job.run.runner is None:
         found = decode(ray.get(ray.remote(**resources)(_prove).remote(encode(job))), type=Ready | Fatal)
         if isinstance(found, Fatal):
             raise JobError(found.message)
-        on_ready(found)
-        job = msgspec.structs.replace(job, runner=found.runner)
+        yield found
+        job = msgspec.structs.replace(job, run=job.run.labelled_by(found.runner))
     rows = [{"part": encode(part)} for part in parts]
     done = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         RayLabeller,
@@ -103,16 +90,14 @@ def run_on_ray(
         **resources,
     )
     for row in done.iter_rows():
-        one = decode(row["said"], type=PartDone | Fatal)
+        one = decode(row["done"], type=PartDone | Fatal)
         if isinstance(one, Fatal):
             raise JobError(one.message)
-        tell(Labelled(one.images, one.errors))
-        tell(one)
-        tick()
+        yield Labelled(one.images, one.errors)
 
 
 def _prove(job: bytes) -> bytes:
-    """Which engine labels, found out where one will."""
+    """Find out which engine labels, on a node that will label."""
     from convoy.app.batch.worker import open_model
 
     try:

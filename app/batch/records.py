@@ -1,16 +1,19 @@
-"""Parts of a run, and what is said of them; plain data that processes send each other as JSON."""
+"""A run, its parts, and what workers report of them: plain data that processes send each other as JSON."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.json import encode
+from msgspec.structs import replace
 
 ColumnKind = Literal["path", "bytes", "struct"]
 
 
 class PathsPiece(Struct, frozen=True, tag="paths"):
-    """Image files, by the names that the rows bear."""
+    """Image files, by their names in the results."""
 
     paths: list[str]
 
@@ -27,7 +30,7 @@ class RowsPiece(Struct, frozen=True, tag="rows"):
 
 
 class MembersPiece(Struct, frozen=True, tag="members"):
-    """So many images of a tar, from the header at `offset`."""
+    """`count` images of a tar, from the header at `offset`."""
 
     file: str
     offset: int
@@ -59,27 +62,51 @@ class Runner(Struct, frozen=True):
         return f"{self.engine} with {self.file}"
 
 
-class BatchJob(Struct, frozen=True, kw_only=True):
-    """All that a worker is told. `run` is the digest of what decides the results (`run_file`).
+class RunIdentity(Struct, frozen=True):
+    """What decides the rows. `bundle` and `inputs` are digests."""
 
-    `threads` compute and as many decode. `runner`: which engine labelled before; None: the fastest that proves itself.
-    `gpu` is a device's number where workers share several. `batch_size` 0: the model's own.
+    model: str
+    version: int
+    bundle: str
+    engine: str
+    precision: str
+    top_k: int
+    embeddings: str | None
+    max_pixels: int
+    inputs: str
+    images: int
+
+
+class RunFile(Struct, frozen=True):
+    """The run that a folder belongs to. `runner` labels its first part, and then all others; None before that."""
+
+    identity: RunIdentity
+    part_images: int
+    runner: Runner | None = None
+    schema: int = 1
+
+    @property
+    def digest(self) -> str:
+        """Names the run in each of its parts."""
+        return hashlib.sha256(encode((self.identity, self.part_images))).hexdigest()
+
+    def labelled_by(self, runner: Runner) -> RunFile:
+        return replace(self, runner=runner)
+
+
+class BatchJob(Struct, frozen=True):
+    """What a worker is to do. `threads` compute and as many decode; `batch_size` 0: the model's own.
+
+    Without a runner in `run` the worker takes the fastest engine that proves itself. `gpu` is a device's number where
+    workers share several.
     """
 
     store: str
-    model: str
-    version: int
-    engine: str
-    precision: str
     out: str
-    run: str
-    top_k: int
-    embeddings: str | None
+    run: RunFile
     batch_size: int
     threads: int
-    max_pixels: int
     gpu: int | None = None
-    runner: Runner | None = None
 
 
 class Ready(Struct, frozen=True, tag="ready"):
@@ -91,7 +118,7 @@ class Ready(Struct, frozen=True, tag="ready"):
 
 
 class Labelled(Struct, frozen=True, tag="labelled"):
-    """So many images more, and so many that could not be read."""
+    """`images` more are done, of which `errors` could not be read. Negative where a worker's death undoes some."""
 
     images: int
     errors: int
@@ -106,9 +133,9 @@ class PartDone(Struct, frozen=True, tag="done"):
 
 
 class Fatal(Struct, frozen=True, tag="fatal"):
-    """The run cannot go on, and what to do."""
+    """Why the run cannot go on, and what to do."""
 
     message: str
 
 
-Said = Ready | Labelled | PartDone | Fatal
+Report = Ready | Labelled | PartDone | Fatal

@@ -1,7 +1,7 @@
 """`convoy.Client` and `convoy.AsyncClient`: a server, asked from a program.
 
-The same class twice, since httpx and gRPC have two as well and a program has threads or a loop; what is asked, how
-often and what an answer means stands once, in the files beside this one.
+The same class twice, for threads and for an event loop, as httpx and gRPC have two. What is sent and what an answer
+means is in `http_wire` and `grpc_wire`, how often is asked in `retry`.
 """
 
 from __future__ import annotations
@@ -9,25 +9,26 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from PIL import Image
 
-from convoy.app.client.connect import reach, reach_async
-from convoy.app.client.own_headers import OwnHeaders, checked
+from convoy.app.client.http_wire import HttpWire
+from convoy.app.client.options import Cert, OwnHeaders, Verify, headers_of, trust_of
 from convoy.app.client.records import RemoteModel, Sight
-from convoy.app.client.retry import WireQuestion, arun, ask, run
-from convoy.app.client.trust import Cert, Verify, trust_of
+from convoy.app.client.retry import Tries, WireQuestion, ask, ask_async
 from convoy.app.python.inputs import OneImage, image_of, no_image, one_or_several
 from convoy.app.python.records import Classification, Detections, Segmentation
 from convoy.models.errors import ImageError, InvalidRequest, RequestError, UsageError
 from convoy.models.image_files import read_image_file
+
+if TYPE_CHECKING:
+    from convoy.app.client.grpc_wire import GrpcWire
 
 _PNG_MODES = frozenset(("1", "L", "LA", "I;16", "P", "RGB", "RGBA"))
 
@@ -63,35 +64,10 @@ _ASKED_BY = {Classification: "predict", Segmentation: "segment", Detections: "de
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-class ClientOptions:
-    """What both clients are told: how long they ask, how often, and how many images at once."""
+class _BaseClient:
+    """What both clients are given: how long they ask, how often, and how many images at once."""
 
-    def __init__(self, timeout_s: float, retries: int, at_once: int) -> None:
-        if not timeout_s > 0:
-            raise UsageError(f"timeout_s must be above 0, got {timeout_s}")
-        if retries < 0 or at_once < 1:
-            raise UsageError(f"retries must be at least 0 and at_once at least 1, got {retries} and {at_once}")
-        self.timeout_s, self.retries, self.at_once = timeout_s, retries, at_once
-
-
-class Client:
-    """A server, asked from any number of threads.
-
-        with convoy.Client("http://localhost:8000") as client:
-            print(client.predict("digits", "seven.png").best.label)
-
-    `grpc://localhost:8001` asks over gRPC, `https://` and `grpcs://` over TLS; all else is the same.
-
-    What a server refuses for the moment (429, 503) is asked again, `retries` times, once its `Retry-After` has passed,
-    and so is a connection that is refused or breaks off; all of that within `timeout_s`, which the server is told, so
-    that it gives up what nobody waits for. `verify` is a file with the certificates of who signed the server's, and
-    `cert` a file with one of your own and its key, or a pair of files; over HTTP `verify` may also be an SSLContext,
-    or False, by which nobody is asked who the server is. `headers` go along with everything that is sent, over gRPC as
-    metadata: a mapping, or a function that gives one each time, as a trace's context needs. Of several images
-    `at_once` are on their way at a time. Proxies named in the environment are not used.
-
-    Raises UsageError for a URL, key, file or number that cannot be one; nothing is sent until something is asked.
-    """
+    _is_async: ClassVar[bool]
 
     def __init__(
         self,
@@ -105,8 +81,49 @@ class Client:
         cert: Cert | None = None,
         headers: OwnHeaders | None = None,
     ) -> None:
-        self._client_options = ClientOptions(timeout_s, retries, at_once)
-        self._wire, self._transport = reach(url, api_key, trust_of(verify, cert), checked(headers))
+        if not timeout_s > 0:
+            raise UsageError(f"timeout_s must be above 0, got {timeout_s}")
+        if retries < 0 or at_once < 1:
+            raise UsageError(f"retries must be at least 0 and at_once at least 1, got {retries} and {at_once}")
+        if not callable(headers):
+            headers_of(headers)  # raises UsageError
+        self._timeout_s, self._retries, self._at_once = timeout_s, retries, at_once
+        kind: type[HttpWire | GrpcWire] = HttpWire
+        if url.startswith(("grpc://", "grpcs://")):
+            from convoy.app.client.grpc_wire import GrpcWire  # its library is needed only here
+
+            kind = GrpcWire
+        self._wire = kind(url, api_key, trust_of(verify, cert), headers, is_async=self._is_async)
+
+    @property
+    def at_once(self) -> int:
+        """How many images of one call are on their way at a time."""
+        return self._at_once
+
+    def _tries(self, timeout_s: float | None) -> Tries:
+        return Tries(timeout_s or self._timeout_s, self._retries)
+
+
+class Client(_BaseClient):
+    """A server, asked from any number of threads.
+
+        with convoy.Client("http://localhost:8000") as client:
+            print(client.predict("digits", "seven.png").best.label)
+
+    `grpc://localhost:8001` asks over gRPC, `https://` and `grpcs://` over TLS; all else is the same.
+
+    What a server refuses for the moment (429, 503) is asked again, `retries` times, once its `Retry-After` has passed,
+    and so is a connection that is refused or breaks off. All of that is within `timeout_s`; the server is told what is
+    left of it, and gives up a request that is not waited for any more. `verify` is a file with the certificates that
+    sign the server's, and `cert` a file with one of your own and its key, or a pair of files; over HTTP `verify` may
+    also be an SSLContext, or False to check no certificate. `headers` are sent with every request, over gRPC as
+    metadata: a mapping, or a function that gives one each time, as a trace's context needs. Of several images
+    `at_once` are on their way at a time. Proxies named in the environment are not used.
+
+    Raises UsageError for a URL, key, file or number that cannot be one; nothing is sent until something is asked.
+    """
+
+    _is_async = False
 
     def predict(
         self,
@@ -127,7 +144,7 @@ class Client:
         reach it. `timeout_s` None: the client's; it counts for each image.
 
         Raises the server's errors with its words for one image: InvalidRequest, ImageError (for a file that cannot be
-        read), NotFound, Unauthorized, Overloaded, Unavailable (also where nobody answers), DeadlineExceeded.
+        read), NotFound, Unauthorized, Overloaded, Unavailable (also where no server answers), DeadlineExceeded.
         """
 
         def one(image: OneImage) -> Classification:
@@ -145,7 +162,7 @@ class Client:
             return one(several)
         # A trace's context is the caller's, whichever thread asks.
         contexts = [copy_context() for _ in several]
-        with ThreadPoolExecutor(min(self._client_options.at_once, max(1, len(several)))) as threads:
+        with ThreadPoolExecutor(min(self._at_once, max(1, len(several)))) as threads:
             return list(threads.map(lambda context, image: context.run(one_or_error, image), contexts, several))
 
     def segment(
@@ -203,19 +220,12 @@ class Client:
         """What is served, and what was refused and why."""
         return self._ask(self._wire.models(), None)
 
-    @property
-    def at_once(self) -> int:
-        """So many images of one call are on their way at a time."""
-        return self._client_options.at_once
-
     def close(self) -> None:
         """End the connections. A second time it does nothing."""
-        self._transport.close()
+        self._wire.close()
 
     def _ask(self, question: WireQuestion[Answer], timeout_s: float | None) -> Answer:
-        manners = self._client_options
-        steps = ask(question, timeout_s or manners.timeout_s, manners.retries, time.monotonic)
-        return run(steps, self._transport.send, time.sleep)
+        return ask(question, self._tries(timeout_s), self._wire.send)
 
     def __enter__(self) -> Client:
         return self
@@ -226,23 +236,10 @@ class Client:
         self.close()
 
 
-class AsyncClient:
-    """`Client` for who awaits, on one event loop; its arguments and errors are the same."""
+class AsyncClient(_BaseClient):
+    """`Client` on one event loop, with methods to await; its arguments and errors are the same."""
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        api_key: str | None = None,
-        timeout_s: float = 60.0,
-        retries: int = 2,
-        at_once: int = 8,
-        verify: Verify = True,
-        cert: Cert | None = None,
-        headers: OwnHeaders | None = None,
-    ) -> None:
-        self._client_options = ClientOptions(timeout_s, retries, at_once)
-        self._wire, self._transport = reach_async(url, api_key, trust_of(verify, cert), checked(headers))
+    _is_async = True
 
     async def predict(
         self,
@@ -254,7 +251,7 @@ class AsyncClient:
         threshold: float | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """As `Client.predict`. Cancelling closes the connection, by which the server knows that nobody waits."""
+        """As `Client.predict`. Cancelling closes the connection, so that the server gives the request up."""
 
         async def one(image: OneImage) -> Classification:
             sight = await self.look(
@@ -265,7 +262,7 @@ class AsyncClient:
         several = one_or_several(images)
         if not isinstance(several, list):
             return await one(several)
-        room = asyncio.Semaphore(self._client_options.at_once)
+        room = asyncio.Semaphore(self._at_once)
 
         async def in_turn(image: OneImage) -> Classification:
             async with room:
@@ -329,12 +326,10 @@ class AsyncClient:
 
     async def close(self) -> None:
         """End the connections. A second time it does nothing."""
-        await self._transport.close()
+        await self._wire.close_async()
 
     async def _ask(self, question: WireQuestion[Answer], timeout_s: float | None) -> Answer:
-        manners = self._client_options
-        steps = ask(question, timeout_s or manners.timeout_s, manners.retries, time.monotonic)
-        return await arun(steps, self._transport.send, asyncio.sleep)
+        return await ask_async(question, self._tries(timeout_s), self._wire.send_async)
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -1,4 +1,4 @@
-"""A server's refusals as the errors that they were there."""
+"""What a server refuses, as the errors that the server itself has for it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from convoy.models.errors import (
 NOT_A_SERVER = "is it a Convoy server?"
 _KINDS = (
     *(InvalidRequest, Unauthorized, Forbidden, NotFound, RequestTimeout, BodyTooLarge, ModelFailed, Unsupported),
-    DeadlineExceeded,
+    *(DeadlineExceeded, Overloaded, Unavailable),
 )
-# Of those that share a code, that which says less of the cause.
+# Of those that share a code, the one that says least of the cause.
 _BY_CODE: dict[str, type[RequestError]] = {
     **{kind.grpc_code: kind for kind in _KINDS},
     InvalidRequest.grpc_code: InvalidRequest,
@@ -35,20 +35,20 @@ _BY_STATUS: dict[int, type[RequestError]] = {kind.http_status: kind for kind in 
 
 def of_status(status: int, words: str, retry_after: str | None) -> RequestError:
     """The error behind an HTTP status. `words` are the server's, which say what to do."""
-    if status == Overloaded.http_status:
-        return Overloaded(words, reason="", retry_after_s=seconds_of(retry_after) or 0.0)
-    if status == Unavailable.http_status:
-        return Unavailable(words, retry_after_s=seconds_of(retry_after) or 0.0)
-    return _BY_STATUS.get(status, RequestError)(words)
+    return _error(_BY_STATUS.get(status, RequestError), words, seconds_of(retry_after) or 0.0)
 
 
 def of_grpc_code(code: str, words: str, retry_after_s: float) -> RequestError:
     """The error behind a gRPC status, by its name."""
-    if code == Overloaded.grpc_code:
+    return _error(_BY_CODE.get(code, RequestError), words, retry_after_s)
+
+
+def _error(kind: type[RequestError], words: str, retry_after_s: float) -> RequestError:
+    if kind is Overloaded:
         return Overloaded(words, reason="", retry_after_s=retry_after_s)
-    if code == Unavailable.grpc_code:
+    if kind is Unavailable:
         return Unavailable(words, retry_after_s=retry_after_s)
-    return _BY_CODE.get(code, RequestError)(words)
+    return kind(words)
 
 
 def seconds_of(retry_after: str | None) -> float | None:

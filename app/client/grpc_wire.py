@@ -1,27 +1,49 @@
-"""Questions and answers over gRPC: messages of the Open Inference Protocol. Sends nothing.
+"""The gRPC wire: messages of the Open Inference Protocol, sent from threads or on an event loop.
 
-docs/protocol.md says how an image is asked for there.
+The client's own rule says what is asked again, as over HTTP: the library's retries are off. docs/protocol.md says how
+an image is asked for here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
 
+import grpc
 import numpy as np
 import orjson
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from convoy.app.client.errors import NOT_A_SERVER
-from convoy.app.client.records import RemoteModel, Sight
-from convoy.app.client.response import sight_of
+from convoy.app.client.errors import NOT_A_SERVER, of_grpc_code
+from convoy.app.client.options import OwnHeaders, Trust, headers_of
+from convoy.app.client.records import NamedTensor, RemoteModel, Sight, sight_of, tensors_of
 from convoy.app.client.retry import WireQuestion
-from convoy.app.client.tensors import NamedTensor, array_from, tensors_of
-from convoy.models.errors import RequestError
+from convoy.models.errors import BodyTooLarge, DeadlineExceeded, RequestError, Unavailable, UsageError
 from convoy.models.tensors import pack
+from convoy.models.tls import ClientTls
 
 _TENSOR = service_pb2.ModelInferRequest.InferInputTensor
 _OUTPUT = service_pb2.ModelInferRequest.InferRequestedOutputTensor
+_PORTS = {"grpc": 8001, "grpcs": 443}
+_CHANNEL = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_retries", 0),
+    # The next try finds a server that has just come back.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+    # A proxy meant for the internet must not come between a program and localhost.
+    ("grpc.enable_http_proxy", 0),
+)
+# Convoy sends it with every end of a call, so that one without it never reached a server.
+_ITS_ID = "x-request-id"
+# gRPC's own word (gRFC A6): milliseconds; below 0, or no number, is "do not come back".
+_PUSHBACK, _RETRY_AFTER = "grpc-retry-pushback-ms", "retry-after"
+# PEM of the CA, the key and the chain, as the library takes them.
+_Papers: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
 
 
 class GrpcMessage(NamedTuple):
@@ -31,41 +53,112 @@ class GrpcMessage(NamedTuple):
     request: Any
 
 
-def look(
-    model: str, version: str | None, image: bytes, top_k: int | None, threshold: float | None
-) -> WireQuestion[Sight]:
-    """What is in an image, as the model's task has it."""
-    request = _request(model, version)
-    request.inputs.append(_TENSOR(name="image", datatype="BYTES", shape=[1]))
-    request.raw_input_contents.append(bytes(pack((image,))))
-    if top_k is not None:
-        request.parameters["top_k"].int64_param = top_k
-    if threshold is not None:
-        request.parameters["threshold"].double_param = threshold
-    return _asked("ModelInfer", request, _sight)
+class GrpcWire:
+    """A server over gRPC. Raises UsageError for a URL, key or trust that cannot be one; connects to nothing yet."""
 
+    def __init__(self, url: str, api_key: str | None, trust: Trust, own: OwnHeaders | None, *, is_async: bool) -> None:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or _PORTS[parts.scheme]
+        except ValueError as error:
+            raise UsageError(f"the URL {url!r} is none ({error})") from None
+        if not host or parts.path.strip("/") or parts.query or parts.username:
+            raise UsageError(f"the URL {url!r} should look like grpc://localhost:8001")
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise UsageError("the API key has characters that metadata cannot carry; check where it came from")
+        self._url, self._own = url, own
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._papers = _papers(trust) if parts.scheme == "grpcs" else None
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._channel: Any = None
+        if not is_async:  # else the first question opens it, on its event loop
+            self._open(grpc)
 
-def infer(
-    model: str,
-    version: str | None,
-    inputs: Mapping[str, np.ndarray],
-    outputs: Sequence[str] | None,
-    priority: int,
-) -> WireQuestion[dict[str, np.ndarray]]:
-    """Raises InvalidRequest."""
-    request = _request(model, version)
-    for name, datatype, shape, data in tensors_of(inputs):
-        request.inputs.append(_TENSOR(name=name, datatype=datatype, shape=shape))
-        request.raw_input_contents.append(data)
-    request.outputs.extend(_OUTPUT(name=name) for name in outputs or ())
-    if priority:
-        request.parameters["priority"].int64_param = priority
-    return _asked("ModelInfer", request, _tensors)
+    def look(
+        self, model: str, version: str | None, image: bytes, top_k: int | None, threshold: float | None
+    ) -> WireQuestion[Sight]:
+        """What is in an image, as the model's task has it."""
+        request = _request(model, version)
+        request.inputs.append(_TENSOR(name="image", datatype="BYTES", shape=[1]))
+        request.raw_input_contents.append(bytes(pack((image,))))
+        if top_k is not None:
+            request.parameters["top_k"].int64_param = top_k
+        if threshold is not None:
+            request.parameters["threshold"].double_param = threshold
+        return _asked("ModelInfer", request, _sight)
 
+    def infer(
+        self,
+        model: str,
+        version: str | None,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Sequence[str] | None,
+        priority: int,
+    ) -> WireQuestion[dict[str, np.ndarray]]:
+        """Raises InvalidRequest."""
+        request = _request(model, version)
+        for name, datatype, shape, data in tensors_of(inputs):
+            request.inputs.append(_TENSOR(name=name, datatype=datatype, shape=shape))
+            request.raw_input_contents.append(data)
+        request.outputs.extend(_OUTPUT(name=name) for name in outputs or ())
+        if priority:
+            request.parameters["priority"].int64_param = priority
+        return _asked("ModelInfer", request, _tensors)
 
-def models() -> WireQuestion[tuple[RemoteModel, ...]]:
-    """What is served, and what was refused and why."""
-    return _asked("RepositoryIndex", service_pb2.RepositoryIndexRequest(), _models)
+    def models(self) -> WireQuestion[tuple[RemoteModel, ...]]:
+        """What is served, and what was refused and why."""
+        return _asked("RepositoryIndex", service_pb2.RepositoryIndexRequest(), _models)
+
+    def send(self, message: GrpcMessage, within_s: float) -> Any:
+        """The reply's message. Raises RequestError."""
+        try:
+            return self._call(message, within_s)
+        except grpc.RpcError as error:
+            raise self._error(error, within_s) from None
+
+    async def send_async(self, message: GrpcMessage, within_s: float) -> Any:
+        """As `send`."""
+        if self._channel is None:
+            self._open(grpc.aio)
+        try:
+            return await self._call(message, within_s)
+        except grpc.RpcError as error:
+            raise self._error(error, within_s) from None
+
+    def close(self) -> None:
+        self._channel.close()
+
+    async def close_async(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+
+    def _open(self, library: Any) -> None:
+        """Open a channel of `grpc` or of `grpc.aio`."""
+        if self._papers is None:
+            self._channel = library.insecure_channel(self._address, options=_CHANNEL)
+        else:
+            credentials = grpc.ssl_channel_credentials(*self._papers)
+            self._channel = library.secure_channel(self._address, credentials, options=_CHANNEL)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def _call(self, message: GrpcMessage, within_s: float) -> Any:
+        metadata = (*self._metadata, *headers_of(self._own).items())
+        return getattr(self._stub, message.method)(message.request, timeout=within_s, metadata=metadata)
+
+    def _error(self, error: grpc.RpcError, within_s: float) -> RequestError:
+        """What became of a call: the server's error, or why no server was reached."""
+        code, words, trailer = error.code(), error.details() or "", dict(error.trailing_metadata() or ())
+        if _ITS_ID not in trailer and code is grpc.StatusCode.UNAVAILABLE:
+            hint = f"nobody answers at {self._url} ({words}); start it with `convoy serve`, or check the URL"
+            if self._papers is not None:  # the library does not tell a handshake that failed from a server that left
+                hint += ", who signed its certificate (--ca-file, verify=) and your own (--client-cert-file, cert=)"
+            return Unavailable(hint, retry_after_s=0.0)
+        if _ITS_ID not in trailer and code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineExceeded(f"{self._url} did not answer within {within_s:.3g} s; look at the server's log")
+        if _ITS_ID not in trailer and code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return BodyTooLarge(f"{words}; --max-body-mb of the server is the limit")  # by the library there
+        words = words or f"{code.name} without an explanation; {NOT_A_SERVER}"
+        return of_grpc_code(code.name, words, _retry_after_s(trailer))
 
 
 def _request(model: str, version: str | None) -> Any:
@@ -92,7 +185,7 @@ def _tensors(reply: Any) -> dict[str, np.ndarray]:
     if len(reply.outputs) != len(reply.raw_output_contents):
         raise RequestError(f"the answer is not a protocol's; {NOT_A_SERVER}")
     return {
-        output.name: array_from(NamedTensor(output.name, output.datatype, list(output.shape), data))
+        output.name: NamedTensor(output.name, output.datatype, list(output.shape), data).array()
         for output, data in zip(reply.outputs, reply.raw_output_contents, strict=True)
     }
 
@@ -102,3 +195,25 @@ def _models(reply: Any) -> tuple[RemoteModel, ...]:
         return tuple(RemoteModel(one.name, int(one.version), one.state, one.reason) for one in reply.models)
     except ValueError:
         raise RequestError(f"the answer is not a list of models; {NOT_A_SERVER}") from None
+
+
+def _papers(trust: Trust) -> _Papers:
+    if trust is True:
+        return None, None, None
+    if isinstance(trust, ClientTls):
+        return trust.texts()
+    raise UsageError(
+        "over grpcs:// `verify` must be a file of certificates, or True; a certificate of your own goes into `cert`"
+    )
+
+
+def _retry_after_s(trailer: dict[str, str | bytes]) -> float:
+    """Seconds until the next try is welcome; 0 where the server says nothing of it."""
+    if _PUSHBACK in trailer:
+        with suppress(ValueError):
+            if (pushback_ms := int(trailer[_PUSHBACK])) >= 0:
+                return pushback_ms / 1000
+        return float("inf")  # never
+    with suppress(ValueError):
+        return max(0.0, float(trailer.get(_RETRY_AFTER, 0)))
+    return 0.0

@@ -1,9 +1,16 @@
-"""Questions and answers over HTTP: paths, bodies and documents. docs/protocol.md lists the routes. Sends nothing."""
+"""The HTTP wire: paths, bodies and documents, sent by httpx from threads or on an event loop.
+
+docs/protocol.md lists the routes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -12,11 +19,11 @@ import numpy as np
 import orjson
 
 from convoy.app.client.errors import NOT_A_SERVER, of_status
-from convoy.app.client.records import RemoteModel, Sight
-from convoy.app.client.response import sight_of
+from convoy.app.client.options import OwnHeaders, Trust, headers_of
+from convoy.app.client.records import NamedTensor, RemoteModel, Sight, sight_of, tensors_of
 from convoy.app.client.retry import WireQuestion
-from convoy.app.client.tensors import NamedTensor, array_from, tensors_of
-from convoy.models.errors import RequestError
+from convoy.models.errors import DeadlineExceeded, RequestError, Unavailable, UsageError
+from convoy.models.tls import ClientTls
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _BYTES = (("Content-Type", "application/octet-stream"),)
@@ -32,46 +39,108 @@ class HttpMessage(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-def look(
-    model: str, version: str | None, image: bytes, top_k: int | None, threshold: float | None
-) -> WireQuestion[Sight]:
-    """What is in an image, as the model's task has it."""
-    path = "/".join(("/predictions", *(quote(part, safe="") for part in (model, version) if part is not None)))
-    asked = [(name, f"{value}") for name, value in (("top_k", top_k), ("threshold", threshold)) if value is not None]
-    return WireQuestion(lambda left_s: HttpMessage("POST", path, image, (*asked, _within(left_s)), _BYTES), _sight)
+class HttpWire:
+    """A server over HTTP. Raises UsageError for a URL or key that cannot be one; connects to nothing yet."""
 
+    def __init__(self, url: str, api_key: str | None, trust: Trust, own: OwnHeaders | None, *, is_async: bool) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"the URL {url!r} should look like http://localhost:8000 or grpc://localhost:8001")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        try:
+            httpx.URL(url), httpx.Headers(headers)  # both say what is wrong with them
+        except httpx.InvalidURL as error:
+            raise UsageError(f"the URL {url!r} is none ({error})") from None
+        except UnicodeEncodeError:
+            raise UsageError(
+                "the API key has characters that an HTTP header cannot carry; check where it came from"
+            ) from None
+        verify = trust.context() if isinstance(trust, ClientTls) else trust
+        kind = httpx.AsyncClient if is_async else httpx.Client
+        # trust_env: a proxy meant for the internet must not come between a program and localhost.
+        self._http: Any = kind(base_url=url, headers=headers, verify=verify, trust_env=False)
+        self._own = own
 
-def infer(
-    model: str,
-    version: str | None,
-    inputs: Mapping[str, np.ndarray],
-    outputs: Sequence[str] | None,
-    priority: int,
-) -> WireQuestion[dict[str, np.ndarray]]:
-    """Raises InvalidRequest."""
-    tensors = tensors_of(inputs)
-    described = [
-        {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
-        for name, datatype, shape, data in tensors
-    ]
-    path = _model_path(model, version) + "/infer"
-    parameters = {"binary_data_output": True, **({"priority": priority} if priority else {})}
-    document: dict[str, Any] = {"inputs": described, "parameters": parameters}
-    if outputs is not None:
-        document["outputs"] = [{"name": name} for name in outputs]
-    header = orjson.dumps(document)
-    body = b"".join((header, *(tensor.data for tensor in tensors)))
-    headers = (*_BYTES, (HEADER_LENGTH, f"{len(header)}"), ("Accept-Encoding", "identity"))
-    return WireQuestion(lambda left_s: HttpMessage("POST", path, body, (_within(left_s),), headers), _tensors)
+    def look(
+        self, model: str, version: str | None, image: bytes, top_k: int | None, threshold: float | None
+    ) -> WireQuestion[Sight]:
+        """What is in an image, as the model's task has it."""
+        path = "/".join(("/predictions", *(quote(part, safe="") for part in (model, version) if part is not None)))
+        asked = [
+            (name, f"{value}") for name, value in (("top_k", top_k), ("threshold", threshold)) if value is not None
+        ]
+        return WireQuestion(lambda left_s: HttpMessage("POST", path, image, (*asked, _within(left_s)), _BYTES), _sight)
 
+    def infer(
+        self,
+        model: str,
+        version: str | None,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Sequence[str] | None,
+        priority: int,
+    ) -> WireQuestion[dict[str, np.ndarray]]:
+        """Raises InvalidRequest."""
+        tensors = tensors_of(inputs)
+        described = [
+            {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
+            for name, datatype, shape, data in tensors
+        ]
+        path = _model_path(model, version) + "/infer"
+        parameters = {"binary_data_output": True, **({"priority": priority} if priority else {})}
+        document: dict[str, Any] = {"inputs": described, "parameters": parameters}
+        if outputs is not None:
+            document["outputs"] = [{"name": name} for name in outputs]
+        header = orjson.dumps(document)
+        body = b"".join((header, *(tensor.data for tensor in tensors)))
+        headers = (*_BYTES, (HEADER_LENGTH, f"{len(header)}"), ("Accept-Encoding", "identity"))
+        return WireQuestion(lambda left_s: HttpMessage("POST", path, body, (_within(left_s),), headers), _tensors)
 
-def models() -> WireQuestion[tuple[RemoteModel, ...]]:
-    """What is served, and what was refused and why."""
-    return WireQuestion(lambda _: HttpMessage("POST", "/v2/repository/index", b"{}"), _models)
+    def models(self) -> WireQuestion[tuple[RemoteModel, ...]]:
+        """What is served, and what was refused and why."""
+        return WireQuestion(lambda _: HttpMessage("POST", "/v2/repository/index", b"{}"), _models)
+
+    def send(self, message: HttpMessage, within_s: float) -> httpx.Response:
+        """The whole reply. Raises Unavailable where no server answers, DeadlineExceeded, and RequestError."""
+        until_s = time.monotonic() + within_s
+        with _as_own_errors(self._http.base_url, within_s):
+            reply = self._http.send(self._request(message, within_s), stream=True)
+            try:
+                body = _in_time(reply, until_s)
+                headers = [(name, value) for name, value in reply.headers.items() if name != "content-encoding"]
+                return httpx.Response(reply.status_code, headers=headers, content=body)
+            finally:
+                reply.close()
+
+    async def send_async(self, message: HttpMessage, within_s: float) -> httpx.Response:
+        """As `send`."""
+        with _as_own_errors(self._http.base_url, within_s):
+            try:
+                async with asyncio.timeout(within_s):
+                    response: httpx.Response = await self._http.send(self._request(message, within_s))
+                    return response
+            except TimeoutError:
+                raise httpx.ReadTimeout("the time is over") from None
+
+    def close(self) -> None:
+        self._http.close()
+
+    async def close_async(self) -> None:
+        await self._http.aclose()
+
+    def _request(self, message: HttpMessage, within_s: float) -> httpx.Request:
+        method, path, body, query, headers = message
+        request: httpx.Request = self._http.build_request(
+            method,
+            path,
+            content=body,
+            params=query or None,
+            headers=headers_of(self._own) | dict(headers),
+            timeout=within_s,
+        )
+        return request
 
 
 def _within(left_s: float) -> tuple[str, str]:
-    """The server gives up what nobody waits for any more."""
+    """The server gives up a request that is not waited for any more."""
     return "timeout_ms", f"{max(1.0, left_s * 1000):.0f}"
 
 
@@ -92,13 +161,10 @@ def _tensors(response: httpx.Response) -> dict[str, np.ndarray]:
         document = json.loads(content[:at])
         found = {}
         for output in document["outputs"]:
-            name, datatype, shape = (
-                str(output["name"]),
-                str(output["datatype"]),
-                [int(size) for size in output["shape"]],
-            )
+            name, datatype = str(output["name"]), str(output["datatype"])
+            shape = [int(size) for size in output["shape"]]
             nbytes = int(output["parameters"]["binary_data_size"])
-            found[name] = array_from(NamedTensor(name, datatype, shape, content[at : at + nbytes]))
+            found[name] = NamedTensor(name, datatype, shape, content[at : at + nbytes]).array()
             at += nbytes
     except (ValueError, KeyError, TypeError):
         raise RequestError(f"the answer is not a protocol's; {NOT_A_SERVER}") from None
@@ -133,3 +199,49 @@ def _refuse_errors(response: httpx.Response) -> None:
     except (ValueError, KeyError, TypeError):
         words = f"HTTP {response.status_code} without an explanation; {NOT_A_SERVER}"
     raise of_status(response.status_code, words, response.headers.get("Retry-After"))
+
+
+def _in_time(reply: httpx.Response, until_s: float) -> bytes:
+    """The body, unpacked. httpx allows each wait for bytes the whole time, so a server that drips them has no end."""
+    parts = []
+    for part in reply.iter_bytes():
+        if time.monotonic() > until_s:
+            raise httpx.ReadTimeout("the time is over")
+        parts.append(part)
+    return b"".join(parts)
+
+
+@contextmanager
+def _as_own_errors(url: httpx.URL, within_s: float) -> Iterator[None]:
+    try:
+        yield
+    except httpx.TransportError as error:
+        if (reason := _tls_trouble(error)) is not None:
+            raise Unavailable(
+                f"TLS does not come about with {url} ({reason}); name who signed its certificate (--ca-file, verify=) "
+                "and, where it asks for one, a certificate of your own (--client-cert-file, cert=)"
+            ) from None
+        raise _own_error(error, url, within_s) from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise RequestError(f"{url} cannot be asked ({error}); {NOT_A_SERVER}") from None
+
+
+def _own_error(error: httpx.TransportError, url: httpx.URL, within_s: float) -> RequestError:
+    if isinstance(error, httpx.ConnectError):
+        return Unavailable(
+            f"nobody answers at {url}; start it with `convoy serve`, or check the URL", retry_after_s=0.0
+        )
+    if isinstance(error, httpx.TimeoutException):
+        return DeadlineExceeded(f"{url} did not answer within {within_s:.3g} s; look at the server's log")
+    # A server that asks for a certificate says so after the connection has come about, if the words get here at all.
+    hint = "does it ask for a certificate (--client-cert-file, cert=)? " if url.scheme == "https" else ""
+    return Unavailable(f"the connection to {url} broke off ({error}); {hint}{NOT_A_SERVER}", retry_after_s=0.0)
+
+
+def _tls_trouble(error: BaseException | None) -> str | None:
+    """Why there is no TLS, where that is what is wrong."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError) and error.reason is not None:
+            return getattr(error, "verify_message", "") or error.reason.lower().replace("_", " ")
+        error = error.__cause__ or error.__context__
+    return None

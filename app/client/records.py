@@ -1,11 +1,27 @@
-"""What a server says of its models. Plain data; what it says of an image is `app.python.records`'s."""
+"""What a server answers, as records and arrays; the same on both wires.
+
+What it says of an image is `app.python.records`'s.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
+from convoy.app.calls.timing import Timing
+from convoy.app.client.errors import NOT_A_SERVER
+from convoy.app.pictures.answering import Detection
+from convoy.app.pictures.class_map import ClassShare
+from convoy.app.pictures.scores import Prediction
+from convoy.app.python.inputs import datatype_of, named_arrays, string_bytes
 from convoy.app.python.records import Classification, Detections, Segmentation
+from convoy.models.errors import InvalidRequest, RequestError
+from convoy.models.geometry import UNSEEN
+from convoy.models.spec import NUMPY_DTYPES, TensorSpec
+from convoy.models.tensors import from_bytes, pack
 
 # What is in an image, by the task of the model that was asked.
 Sight: TypeAlias = Classification | Segmentation | Detections
@@ -23,3 +39,88 @@ class RemoteModel:
     @property
     def is_ready(self) -> bool:
         return self.state == "READY"
+
+
+class NamedTensor(NamedTuple):
+    """A tensor as it travels: the protocol's dtype, the whole shape, and its bytes."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: bytes
+
+    def array(self) -> np.ndarray:
+        """The caller's own array; strings are bytes, BF16 is V2. Raises RequestError for what fits no shape."""
+        try:
+            spec = TensorSpec(self.name, self.datatype, tuple(self.shape))
+            return from_bytes(memoryview(self.data), spec, spec.shape).copy()
+        except Exception as error:  # a dtype that is none, too few bytes, strings that are none
+            words = f"output '{self.name}' is not the tensor that it says ({error}); {NOT_A_SERVER}"
+            raise RequestError(words) from None
+
+
+def tensors_of(inputs: Mapping[str, np.ndarray]) -> list[NamedTensor]:
+    """In their order, little-endian. Raises InvalidRequest for what no tensor can hold."""
+    return [_tensor_of(name, array) for name, array in named_arrays(inputs)]
+
+
+def sight_of(document: Any) -> Sight:
+    """What a server says of an image. Raises RequestError for a document that is no such answer."""
+    try:
+        timing = Timing(*(float(document["timing_ms"][stage]) for stage in Timing._fields))
+        model, version = str(document["model"]), int(document["version"])
+        if "detections" in document:
+            boxes = tuple(
+                Detection(_box(row["box"]), int(row["class_id"]), row["label"], float(row["score"]))
+                for row in document["detections"]
+            )
+            return Detections(model, version, boxes, timing)
+        if "segmentation" in document:
+            found = document["segmentation"]
+            classes = tuple(
+                ClassShare(int(row["class_id"]), row["label"], float(row["share"])) for row in found["classes"]
+            )
+            return Segmentation(model, version, _class_map(found), classes, float(found["unseen_share"]), timing)
+        predictions = tuple(
+            Prediction(int(row["class_id"]), row["label"], float(row["score"])) for row in document["predictions"]
+        )
+        return Classification(model, version, predictions, timing)
+    except (ValueError, KeyError, TypeError):
+        raise RequestError(f"the answer is not a prediction; {NOT_A_SERVER}") from None
+
+
+def _tensor_of(name: str, array: np.ndarray) -> NamedTensor:
+    datatype = datatype_of(array)
+    if datatype not in NUMPY_DTYPES:
+        raise InvalidRequest(f"input '{name}' is {datatype}, which no tensor can be; send {', '.join(NUMPY_DTYPES)}")
+    if datatype == "BYTES":
+        data = bytes(pack(_strings(name, array)))
+    elif datatype == "BF16":
+        data = array.tobytes()
+    else:
+        data = array.astype(NUMPY_DTYPES[datatype], copy=False).tobytes()
+    return NamedTensor(name, datatype, list(array.shape), data)
+
+
+def _strings(name: str, array: np.ndarray) -> Iterator[bytes]:
+    for element in array.flat:
+        found = string_bytes(element)
+        if found is None:
+            raise InvalidRequest(f"input '{name}' must hold str or bytes, got {type(element).__name__}")
+        yield found
+
+
+def _box(corners: Sequence[float]) -> tuple[float, float, float, float]:
+    x1, y1, x2, y2 = map(float, corners)
+    return x1, y1, x2, y2
+
+
+def _class_map(found: dict[str, Any]) -> np.ndarray:
+    """uint8 [height, width] of COCO's run lengths, which go down the columns. Raises ValueError if they do not fit."""
+    height, width = int(found["height"]), int(found["width"])
+    columns = np.full(height * width, UNSEEN, np.uint8)
+    for row in found["classes"]:
+        counts = np.asarray(row["rle"]["counts"], np.int64)
+        is_of_class = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
+        np.putmask(columns, is_of_class.reshape(columns.shape), int(row["class_id"]))
+    return np.ascontiguousarray(columns.reshape(width, height).T)

@@ -1,19 +1,19 @@
 """How often a server is asked, and for how long, until there is an answer or none is to be had.
 
-Plain steps: what is to be sent and how long is to be waited. Whoever runs them does so, in a thread or on an event
-loop; here is no socket, no clock and no sleep.
+The rule is `Tries`, which has no socket and no sleep; `ask` follows it in a thread, `ask_async` on an event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Awaitable, Callable, Generator
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from convoy.models.errors import DeadlineExceeded, Overloaded, RequestError, Unavailable
+from convoy.models.errors import DeadlineExceeded, Overloaded, Unavailable
 
 Answer = TypeVar("Answer")
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class WireQuestion(NamedTuple, Generic[Answer]):
@@ -26,90 +26,68 @@ class WireQuestion(NamedTuple, Generic[Answer]):
     read: Callable[[Any], Answer]
 
 
-class Send(NamedTuple):
-    """Send the message, and go on with its reply, or with the error why there is none, within so many seconds."""
+class Tries:
+    """The tries of one question: again after what passes by itself, 429, 503 and a connection that fails.
 
-    message: Any
-    within_s: float
+    The server's Retry-After is waited for, and what it does not name grows from 0.1 to 5 s; up to a quarter of it is
+    added by chance, so that clients which were refused together do not come back together. All of it is within
+    `timeout_s`: where the wait would be longer, the refusal is raised at once. Inference changes nothing on a server,
+    so asking twice does no harm.
+    """
 
+    def __init__(
+        self,
+        timeout_s: float,
+        retries: int,
+        now_s: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._timeout_s, self._retries, self._now_s, self._draw = timeout_s, retries, now_s, draw
+        self._until_s, self._pause_s = now_s() + timeout_s, 0.1
 
-class Pause(NamedTuple):
-    """Go on after so many seconds."""
+    def left_s(self) -> float:
+        """Seconds that a try may take. Raises DeadlineExceeded."""
+        left_s = self._until_s - self._now_s()
+        if left_s <= 0:
+            raise DeadlineExceeded(
+                f"there was no answer within {self._timeout_s:g} s; allow it more time, or ask for less"
+            )
+        return left_s
 
-    seconds: float
-
-
-Steps: TypeAlias = Generator[Send | Pause, Any, Answer]
+    def pause_s(self, refusal: Overloaded | Unavailable) -> float:
+        """Seconds until the next try. Raises the refusal where there is none."""
+        wait_s = max(refusal.retry_after_s or 0.0, self._pause_s) * (1 + self._draw() / 4)
+        if not self._retries or self._now_s() + wait_s >= self._until_s:
+            raise refusal
+        self._retries -= 1
+        self._pause_s = min(2 * self._pause_s, 5.0)
+        return wait_s
 
 
 def ask(
     question: WireQuestion[Answer],
-    timeout_s: float,
-    retries: int,
-    now: Callable[[], float],
-    draw: Callable[[], float] = random.random,
-) -> Steps[Answer]:
-    """Ask, and again after what passes by itself: 429, 503, and a connection that is refused or breaks off.
-
-    The server's Retry-After is waited for, and what it does not name grows from 0.1 to 5 s; up to a quarter of it is
-    added by chance, so that clients which were refused together do not come back together. All of it is within
-    `timeout_s`: who is asked to come back later than that is told so at once. Inference changes nothing on a server,
-    so asking twice does no harm. Raises the last try's RequestError, and DeadlineExceeded.
-    """
-    until, pause_s, tries = now() + timeout_s, _FIRST_PAUSE_S, 0
-    while True:
-        left_s = until - now()
-        if left_s <= 0:
-            raise DeadlineExceeded(f"there was no answer within {timeout_s:g} s; allow it more time, or ask for less")
-        tries += 1
-        try:
-            return question.read((yield Send(question.build(left_s), left_s)))
-        except (Overloaded, Unavailable) as error:
-            least_s = error.retry_after_s or 0.0
-            wait_s = max(least_s, pause_s) * (1 + draw() / 4)
-            if tries > retries or now() + wait_s >= until:
-                raise
-        yield Pause(wait_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-def run(steps: Steps[Answer], send: Callable[[Send], Any], sleep: Callable[[float], object]) -> Answer:
-    """Go through the steps in this thread."""
-    try:
-        step = next(steps)
-        while True:
-            if isinstance(step, Pause):
-                sleep(step.seconds)
-                step = next(steps)
-                continue
-            try:
-                reply = send(step)
-            except RequestError as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(reply)
-    except StopIteration as end:
-        answer: Answer = end.value
-        return answer
-
-
-async def arun(
-    steps: Steps[Answer], send: Callable[[Send], Awaitable[Any]], sleep: Callable[[float], Awaitable[object]]
+    tries: Tries,
+    send: Callable[[Any, float], Any],
+    sleep: Callable[[float], object] = time.sleep,
 ) -> Answer:
-    """The same for who awaits."""
-    try:
-        step = next(steps)
-        while True:
-            if isinstance(step, Pause):
-                await sleep(step.seconds)
-                step = next(steps)
-                continue
-            try:
-                reply = await send(step)
-            except RequestError as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(reply)
-    except StopIteration as end:
-        answer: Answer = end.value
-        return answer
+    """Ask in this thread. `send` takes a message and the seconds for it. Raises the last try's RequestError."""
+    while True:
+        left_s = tries.left_s()
+        try:
+            return question.read(send(question.build(left_s), left_s))
+        except (Overloaded, Unavailable) as refusal:
+            wait_s = tries.pause_s(refusal)
+        sleep(wait_s)
+
+
+async def ask_async(
+    question: WireQuestion[Answer], tries: Tries, send: Callable[[Any, float], Awaitable[Any]]
+) -> Answer:
+    """The same on an event loop."""
+    while True:
+        left_s = tries.left_s()
+        try:
+            return question.read(await send(question.build(left_s), left_s))
+        except (Overloaded, Unavailable) as refusal:
+            wait_s = tries.pause_s(refusal)
+        await asyncio.sleep(wait_s)

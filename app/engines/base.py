@@ -1,4 +1,4 @@
-"""The contract between those who have requests and those who can run a model.
+"""The contract between the scheduler, which has requests, and what can run a model.
 
 An engine is told where each request's tensors lie and where its answers belong; gathering a batch,
 running it and scattering the results are the engine's own business, because a GPU does them with its
@@ -140,7 +140,7 @@ class Engine(ABC):
 
 
 def run_arrays(engine: Engine, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Run whole arrays, for those who have no slab: export, canaries and tests.
+    """Run whole arrays, for callers without a slab: export, canaries and tests.
 
     `arrays` maps each input's name to an array of its dtype whose first dimension is the batch (for a
     model without batch dimension: the whole shape). Returns arrays that the caller owns.

@@ -1,10 +1,9 @@
 """Is a graph's first dimension a batch? Found out by running it, because a dynamic size alone proves nothing:
 a model may well take the mean over it.
 
-Rows are run alone and together, in batches of 2, 3 and as many as the warm-up has on its way to the largest. That
-computes as many samples as the warm-up itself and a dozen more, and takes no more memory: each batch comes only if it
-is expected to fit.
-Used by the server for models that come without a manifest, and by export for graphs made elsewhere.
+Rows are run alone and together, in batches of 2, 3 and the sizes of a warm-up. That computes as many samples as the
+warm-up itself and a dozen more, and takes no more memory: a batch is run only if it is expected to fit. Used by the
+server for models that come without a manifest, and by export for graphs made elsewhere.
 """
 
 from __future__ import annotations
@@ -26,19 +25,8 @@ from convoy.models.spec import TensorSpec
 from convoy.models.tensors import as_numbers, random_values
 
 PROOF_ROWS = 3
-# So many rows differ from each other; a larger batch has each of them several times, in no order.
-_DISTINCT_ROWS = 8
 # Of an output's largest value. Kernels may sum a batch in another order than a single row.
 _TOLERANCE = {"FP16": 4e-3, "BF16": 3e-2}
-_DEFAULT_TOLERANCE = 1e-4
-# Up to here it may still be arithmetic, of a graph that computes in half precision inside; what happens to a row when
-# only the others change tells. Of what is no fraction, so many of the elements may differ for that.
-_ARITHMETIC = 2e-2
-_ARITHMETIC_SHARE = 1e-2
-# The same batch with other neighbours runs through the same kernels.
-_NEIGHBOURS = 1e-6
-# Elements, so that a comparison takes little memory beside what it compares.
-_COMPARED_AT_ONCE = 1 << 20
 
 Answers = Mapping[str, np.ndarray]
 
@@ -61,10 +49,11 @@ def check_rows(
     proved to be the same model. Raises BundleError for a file that does not load, and where the largest batch has no
     room in memory.
     """
-    # Not through the engine: here a failure is an answer, which nobody should read about in the log.
+    # Not through the engine: here a failure is an answer, which does not belong into the log.
     together = open_session(path, threads, quiet=True)
     alone = together if original is None else open_session(original, threads, quiet=True)
-    found = _rows_that_run(alone, signature, min(_DISTINCT_ROWS, max(PROOF_ROWS, largest)))
+    # Up to 8 different rows; a larger batch has each of them several times, in random order.
+    found = _rows_that_run(alone, signature, min(8, max(PROOF_ROWS, largest)))
     if isinstance(found, str):
         return RowCheck(f"a row alone does not run ({found})", is_open=True)
     try:
@@ -126,7 +115,7 @@ def _kinds_of_rows(signature: Signature, count: int) -> Iterator[dict[str, np.nd
 
 
 def _varied(array: np.ndarray) -> np.ndarray:
-    """Fractions large and small, and of both signs: where a score is as good as 1 nobody sees what has been added."""
+    """Fractions large and small, and of both signs: a score that is as good as 1 hides what has been added."""
     if array.dtype.kind != "f":
         return array
     varied = array.copy()
@@ -199,8 +188,9 @@ class _Proof:
     def _limits(self, name: str, alone: np.ndarray) -> tuple[float, float, str]:
         """How much may be another order of the same sums, how much may be arithmetic, and of what."""
         if not _is_fractional(alone):
-            return 0.0, _ARITHMETIC_SHARE, "elements"
-        return _TOLERANCE.get(self._dtypes[name], _DEFAULT_TOLERANCE), _ARITHMETIC, "largest value"
+            return 0.0, 1e-2, "elements"
+        # Up to 2 % may be arithmetic, of a graph that is in half precision inside; then `_stands_alone` decides.
+        return _TOLERANCE.get(self._dtypes[name], 1e-4), 2e-2, "largest value"
 
     def _stands_alone(self, order: np.ndarray, found: np.ndarray, name: str) -> bool:
         """Whether a row's answer stays what it is when every other row of the same batch is another one."""
@@ -247,7 +237,8 @@ def _is_same(left: np.ndarray, right: np.ndarray) -> bool:
     """But for what threads add up in another order."""
     if left.shape != right.shape:
         return False
-    limit = _NEIGHBOURS if _is_fractional(left) else 0.0
+    # Batches of one size run through the same kernels.
+    limit = 1e-6 if _is_fractional(left) else 0.0
     return _worst(left, right, np.arange(len(left)))[1] <= limit
 
 
@@ -257,7 +248,8 @@ def _worst(found: np.ndarray, expected: np.ndarray, order: np.ndarray) -> tuple[
     Of fractions it is the largest difference, over the largest value that is expected; of anything else the share of
     elements that differ.
     """
-    step = max(1, _COMPARED_AT_ONCE // max(1, found[:1].size))
+    # A million elements at a time, so that the comparison itself takes little memory.
+    step = max(1, (1 << 20) // max(1, found[:1].size))
     largest = _largest(expected) if _is_fractional(expected) else 0.0
     away = [
         _away(found[start : start + step], expected[order[start : start + step]], largest)

@@ -1,8 +1,8 @@
-"""Sizes that a graph leaves open behind its batch: found out by running it, because a file names them and says no more.
+"""Sizes that a graph leaves open beside its batch: found out by running it, because its file only names them.
 
-Height and width of a fully convolutional network are such. What a graph runs at becomes the example of its tensors
-(`TensorSpec.example`), at which engines warm up and are measured. Used by the server for models that come without a
-manifest, and by export for graphs made elsewhere.
+Height and width of a fully convolutional network are examples. The size at which a graph runs becomes the example of
+its tensors (`TensorSpec.example`), at which engines warm up and are measured. Used by the server for models that come
+without a manifest, and by export for graphs made elsewhere.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from convoy.models.tensors import random_values
 
 # What strides of 32 divide, and networks for images are trained at. The first that runs is taken: it is the cheapest.
 TRIED_PX = (32, 64, 96, 128, 224, 256, 384, 512)
-# A batch of [channels, height, width] has as many dimensions.
-_IMAGE_DIMENSIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ def is_free(spec: TensorSpec) -> bool:
 
 def is_free_image(spec: TensorSpec) -> bool:
     """Whether that can be the height or the width of images."""
-    return is_free(spec) and len(spec.shape) >= _IMAGE_DIMENSIONS
+    return is_free(spec) and len(spec.shape) >= 4  # a batch of [channels, height, width]
 
 
 def with_examples(path: Path, signature: Signature, threads: int, wanted: Size | None = None) -> Signature:
@@ -65,7 +63,7 @@ def with_examples(path: Path, signature: Signature, threads: int, wanted: Size |
 
 
 def _with_example(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
-    # What a file declares of its outputs need not be so; nobody but a warning of the library says it.
+    # What a file declares of its outputs may be wrong, of which only a warning of the library tells.
     return replace(spec, example=shape) if is_free(spec) and fits(shape, spec.shape) else spec
 
 

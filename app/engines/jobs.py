@@ -41,7 +41,7 @@ class Job:
     may_wait: bool = False
     threads: int = 1
     warm_up_runs: int = 1
-    digests: Digests = field(default_factory=lambda: Digests(), compare=False)
+    _digests: dict[Path, str] = field(default_factory=dict, compare=False)
 
     @staticmethod
     def of_bundle(
@@ -63,6 +63,12 @@ class Job:
     def path(self, variant: Variant) -> Path:
         return self.folder / variant.file
 
+    def digest(self, onnx: Path) -> str:
+        """A file's identity, read once for every library on every GPU. Raises as `onnx_digest` does."""
+        if onnx not in self._digests:
+            self._digests[onnx] = onnx_digest(onnx)
+        return self._digests[onnx]
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -78,19 +84,6 @@ class Place:
 
 class NotProved(Exception):
     """The variant does not serve on this engine; the message says which and why."""
-
-
-class Digests:
-    """Files' identities, read once for all that ask within one load: every library on every GPU does."""
-
-    def __init__(self) -> None:
-        self._known: dict[Path, str] = {}
-
-    def of(self, onnx: Path) -> str:
-        """Raises JobError and OSError as `onnx_digest` does."""
-        if onnx not in self._known:
-            self._known[onnx] = onnx_digest(onnx)
-        return self._known[onnx]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""How long batches take in engines that nobody else uses: run in turns, because a machine's speed drifts.
+"""How long batches take in engines that are not in service: run in turns, because a machine's speed drifts.
 
-What is measured in the same breath can be compared. Knows measuring; `convoy.app.engines.speedup` knows what the
+Runs right after one another can be compared. Knows measuring; `convoy.app.engines.speedup` knows what the
 figures mean.
 """
 

@@ -1,9 +1,9 @@
-"""How large a batch may be: what it needs, held against the memory that there is.
+"""How large a batch may be: what it needs, compared with the memory that is available.
 
 Sizes come from outside: from a request to load, a configuration, a manifest, a graph. What does not fit must be
-refused in words, because the system does not refuse it: it promises the memory, and kills the process that uses it.
-Two looks: before anything is allocated at what the tensors alone take, and while an engine warms up at what a sample
-really costs, activations included.
+refused, because the system does not refuse it: it promises the memory, and kills the process that uses it.
+`check_batch` compares what the tensors alone take, before anything is allocated, and `Growth` what a sample really
+costs while an engine warms up. `FreeRuns` bounds runs of free sizes, where the client chooses how large a sample is.
 """
 
 from __future__ import annotations
@@ -16,32 +16,28 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from convoy.app.engines.batch import EngineFailure, FailureScope
+from convoy.app.engines.parts import Part
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 
 # No device gains by a larger batch, and lists as long as the batch are kept for it.
 MOST_SAMPLES = 1 << 16
-# Of what is available. The other half is for the run itself, and for everybody else.
-_TENSORS_SHARE = 0.5
-# Of what is available, for what a larger batch takes more than the last one did.
+# Of what is available, for a run, or for what a larger batch takes more than the last one did.
 _RUN_SHARE = 0.75
-# Below this a difference of the process's size says nothing about a batch: other threads work, too.
-_PROBE_SAMPLES = 8
-_SHORT_BYTES = 1 << 30
 _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
     """Memory that this process may still take: what is free here, within what its container may use.
 
-    What the system would give up for it (file caches) counts as free. None where nobody tells.
+    What the system would give up for it (file caches) counts as free. None where the system does not say.
     """
     known = [room for room in (_free(proc), *_rooms(proc, cgroup)) if room is not None]
     return max(0, min(known)) if known else None
 
 
 def resident_bytes(process: int | str = "self", proc: Path = _PROC) -> int:
-    """The memory that a process uses now; 0 where nobody tells, or it is gone."""
+    """The memory that a process uses now; 0 where the system does not say, or it is gone."""
     try:
         return int((proc / str(process) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -49,7 +45,7 @@ def resident_bytes(process: int | str = "self", proc: Path = _PROC) -> int:
 
 
 def peak_resident_bytes(proc: Path = _PROC) -> int:
-    """The most memory that this process has used; 0 where nobody tells."""
+    """The most memory that this process has used; 0 where the system does not say."""
     try:
         lines = (proc / "self" / "status").read_text().splitlines()
     except OSError:
@@ -58,9 +54,9 @@ def peak_resident_bytes(proc: Path = _PROC) -> int:
 
 
 def is_short() -> bool:
-    """Whether so little is left that nobody should keep what is not in use."""
+    """Whether less than 1 GiB is left, so that memory that is not in use should be given back."""
     free = available_bytes()
-    return free is not None and free < _SHORT_BYTES
+    return free is not None and free < 1 << 30
 
 
 def give_back_freed() -> None:
@@ -86,7 +82,8 @@ def check_batch(
     """Raises BundleError where a batch's tensors alone would not fit, with the largest batch that does."""
     samples = max(1, max_batch_size)
     each, free = sample_bytes((*inputs, *outputs)), available()
-    room = MOST_SAMPLES if free is None else min(MOST_SAMPLES, int(free * _TENSORS_SHARE) // max(1, each))
+    # Half of what is available is for the run itself, and for everything else.
+    room = MOST_SAMPLES if free is None else min(MOST_SAMPLES, free // 2 // max(1, each))
     if samples <= room:
         return
     if room == 0:
@@ -129,7 +126,8 @@ class Growth:
             each = max(0.0, now - before) / (size - ran)
             if size == self._largest:
                 return
-            if size >= _PROBE_SAMPLES:
+            # The growth by fewer samples says nothing about a batch: other threads work, too.
+            if size >= 8:
                 each = max(each, (now - start) / size)
                 if self._fits(2 * each * (self._largest - size)):
                     ran, before, size = size, now, self._largest
@@ -204,3 +202,80 @@ def _caches(folder: Path) -> int:
 
 def _mib(nbytes: float) -> str:
     return f"{nbytes / (1 << 20):,.1f}"
+
+
+class FreeRuns:
+    """How much of free sizes one engine may run at once.
+
+    The largest batch of the warm-up, at the size of the model's example, has been shown to fit: `usual_bytes` of
+    inputs, or some more where these are tiny. Larger batches are run in parts of about as many bytes. A request that is
+    larger by itself runs alone, if the memory that it is expected to take is there, and leaves none of it behind.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[TensorSpec],
+        largest: int,
+        *,
+        available: Callable[[], int | None] = available_bytes,
+        resident: Callable[[], int] = resident_bytes,
+    ) -> None:
+        each = sum(math.prod(spec.drawn_shape) * spec.numpy_dtype.itemsize for spec in inputs if not spec.is_strings)
+        self._more_bytes = (largest - 1) * each  # that the largest batch of the warm-up has, and the first has not
+        # At least 1 MiB: an example may be a row of one number, and strings are not counted.
+        self.usual_bytes = max(largest * each, 1 << 20)
+        self._available, self._resident = available, resident
+        self._per_byte = 0.0  # of memory, for each byte of inputs
+        self._before = 0
+
+    @staticmethod
+    def wanted(inputs: Sequence[TensorSpec]) -> bool:
+        """Whether a request says how large a sample of these is."""
+        return any(-1 in spec.shape for spec in inputs)
+
+    def ran_one(self) -> None:
+        """The engine warms up, and has run one sample: what it took for good, for its weights, is there."""
+        self._before = self._resident()
+
+    def ran_largest(self) -> None:
+        """It has run its largest batch. Repeating it, when all memory is there already, changes nothing."""
+        # A process grows and shrinks by 8 MiB for other reasons while an engine warms up.
+        grown = max(0, self._resident() - self._before - (8 << 20))
+        # What smaller inputs took cannot be told from that.
+        if self._more_bytes >= 64 << 10:
+            self._per_byte = max(self._per_byte, grown / self._more_bytes)
+
+    @property
+    def usual_run_bytes(self) -> int:
+        """What a run of `usual_bytes` is expected to take beside them; 0 where the warm-up took too little to tell."""
+        return int(self._per_byte * self.usual_bytes)
+
+    def groups(self, parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
+        """The parts in their order, as many together as are usual, and at least one."""
+        start, nbytes = 0, 0
+        for index, part in enumerate(parts):
+            own = input_bytes(part)
+            if index > start and nbytes + own > self.usual_bytes:
+                yield parts[start:index]
+                start, nbytes = index, 0
+            nbytes += own
+        yield parts[start:]
+
+    def is_large(self, parts: Sequence[Part]) -> bool:
+        """Whether these are more than has ever been shown to fit. Raises EngineFailure where they are not to fit."""
+        nbytes = sum(map(input_bytes, parts))
+        if nbytes <= self.usual_bytes:
+            return False
+        expected, free = self._per_byte * nbytes, self._available()
+        if free is not None and expected > free * _RUN_SHARE:
+            raise EngineFailure(
+                f"inputs of {nbytes >> 20:,} MiB are expected to take {int(expected) >> 20:,} MiB while they run, and "
+                f"{free >> 20:,} MiB are available; send fewer or smaller samples in a request",
+                FailureScope.MEMORY,
+            )
+        return True
+
+
+def input_bytes(part: Part) -> int:
+    """What a request has sent."""
+    return sum([source.nbytes for source in part.inputs])

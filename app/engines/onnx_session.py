@@ -15,8 +15,6 @@ import onnxruntime as ort
 # Pad_Fusion moves the zeros of a Pad into the pads of a MaxPool, where they mean minus infinity.
 WRONG_OPTIMIZERS = ("Pad_Fusion",)
 _CPU = ("CPUExecutionProvider",)
-# ONNX Runtime's severities: 3 logs errors, 4 only what ends the process.
-_ERRORS, _FATAL = 3, 4
 
 Level = ort.GraphOptimizationLevel
 
@@ -31,7 +29,7 @@ def session_options(runtime: Any = ort, *, threads: int | None = None, quiet: bo
     options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(WRONG_OPTIMIZERS))
     # Idle cores belong to the server and to other models.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = _FATAL if quiet else _ERRORS
+    options.log_severity_level = 4 if quiet else 3  # only what ends the process, or errors
     if threads is not None:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1

@@ -3,7 +3,7 @@
 The staging buffers are bound once per batch size and run in place. After warm-up a batch allocates no tensor, except
 for outputs whose size only the run can tell, and for models with strings, which cannot be bound.
 
-What lies between inputs and outputs is in memory that all sessions share: one that does not run needs its weights only.
+Intermediate tensors are in memory that all sessions share: a session that does not run needs memory for its weights.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 import onnxruntime as ort
 
 from convoy.app.engines.batch import EngineFailure
-from convoy.app.engines.free_runs import FreeRuns
+from convoy.app.engines.memory import FreeRuns
 from convoy.app.engines.onnx_session import Level, new_session, session_options
 from convoy.app.engines.onnx_tensors import bind_input, bind_output, has_strings, tensor_spec, unbound_array
 from convoy.app.engines.parts import Landed, Shapes
 from convoy.app.engines.signature import Signature, check_names
-from convoy.app.engines.staged import MOST_SHAPES, StagedEngine, StagingBuffer
+from convoy.app.engines.staged import StagedEngine, StagingBuffer
 from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError
 
 LIBRARY = f"onnxruntime {ort.__version__}"
-# What the library's words have in common for an output that does not fit its place.
+# Words that the library's messages have in common where an output does not fit its place.
 _SHAPE_WORDS = re.compile(r"shape|dimension", re.IGNORECASE)
 _ARENA_LOCK = Lock()
 _NEWER_IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
@@ -53,26 +53,17 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         self._run_options = _giving_back() if is_free else None
         check_names(model, read_signature(self._session, model), self.inputs, self.outputs)
         self._has_strings = has_strings(model, (*self.inputs, *self.outputs))
-        self._bindings: dict[Shapes, _SessionBinding] = {}
         return LIBRARY
 
     def close(self) -> None:
         super().close()
         self._session = None
 
-    def _forget(self) -> None:
-        self._bindings.clear()
-
-    def _remembered(self) -> int:
-        return len(self._bindings)
-
     def _execute(self, shapes: Shapes, samples: int) -> list[Landed]:
         if self._has_strings:
             return self._execute_unbound(shapes)
-        bound = self._bindings.get(shapes)
-        if bound is None:
-            bound = self._bind(shapes, samples)
-        elif bound.outputs is None:
+        bound: _SessionBinding = self._bound(shapes, samples)
+        if bound.outputs is None:
             # A binding remembers the output of its last run, and refuses another size for it.
             self._bind_outputs(bound.binding, samples)
         try:
@@ -87,10 +78,7 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         return [self._landed(staging, value, samples) for staging, value in values]
 
     def _execute_unplaced(self, shapes: Shapes) -> list[Landed] | None:
-        """What the outputs are where none is told how large to be, so that it can be said which is not as declared.
-
-        None where they are no more to be had so.
-        """
+        """The outputs without given sizes, to name the one that is not as declared. None where that fails, too."""
         binding = self._session.io_binding()
         try:
             for staging, shape in zip(self._staging_in, shapes, strict=True):
@@ -120,20 +108,17 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         return staging.landed(self.whole_shape(staging.spec, samples))
 
     def _bind(self, shapes: Shapes, samples: int) -> _SessionBinding:
-        if len(self._bindings) >= MOST_SHAPES:
-            self._bindings.clear()
         binding = self._session.io_binding()
         try:
             for staging, shape in zip(self._staging_in, shapes, strict=True):
                 bind_input(binding, staging, shape)
         except Exception as error:
             raise EngineFailure(first_line(error)) from error
+        if any(staging.spec.sample_bytes is None for staging in self._staging_out):
+            return _SessionBinding(binding, None)
         self._bind_outputs(binding, samples)
-        outputs = None
-        if not any(staging.spec.sample_bytes is None for staging in self._staging_out):
-            outputs = [staging.landed(self.whole_shape(staging.spec, samples)) for staging in self._staging_out]
-        bound = self._bindings[shapes] = _SessionBinding(binding, outputs)
-        return bound
+        outputs = [staging.landed(self.whole_shape(staging.spec, samples)) for staging in self._staging_out]
+        return _SessionBinding(binding, outputs)
 
     def _bind_outputs(self, binding: Any, samples: int) -> None:
         binding.clear_binding_outputs()
@@ -156,7 +141,7 @@ def _giving_back() -> Any:
 
 @cache
 def _register_arena() -> None:
-    """The arena of all sessions that share one: as large as the runs that there are at the same time."""
+    """The arena that sessions share: as large as the runs at the same time need."""
     kind = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(kind, None)
 
@@ -167,11 +152,11 @@ def open_session(model: Path, threads: int, *, quiet: bool = False, any_shape: b
     `any_shape`: it will see more shapes than it may remember.
     """
     options = session_options(threads=threads, quiet=quiet)
-    # A plan of the memory for each combination of shapes, kept for ever.
+    # A pattern is kept for ever for each combination of shapes.
     options.enable_mem_pattern = not any_shape
     # Weights go back to the system with their session; in an arena they would stay.
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-    # What gives back the memory of its large runs has an arena of its own: others would have to take theirs again.
+    # A session that gives back the memory of large runs has an arena of its own: others would have to allocate again.
     if not any_shape:
         with _ARENA_LOCK:
             _register_arena()

@@ -1,6 +1,6 @@
 """ONNX Runtime on one GPU as it is fastest there: tuned once and remembered, or at once as it comes.
 
-Tuning opens half a dozen sessions, and nobody is to wait for that where something better is to come.
+Tuning opens half a dozen sessions, so it is left for later where something better is to come.
 Whether a model runs as it comes, captured in graphs or not, only its canary can tell. Which heuristic, layout and
 graphs suit it depends on the network and differs by several times. The result is kept in the plan cache. Whether the
 bias is fused into convolutions is not tried: no GPU has shown yet that a replayed graph survives it.
@@ -53,7 +53,7 @@ def ways_as_it_comes(job: Job, variant: Variant, place: Place) -> tuple[OpenEngi
 
 
 def left_to_tune(job: Job, variant: Variant, place: Place, is_open: bool | None) -> TuningCandidate | None:
-    """What serves for want of it, or as it comes, may be slower than it is when it is tuned."""
+    """The file to tune later, where it does not serve yet or serves untuned."""
     assert place.gpu is not None
     if is_open is False or job.machine.why_no_code(place.gpu):
         return None
@@ -109,7 +109,7 @@ class _OnnxOpener:
         gpu, library = self.device.properties, self.job.machine.onnxruntime.module.__version__
         about = json.dumps([gpu.name, gpu.compute_capability, library, self.job.max_batch_size])
         digest = hashlib.sha256(about.encode()).hexdigest()[:16]
-        folder = self.job.plan_cache / self.job.digests.of(self.onnx)
+        folder = self.job.plan_cache / self.job.digest(self.onnx)
         return folder / f"ort{library}-sm{gpu.compute_capability}-{digest}.json"
 
 

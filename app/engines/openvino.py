@@ -1,13 +1,10 @@
 """OpenVINO on the CPU: one compiled model for all batch sizes, which reads the staging buffers themselves.
 
-Beside fp32 it takes INT8 from the same file of pairs that ONNX Runtime does, and BF16 where the processor has that.
-The precision is always named to it: left to itself it computes fp32 in BF16 on such processors. Tensors of more than
-32 bits it would narrow in silence, and sizes that do not fit together it answers with nothing: models that have such,
-free sizes or strings are refused here, and served by ONNX Runtime. So are those that look up rows by numbers of a
-request: one that is out of range is answered with zeros, or with whatever lies there in memory.
-
-Outputs lie in its own memory: into a place that is given to it, it writes an output that is smaller without a word, and
-beside it one that is larger.
+Beside fp32 it runs INT8 from the same QDQ file as ONNX Runtime, and BF16 where the processor has that. The precision is
+always given: by default it computes fp32 in BF16 on such processors. It would narrow tensors of more than 32 bits
+silently, accept sizes that do not fit together, and not check indices of a request: models with such tensors, free
+sizes, strings or lookups are refused here, and served by ONNX Runtime. Outputs stay in its own memory, because it does
+not check the size of a place that it is given.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.memory import is_short
 from convoy.app.engines.parts import Landed, Shapes
 from convoy.app.engines.signature import Signature, check_names
-from convoy.app.engines.staged import MOST_SHAPES, StagedEngine
+from convoy.app.engines.staged import StagedEngine
 from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import TensorSpec
@@ -61,7 +58,6 @@ class OpenVinoEngine(StagedEngine):
         self._compiled = self._open_model(model, precision, threads)
         self._request = self._compiled.create_infer_request()
         self._largest_samples = 0  # of the runs whose memory is held
-        self._bindings: dict[Shapes, list[Any]] = {}  # its tensors over the staging buffers
         self._now: Shapes | None = None
         return library_of(self._ov)
 
@@ -100,15 +96,12 @@ class OpenVinoEngine(StagedEngine):
         return compiled
 
     def _forget(self) -> None:
-        self._bindings.clear()
+        super()._forget()
         self._now = None
-
-    def _remembered(self) -> int:
-        return len(self._bindings)
 
     def _execute(self, shapes: Shapes, samples: int) -> list[Landed]:
         self._hold(samples)
-        bound = self._bindings.get(shapes) or self._bind(shapes)
+        bound = self._bound(shapes, samples)
         try:
             if shapes != self._now:
                 for index, tensor in enumerate(bound):
@@ -130,14 +123,12 @@ class OpenVinoEngine(StagedEngine):
                 self.rest()
             self._largest_samples = samples
 
-    def _bind(self, shapes: Shapes) -> list[Any]:
-        if len(self._bindings) >= MOST_SHAPES:
-            self._forget()
-        bound = self._bindings[shapes] = [
+    def _bind(self, shapes: Shapes, samples: int) -> list[Any]:
+        """Its tensors over the staging buffers."""
+        return [
             self._ov.Tensor(staging.array(shape), shared_memory=True)
             for staging, shape in zip(self._staging_in, shapes, strict=True)
         ]
-        return bound
 
 
 def _landed(array: np.ndarray) -> Landed:
@@ -170,7 +161,7 @@ def layers_in_8_bits(model: Path) -> frozenset[str]:
 
 
 def _read(model: Path) -> Any:
-    # Asked for by name: else every reader that there is tries its luck with a broken file, and complains.
+    # By name: else every reader tries a broken file, and logs an error.
     reader = load_openvino().frontend.FrontEndManager().load_by_framework("onnx")
     return reader.convert(reader.load(str(model)))
 

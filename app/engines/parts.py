@@ -1,4 +1,4 @@
-"""The requests' parts of a batch: gathered into one memory, and its outputs scattered to who asked for them.
+"""The requests' parts of a batch: gathered into one memory, and its outputs scattered to the requests that want them.
 
 The same for every library. Nothing is handed out that is not what the model declares: behind an answer that is shorter
 than its place would lie what another request has left there.
@@ -78,24 +78,23 @@ def scatter(
 ) -> tuple[tuple[TensorBytes, ...], ...]:
     """Each part's rows of each wanted output.
 
-    Raises EngineFailure where an output of the run is not what `outputs` declare, whoever wants it.
+    Raises EngineFailure where any output of the run is not what `outputs` declare.
     """
     check_landed(landed, outputs, sum([part.samples for part in parts]), batched=batched)
     if not batched:
         each = [zip(part.wanted, part.destinations, strict=True) for part in parts]
         return tuple([tuple([_copied(landed[index].array, to) for index, to in wanted]) for wanted in each])
-    columns, answers, start = [_Column(one) for one in landed], [], 0
+    answers, start = [], 0
     for part in parts:
-        own, samples = [], part.samples
-        for index, destination in zip(part.wanted, part.destinations, strict=True):
-            own.append(columns[index].deliver(start, samples, destination))
-        answers.append(tuple(own))
-        start += samples
+        end = start + part.samples
+        wanted = zip(part.wanted, part.destinations, strict=True)
+        answers.append(tuple([_delivered(landed[index], start, end, to) for index, to in wanted]))
+        start = end
     return tuple(answers)
 
 
 def check_landed(landed: Sequence[Landed], outputs: Sequence[TensorSpec], samples: int, *, batched: bool) -> None:
-    """Raises EngineFailure where an output of a run of so many samples is not what the model declares."""
+    """Raises EngineFailure where an output of a run of `samples` is not what the model declares."""
     for spec, one in zip(outputs, landed, strict=True):
         array, declared = one.array, (samples, *spec.shape) if batched else spec.shape
         if array.shape != declared and not fits(array.shape, declared):
@@ -129,21 +128,14 @@ def _undeclared_shape(spec: TensorSpec, declared: tuple[int, ...], shape: tuple[
     )
 
 
-class _Column:
-    """An output of a batch, to be handed out by samples."""
-
-    def __init__(self, landed: Landed) -> None:
-        self._array, self._data = landed
-        self._row_shape = self._array.shape[1:]
-        self._row_bytes = 0 if self._data is None else len(self._data) // len(self._array)
-
-    def deliver(self, start: int, samples: int, destination: memoryview | None) -> TensorBytes:
-        data = self._data
-        if data is None or destination is None:
-            return _copied(self._array[start : start + samples], destination)
-        row_bytes = self._row_bytes
-        destination[:] = data[start * row_bytes : (start + samples) * row_bytes]
-        return TensorBytes((samples, *self._row_shape), destination)
+def _delivered(landed: Landed, start: int, end: int, destination: memoryview | None) -> TensorBytes:
+    """Some samples of an output of a batch."""
+    array, data = landed
+    if data is None or destination is None:
+        return _copied(array[start:end], destination)
+    row_bytes = len(data) // len(array)
+    destination[:] = data[start * row_bytes : end * row_bytes]
+    return TensorBytes((end - start, *array.shape[1:]), destination)
 
 
 def _copied(rows: np.ndarray, destination: memoryview | None) -> TensorBytes:

@@ -1,4 +1,4 @@
-"""Plans built in a child process each, watched, bounded, and killed with whoever wants them: beside the serving, or
+"""Plans built in a child process each, which is watched, bounded, and killed with its parent: beside the serving, or
 ahead of it.
 
 Knows how to start the builder, how to read what it says and when to lose patience. Knows nothing of engines,
@@ -29,7 +29,6 @@ from convoy.models.plans import BuildEvent, BuildOptions, BuildState, LibraryNam
 from convoy.models.records import from_jsonable
 
 _log = logging.getLogger("convoy")
-_LOOK_EVERY_S = 1.0
 _LONGEST_LINE_BYTES = 1 << 20
 _KEPT_COMPLAINT_BYTES = 4096
 
@@ -98,7 +97,7 @@ class PlanBuilder:
             build.now(state="failed", reason=str(failure), refused=failure.refused)
         except OSError as error:
             build.now(state="failed", reason=f"the builder could not be started: {error}")
-        except Exception as error:  # a bug, which must cost nobody more than the plan
+        except Exception as error:  # a bug, which must cost no more than the plan
             _log.exception("building a plan failed; this is a bug")
             build.now(state="failed", reason=f"{type(error).__name__}: {error}")
         return build.progress
@@ -146,7 +145,7 @@ class PlanBuilder:
         """
         limits = self._limits
         while True:
-            await self._pause(_LOOK_EVERY_S)
+            await self._pause(1.0)
             if self._now_s() - started_s > limits.time_limit_s + limits.grace_s:
                 raise _BuildFailed(f"it did not end within {limits.time_limit_s:g} s and was killed")
             used_bytes = self._memory_of(process.pid)

@@ -69,7 +69,7 @@ def _find(library: TensorRt, job: Job, variant: Variant, device: Device) -> Plan
     trt, onnx = job.machine.runs(library).module, job.path(variant)
     options = BuildOptions(variant.precision, bucket_sizes(job.max_batch_size), profiles=library.profiles)
     try:
-        query = PlanQuery(job.digests.of(onnx), library.name, trt.__version__, gpu, options)
+        query = PlanQuery(job.digest(onnx), library.name, trt.__version__, gpu, options)
     except (JobError, OSError) as error:
         raise NotProved(f"{variant.file}: {error}") from error
     found = search_plan(job.plan_cache, query)
@@ -117,7 +117,7 @@ class PlanOpener:
         return self._open(self._captures(path, kernels), kernels)
 
     def _captures(self, path: Path, kernels: Kernels) -> Captures:
-        """Who captures graphs: the faster one. Raises EngineFailure or BundleError."""
+        """What captures graphs: the faster one. Raises EngineFailure or BundleError."""
         known = self._remembered(path)
         if known is not None:
             return known.chosen
@@ -169,7 +169,7 @@ class PlanOpener:
 
 @dataclass(frozen=True, slots=True)
 class CapturesRecord:
-    """The file: who captures graphs, and milliseconds of the smallest and the largest batch under each."""
+    """The file: what captures graphs, and milliseconds of the smallest and the largest batch under each."""
 
     schema_version: int
     chosen: Captures

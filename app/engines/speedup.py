@@ -16,7 +16,6 @@ from convoy.models.bundle import Interval, LatencyPoint, LatencyTable
 
 # A quantised variant must be faster beyond doubt, or the exact one serves.
 WORTHWHILE_SPEEDUP = 1.02
-_RESAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def paired_speedup(reference_ms: Sequence[np.ndarray], own_ms: Sequence[np.ndarr
     estimates, resampled = [], []
     for theirs, ours in zip(reference_ms, own_ms, strict=True):
         ratios = np.log(theirs / ours)
-        draws = generator.integers(0, len(ratios), (_RESAMPLES, len(ratios)))
+        draws = generator.integers(0, len(ratios), (1000, len(ratios)))
         estimates.append(np.median(ratios))
         resampled.append(np.median(ratios[draws], axis=1))
     low, high = np.exp(np.percentile(np.mean(resampled, axis=0), [2.5, 97.5]))

@@ -1,7 +1,7 @@
 """Engines that compute in this process's own memory: a batch is gathered into buffers that are allocated once, and its
 answers are handed out from others.
 
-What gathers and scatters is the same whatever library computes between; it only says how. Knows no library.
+Gathering and scattering are the same for every library; a subclass computes between. Knows no library.
 """
 
 from __future__ import annotations
@@ -12,26 +12,24 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from convoy.app.engines import cpu
 from convoy.app.engines.base import CPU, Engine, EngineInfo, WarmShapes
 from convoy.app.engines.batch import BatchResult, EngineFailure, StageTimes
-from convoy.app.engines.free_runs import FreeRuns
-from convoy.app.engines.memory import Growth, check_batch
+from convoy.app.engines.memory import FreeRuns, Growth, check_batch
 from convoy.app.engines.parts import Landed, Part, Shapes, check_landed, gather, joined, scatter
 from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import unpack
 
-# Of so many combinations it is kept how they run; models with free shapes must not collect them for ever.
-MOST_SHAPES = 256
+MOST_SHAPES = 256  # whose bindings are kept
 
 
 class StagingBuffer:
-    """Memory for one tensor of a batch. Grows when a larger shape than ever comes, and shrinks when it is told to."""
+    """Memory for one tensor of a batch. Grows for a larger shape, and shrinks by `keep_only`."""
 
     def __init__(self, spec: TensorSpec, capacity_bytes: int) -> None:
         self.spec = spec
@@ -45,7 +43,7 @@ class StagingBuffer:
         return self.memory.data
 
     def keep_only(self, nbytes: int) -> None:
-        """Give back what is more than this. What lies here is lost."""
+        """Give back what is more than this. The contents are lost."""
         if len(self.memory) > nbytes:
             self.memory = np.zeros(nbytes, np.uint8)
 
@@ -57,7 +55,7 @@ class StagingBuffer:
         return True
 
     def clear(self, shape: tuple[int, ...]) -> None:
-        """Zeros, or empty strings, for a run that nobody asked for."""
+        """Zeros, or empty strings, for a run without a request."""
         if self.is_strings:
             self._strings = [""] * math.prod(shape)
         else:
@@ -71,7 +69,7 @@ class StagingBuffer:
             raise EngineFailure(f"input '{self.spec.name}' cannot be read as strings: {error}") from error
 
     def array(self, shape: tuple[int, ...]) -> np.ndarray:
-        """What lies here, as an array of the tensor's dtype."""
+        """The contents, as an array of the tensor's dtype."""
         if self.is_strings:
             strings = np.empty(len(self._strings), object)
             strings[:] = self._strings
@@ -94,7 +92,7 @@ class StagedEngine(Engine):
     """
 
     name: ClassVar[str]
-    # Whether outputs land in buffers of ours. They may where the library keeps to the size that it is told.
+    # Whether outputs land in our buffers, which is safe only where the library never writes beyond the given size.
     places_outputs: ClassVar[bool] = True
 
     def __init__(
@@ -112,6 +110,7 @@ class StagedEngine(Engine):
         check_batch(inputs, outputs, max_batch_size)
         self._free_runs = FreeRuns(inputs, largest) if FreeRuns.wanted(inputs) else None
         self._is_large = False  # what runs now: more than the warm-up has shown to fit
+        self._bindings: dict[Shapes, Any] = {}
         library = self._open(model, precision, threads)
         self.info = EngineInfo(
             engine=self.name,
@@ -127,7 +126,7 @@ class StagedEngine(Engine):
 
     @abstractmethod
     def _open(self, model: Path, precision: Precision, threads: int) -> str:
-        """Let the library load the file, whose tensors must be those that were promised; the library and its version.
+        """Let the library load the file and check its tensors; returns the library and its version.
 
         Raises BundleError.
         """
@@ -138,12 +137,21 @@ class StagedEngine(Engine):
         run reuses, in the shapes that they really have. Raises EngineFailure."""
 
     @abstractmethod
+    def _bind(self, shapes: Shapes, samples: int) -> Any:
+        """What the library needs to run these shapes over the staging buffers. Raises EngineFailure."""
+
+    def _bound(self, shapes: Shapes, samples: int) -> Any:
+        """The same, from the first run of these shapes on. Models with free shapes must not collect them for ever."""
+        bound = self._bindings.get(shapes)
+        if bound is None:
+            if len(self._bindings) >= MOST_SHAPES:
+                self._forget()
+            bound = self._bindings[shapes] = self._bind(shapes, samples)
+        return bound
+
     def _forget(self) -> None:
         """A buffer moved: nothing that points to one holds any more."""
-
-    @abstractmethod
-    def _remembered(self) -> int:
-        """Of how many combinations of shapes it is kept how they run."""
+        self._bindings.clear()
 
     def warm_shapes(self) -> WarmShapes | None:
         free = self._free_runs
@@ -151,7 +159,7 @@ class StagedEngine(Engine):
             return None
         outputs = sum([len(staging.memory) for staging in self._staging_out])
         return WarmShapes(
-            warm=self._remembered(),
+            warm=len(self._bindings),
             limit=MOST_SHAPES,
             buffer_bytes=outputs + sum([len(staging.memory) for staging in self._staging_in]),
             # Each input by itself may have had all of a usual batch.
@@ -194,13 +202,13 @@ class StagedEngine(Engine):
                 self._run_blank(1)
 
     def _run_blank(self, samples: int) -> None:
-        """A batch that nobody asked for, of the sizes of the examples."""
+        """Run a batch without a request, of the sizes of the examples."""
         shapes = tuple(self.whole_shape(spec, samples) for spec in self.inputs)
         for staging, shape in zip(self._staging_in, shapes, strict=True):
             self._make_room(staging, math.prod(shape) * staging.spec.numpy_dtype.itemsize)
             staging.clear(shape)
         landed = self._execute(shapes, samples)
-        if not any(staging.is_strings for staging in self._staging_in):  # what comes of empty ones tells nothing
+        if not any(staging.is_strings for staging in self._staging_in):  # empty ones prove nothing
             check_landed(landed, self.outputs, samples, batched=self.batched)
 
     def _run_together(self, parts: Sequence[Part]) -> BatchResult:

@@ -12,7 +12,6 @@ from convoy.app.ray.autoscaling import ByUtilisation
 from convoy.app.ray.replica import Replica
 
 _ROUTERS = {"expected-finish": "convoy.app.ray.router:ExpectedFinishRouter"}
-_TELL_SPEED_EVERY_S = 5.0
 
 
 def application(arguments: AppArguments) -> serve.Application:
@@ -59,6 +58,6 @@ def _options(given: AppArguments) -> dict[str, Any]:
         options["placement_group_strategy"] = given.placement_strategy
     if given.router:
         options["request_router_config"] = RequestRouterConfig(
-            request_router_class=_ROUTERS[given.router], request_routing_stats_period_s=_TELL_SPEED_EVERY_S
+            request_router_class=_ROUTERS[given.router], request_routing_stats_period_s=5.0
         )
     return options

@@ -117,5 +117,5 @@ def replica_settings(given: dict[str, object]) -> Settings:
     store = given.get("store")
     if isinstance(store, str) and not (is_url(store) or Path(store).expanduser().exists()):
         raise UsageError(f"store {store} is not on the node of this replica; it must be reachable from every node")
-    # Whoever reaches a replica came through Ray's proxy, so its own address says nothing.
+    # Requests come through Ray's proxy, so the replica's own address does not matter.
     return read_settings({**given, "host": "0.0.0.0", "port": 0, "grpc_port": -1})

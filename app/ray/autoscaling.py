@@ -13,23 +13,20 @@ from typing import Any
 
 # What a replica reports; `record_autoscaling_stats` gives these names.
 UTILISATION, WAITING_S, REQUESTS_PER_S = "utilisation", "waiting_s", "requests_per_s"
-# What waits is to be worked off within so long beside what comes.
-_CATCH_UP_S = 1.0
-# Replicas are taken away only where the rest would be this much below the target, or they would come and go.
-_SLACK = 0.85
 
 
 def replicas_for(demand: float, now: int, target_utilisation: float) -> int:
-    """How many replicas bear `demand`, in replicas that are wholly busy, where there are `now` so many."""
+    """How many replicas bear `demand`, in replicas that are wholly busy; there are `now`."""
     wanted = max(0, math.ceil(demand / target_utilisation - 1e-9))
     if wanted >= now:
         return wanted
-    return min(now, math.ceil(demand / (target_utilisation * _SLACK) - 1e-9))
+    # Replicas are taken away only where the rest would be well below the target, or they would come and go.
+    return min(now, math.ceil(demand / (target_utilisation * 0.85) - 1e-9))
 
 
 def demand_of(utilisations: list[float], waiting_s: list[float]) -> float:
     """In replicas that are wholly busy: what they do, and what they should do beside it to catch up."""
-    return sum(utilisations) + sum(waiting_s) / _CATCH_UP_S
+    return sum(utilisations) + sum(waiting_s)  # what waits is to be worked off within a second
 
 
 class ByUtilisation:
@@ -43,10 +40,10 @@ class ByUtilisation:
         told = context.aggregated_metrics or {}
         utilisations = list(told.get(UTILISATION, {}).values())
         now = context.target_num_replicas
-        if not utilisations:  # nobody has said anything yet
+        if not utilisations:  # no replica has reported yet
             return max(now, context.capacity_adjusted_min_replicas), {}
         waiting_s = list(told.get(WAITING_S, {}).values())
-        # An idle replica still costs its process something; only who is asked needs replicas.
+        # An idle replica still costs its process something; without requests no replica is needed.
         is_asked = sum(told.get(REQUESTS_PER_S, {}).values()) > 0 or sum(waiting_s) > 0
         demand = demand_of(utilisations, waiting_s) if is_asked else 0.0
         least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas

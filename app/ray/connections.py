@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, NamedTuple
 
 import uvicorn.config
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from convoy.app.http.connection import GuardedProtocol
@@ -26,26 +27,16 @@ _log = logging.getLogger("convoy")
 _RAYS_TIMEOUT = b"x-request-timeout-seconds"
 
 
-class RouteHere:
-    """The prefix under which Ray serves the application, learnt from each request that comes by ASGI.
-
-    None until the first one. Ray may change it while a replica lives.
-    """
-
-    prefix: str | None = None
-
-
 class HotPaths(NamedTuple):
     """Convoy's application, and which requests go to it without Ray's."""
 
     app: ASGIApp
     routes: HotRoutes
     ways: Ways
-    here: RouteHere
 
     def scope_inside(self, scope: Scope) -> Scope | None:
         """The request's scope without Ray's prefix; None if it is for Ray's application."""
-        prefix, path = self.here.prefix, scope["path"]
+        prefix, path = self.ways.prefix, scope["path"]
         if prefix is None or scope["root_path"] or scope["method"] != "POST" or not path.startswith(f"{prefix}/"):
             return None
         inside = path.removeprefix(prefix)
@@ -95,3 +86,50 @@ _ON_ANOTHER_LOOP = (
     "all requests go through Ray's application, some three times slower: Ray runs the models on another event loop "
     "than the connections; set RAY_SERVE_THROUGHPUT_OPTIMIZED=1 on every node"
 )
+
+
+class Ingress:
+    """Wraps the application. `on_end` runs when Ray has waited for open requests and ends the replica."""
+
+    def __init__(self, app: ASGIApp, ways: Ways, on_end: Callable[[], Awaitable[None]]) -> None:
+        self._app, self._ways, self._on_end = app, ways, on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        if scope["type"] == "http":
+            self._ways.by_asgi += 1
+            self._ways.prefix = scope.get("root_path", "").rstrip("/")
+            send = _without_second_id(scope, send)
+        await self._app(_inside(scope), receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """The core was started before, where a failure can be told in words."""
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._on_end()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def _inside(scope: Scope) -> Scope:
+    """What the application is asked for, without the prefix under which Ray serves it."""
+    root, path = scope.get("root_path", "").rstrip("/"), scope.get("path", "")
+    if not root or not path.startswith(root):
+        return scope
+    rest = path[len(root) :] or "/"
+    # Starlette takes a root off a path that begins with it, which this one may do by itself.
+    return {**scope, "path": rest, "root_path": "" if rest.startswith(root) else root}
+
+
+def _without_second_id(scope: Scope, send: Send) -> Send:
+    """Ray gives every request an id, and adds it to the answer; ours is the same, and once is enough."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
+
+    async def visible(message: Message) -> None:
+        if given is not None and message["type"] == "http.response.start":
+            message["headers"] = [one for one in message["headers"] if one != (b"x-request-id", given)]
+        await send(message)
+
+    return visible

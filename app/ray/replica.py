@@ -22,9 +22,8 @@ from convoy.app.lifecycle.load_watch import batch_speed
 from convoy.app.python.inside import Asking
 from convoy.app.ray.arguments import replica_settings
 from convoy.app.ray.autoscaling import REQUESTS_PER_S, UTILISATION, WAITING_S
-from convoy.app.ray.connections import HotPaths, RouteHere, take_connections
+from convoy.app.ray.connections import HotPaths, Ingress, take_connections
 from convoy.app.ray.handle import HandleCalls
-from convoy.app.ray.ingress import Ingress
 from convoy.app.ray.ways import Ways
 from convoy.app.server import logs
 from convoy.app.server.runtime import collect_only_what_comes, give_large_allocations_back, raise_file_limit
@@ -32,7 +31,6 @@ from convoy.app.telemetry.outcomes import Refusal
 from convoy.app.telemetry.start_tracing import start_tracing
 
 _log = logging.getLogger("convoy")
-_LOOK_EVERY_S = 0.02
 _THROUGH_PYTHON = (
     "requests come through Ray's Python proxy, which costs some 40 times what they cost here; set "
     "RAY_SERVE_ENABLE_HA_PROXY=1 and RAY_SERVE_THROUGHPUT_OPTIMIZED=1 on every node, before `ray start`"
@@ -67,14 +65,14 @@ class Replica(HandleCalls):
         await self._core.start()
         while not self._core.ready:
             self._raise_if_lost()
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(0.02)
         if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
             _log.warning("%s", _THROUGH_PYTHON)
-        here, app = RouteHere(), create_app(self._core, self._options, self._hot)
+        app = create_app(self._core, self._options, self._hot)
         on_too_many = partial(self._core.turned_away, Refusal.CONNECTIONS)
         protocol = guarded_protocol(self._settings.connection_limits(), on_too_many)
-        take_connections(protocol, HotPaths(app, self._hot, self._ways, here))
-        return Ingress(app, self._ways, here, self._end)
+        take_connections(protocol, HotPaths(app, self._hot, self._ways))
+        return Ingress(app, self._ways, self._end)
 
     async def check_health(self) -> None:
         """Raises ReplicaUnwell with the reason."""

@@ -11,17 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from convoy.app.engines.cuda.device import Device
-from convoy.app.telemetry.nvml import THROTTLE_REASONS, GpuProbe, GpuReading, Nvml, NvmlUnavailable, open_nvml
+from convoy.app.telemetry.nvml import THROTTLE_REASONS, GpuProbe, GpuReading, NvmlUnavailable, open_nvml
 
 _log = logging.getLogger("convoy")
-_EVERY_S = 1.0
-_STALE_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ class GpuWatch(Collector):
         self,
         gpus: Sequence[Device],
         *,
-        opened: Callable[[], Nvml] = open_nvml,
+        opened: Callable[[], Any] = open_nvml,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gpus, self._opened, self._now_s = gpus, opened, now_s
@@ -81,12 +79,12 @@ class GpuWatch(Collector):
     @property
     def readings(self) -> tuple[GpuReading, ...]:
         """One for each GPU that NVML finds; empty when they are too old to be true."""
-        return self._last if self._now_s() - self._read_at_s <= _STALE_AFTER_S else ()
+        return self._last if self._now_s() - self._read_at_s <= 10.0 else ()
 
     def _watch(self) -> None:
         try:
             self.find()
-            while self._probes and not self._stopped.wait(_EVERY_S if self._last else 0):
+            while self._probes and not self._stopped.wait(1.0 if self._last else 0):
                 self.read()
         except Exception:  # a bug or a library's; requests do not depend on it
             _log.exception("reading the GPUs failed; their metrics end")
@@ -99,13 +97,13 @@ class GpuWatch(Collector):
     def find(self) -> None:
         """Look for the GPUs in NVML; those that are not there have no metrics, and the log says why."""
         try:
-            nvml = self._opened()
+            library = self._opened()
         except NvmlUnavailable as reason:
             _log.warning("the GPUs have no metrics: %s", reason)
             return
         for gpu in self._gpus:
             try:
-                self._probes.append(nvml.find(gpu.properties))
+                self._probes.append(GpuProbe(library, gpu.properties))
             except NvmlUnavailable as reason:
                 _log.warning("a GPU has no metrics: %s", reason)
 

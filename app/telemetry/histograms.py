@@ -1,4 +1,4 @@
-"""A Prometheus histogram for one thread: values are kept as they come, and sorted into buckets many at a time.
+"""A Prometheus histogram for one thread: values are buffered, and sorted into buckets many at a time.
 
 The client library's own takes a lock per bucket and per sum, several times what a value is worth on a route
 where each microsecond counts. Everything here is counted and rendered on the event loop, so none is needed.
@@ -15,8 +15,6 @@ import numpy as np
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
-
-_MOST_UNSORTED = 1024
 
 
 class Distribution:
@@ -42,7 +40,7 @@ class Distribution:
 
     def observe(self, *values: float) -> None:
         self._unsorted += values
-        if len(self._unsorted) > _MOST_UNSORTED:
+        if len(self._unsorted) > 1024:
             self._sort()
 
     @property
@@ -88,7 +86,7 @@ class Histogram(Collector):
         self._series = {key: one for key, one in self._series.items() if key[: len(first)] != first}
 
     def summed(self, labels: int) -> dict[tuple[str, ...], tuple[list[int], float]]:
-        """Counts by bucket and the sum of all values, by the first so many label values."""
+        """Counts by bucket and the sum of all values, by the first `labels` label values."""
         found: dict[tuple[str, ...], tuple[list[int], float]] = {}
         for values, one in self._series.items():
             counts, total = found.get(values[:labels], ([0] * (len(self._bounds) + 1), 0.0))
@@ -97,7 +95,7 @@ class Histogram(Collector):
         return found
 
     def family(self, name: str, documentation: str, labels: int) -> HistogramMetricFamily:
-        """The series for Prometheus, those added up whose first so many label values are the same."""
+        """The series for Prometheus; those with the same first `labels` label values are added up."""
         family = HistogramMetricFamily(name, documentation, labels=self._labels[:labels])
         bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
         exemplars = self._exemplars(labels)
@@ -111,7 +109,7 @@ class Histogram(Collector):
         return family
 
     def _exemplars(self, labels: int) -> dict[tuple[str, ...], dict[int, Exemplar]]:
-        """By bucket, by the first so many label values: the last one of each."""
+        """The last one of each bucket, by the first `labels` label values."""
         found: dict[tuple[str, ...], dict[int, Exemplar]] = {}
         for values, one in self._series.items():
             if one.exemplars:

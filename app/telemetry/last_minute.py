@@ -3,9 +3,7 @@ five minutes, in periods of five seconds.
 
 A minute is sixty slices of a second, the latest of which has just begun, each with all that was measured in it. Times
 fall into buckets whose width is a 64th of their power of two (log-linear, as in HdrHistogram), so that a percentile is
-within 0.8 % of the value of its rank, and memory depends on how different values are and not on how many. Nothing is
-computed but when many values have come, when the next second begins, and when somebody looks. A few numbers are kept of
-a period that has ended.
+within 0.8 % of the value of its rank, and memory depends on how different values are and not on how many.
 """
 
 from __future__ import annotations
@@ -24,10 +22,7 @@ WINDOW_S = 60
 PERIOD_S, PERIODS = 5, 60
 STAGES = ("decode_wait", "decode", "queue", "copy_in", "compute", "copy_out", "encode", "total")
 BATCH_STAGES = ("copy_in", "compute", "copy_out")  # which all requests of a batch spend together
-_MOST_UNSORTED = 4096
 _SUB_BITS = 6  # an octave has 64 buckets
-# No percentile is further than this from the value of its rank, as a share of it.
-MOST_ERROR = 0.5 / (1 << _SUB_BITS)
 _LONGEST_NS = (1 << 42) - 1  # over an hour; what took longer counts as that
 _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -43,14 +38,14 @@ class StagePercentiles:
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """What is kept of `PERIOD_S` seconds that have ended: how many batches of each size, and what calls took in all."""
+    """What is kept of `PERIOD_S` seconds that have ended: how many batches of each size, what calls took in all."""
 
     number: int
     batches: dict[int, int]
     total: StagePercentiles
 
 
-# A float's bits are its exponent and then its mantissa: without the mantissa's last ones they count such buckets.
+# A float's bits are its exponent and then its mantissa: without the mantissa's last bits they number the buckets.
 _DROPPED_BITS = 52 - _SUB_BITS
 _OF_ONE = int(np.float64(1).view(np.int64)) >> _DROPPED_BITS
 
@@ -70,39 +65,27 @@ _BUCKETS = int(_buckets_of([_LONGEST_NS])[0]) + 1
 
 
 class _Times:
-    """What one stage took in one slice: as it came, then as counts by bucket, at the end of those that have any.
+    """What one stage took in one second: how many values, their sum, and how many of them fell into each bucket."""
 
-    `sum_ns` is of all values that were sorted, and of so many.
-    """
-
-    __slots__ = ("_counts", "_found", "sorted", "sum_ns", "unsorted")
+    __slots__ = ("_buckets", "_counts", "count", "sum_ns")
 
     def __init__(self) -> None:
-        self.unsorted: list[int] = []
-        self.sorted = self.sum_ns = 0
-        self._found: np.ndarray | None = None
-        self._counts: np.ndarray = np.empty(0, np.int64)
+        self.count = self.sum_ns = 0
+        self._buckets: np.ndarray | slice = slice(None)  # whose counts these are
+        self._counts: np.ndarray = np.zeros(_BUCKETS, np.int64)
 
-    def sort(self) -> None:
-        if self.unsorted:
-            counts = np.bincount(_buckets_of(self.unsorted), minlength=_BUCKETS)
-            self.sorted += len(self.unsorted)
-            self.sum_ns += sum(self.unsorted)
-            self.unsorted = []
-            self._counts = self._counts + counts if len(self._counts) else counts
+    def add(self, values_ns: Sequence[int]) -> None:
+        self.count += len(values_ns)
+        self.sum_ns += sum(values_ns)
+        self._counts += np.bincount(_buckets_of(values_ns), minlength=_BUCKETS)
 
     def close(self) -> None:
-        """Nothing will be added."""
-        self.sort()
+        """The second is over: keep only the buckets that have any."""
         found = np.flatnonzero(self._counts)
-        self._found, self._counts = found.astype(np.uint16), self._counts[found].astype(np.uint32)
+        self._buckets, self._counts = found.astype(np.uint16), self._counts[found].astype(np.uint32)
 
     def add_to(self, total: _Ints) -> None:
-        self.sort()
-        if self._found is not None:
-            total[self._found] += self._counts
-        elif len(self._counts):
-            total += self._counts
+        total[self._buckets] += self._counts
 
 
 @dataclass(slots=True)
@@ -112,15 +95,9 @@ class _Slice:
     second: int
     requests: int = 0
     samples: int = 0
-    unsorted: int = 0
     batches: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     times: defaultdict[str, _Times] = field(default_factory=lambda: defaultdict(_Times))
     batch_ns: list[int] = field(default_factory=lambda: [0] * len(BATCH_STAGES))
-
-    def sort(self) -> None:
-        self.unsorted = 0
-        for one in self.times.values():
-            one.sort()
 
     def close(self) -> None:
         for one in self.times.values():
@@ -128,7 +105,7 @@ class _Slice:
 
 
 class MinuteCounts:
-    """How much of what there was in the last minute, and in each period of the last five, by name.
+    """How much there was in the last minute, and in each period of the last five, by name.
 
     `now_s` is a clock that never goes back.
     """
@@ -136,45 +113,37 @@ class MinuteCounts:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s, self._started_s = now_s, now_s()
         self._seconds: deque[tuple[int, Counter[str]]] = deque()
-        self._periods: deque[tuple[int, Counter[str]]] = deque(maxlen=PERIODS + 1)  # and the one that has begun
 
     def add(self, name: str, amount: int = 1, second: int | None = None) -> None:
-        """There was so much, now, or in that second of the clock; not before the latest that there was anything in."""
+        """Count it now, or in that second of the clock; seconds before the latest are counted as the latest."""
         second = int(self._now_s()) if second is None else second
-        if self._seconds:
-            second = max(second, self._seconds[-1][0])
-        if not self._seconds or self._seconds[-1][0] != second:
-            self._forget(second)
+        if not self._seconds or self._seconds[-1][0] < second:
             self._seconds.append((second, Counter()))
-            if not self._periods or self._periods[-1][0] != second // PERIOD_S:
-                self._periods.append((second // PERIOD_S, Counter()))
+            # One period has begun, beside those that have ended.
+            while self._seconds[0][0] // PERIOD_S < second // PERIOD_S - PERIODS:
+                self._seconds.popleft()
         self._seconds[-1][1][name] += amount
-        self._periods[-1][1][name] += amount
 
     def per_second(self) -> dict[str, float]:
-        """Over the last minute or since the start, in the alphabet's order; what there was none of is left out."""
+        """Over the last minute or since the start, sorted by name; names that did not come are left out."""
         now_s = self._now_s()
-        self._forget(int(now_s))
-        total = sum((counts for _, counts in self._seconds), Counter[str]())
+        oldest = int(now_s) - WINDOW_S
+        total = sum((counts for second, counts in self._seconds if second > oldest), Counter[str]())
         span_s = _span_s(self._started_s, now_s)
         return {name: total[name] / span_s for name in sorted(total)}
 
     def history(self, span: PeriodSpan) -> dict[str, list[float]]:
-        """By name what there was a second in each of these periods, in the alphabet's order."""
-        by_number = {number: counts for number, counts in self._periods if number in span.numbers}
-        names = sorted({name for counts in by_number.values() for name in counts})
-        nothing = Counter[str]()
+        """How much there was per second in each of these periods, sorted by name."""
+        by_number: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        for second, counts in self._seconds:
+            by_number[second // PERIOD_S].update(counts)
+        names = sorted({name for number in span.numbers for name in by_number[number]})
         return {
             name: [
-                by_number.get(number, nothing)[name] / seconds
-                for number, seconds in zip(span.numbers, span.seconds, strict=True)
+                by_number[number][name] / seconds for number, seconds in zip(span.numbers, span.seconds, strict=True)
             ]
             for name in names
         }
-
-    def _forget(self, second: int) -> None:
-        while self._seconds and self._seconds[0][0] <= second - WINDOW_S:
-            self._seconds.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +182,7 @@ class LastMinute:
         self._periods: deque[Period] = deque(maxlen=PERIODS)
 
     def record_batches(self, ran: RanBatches, second: int) -> None:
-        """Some that ran in this second of the clock, which is none before the latest that anything was recorded in."""
+        """Some that ran in this second of the clock; never a second before the latest that was recorded."""
         now, taken_ns = self._slice_of(second), ran.for_requests
         now.requests += taken_ns.count
         now.samples += sum(ran.samples)
@@ -221,18 +190,15 @@ class LastMinute:
             now.batches[size] += sums.count
         for at, ns in enumerate((taken_ns.copy_in_ns, taken_ns.compute_ns, taken_ns.copy_out_ns)):
             now.batch_ns[at] += ns
-        now.times["queue"].unsorted += ran.queued_ns
+        now.times["queue"].add(ran.queued_ns)
         for stage, each_ns in zip(BATCH_STAGES, (ran.copy_in_ns, ran.compute_ns, ran.copy_out_ns), strict=True):
-            now.times[stage].unsorted += each_ns
-        self._came(now, taken_ns.count)
+            now.times[stage].add(each_ns)
 
     def record_stages(self, took_ns: Mapping[str, Sequence[int]], second: int) -> None:
-        """Stages of some requests have ended, by name, in such a second."""
-        now, values = self._slice_of(second), 0
+        """Stages of some requests have ended, by name, in this second of the clock."""
+        now = self._slice_of(second)
         for stage, each_ns in took_ns.items():
-            now.times[stage].unsorted += each_ns
-            values += len(each_ns)
-        self._came(now, values)
+            now.times[stage].add(each_ns)
 
     def per_second(self) -> tuple[float, float]:
         """Requests and samples per second, over the last minute or since the start."""
@@ -254,9 +220,7 @@ class LastMinute:
         for stage in STAGES:
             if stage not in BATCH_STAGES:
                 times = [one.times[stage] for one in slices if stage in one.times]
-                for one in times:
-                    one.sort()
-                sums_ns[stage], counts[stage] = sum(one.sum_ns for one in times), sum(one.sorted for one in times)
+                sums_ns[stage], counts[stage] = sum(one.sum_ns for one in times), sum(one.count for one in times)
         return {s: round(sums_ns[s] / counts[s] / 1e6, 4) if counts[s] else None for s in STAGES}
 
     def batch_sizes(self) -> dict[int, int]:
@@ -295,11 +259,6 @@ class LastMinute:
                 self._slices.popleft()
             latest = self._slices[-1]
         return latest
-
-    def _came(self, now: _Slice, values: int) -> None:
-        now.unsorted += values
-        if now.unsorted > _MOST_UNSORTED:
-            now.sort()
 
     def _last(self) -> list[_Slice]:
         oldest = int(self._now_s()) - WINDOW_S

@@ -1,8 +1,8 @@
-"""One record of each call that ended and of each batch that ran, counted when somebody looks.
+"""One record of each call that ended and of each batch that ran, counted when they are read.
 
-All that is told of them is counted here, from these records, into the statistics, the metrics and the last minute, so
-that none of these can disagree. Counting a record by itself costs ten times as much as counting it with hundreds, which
-is why they wait: for a reader, for the first record of another second, or until there are many.
+The statistics, the metrics and the last minute are all counted here, from these records, so that they cannot disagree.
+Counting a record by itself costs ten times as much as counting it with hundreds, which is why records wait: for a
+reader, for the first record of another second, or until there are many.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 from convoy.app.scheduling.request import SECOND_NS, ModelKey
 from convoy.app.telemetry.metrics import Metrics
@@ -26,14 +25,6 @@ _log = logging.getLogger("convoy")
 _NO_STAGES: Mapping[str, int] = {}
 # Of one call: nanoseconds in all, and by stage.
 _Took = tuple[int, Mapping[str, int]]
-# To count so many of one version holds up the event loop for a tenth of a millisecond; each other version adds to it.
-_MOST_RECORDS = 128
-
-
-class _Failed(NamedTuple):
-    key: ModelKey
-    reason: str
-    ns: int
 
 
 @dataclass(slots=True, eq=False)
@@ -46,14 +37,14 @@ class _Records:
         default_factory=lambda: defaultdict(list)
     )
     batches: defaultdict[ModelKey, list[BatchRecord]] = field(default_factory=lambda: defaultdict(list))
-    failed: list[_Failed] = field(default_factory=list)
+    failed: list[tuple[ModelKey, str, int]] = field(default_factory=list)
     turned_away: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
 
 
 class Ledger:
     """Belongs to one event loop. `live` finds a version by its key, also one that leaves.
 
-    Whoever reads the metrics or a version's statistics has `count` called before, by these. `now_ns` never goes back.
+    The metrics and a version's statistics call `count` before they are read. `now_ns` never goes back.
     """
 
     def __init__(
@@ -77,19 +68,19 @@ class Ledger:
         self._one_more().calls[key, protocol, ending].append((ns, stages_ns))
 
     def batch(self, key: ModelKey, record: BatchRecord) -> None:
-        """A batch ran, and its requests have their answers, in the same turn of the loop: nobody sees one alone."""
+        """A batch ran, and its requests have their answers, in the same turn of the loop: no reader sees one alone."""
         self._one_more().batches[key].append(record)
 
     def failed(self, key: ModelKey, reason: str, ns: int) -> None:
         """A request was not answered, after so long; `reason` is one of the statistics' failures."""
-        self._one_more().failed.append(_Failed(key, reason, ns))
+        self._one_more().failed.append((key, reason, ns))
 
     def turned_away(self, reason: str) -> None:
         """Something was refused that is no call, or part of one: a connection, a file among others."""
         self._one_more().turned_away[reason] += 1
 
     def exemplify(self, exemplar: Exemplar) -> None:
-        """A call has a span, which is an example of what took so long. Not counted, so it waits for nobody."""
+        """A call has a span, which is an example of what took so long. Not counted, so it does not wait."""
         self._safely(partial(self._exemplify, exemplar))
 
     def count(self) -> None:
@@ -103,22 +94,23 @@ class Ledger:
             self._safely(partial(self._count_stage, key, stage, values, second))
         for (called, protocol, ending), calls in records.calls.items():
             self._safely(partial(self._count_calls, called, protocol, ending, calls, second))
-        for one in records.failed:
-            self._safely(partial(self._count_failure, one))
+        for version, why, ns in records.failed:
+            self._safely(partial(self._count_failure, version, why, ns))
         for reason, count in records.turned_away.items():
             self._safely(partial(self._metrics.rejected, reason, count, second))
 
     def _one_more(self) -> _Records:
         """For a record that comes: those of an earlier second are counted as that second's, and many together."""
         second = self._now_ns() // SECOND_NS
-        if second != self._second or self._records.number >= _MOST_RECORDS:
+        # Counting 128 records of one version holds up the event loop for a tenth of a millisecond.
+        if second != self._second or self._records.number >= 128:
             self.count()
             self._second = second
         self._records.number += 1
         return self._records
 
     def _safely(self, count: Callable[[], None]) -> None:
-        # A bug must not cost whoever looks, or comes with the next record, more than what it is about.
+        # A bug must cost a reader, or the next record, no more than what it is about.
         try:
             count()
         except Exception:
@@ -159,8 +151,8 @@ class Ledger:
         if ending.reason:
             served.statistics.refusals.add(str(ending.reason), len(calls), second)
 
-    def _count_failure(self, failed: _Failed) -> None:
-        self._live(failed.key).statistics.record_failure(failed.reason, failed.ns)
+    def _count_failure(self, key: ModelKey, reason: str, ns: int) -> None:
+        self._live(key).statistics.record_failure(reason, ns)
 
     def _exemplify(self, exemplar: Exemplar) -> None:
         self._metrics.exemplify(self._live(exemplar.key), exemplar)

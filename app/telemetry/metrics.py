@@ -29,7 +29,6 @@ LATENCY_BUCKETS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
-_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MODEL = ("model", "version")
 _OPENMETRICS = "application/openmetrics-text"
 CanaryResult = Literal["passed", "failed", "hung"]
@@ -47,7 +46,7 @@ class ModelMeters:
         self._padding = metrics.padding.labels(*labels)
 
     def calls_ended(self, protocol: str, ending: CallEnd, took_ns: Sequence[int]) -> None:
-        """Some calls ended alike, each after so many nanoseconds."""
+        """Some calls ended alike, each after one of `took_ns`."""
         requests, durations = self._calls(protocol, ending)
         requests.inc(len(took_ns))
         durations.observe(*took_ns)
@@ -71,7 +70,7 @@ class Metrics:
         # What has not been counted yet is counted before anything is read: it is the registry's first collector.
         self.before_looking: Callable[[], None] = lambda: None
         self.registry = registry = CollectorRegistry()
-        registry.register(_Before(self))
+        registry.register(_Collects(self._count_first))
         self.requests = Counter(
             "convoy_requests", "Requests by how they ended", (*_MODEL, "protocol", "outcome"), registry=registry
         )
@@ -89,8 +88,8 @@ class Metrics:
             LATENCY_BUCKETS_S,
             per_unit=SECOND_NS,
         )
-        self.batch = Histogram("convoy_batch_size", "Samples per batch", _MODEL, _BATCH_BUCKETS)
-        for collector in (self.calls, _RequestDurations(self.calls), self.stage, self.batch):
+        self.batch = Histogram("convoy_batch_size", "Samples per batch", _MODEL, (1, 2, 4, 8, 16, 32, 64, 128, 256))
+        for collector in (self.calls, _Collects(self._request_durations), self.stage, self.batch):
             registry.register(collector)
         self.padding = Counter(
             "convoy_padding_samples", "Samples computed only to fill a batch", _MODEL, registry=registry
@@ -113,7 +112,7 @@ class Metrics:
         for result in get_args(LoadResult):
             self._loads.labels(result)
         self._device_ns = Tally[str]()
-        registry.register(_DeviceSeconds(self._device_ns))
+        registry.register(_Collects(self._device_seconds))
         Gauge("convoy_build_info", "The version of Convoy", ("version",), registry=registry).labels(version).set(1)
         self._meters: dict[ModelKey, ModelMeters] = {}
         self._watched = set[tuple[str, str]]()
@@ -136,7 +135,7 @@ class Metrics:
         return self._computed_ns
 
     def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
-        """A gauge of the whole server, read whenever somebody looks."""
+        """A gauge of the whole server, read at every scrape."""
         Gauge(name, documentation, registry=self.registry).set_function(read)
 
     def watch_model(self, served: Observed, waiting: Callable[[], int]) -> None:
@@ -184,7 +183,7 @@ class Metrics:
         durations.observe(*took_ns)
 
     def rejected(self, reason: str, count: int, second: int) -> None:
-        """So many were turned away, in this second of the monotonic clock."""
+        """`count` were turned away, in this second of the monotonic clock."""
         self._refusals.add(str(reason), count, second)
         self._rejected.labels(reason).inc(count)
 
@@ -222,54 +221,45 @@ class Metrics:
         for stage, ns in exemplar.stages_ns:
             self.stage.at(*labels, stage).exemplify(ns, where)
 
+    def _count_first(self) -> Iterable[Metric]:
+        """No series, but the first that the registry asks for."""
+        self.before_looking()
+        return ()
+
+    def _request_durations(self) -> Iterable[Metric]:
+        """Every call to a model, however it ended, under a name that goes with the next version."""
+        name, text = "convoy_request_duration_seconds", "All of convoy_call_duration_seconds together; use that"
+        family = self.calls.family(name, text, len(_MODEL))
+        family.samples = [one for one in family.samples if one.labels["model"]]  # it never knew any others
+        return [family]
+
+    def _device_seconds(self) -> Iterable[Metric]:
+        told = "Compute of all batches; above a second a second where they run beside each other"
+        family = CounterMetricFamily("convoy_device_compute_seconds", told, labels=("device",))
+        for device, ns in self._device_ns.items():
+            family.add_metric((device,), ns / SECOND_NS)
+        return [family]
+
     def render(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self.registry)
 
     def render_for(self, accept: str) -> tuple[bytes, str]:
-        """All of them, and their content type: as OpenMetrics, with exemplars, for who accepts that."""
+        """All of them, and their content type: as OpenMetrics, with exemplars, for a client that accepts that."""
         if _OPENMETRICS not in accept:
             return self.render(), "text/plain; version=0.0.4; charset=utf-8"
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
 
-class _Before(Collector):
-    """Has no series: it is asked for them before all others are."""
+class _Collects(Collector):
+    """Collects what a function returns."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        self._metrics.before_looking()
-        return ()
-
-
-class _RequestDurations(Collector):
-    """Every call to a model, however it ended, under a name that goes with the next version."""
-
-    def __init__(self, calls: Histogram) -> None:
-        self._calls = calls
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        name, text = "convoy_request_duration_seconds", "All of convoy_call_duration_seconds together; use that"
-        family = self._calls.family(name, text, len(_MODEL))
-        family.samples = [one for one in family.samples if one.labels["model"]]  # it never knew any others
-        return [family]
-
-
-class _DeviceSeconds(Collector):
-    """Nanoseconds of compute by device, which who adds to them keeps."""
-
-    def __init__(self, device_ns: Tally[str]) -> None:
-        self._device_ns = device_ns
-
-    def collect(self) -> Iterable[Metric]:
-        told = "Compute of all batches; above a second a second where they run beside each other"
-        family = CounterMetricFamily("convoy_device_compute_seconds", told, labels=("device",))
-        for device, ns in self._device_ns.items():
-            family.add_metric((device,), ns / SECOND_NS)
-        return [family]
+        return self._read()
 
 
 class EngineMetrics(Collector):
@@ -295,7 +285,7 @@ class EngineMetrics(Collector):
 
 
 class ShapeMetrics(Collector):
-    """What the engines of models with free sizes hold for these, read when somebody looks."""
+    """What the engines of models with free sizes hold for these, read at every scrape."""
 
     def __init__(self, served: Callable[[], Iterable[Observed]]) -> None:
         self._served = served

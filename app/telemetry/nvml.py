@@ -31,9 +31,6 @@ THROTTLE_REASONS = {
     "hw_power_brake_slowdown": 0x80,
     "display_clocks": 0x100,
 }
-_TEMPERATURE_OF_GPU = 0  # NVML_TEMPERATURE_GPU
-_CLOCK_SM, _CLOCK_MEMORY = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
-_UNCORRECTED, _SINCE_DRIVER_LOAD = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
 
 
 class NvmlUnavailable(Exception):
@@ -61,56 +58,23 @@ class GpuReading:
     ecc_errors: int | None = None
 
 
-class Nvml:
-    """NVML, opened. `library` is pynvml, or what stands for it."""
-
-    def __init__(self, library: Any) -> None:
-        self._library = library
-        try:
-            library.nvmlInit()
-        except library.NVMLError as error:
-            raise NvmlUnavailable(f"NVML does not start: {error}") from error
-
-    def find(self, gpu: GpuProperties) -> GpuProbe:
-        """The GPU that CUDA calls so. Raises NvmlUnavailable."""
-        try:
-            handle = self._library.nvmlDeviceGetHandleByPciBusId(gpu.pci_bus_id.encode())
-            handle = self._slice_of(handle, gpu)
-            return GpuProbe(self._library, handle, gpu, _text(self._library.nvmlDeviceGetUUID(handle)))
-        except self._library.NVMLError as error:
-            raise NvmlUnavailable(f"NVML does not find {gpu.device} at {gpu.pci_bus_id}: {error}") from error
-
-    def _slice_of(self, whole: Any, gpu: GpuProperties) -> Any:
-        """Where a GPU is divided, the slice that CUDA sees, which has memory of its own. Raises NvmlUnavailable.
-
-        Better no figures than those of the whole, which other processes share.
-        """
-        library = self._library
-        try:
-            is_divided = library.nvmlDeviceGetMigMode(whole)[0] == library.NVML_DEVICE_MIG_ENABLE
-        except (library.NVMLError_NotSupported, library.NVMLError_FunctionNotFound):
-            is_divided = False
-        if not is_divided:
-            return whole
-        slices = []
-        for index in range(library.nvmlDeviceGetMaxMigDeviceCount(whole)):
-            with suppress(library.NVMLError_NotFound, library.NVMLError_InvalidArgument):
-                slices.append(library.nvmlDeviceGetMigDeviceHandleByIndex(whole, index))
-        for one in slices:
-            uuid = _text(library.nvmlDeviceGetUUID(one)).removeprefix("MIG-").replace("-", "")
-            if uuid.lower() == gpu.uuid.lower() or len(slices) == 1:
-                return one
-        raise NvmlUnavailable(f"{gpu.device} is a slice of {gpu.name}, and NVML does not tell which of {len(slices)}")
-
-
 class GpuProbe:
-    """Asks one GPU, again and again. `failures` counts questions that went wrong, unsupported ones left out."""
+    """Asks one GPU, again and again: the one that CUDA calls so. Raises NvmlUnavailable where NVML does not find it.
 
-    def __init__(self, library: Any, handle: Any, gpu: GpuProperties, uuid: str) -> None:
-        self._library, self._handle, self._gpu, self._uuid = library, handle, gpu, uuid
+    `library` is pynvml, started, or a fake of it. `failures` counts questions that went wrong, unsupported ones left
+    out.
+    """
+
+    def __init__(self, library: Any, gpu: GpuProperties) -> None:
+        self._library, self._gpu = library, gpu
         self.device = gpu.device
         self.failures = 0
         self._complained_of: set[str] = set()
+        try:
+            self._handle = self._slice_of(library.nvmlDeviceGetHandleByPciBusId(gpu.pci_bus_id.encode()))
+            self._uuid = _text(library.nvmlDeviceGetUUID(self._handle))
+        except library.NVMLError as error:
+            raise NvmlUnavailable(f"NVML does not find {gpu.device} at {gpu.pci_bus_id}: {error}") from error
 
     def read(self) -> GpuReading:
         """Some milliseconds, and on a GPU that is in trouble more: nothing for an event loop."""
@@ -127,12 +91,36 @@ class GpuProbe:
             power_w=_if_told(self._ask("nvmlDeviceGetPowerUsage"), lambda milli: milli / 1000),
             power_limit_w=_if_told(self._ask("nvmlDeviceGetEnforcedPowerLimit"), lambda milli: milli / 1000),
             energy_j=_if_told(self._ask("nvmlDeviceGetTotalEnergyConsumption"), lambda milli: milli / 1000),
-            temperature_c=self._ask("nvmlDeviceGetTemperature", _TEMPERATURE_OF_GPU),
-            sm_clock_hz=_if_told(self._ask("nvmlDeviceGetClockInfo", _CLOCK_SM), lambda mega: mega * 1_000_000),
-            memory_clock_hz=_if_told(self._ask("nvmlDeviceGetClockInfo", _CLOCK_MEMORY), lambda mega: mega * 1_000_000),
+            temperature_c=self._ask("nvmlDeviceGetTemperature", 0),  # NVML_TEMPERATURE_GPU
+            # NVML_CLOCK_SM, NVML_CLOCK_MEM
+            sm_clock_hz=_if_told(self._ask("nvmlDeviceGetClockInfo", 1), lambda mega: mega * 1_000_000),
+            memory_clock_hz=_if_told(self._ask("nvmlDeviceGetClockInfo", 2), lambda mega: mega * 1_000_000),
             throttled_by=_if_told(self._throttle_bits(), _names_of),
-            ecc_errors=self._ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _SINCE_DRIVER_LOAD),
+            # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
+            ecc_errors=self._ask("nvmlDeviceGetTotalEccErrors", 1, 0),
         )
+
+    def _slice_of(self, whole: Any) -> Any:
+        """Where a GPU is divided, the slice that CUDA sees, which has memory of its own. Raises NvmlUnavailable.
+
+        Better no figures than those of the whole, which other processes share.
+        """
+        library, gpu = self._library, self._gpu
+        try:
+            is_divided = library.nvmlDeviceGetMigMode(whole)[0] == library.NVML_DEVICE_MIG_ENABLE
+        except (library.NVMLError_NotSupported, library.NVMLError_FunctionNotFound):
+            is_divided = False
+        if not is_divided:
+            return whole
+        slices = []
+        for index in range(library.nvmlDeviceGetMaxMigDeviceCount(whole)):
+            with suppress(library.NVMLError_NotFound, library.NVMLError_InvalidArgument):
+                slices.append(library.nvmlDeviceGetMigDeviceHandleByIndex(whole, index))
+        for one in slices:
+            uuid = _text(library.nvmlDeviceGetUUID(one)).removeprefix("MIG-").replace("-", "")
+            if uuid.lower() == gpu.uuid.lower() or len(slices) == 1:
+                return one
+        raise NvmlUnavailable(f"{gpu.device} is a slice of {gpu.name}, and NVML does not tell which of {len(slices)}")
 
     def _throttle_bits(self) -> Any:
         """Newer libraries call it events, because being idle is one; older drivers know only the older name."""
@@ -156,13 +144,17 @@ class GpuProbe:
             return None
 
 
-def open_nvml() -> Nvml:
-    """The process's NVML. Raises NvmlUnavailable."""
+def open_nvml(library: Any = None) -> Any:
+    """NVML, started: pynvml, or a fake of it. Raises NvmlUnavailable."""
     try:
-        library = importlib.import_module("pynvml")
+        library = library or importlib.import_module("pynvml")
     except ImportError as error:
         raise NvmlUnavailable("nvidia-ml-py is not installed; run pip install 'convoy-serve[gpu]' or [rtx]") from error
-    return Nvml(library)
+    try:
+        library.nvmlInit()
+    except library.NVMLError as error:
+        raise NvmlUnavailable(f"NVML does not start: {error}") from error
+    return library
 
 
 def _if_told(told: Any, convert: Callable[[Any], _Value]) -> _Value | None:

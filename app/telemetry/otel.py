@@ -1,6 +1,6 @@
 """Spans by OpenTelemetry's SDK, which reads its own variables: endpoint, protocol, sampler, resource, batches.
 
-Spans are made when they end, of the stamps that `spans` has kept; only a request's own begins with it, because its
+Spans are made when they end, from the stamps of `tracing`; only a request's own begins with it, because its
 ids go out with the answer and with the request to its batch, and because the sampler is asked then. Spans are sent by a
 thread of the SDK's; what it cannot send it drops, and says so in the log.
 """

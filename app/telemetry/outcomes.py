@@ -18,7 +18,7 @@ class CallOutcome(StrEnum):
     ANSWERED = "answered"
     INVALID = "invalid"  # the request is wrong, or asks for what is not there
     UNAUTHORISED = "unauthorised"  # its key is missing or wrong
-    REFUSED = "refused"  # it was not begun, for want of something that may be there later
+    REFUSED = "refused"  # it was not begun, because something is missing that may be there later
     LATE = "late"  # its deadline passed
     CANCELLED = "cancelled"  # its client left, or the time to drain was over
     FAILED = "failed"  # the model, its engine, or a bug
@@ -32,7 +32,7 @@ class Refusal(StrEnum):
     MEMORY = "memory"
     DECODE_QUEUE = "decode_queue"
     CALLS = "calls"  # too many over gRPC at once
-    CONNECTIONS = "connections"  # too many at once; nobody knows what would have been asked
+    CONNECTIONS = "connections"  # too many at once; what would have been asked is not known
     DRAINING = "draining"
     NOT_READY = "not_ready"  # the model is being loaded, or its engine replaced
 

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 
 class ProcessMetrics(Collector):
-    """`dropped_lines` are those of the log that nobody read in time."""
+    """`dropped_lines` are those of the log that were not read in time."""
 
     def __init__(self, dropped_lines: Callable[[], int]) -> None:
         self._dropped_lines = dropped_lines

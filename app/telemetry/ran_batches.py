@@ -36,7 +36,7 @@ class StageSums:
     copy_out_ns: int = 0
 
     def add(self, times: StageTimes, count: int) -> None:
-        """So many took that long each."""
+        """Add `count` that took that long each."""
         self.count += count
         self.copy_in_ns += times.copy_in_ns * count
         self.compute_ns += times.compute_ns * count

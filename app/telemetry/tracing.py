@@ -93,7 +93,7 @@ class RequestSpan(ABC):
 
     @abstractmethod
     def end(self, call: EndedCall) -> None:
-        """The answer has been sent, or nobody waits for one."""
+        """The answer has been sent, or is not waited for any more."""
 
 
 class Tracing(Protocol):

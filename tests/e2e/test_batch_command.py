@@ -23,11 +23,9 @@ from PIL import Image
 from rich.console import Console
 
 from convoy.app.batch.command import run
-from convoy.app.batch.inputs import BatchInputs
+from convoy.app.batch.inputs import BatchInputs, images_of
 from convoy.app.batch.job import BatchOptions
-from convoy.app.batch.part_file import ERRORS
-from convoy.app.batch.reading import images_of
-from convoy.app.batch.run_file import RUN_FILE
+from convoy.app.batch.results import ERRORS, RUN_FILE
 from convoy.models.errors import ConvoyError, ImageError, JobError
 from convoy.models.store import disk_errors
 from tests.support.pictures import assortment

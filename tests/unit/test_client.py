@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import io
 import json
+from unittest.mock import Mock
 
 import httpx
 import pytest
 from rich.console import Console
 
-from convoy.app.client import http_transport
+from convoy.app.client import http_wire
 from convoy.app.client.client import Client
 from convoy.app.commands.predict import predict
 from convoy.models.errors import JobError, UsageError
@@ -54,7 +55,7 @@ def ask(server, monkeypatch):
     def mocked(**options):
         return real(transport=httpx.MockTransport(server), **options)
 
-    monkeypatch.setattr(http_transport.httpx, "Client", mocked)
+    monkeypatch.setattr(http_wire.httpx, "Client", mocked)
 
     def ask(*images, model="digits", top_k=5, key=None, as_json=False, stdin=b""):
         console, errors = Console(file=io.StringIO(), width=200), Console(file=io.StringIO(), width=200)
@@ -81,13 +82,9 @@ def test_labels_and_scores_stand_in_one_table(ask, server, image):
     assert "0.9800" in printed
     assert "None" not in printed
     assert [request.content for request in server.asked] == [b"\x89PNG..."] * 2
-
-
-def test_top_k_and_key_reach_the_server(ask, server, image):
-    _, printed = ask(image, top_k=1, key="secret")
-    assert "0.0200" not in printed
-    assert server.asked[0].url.params["top_k"] == "1"
-    assert server.asked[0].headers["authorization"] == "Bearer secret"
+    assert "0.0200" not in ask(image, top_k=1, key="secret")[1]
+    assert server.asked[-1].url.params["top_k"] == "1"
+    assert server.asked[-1].headers["authorization"] == "Bearer secret"
 
 
 def test_one_bad_image_does_not_stop_the_others(ask, image, tmp_path):
@@ -100,12 +97,9 @@ def test_one_bad_image_does_not_stop_the_others(ask, image, tmp_path):
     assert f"cannot read {tmp_path}/missing.png: No such file or directory; check the file" in printed
 
 
-def test_an_unknown_model_names_those_that_are_ready(ask, image):
+def test_an_unknown_model_names_those_that_are_ready_and_a_wrong_key_says_how_to_give_it(ask, image):
     with pytest.raises(JobError, match=r"unknown model.*the server has digits$"):
         ask(image, model="cats")
-
-
-def test_a_wrong_key_says_how_to_give_it(ask, image):
     with pytest.raises(JobError, match="--api-key-file or CONVOY_API_KEY_FILE"):
         ask(image, key="wrong")
 
@@ -119,10 +113,7 @@ def test_a_wrong_key_says_how_to_give_it(ask, image):
     ],
 )
 def test_a_server_that_is_not_there_ends_the_job(ask, image, server, monkeypatch, error, words):
-    def fail(request):
-        raise error
-
-    monkeypatch.setattr(Server, "__call__", lambda self, request: fail(request))
+    monkeypatch.setattr(Server, "__call__", Mock(side_effect=error))
     with pytest.raises(JobError, match=words):
         ask(image)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.client.retry import Send, WireQuestion, ask, run
+from convoy.app.client.retry import Tries, WireQuestion, ask
 from convoy.models.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError, Unavailable
 
 
@@ -25,12 +25,12 @@ class Server:
     def clock(self) -> float:
         return self.now_s
 
-    def send(self, step: Send) -> str | RequestError:
+    def send(self, message: float, within_s: float) -> str | RequestError:
         self.asked_s.append(self.now_s)
-        self.left_s.append(step.message)
+        self.left_s.append(message)
         took_s, reply = next(self.replies)
-        if took_s > step.within_s:
-            self.now_s += step.within_s
+        if took_s > within_s:
+            self.now_s += within_s
             raise DeadlineExceeded("did not answer")
         self.now_s += took_s
         return reply
@@ -46,8 +46,8 @@ def read(reply: str | RequestError) -> str:
 
 
 def asked(server: Server, timeout_s: float, retries: int, drawn: float = 0.0) -> str:
-    steps = ask(WireQuestion(lambda left_s: left_s, read), timeout_s, retries, server.clock, lambda: drawn)
-    return run(steps, server.send, server.sleep)
+    tries = Tries(timeout_s, retries, server.clock, lambda: drawn)
+    return ask(WireQuestion(lambda left_s: left_s, read), tries, server.send, server.sleep)
 
 
 def busy(retry_after_s: float) -> Overloaded:
@@ -61,17 +61,12 @@ def test_it_comes_back_when_the_server_said_so() -> None:
     assert server.left_s == [60.0, 57.5, 54.0]  # what the server is told is what is left
 
 
-def test_whoever_is_to_come_back_too_late_is_told_at_once() -> None:
-    server = Server(iter([(0.1, busy(30.0))]))
-    with pytest.raises(Overloaded):
+@pytest.mark.parametrize("reply", [busy(30.0), InvalidRequest("no image")])
+def test_what_is_wrong_or_is_to_come_back_too_late_is_asked_once(reply: RequestError) -> None:
+    server = Server(iter([(0.1, reply)]))
+    with pytest.raises(type(reply)):
         asked(server, 10.0, 5)
     assert server.now_s == 0.1
-
-
-def test_what_is_wrong_is_asked_once() -> None:
-    server = Server(iter([(0.1, InvalidRequest("no image"))]))
-    with pytest.raises(InvalidRequest):
-        asked(server, 10.0, 5)
 
 
 def test_waits_grow_where_the_server_names_none() -> None:

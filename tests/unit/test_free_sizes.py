@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from convoy.app.engines.base import run_arrays
 from convoy.app.engines.batch import EngineFailure, FailureScope
-from convoy.app.engines.free_runs import FreeRuns, input_bytes
 from convoy.app.engines.free_sizes import Size, sizes_that_run, with_examples
+from convoy.app.engines.memory import FreeRuns, input_bytes
 from convoy.app.engines.onnx_session import new_session
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine, open_session, read_signature
 from convoy.app.engines.parts import Part
@@ -80,14 +80,11 @@ def test_the_first_size_at_which_a_network_runs_is_taken(tmp_path, end, first, c
     assert capfd.readouterr() == ("", "")  # what was tried in vain is nobody's business
 
 
-def test_what_is_no_image_is_drawn_as_ones_as_far_as_that_runs(tmp_path):
-    assert found(identity(tmp_path / "a" / "b" / "rows.onnx")).inputs[0].drawn_shape == (1, 1)
-
-
-def test_a_file_with_fixed_sizes_is_left_alone(tmp_path):
+def test_a_file_with_fixed_sizes_is_left_alone_and_what_is_no_image_is_drawn_as_ones(tmp_path):
     path = convolutions(tmp_path / "net.onnx", dims=("batch", 3, 48, 40))
     assert found(path).inputs[0].example == ()
     assert sizes_that_run(path, found(path), 1) == ()
+    assert found(identity(tmp_path / "a" / "b" / "rows.onnx")).inputs[0].drawn_shape == (1, 1)
 
 
 @pytest.mark.parametrize("end", ["scores", "maps", "valid", "squares"])
@@ -132,6 +129,8 @@ def test_an_input_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
         export(original, input="1x32x32")
     with pytest.raises(UsageError, match=r"of which net.onnx leaves none free .* leave it out, or pass --preprocess"):
         export(convolutions(tmp_path / "net.onnx", dims=("batch", 3, 48, 40)), input="3x48x40")
+    with pytest.raises(UsageError, match="--preprocess unit needs the size of the input"):
+        of_pictures(convolutions(tmp_path / "net.onnx"), input="3x?x?")
 
 
 @pytest.mark.parametrize("text", ["3x?x32", "3x32?x32", "3x0x4", "?x32x32", "2x?x?", "3x", "3x32x32x3"])
@@ -168,7 +167,9 @@ def test_a_model_of_images_takes_other_sizes_where_that_is_asked_for(tmp_path):
 
 
 def test_a_model_of_images_is_fixed_where_nobody_asked_and_says_how_to_free_it(tmp_path):
-    manifest = of_pictures(convolutions(tmp_path / "net.onnx"), input="3x40x32").manifest
+    bundle = of_pictures(convolutions(tmp_path / "net.onnx"), input="3x40x32")
+    assert onnx.load(str(bundle.path("fp32.onnx"))).graph.node[0].op_type == "Cast", "as TensorRT wants bytes"
+    manifest = bundle.manifest
     assert manifest.spec.inputs[0].shape == (40, 32, 3)
     assert "fixed at 40x32; --input 3x40?x32? leaves them free, as the file does" in manifest.variants[0].reason
     manifest = of_pictures(convolutions(tmp_path / "net.onnx", "one_size"), input="3x64?x64?").manifest
@@ -208,16 +209,6 @@ def with_metadata(original: Path, **said: str) -> Path:
 def test_the_size_that_a_files_metadata_name_comes_first(tmp_path, said, size):
     bundle = export(with_metadata(convolutions(tmp_path / "net.onnx"), imgsz=said))
     assert f"at heights and widths of {size[0]}x{size[1]}, " in bundle.manifest.variants[0].reason
-
-
-def test_the_size_of_pictures_is_not_guessed(tmp_path):
-    with pytest.raises(UsageError, match="--preprocess unit needs the size of the input"):
-        of_pictures(convolutions(tmp_path / "net.onnx"), input="3x?x?")
-
-
-def test_bytes_are_cast_first_as_tensorrt_wants_them(tmp_path):
-    bundle = of_pictures(convolutions(tmp_path / "net.onnx"), input="3x32x32")
-    assert onnx.load(str(bundle.path("fp32.onnx"))).graph.node[0].op_type == "Cast"
 
 
 def part_of(nbytes: int) -> Part:

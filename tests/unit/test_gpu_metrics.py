@@ -17,7 +17,7 @@ from convoy.app.engines.cuda.device import Device
 from convoy.app.lifecycle.model_control import ControlOptions
 from convoy.app.loading.load import LoadOptions
 from convoy.app.telemetry.gpu_metrics import GpuWatch
-from convoy.app.telemetry.nvml import Nvml, NvmlUnavailable, open_nvml
+from convoy.app.telemetry.nvml import NvmlUnavailable, open_nvml
 from tests.support.fake_nvml import (
     FakeDevice,
     FakeNvml,
@@ -38,7 +38,7 @@ def busy(gpu: Device) -> FakeDevice:
 
 def watched(nvml: FakeNvml, devices: tuple[Device, ...], now_s: Callable[[], float] = lambda: 0.0) -> GpuWatch:
     """A watch that has looked once."""
-    watch = GpuWatch(devices, opened=lambda: Nvml(nvml), now_s=now_s)
+    watch = GpuWatch(devices, opened=lambda: open_nvml(nvml), now_s=now_s)
     watch.find()
     watch.read()
     return watch
@@ -52,7 +52,7 @@ def samples(watch: GpuWatch) -> dict[tuple[str, ...], float]:
     return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
 
 
-def test_every_figure_has_its_unit() -> None:
+def test_every_figure_has_its_unit_under_our_name_and_tritons() -> None:
     (gpu,) = gpus()
     seen = samples(watched(FakeNvml(busy(gpu)), (gpu,)))
     expected = {
@@ -71,11 +71,6 @@ def test_every_figure_has_its_unit() -> None:
     }
     assert {name: seen[name, "cuda:0"] for name in expected} == expected
     assert seen["convoy_gpu_info", "cuda:0", "GPU 0", "GPU-0"] == 1
-
-
-def test_dashboards_made_for_triton_find_their_names() -> None:
-    (gpu,) = gpus()
-    seen = samples(watched(FakeNvml(busy(gpu)), (gpu,)))
     assert {key[0]: value for key, value in seen.items() if key[0].startswith("nv_") and key[1:] == ("GPU-0",)} == {
         "nv_gpu_utilization": 0.75,
         "nv_gpu_memory_total_bytes": float(1 << 34),
@@ -84,11 +79,6 @@ def test_dashboards_made_for_triton_find_their_names() -> None:
         "nv_gpu_power_limit": 700.0,
         "nv_energy_consumption": 9000.0,
     }
-
-
-def test_every_reason_for_low_clocks_has_a_series_whether_it_holds_or_not() -> None:
-    (gpu,) = gpus()
-    seen = samples(watched(FakeNvml(busy(gpu)), (gpu,)))
     throttled = {key[2]: value for key, value in seen.items() if key[0] == "convoy_gpu_throttled"}
     assert len(throttled) == 9
     assert {reason for reason, holds in throttled.items() if holds} == {"sw_power_cap", "sw_thermal_slowdown"}
@@ -162,7 +152,7 @@ def test_readings_end_when_they_are_too_old_to_be_true() -> None:
 
 def test_without_nvml_the_reason_is_said_and_a_scrape_is_empty(caplog: pytest.LogCaptureFixture) -> None:
     (gpu,) = gpus()
-    watch = GpuWatch((gpu,), opened=lambda: Nvml(FakeNvml(does_start=False)))
+    watch = GpuWatch((gpu,), opened=lambda: open_nvml(FakeNvml(does_start=False)))
     watch.start()
     wait_until(lambda: caplog.records, "the reason was logged")
     assert "the GPUs have no metrics: NVML does not start: Driver Not Loaded" in caplog.text

@@ -6,11 +6,8 @@ import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
 from export_fixtures import make_quick
-from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.machine import find_cpu
@@ -26,6 +23,7 @@ from convoy.export.report.verdict import verdict_of
 from convoy.models.bundle import MANIFEST, Interval, Manifest, Variant, read_manifest, seal
 from convoy.models.errors import BundleError
 from convoy.models.store import Store
+from tests.support import onnx_models
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="OpenVINO is not installed")
 GAINS = {
@@ -40,15 +38,7 @@ def exported(tmp_path, monkeypatch) -> Path:
     """A bundle's folder, of a file of tensors."""
     make_quick(monkeypatch)
     monkeypatch.setattr("convoy.export.sources.onnx_plain.accepted", lambda variants, *_: tuple(variants))
-    weights = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["seen"]), helper.make_node("Relu", ["seen"], ["y"])]
-    values = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size]) for name, size in (("x", 4), ("y", 3))
-    ]
-    graph = helper.make_graph(nodes, "net", values[:1], values[1:], [numpy_helper.from_array(weights, "w")])
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), tmp_path / "net.onnx"
-    )
+    onnx_models.shift(tmp_path / "net.onnx", 1.0)
     options = ExportOptions(str(tmp_path / "net.onnx"), "net", store=tmp_path / "store", max_batch=4)
     return export_bundle(options)
 

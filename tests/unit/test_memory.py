@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,22 +45,25 @@ def machine(tmp_path: Path, *, free_kib: int = 1 << 20, group: str = "0::/", **n
     return proc, cgroup
 
 
-def test_what_is_available_is_the_least_of_the_machine_and_every_group_around_the_process(tmp_path: Path) -> None:
-    proc, cgroup = machine(tmp_path, group="0::/pod/box", pod__box__memory_DOT_max="max",
-                           pod__box__memory_DOT_current="5", pod__memory_DOT_max=str(300 * MIB),
-                           pod__memory_DOT_current=str(250 * MIB),
-                           pod__memory_DOT_stat=f"anon 1\ninactive_file {50 * MIB}\n")  # fmt: skip
-    assert available_bytes(proc, cgroup) == 100 * MIB
+GROUPS = {
+    "the least of the machine and every group around the process": (
+        100 * MIB,
+        {"group": "0::/pod/box", "pod__box__memory_DOT_max": "max", "pod__box__memory_DOT_current": "5",
+         "pod__memory_DOT_max": str(300 * MIB), "pod__memory_DOT_current": str(250 * MIB),
+         "pod__memory_DOT_stat": f"anon 1\ninactive_file {50 * MIB}\n"},
+    ),
+    "the older kind of group": (
+        0,
+        {"group": "4:memory:/box", "memory__box__memory_DOT_limit_in_bytes": str(64 * MIB),
+         "memory__box__memory_DOT_usage_in_bytes": str(80 * MIB)},
+    ),
+    "the machine, without a group": (7 << 10, {"free_kib": 7}),
+}  # fmt: skip
 
 
-def test_the_older_kind_of_group_is_read_too(tmp_path: Path) -> None:
-    proc, cgroup = machine(tmp_path, group="4:memory:/box", memory__box__memory_DOT_limit_in_bytes=str(64 * MIB),
-                           memory__box__memory_DOT_usage_in_bytes=str(80 * MIB))  # fmt: skip
-    assert available_bytes(proc, cgroup) == 0
-
-
-def test_without_a_group_the_machine_counts_and_without_either_nobody_tells(tmp_path: Path) -> None:
-    assert available_bytes(*machine(tmp_path, free_kib=7)) == 7 << 10
+@pytest.mark.parametrize(("available", "told"), GROUPS.values(), ids=GROUPS)
+def test_what_is_available(tmp_path: Path, available: int, told: dict[str, Any]) -> None:
+    assert available_bytes(*machine(tmp_path, **told)) == available
     assert available_bytes(tmp_path / "none", tmp_path / "none") is None
 
 
@@ -104,13 +108,10 @@ class Pretended:
         return ran
 
 
-def test_a_batch_that_fits_by_far_is_run_after_a_few_small_ones() -> None:
+def test_a_batch_that_fits_by_far_is_run_after_a_few_small_ones_and_one_that_may_just_fit_in_steps() -> None:
     assert Pretended(8 << 30, MIB).run(64) == [1, 2, 4, 8, 64]
     assert Pretended(8 << 30, 0).run(1) == [1]
     assert Pretended(8 << 30, MIB).run(3) == [1, 2, 3]
-
-
-def test_one_that_may_just_fit_is_approached_in_steps() -> None:
     assert Pretended(1000 * MIB, 10 * MIB).run(64) == [1, 2, 4, 8, 16, 32, 64]
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,32 +117,26 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def run(scenario: Coroutine[None, None, None]) -> None:
-    asyncio.run(scenario)
-
-
 def test_a_build_is_followed_from_its_first_step_to_the_plan(bench: Bench) -> None:
-    async def scenario() -> None:
-        ended = await bench.build(
-            ["say", "a library says hello"],
-            event("progress", "Building", step=1, total=4),
-            event("progress", "Tactics", step=7, total=900, parent="Building"),
-            event("note", "the timing cache is new"),
-            event("progress", "Building", step=2, total=4),
-            event("done", "/plans/x.plan"),
-            ["end", 0],
-        )
-        assert ended == bench.heard[-1]
-        assert (ended.state, ended.plan, ended.reason) == ("built", Path("/plans/x.plan"), None)
-        assert [(one.state, one.phase, one.step, one.total) for one in bench.heard] == [
-            ("waiting", "", 0, 0),
-            ("building", "", 0, 0),
-            ("building", "Building", 1, 4),
-            ("building", "Building", 2, 4),
-            ("built", "Building", 2, 4),
-        ]
-
-    run(scenario())
+    steps = (
+        ["say", "a library says hello"],
+        event("progress", "Building", step=1, total=4),
+        event("progress", "Tactics", step=7, total=900, parent="Building"),
+        event("note", "the timing cache is new"),
+        event("progress", "Building", step=2, total=4),
+        event("done", "/plans/x.plan"),
+        ["end", 0],
+    )
+    ended = asyncio.run(bench.build(*steps))
+    assert ended == bench.heard[-1]
+    assert (ended.state, ended.plan, ended.reason) == ("built", Path("/plans/x.plan"), None)
+    assert [(one.state, one.phase, one.step, one.total) for one in bench.heard] == [
+        ("waiting", "", 0, 0),
+        ("building", "", 0, 0),
+        ("building", "Building", 1, 4),
+        ("building", "Building", 2, 4),
+        ("built", "Building", 2, 4),
+    ]
 
 
 def test_a_child_of_somebody_nicer_stays_as_nice(tmp_path: Path) -> None:
@@ -185,7 +179,7 @@ def test_the_child_is_told_everything_and_yields_to_serving(bench: Bench, monkey
             await building
         assert not is_running(child["pid"]), "the child goes with the core"
 
-    run(scenario())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("turns", range(8))
@@ -203,7 +197,7 @@ def test_whoever_cancels_while_the_child_is_being_started_leaves_none(bench: Ben
             await asyncio.wait_for(building, 60)
 
     others = children()  # of other tests, and for good
-    run(scenario())
+    asyncio.run(scenario())
     assert set(children()) <= set(others)
 
 
@@ -212,38 +206,30 @@ def children() -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("steps", "reason"),
+    ("steps", "reason", "refused"),
     [
-        ([event("failed", "the graph has an unknown layer"), ["complain", "Traceback"], ["end", 1]], "unknown layer"),
-        ([["complain", "ModuleNotFoundError: tensorrt"], ["complain", ""], ["end", 1]], "code 1: ModuleNotFoundError"),
-        ([["die", 11]], "signal 11"),
-        ([["end", 0]], "ended with code 0"),
-        ([["babble", 1 << 21], ["end", 0]], "without a line's end"),
+        ([event("failed", "the graph has an unknown layer"), ["complain", "Traceback"], ["end", 1]], "unknown", False),
+        ([event("failed", "why"), ["end", 2]], "why", False),
+        ([event("failed", "why"), ["end", 3]], "why", True),  # only what the library refuses counts against the file
+        ([["complain", "ModuleNotFoundError: tensorrt"], ["complain", ""], ["end", 1]], "code 1: ModuleNotF", False),
+        ([["die", 11]], "signal 11", False),
+        ([["end", 0]], "ended with code 0", False),
+        ([["babble", 1 << 21], ["end", 0]], "without a line's end", False),
     ],
 )
-def test_a_build_that_fails_says_why_and_raises_nothing(bench: Bench, steps: list, reason: str) -> None:
-    async def scenario() -> None:
-        ended = await bench.build(*steps)
+def test_a_build_that_fails_says_why_and_raises_nothing(bench: Bench, steps: list, reason: str, refused: bool) -> None:
+    ended = asyncio.run(bench.build(*steps))
+    assert (ended.state, ended.refused) == ("failed", refused)
+    assert reason in (ended.reason or "")
+
+
+def test_a_builder_that_cannot_be_started_is_a_failed_build(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = PlanBuilder(command=("/no/such/program",))
+    for reason in ("/no/such/program", "no GPU 0"):
+        ended = asyncio.run(builder.build(bench.order(), bench.heard.append))
         assert ended.state == "failed"
         assert reason in (ended.reason or "")
-
-    run(scenario())
-
-
-@pytest.mark.parametrize(("code", "refused"), [(1, False), (2, False), (3, True)])
-def test_only_what_the_library_refuses_counts_against_the_file(bench: Bench, code: int, refused: bool) -> None:
-    ended = asyncio.run(bench.build(event("failed", "why"), ["end", code]))
-    assert (ended.state, ended.reason, ended.refused) == ("failed", "why", refused)
-
-
-def test_a_builder_that_cannot_be_started_is_a_failed_build(bench: Bench) -> None:
-    async def scenario() -> None:
-        builder = PlanBuilder(command=("/no/such/program",))
-        ended = await builder.build(bench.order(), bench.heard.append)
-        assert ended.state == "failed"
-        assert "/no/such/program" in (ended.reason or "")
-
-    run(scenario())
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
 @pytest.mark.parametrize("quiet", [[], [["silence"]]])
@@ -262,7 +248,7 @@ def test_a_child_that_does_not_end_in_its_time_is_killed(bench: Bench, quiet: li
         assert ended.elapsed_s == 110.5
         assert not is_running(child["pid"])
 
-    run(scenario())
+    asyncio.run(scenario())
 
 
 def test_a_child_that_eats_the_memory_is_killed(bench: Bench) -> None:
@@ -279,7 +265,7 @@ def test_a_child_that_eats_the_memory_is_killed(bench: Bench) -> None:
         assert "16384 MiB are allowed" in (ended.reason or "")
         assert not is_running(child["pid"])
 
-    run(scenario())
+    asyncio.run(scenario())
 
 
 def test_one_plan_at_a_time_is_built_on_a_gpu_and_another_gpu_does_not_wait(bench: Bench) -> None:
@@ -298,7 +284,7 @@ def test_one_plan_at_a_time_is_built_on_a_gpu_and_another_gpu_does_not_wait(benc
             build.cancel()
         await asyncio.gather(*builds, return_exceptions=True)
 
-    run(scenario())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -307,16 +293,3 @@ def test_one_plan_at_a_time_is_built_on_a_gpu_and_another_gpu_does_not_wait(benc
 )
 def test_the_gpu_is_counted_among_those_that_this_process_sees(gpu: int, current: str | None, expected: str) -> None:
     assert visible_device(gpu, current) == expected
-
-
-def test_a_gpu_that_this_process_does_not_see_is_no_gpu_to_build_on(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-    async def scenario() -> None:
-        ended = await bench.build(["end", 0])
-        assert ended.state == "failed"
-        assert "no GPU 0" in (ended.reason or "")
-
-    run(scenario())

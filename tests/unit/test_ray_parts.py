@@ -13,21 +13,13 @@ from starlette.types import Message, Receive, Scope, Send
 from test_connection import ROWS, House, rows, shift
 from test_connection import workshop as workshop  # a fixture
 
-from convoy.app.config.settings import Settings
 from convoy.app.http.connection import guarded_protocol
-from convoy.app.ray.arguments import SERVER_OPTIONS, AppArguments, replica_settings
-from convoy.app.ray.connections import HotPaths, RouteHere, take_connections
-from convoy.app.ray.ingress import Ingress
+from convoy.app.ray.arguments import AppArguments, replica_settings
+from convoy.app.ray.connections import HotPaths, Ingress, take_connections
 from convoy.app.ray.ways import Ways
 from convoy.app.server.acceptor import ConnectionLimits
 from convoy.models.errors import UsageError
 from tests.support.fake_devices import Workshop, in_workshop, until
-
-
-def refusal(**given: Any) -> str:
-    with pytest.raises(ValidationError) as caught:
-        AppArguments.model_validate(given)
-    return str(caught.value)
 
 
 def test_options_of_the_server_are_arguments_and_reach_a_replica(tmp_path: Path) -> None:
@@ -42,23 +34,13 @@ def test_options_of_the_server_are_arguments_and_reach_a_replica(tmp_path: Path)
     assert settings.grpc_port == -1
 
 
-def test_threads_are_the_cpus_that_ray_sets_aside_unless_they_are_given() -> None:
-    assert AppArguments(num_cpus=3).server_options()["threads"] == 3
-    assert AppArguments.model_validate({"num_cpus": 3, "threads": 1}).server_options()["threads"] == 1
-    assert "threads" not in AppArguments(num_cpus=0).server_options()
-
-
-def test_an_unknown_argument_is_named_with_the_nearest_known_one() -> None:
-    assert "no argument 'stor'; did you mean 'store'?" in refusal(stor="/models")
-    assert "no argument 'max_btach'; did you mean 'max_batch'?" in refusal(max_btach=3)
-    assert "there are api_key_file" not in refusal(num_replica=2)
-    assert "num_replicas" in refusal(num_replica=2)
-
-
-def test_what_is_rays_is_refused_with_the_reason() -> None:
-    for name in ("port", "grpc_port", "edges", "host"):
-        assert f"'{name}' is Ray's to decide" in refusal(**{name: 1})
-    assert set(SERVER_OPTIONS) < set(Settings.model_fields)
+@pytest.mark.parametrize(
+    ("given", "threads"), [({"num_cpus": 3}, 3), ({"num_cpus": 3, "threads": 1}, 1), ({"num_cpus": 0}, None)]
+)
+def test_threads_are_the_cpus_that_ray_sets_aside_unless_they_are_given(
+    given: dict[str, Any], threads: int | None
+) -> None:
+    assert AppArguments.model_validate(given).server_options().get("threads") == threads
 
 
 @pytest.mark.parametrize(
@@ -71,10 +53,16 @@ def test_what_is_rays_is_refused_with_the_reason() -> None:
         ({"min_replicas": 4, "max_replicas": 3}, "above"),
         ({"router": "random"}, "expected-finish"),
         ({"num_cpus": "many"}, "valid number"),
+        *(({name: 1}, f"'{name}' is Ray's to decide") for name in ("port", "grpc_port", "edges", "host")),
+        ({"stor": "/models"}, "no argument 'stor'; did you mean 'store'?"),
+        ({"max_btach": 3}, "no argument 'max_btach'; did you mean 'max_batch'?"),
+        ({"num_replica": 2}, "num_replicas"),
     ],
 )
 def test_a_wrong_value_is_an_error_before_anything_is_started(given: dict[str, Any], words: str) -> None:
-    assert words in refusal(**given)
+    with pytest.raises(ValidationError) as caught:
+        AppArguments.model_validate(given)
+    assert words in str(caught.value)
 
 
 def test_texts_of_the_command_line_may_be_json() -> None:
@@ -101,9 +89,9 @@ class Behind(House):
 
     def __init__(self, workshop: Workshop, prefix: str = "", root_path: str = "") -> None:
         super().__init__(workshop)
-        self.ways, self.here = Ways(), RouteHere()
-        take_connections(guarded_protocol(ConnectionLimits()), HotPaths(self._app, self.hot, self.ways, self.here))
-        self.ingress = Ingress(self._app, self.ways, self.here, _nothing)
+        self.ways = Ways()
+        take_connections(guarded_protocol(ConnectionLimits()), HotPaths(self._app, self.hot, self.ways))
+        self.ingress = Ingress(self._app, self.ways, _nothing)
         self._prefix = prefix
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -160,39 +148,27 @@ def test_the_first_request_teaches_the_prefix_and_all_that_follow_go_direct(work
     in_workshop(workshop, scenario)
 
 
-def test_a_body_that_ray_has_read_is_answered_as_well_as_one_that_nobody_has(workshop: Workshop) -> None:
+TIMEOUT = {"x-request-timeout-seconds": "5"}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "root_path", "path", "headers"),
+    [
+        ("", "", ROWS, TIMEOUT),
+        ("/cnn", "", "/cnn" + ROWS, TIMEOUT),
+        ("/cnn", "", ROWS, {}),
+        ("", "/all", ROWS, {}),
+    ],
+)
+def test_requests_without_the_prefix_or_with_rays_timeout_or_under_a_root_go_by_ray(
+    workshop: Workshop, prefix: str, root_path: str, path: str, headers: dict[str, str]
+) -> None:
     async def scenario() -> None:
-        house = Behind(workshop)
-        house.here.prefix = None
-        for _ in range(3):
-            request = rows(7.0, headers={"x-request-timeout-seconds": "5"})
-            assert shift(await house.connect().ask(request)) == 107
-        assert (house.ways.by_asgi, house.ways.direct) == (3, 0)
-
-    in_workshop(workshop, scenario)
-
-
-def test_who_asks_for_another_prefix_or_for_rays_timeout_goes_by_ray(workshop: Workshop) -> None:
-    async def scenario() -> None:
-        house = Behind(workshop, "/cnn")
-        house.here.prefix = "/cnn"
-        connection = house.connect()
-        await connection.ask(rows(1.0))  # without the prefix
-        assert house.ways.direct == 0
-        house.here.prefix = "/cnn"
-        request = rows(1.0, path="/cnn" + ROWS, headers={"x-request-timeout-seconds": "5"})
-        assert shift(await connection.ask(request)) == 101
-        assert house.ways.direct == 0
-
-    in_workshop(workshop, scenario)
-
-
-def test_under_a_root_of_the_whole_server_everything_goes_by_ray(workshop: Workshop) -> None:
-    async def scenario() -> None:
-        house = Behind(workshop, root_path="/all")
-        house.here.prefix = ""
-        await house.connect().ask(rows(1.0))
-        assert house.ways.direct == 0
+        house = Behind(workshop, prefix, root_path)
+        house.ways.prefix = prefix
+        reply = await house.connect().ask(rows(7.0, path=path, headers=headers))
+        assert (house.ways.by_asgi, house.ways.direct) == (1, 0)
+        assert not headers or shift(reply) == 107
 
     in_workshop(workshop, scenario)
 
@@ -215,7 +191,7 @@ def test_a_connection_on_another_loop_than_the_core_is_rays_own(workshop: Worksh
 def test_a_server_that_ends_lets_a_direct_call_finish(workshop: Workshop) -> None:
     async def scenario() -> None:
         house = Behind(workshop)
-        house.here.prefix = ""
+        house.ways.prefix = ""
         connection = house.connect()
         request = rows(3.0)
         connection.send(request[:-4])

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -94,15 +96,11 @@ def test_series_that_are_added_up_keep_the_last_exemplar_of_each_bucket() -> Non
     assert [one.exemplar and one.exemplar.labels["trace_id"] for one in family.samples[:2]] == ["answered", "late"]
 
 
-@pytest.mark.parametrize("error", [None, ModuleNotFoundError("opentelemetry")])
+@pytest.mark.parametrize("found", [{"return_value": None}, {"side_effect": ModuleNotFoundError("opentelemetry")}])
 def test_without_the_library_the_switch_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]
 ) -> None:
-    def find_spec(name: str) -> None:
-        if error is not None:
-            raise error
-
-    monkeypatch.setattr(starting, "find_spec", find_spec)
+    monkeypatch.setattr(starting, "find_spec", Mock(**found))
     with pytest.raises(UsageError, match=r"pip install 'convoy-serve\[otel\]'"):
         starting.start_tracing(is_wanted=True)
     assert starting.start_tracing(is_wanted=False) is None

@@ -1,0 +1,58 @@
+"""What a client is given, checked: whom it trusts, the certificate that it shows, and headers of the caller's own."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from convoy.models.errors import UsageError
+from convoy.models.tls import ClientTls, ClientTlsNames
+
+_File: TypeAlias = str | os.PathLike[str]
+# What has signed the server's certificate: a file, an SSLContext (HTTP alone), or whether to check it at all.
+Verify: TypeAlias = _File | ssl.SSLContext | ClientTls | bool
+# A certificate of the client's own: one file that has its key, too, or one of each.
+Cert: TypeAlias = _File | tuple[_File, _File]
+Trust: TypeAlias = ClientTls | ssl.SSLContext | bool
+# A mapping, or a function that is called before each request, as a trace's context needs.
+OwnHeaders: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
+
+_TLS_NAMES = ClientTlsNames("verify", "cert", "cert")
+# Both wires carry such names; those of gRPC's metadata are in lower case.
+_HEADER_NAME = re.compile(r"[0-9a-z_.-]+")
+_OURS = frozenset(("authorization", "connection", "host", "te", "transfer-encoding", "upgrade", "user-agent"))
+_OUR_KINDS = ("accept", "content-", "grpc-", "inference-header-")
+
+
+def trust_of(verify: Verify, cert: Cert | None) -> Trust:
+    """Raises UsageError for files with which TLS cannot be spoken, and for two that contradict each other."""
+    if cert is None:
+        if isinstance(verify, bool | ssl.SSLContext | ClientTls):
+            return verify
+        return ClientTls(os.fspath(verify), names=_TLS_NAMES)
+    if isinstance(verify, ssl.SSLContext | ClientTls):
+        raise UsageError("a certificate of your own is in what `verify` is given; load it there, or name files in both")
+    cert_file, key_file = cert if isinstance(cert, tuple) else (cert, None)
+    ca_file = None if isinstance(verify, bool) else os.fspath(verify)
+    tls = ClientTls(ca_file, os.fspath(cert_file), None if key_file is None else os.fspath(key_file), names=_TLS_NAMES)
+    if verify is not False:
+        return tls
+    context = tls.context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def headers_of(own: OwnHeaders | None) -> dict[str, str]:
+    """As they are now, names in lower case. Raises UsageError for what cannot be sent, or is the client's."""
+    found = {name.lower(): value for name, value in ((own() if callable(own) else own) or {}).items()}
+    for name, value in found.items():
+        if name in _OURS or name.startswith(_OUR_KINDS) or name.endswith("-bin"):
+            raise UsageError(f"the header {name!r} is the client's own to send; a key goes into `api_key`")
+        if not _HEADER_NAME.fullmatch(name):
+            raise UsageError(f"the header name {name!r} may have letters, digits, '-', '_' and '.' alone")
+        if not (isinstance(value, str) and value.isascii() and value.isprintable()):
+            raise UsageError(f"the header {name!r} must have printable ASCII characters alone")
+    return found
