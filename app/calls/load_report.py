@@ -16,7 +16,6 @@ TELLS = "endpoint-load-metrics"
 TRAILER = "endpoint-load-metrics-bin"
 # Protocol Buffers: the field's number and wire type 1, and eight bytes of a double; two fields need no library.
 _REPORT = struct.Struct("<BdBd")
-_RPS_FRACTIONAL, _APPLICATION_UTILIZATION = 6 << 3 | 1, 9 << 3 | 1
 
 
 def report_header(wanted: bytes, load: CoreLoad) -> bytes | None:
@@ -33,4 +32,5 @@ def report_header(wanted: bytes, load: CoreLoad) -> bytes | None:
 
 def report_message(load: CoreLoad) -> bytes:
     """The same as an OrcaLoadReport, for a trailer."""
-    return _REPORT.pack(_RPS_FRACTIONAL, load.requests_per_s, _APPLICATION_UTILIZATION, load.utilisation)
+    rps_fractional, application_utilization = 6 << 3 | 1, 9 << 3 | 1  # the fields' tags
+    return _REPORT.pack(rps_fractional, load.requests_per_s, application_utilization, load.utilisation)

@@ -36,11 +36,6 @@ from convoy.app.telemetry.tracing import RequestSpan
 from convoy.models.errors import InvalidRequest, Overloaded, RequestError
 
 _errors = logging.getLogger("convoy")
-# A client's own bytes may stand in an error, and metadata has a limit of 8 KiB.
-_MOST_DETAILS = 2000
-# A client sends its deadline rounded up, by a millisecond or by a hundredth, and leaves at its own; here it counts from
-# when the call has come, which may be some milliseconds later.
-_EARLY_NS, _ROUNDED_PART = 5 * MILLISECOND_NS, 100
 # Probes come from machines that have no key; the admin token is a key to the other two, and to nothing else.
 _NO_KEY_NEEDED = frozenset({"ServerLive", "ServerReady", "ModelReady"})
 _ADMIN = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
@@ -81,7 +76,9 @@ class GrpcCall:
         """Whether its client's deadline has passed, so that this is why it is cancelled now."""
         if self.deadline_ns is None:
             return False
-        early_ns = _EARLY_NS + (self.deadline_ns - self.started_ns) // _ROUNDED_PART
+        # A client sends its deadline rounded up, by a millisecond or by a hundredth, and leaves at its own; here it
+        # counts from when the call has come, which may be some milliseconds later.
+        early_ns = 5 * MILLISECOND_NS + (self.deadline_ns - self.started_ns) // 100
         return time.monotonic_ns() >= self.deadline_ns - early_ns
 
 
@@ -255,7 +252,8 @@ class GrpcGate:
                 ("retry-after", str(max(1, math.ceil(retry_after_s)))),
                 ("grpc-retry-pushback-ms", str(pushback_ms)),
             )
-        return getattr(grpc.StatusCode, call.status), words[:_MOST_DETAILS], trailer
+        # A client's own bytes may stand in an error, and metadata has a limit of 8 KiB.
+        return getattr(grpc.StatusCode, call.status), words[:2000], trailer
 
     def _trailer(self, call: GrpcCall) -> _Metadata:
         trailer: _Metadata = (("x-request-id", call.id.decode()),)

@@ -22,18 +22,10 @@ from convoy.app.scheduling.slab import Slab
 from convoy.app.server.runtime import give_freed_memory_back
 from convoy.models.errors import InvalidRequest, Overloaded, RequestTimeout
 
-# However full the slab is: most messages are small, and one client that sends slowly must not hold up others.
-_LEAST_AT_ONCE = 2
 # How long a client that has room may take to send while others wait. Alone it may send as slowly as over HTTP.
 HURRIED_S = 10.0
 # The same for a connection's messages but one, while another connection waits that has no room at all.
 CROWDING_S = 2.0
-# So much of the room is for connections that have none of it, and room for one message at least.
-_KEPT_SHARE = 4
-# The library reads in small pieces, and the C library keeps them when they are freed.
-_TRIM_EVERY_BYTES = 16 << 20
-# How long a cancelled call may look like one without a message.
-_CANCELLED_WITHIN_S = 0.1
 
 
 class MessageRoom:
@@ -119,7 +111,8 @@ class MessageRoom:
     def passed(self, nbytes: int) -> None:
         """So many bytes were read, and are in memory no longer."""
         self._untrimmed_bytes += nbytes
-        if self._untrimmed_bytes > _TRIM_EVERY_BYTES:
+        # The library reads in small pieces, and the C library keeps them when they are freed.
+        if self._untrimmed_bytes > 16 << 20:
             self._untrimmed_bytes = 0
             give_freed_memory_back()
 
@@ -173,8 +166,10 @@ class MessageRoom:
         """Whether one more message of the connection has room, beside what is kept for those that have none."""
         left_bytes = self._slab.capacity_bytes - self._slab.used_bytes
         has_some = self._held[connection] > 0
-        kept_bytes = max(self.max_bytes, left_bytes // _KEPT_SHARE) if has_some else 0
-        is_among_least = self._taken < _LEAST_AT_ONCE - has_some
+        # A fourth of the room, and room for one message at least, is for connections that have none.
+        kept_bytes = max(self.max_bytes, left_bytes // 4) if has_some else 0
+        # However full the slab is: most messages are small, and one client that sends slowly must not hold up others.
+        is_among_least = self._taken < 2 - has_some
         return is_among_least or self._taken_bytes + self.max_bytes + kept_bytes <= left_bytes
 
 
@@ -222,7 +217,8 @@ class Turn:
             self._nbytes = self._counted_bytes = len(data)
             room.is_read(self._nbytes)
             return data
-        await asyncio.sleep(_CANCELLED_WITHIN_S)
+        # A cancelled call looks like one without a message for a moment.
+        await asyncio.sleep(0.1)
         raise InvalidRequest("the call has no message")
 
     def give_up(self) -> None:

@@ -52,10 +52,8 @@ _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 # What the standard health service is asked for: the server, or the service by its name.
 _HEALTH_NAMES = ("", _SERVICE.full_name)
 _INFER = frozenset({"ModelInfer", "ModelStreamInfer"})
-_WATCH_EVERY_S = 0.25
 # Of a message: protobuf has no larger ones, and the library takes no larger number.
 _MOST_BYTES = (1 << 31) - 1
-_KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 60_000, 20_000
 # Calls of one connection at once; a client keeps further ones back. Cancelled calls count until they have been seen, so
 # the library refuses a client that begins and resets calls without end, at little cost. Above the limit for pending
 # calls it cancels calls at random, so that limit is higher than what many such clients can bring.
@@ -82,8 +80,8 @@ class GrpcServer:
                 ("grpc.server.max_pending_requests", _MOST_PENDING),
                 ("grpc.server.max_pending_requests_hard_limit", 2 * _MOST_PENDING),
                 # A client whose machine has gone holds its connection no longer than this.
-                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-                ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+                ("grpc.keepalive_time_ms", 60_000),
+                ("grpc.keepalive_timeout_ms", 20_000),
             ],
         )
         inference = GrpcInference(core, options, decoder)
@@ -207,7 +205,7 @@ class _Health(health_aio.HealthServicer):  # type: ignore[misc]
         """Tell the watchers about changes, until cancelled."""
         while True:
             await self._refresh()
-            await asyncio.sleep(_WATCH_EVERY_S)
+            await asyncio.sleep(0.25)
 
     async def _refresh(self) -> None:
         is_ready = self._core.ready

@@ -31,14 +31,10 @@ Result = TypeVar("Result")
 _SMALL_BYTES = 64 << 10
 # Announced bodies may together be larger than the memory there is; only what has arrived takes some.
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-# Of the slab, for all uploads above `_SMALL_BYTES` together while they arrive.
-_UPLOADS_SHARE = 0.75
 # A time limit that passes while there may be bytes to read is looked at again so much later.
 LOOK_AGAIN_S = 0.1
 # Whole pages.
 _COPIED_AT_ONCE_BYTES = 1 << 20
-# Uploads that try again when some memory is free; the others keep their place behind them.
-_WOKEN_AT_ONCE = 16
 
 
 def declared_length(headers: dict[bytes, bytes], limits: BodyLimits) -> int | None:
@@ -74,7 +70,8 @@ class UploadRoom:
                 self._uploads[upload] = held
                 self._uploads_bytes += held
             is_oldest = next(iter(self._uploads)) is upload
-            if not is_oldest and self._uploads_bytes + more > _UPLOADS_SHARE * self._slab.capacity_bytes:
+            # A fourth of the slab is for small requests, and for those that are whole.
+            if not is_oldest and self._uploads_bytes + more > 0.75 * self._slab.capacity_bytes:
                 return False
         if not self._slab.count_outside(more):
             return False
@@ -108,7 +105,8 @@ class UploadRoom:
 
     def _wake(self) -> None:
         self._is_waking = False
-        for future in [*islice(self._waiting, _WOKEN_AT_ONCE)]:
+        # The others keep their place behind them.
+        for future in [*islice(self._waiting, 16)]:
             del self._waiting[future]
             if not future.done():
                 future.set_result(None)

@@ -23,11 +23,6 @@ _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 _KNOWN_AS = {"gzip": "gzip", "deflate": "deflate, which in HTTP is zlib's format"}
 _READ_BYTES = 64 << 10
 _PIECE_BYTES = 256 << 10
-# Most tensors shrink less than this; a better guess would only save copies.
-_GUESSED_RATIO = 4
-# Below, compressing costs more than a packet; above, the fastest level is what a server can afford.
-_WORTHWHILE_BYTES = 1 << 10
-_LEVEL = 1
 
 
 def request_encoding(headers: Mapping[bytes, bytes]) -> bytes | None:
@@ -46,7 +41,8 @@ def request_encoding(headers: Mapping[bytes, bytes]) -> bytes | None:
 async def inflate(body: Slot, encoding: bytes, call: Call, decoder: Decoder, limits: BodyLimits) -> Slot:
     """The body as it was before it was compressed. Raises InvalidRequest, BodyTooLarge or Overloaded."""
     inflater = _Inflater(body.view, encoding)
-    guessed = min(limits.max_bytes, max(_READ_BYTES, _GUESSED_RATIO * body.view.nbytes))
+    # Most tensors shrink less than this; a better guess would only save copies.
+    guessed = min(limits.max_bytes, max(_READ_BYTES, 4 * body.view.nbytes))
     slot = _reserve_up_to(call, guessed, min(limits.max_bytes, max(_READ_BYTES, body.view.nbytes)))
     filled = 0
     while True:
@@ -162,14 +158,16 @@ def response_encoding(accepted: bytes) -> bytes | None:
 def reply_encoding(headers: Mapping[bytes, bytes], reply: Reply) -> bytes | None:
     """How to compress the reply to a request with these headers; None for not at all."""
     accepted = headers.get(b"accept-encoding")
-    if accepted is None or reply.status != 200 or reply.length < _WORTHWHILE_BYTES or reply.content_type == "image/png":
+    # A shorter reply costs more to compress than to send: it is less than a packet.
+    if accepted is None or reply.status != 200 or reply.length < 1024 or reply.content_type == "image/png":
         return None
     return response_encoding(accepted)
 
 
 def compress(reply: Reply, encoding: bytes) -> Reply:
     """The same reply with a compressed body, or as it is where that would not be smaller."""
-    stream = zlib.compressobj(_LEVEL, wbits=_WINDOW_BITS[encoding])
+    # The fastest level is what a server can afford.
+    stream = zlib.compressobj(1, wbits=_WINDOW_BITS[encoding])
     pieces = (*(stream.compress(piece) for piece in reply.pieces), stream.flush())
     body = b"".join(pieces)
     if len(body) >= sum(len(piece) for piece in reply.pieces):

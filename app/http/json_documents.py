@@ -25,14 +25,6 @@ _COMMA = ord(",")
 _OPENING, _EITHER = ord("["), 0xFF ^ (ord("[") ^ ord("{"))
 # What a request has beside its tensors: shapes, parameters, outputs, and texts with commas.
 _MOST_BESIDE = 1 << 16
-# The text, simdjson's own copy, and its strings.
-_COPIES = 3
-# A number: its places in simdjson's indexes, tape and a list, and its object where it becomes one.
-_VALUE_BYTES = 64
-# A string has more.
-_STRING_BYTES = 104
-# A list or an object, with its places.
-_LIST_BYTES = 160
 
 
 class Weight(NamedTuple):
@@ -78,8 +70,10 @@ def check_weight(weight: Weight, served: Served) -> None:
 
 def needed_bytes(weight: Weight, served: Served) -> int:
     """The memory beside such a body while it is read."""
-    each = _STRING_BYTES if any(tensor.is_strings for tensor in served.spec.inputs) else _VALUE_BYTES
-    return _COPIES * weight.nbytes + each * weight.values + _LIST_BYTES * weight.lists
+    # A value has its places in simdjson's indexes, tape and a list, and an object where it becomes one.
+    each = 104 if any(tensor.is_strings for tensor in served.spec.inputs) else 64
+    # The text is there three times: as it came, as simdjson's copy, and as its strings. A list takes 160 bytes.
+    return 3 * weight.nbytes + each * weight.values + 160 * weight.lists
 
 
 # Reading numbers from this much JSON takes some tenths of a millisecond, like a hop to a thread.

@@ -32,10 +32,6 @@ class Reply:
         return sum(map(len, self.pieces))
 
 
-# Small pieces are cheaper to join than to send one by one.
-_JOIN_BELOW_BYTES = 64 << 10
-
-
 async def send_reply(send: Send, reply: Reply, on_copied: Callable[[], None] = lambda: None) -> None:
     """Send the whole reply. Return when the client has read it, apart from what the transport still buffers.
 
@@ -44,7 +40,8 @@ async def send_reply(send: Send, reply: Reply, on_copied: Callable[[], None] = l
     length = reply.length
     headers = [(b"content-type", reply.content_type.encode()), (b"content-length", b"%d" % length), *reply.headers]
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    if length <= _JOIN_BELOW_BYTES:
+    # Small pieces are cheaper to join than to send one by one.
+    if length <= 64 << 10:
         await send({"type": "http.response.body", "body": b"".join(reply.pieces)})
         return
     for piece in reply.pieces:

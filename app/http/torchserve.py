@@ -15,15 +15,13 @@ from convoy.app.http.error_docs import ERRORS
 from convoy.app.http.replies import json_response
 from convoy.app.lifecycle.catalog import Served
 
-_DEFAULT_LIMIT = 100
-
 
 def torchserve_routes(core: Core) -> APIRouter:
     router = APIRouter(tags=["TorchServe"], responses=ERRORS)
 
     @router.get("/models", summary="The models' names")
     async def models(
-        limit: int = Query(_DEFAULT_LIMIT, ge=1, le=10_000), next_page_token: int = Query(0, ge=0, le=1 << 31)
+        limit: int = Query(100, ge=1, le=10_000), next_page_token: int = Query(0, ge=0, le=1 << 31)
     ) -> Response:
         names = sorted({served.key.model for served in core.catalog.served()})
         page = names[next_page_token : next_page_token + limit]

@@ -39,7 +39,6 @@ from convoy.models.images import KEPT_MEMORY
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-_BATCHES_AHEAD = 2
 # Memory for large images goes back to the system after this time without use.
 _KEEP_S = 10.0
 
@@ -177,7 +176,7 @@ class Decoder:
 
     def _most_ahead(self, served: Served) -> int:
         """How many of its samples may be decoded and unanswered: two full batches for each engine."""
-        return _BATCHES_AHEAD * max(1, served.spec.max_batch_size) * max(1, served.engines)
+        return 2 * max(1, served.spec.max_batch_size) * max(1, served.engines)
 
     def _admit(self, waiting: _Waiting, now_ns: int) -> None:
         refusal = admit(self._state, waiting.job, now_ns)

@@ -64,7 +64,6 @@ class EncodedPicture(Picture):
         return decode_image_into(self._encoded, image, out, max_pixels)
 
 
-_DEFAULT_TOP_K = 5
 # More classes than any model has, so it means all.
 MOST_TOP_K = 10**9
 
@@ -191,7 +190,7 @@ def _failure(error: BaseException) -> str | None:
 
 def wanted_classes(top_k: int | None, threshold: float | None) -> Wanted:
     """The classes to answer with: all that reach a threshold if there is one, else the best five."""
-    return Wanted(CLASSES, _DEFAULT_TOP_K if top_k is None and threshold is None else top_k, threshold)
+    return Wanted(CLASSES, 5 if top_k is None and threshold is None else top_k, threshold)
 
 
 def check_top_k(top_k: object, given: object) -> int:

@@ -26,7 +26,6 @@ from convoy.models.spec import TensorSpec
 from convoy.models.tensors import pack
 
 _ONE = (1,)
-_LENGTH_BYTES = 4  # before an element of BYTES
 
 
 class PictureRequest(NamedTuple):
@@ -81,4 +80,5 @@ def _picture(request_id: str | None, tensor: TensorIn, served: Served, call: Cal
         np.frombuffer(slot.view, values.dtype)[:] = values
     else:
         values.write_into(slot.view)
-    return EncodedPicture(slot.view[_LENGTH_BYTES:], (slot,))
+    # An element of BYTES begins with its length.
+    return EncodedPicture(slot.view[4:], (slot,))

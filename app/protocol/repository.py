@@ -14,7 +14,6 @@ from convoy.models.store import is_version
 from convoy.models.version_policy import Latest, Policy
 
 _FILE = "file:"
-_MOST_DIGITS = 10  # of a 32-bit number
 _EXAMPLE = '{"max_batch_size": 16}'
 _POLICIES = '{"latest":{}}, {"all":{}} or {"specific":{"versions":[1,2]}}'
 # Named by clients that send a model's own configuration back; a model cannot be changed into another one.
@@ -85,7 +84,8 @@ def _batch(value: object) -> int | None:
     """Triton's own examples send it as a string."""
     if value is None:
         return None
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
+    # A 32-bit number has at most ten digits.
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
         value = int(value)
     if type(value) is not int or not 0 <= value < 1 << 31:
         raise InvalidRequest(f"'max_batch_size' must be a whole number >= 0, got {brief(value)}")

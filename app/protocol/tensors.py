@@ -20,7 +20,6 @@ from convoy.models.errors import InvalidRequest
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import objection_to_strings, pack
 
-_MAX_SHOWN_DIMENSIONS = 16
 # JSON has no form for them that every reader would round alike.
 BINARY_ONLY = frozenset({"FP16", "BF16"})
 
@@ -162,7 +161,7 @@ def brief(value: object) -> str:
 
 def shown(shape: Sequence[object]) -> str:
     """A shape for an error message."""
-    if len(shape) > _MAX_SHOWN_DIMENSIONS:
+    if len(shape) > 16:
         return f"{len(shape)} dimensions"
     return "[" + ",".join(str(size) for size in shape) + "]"
 

@@ -27,12 +27,7 @@ from convoy.app.scheduling.patience import ONE_BATCH_IN
 from convoy.app.scheduling.queues import NEVER_NS, PATIENCE_NS
 from convoy.app.scheduling.request import SECOND_NS, ModelKey, earliest_ns
 
-_SPARE_PART = 16
 _LEARN = 1 / 8
-# What stood still for a while (a machine that was suspended, a core that others used) must not be learned from.
-_MOST_TIMES_LONGER = 4
-# How many jobs of each model are looked at behind one that does not fit.
-_LOOK_BEHIND = 16
 
 
 class DecodeCost:
@@ -48,7 +43,8 @@ class DecodeCost:
         """Learn from one, a part of the error (normalised least mean squares: Nagumo and Noda, 1967)."""
         expected = self.fixed_ns + self.unit_ns * units
         fixed, each = self._scale[0], self._scale[1] * units
-        step = _LEARN * (min(took_ns, _MOST_TIMES_LONGER * expected) - expected) / (fixed * fixed + each * each)
+        # At most four times as long counts: a machine that stood still for a while must not be learned from.
+        step = _LEARN * (min(took_ns, 4 * expected) - expected) / (fixed * fixed + each * each)
         self.fixed_ns = max(1.0, self.fixed_ns + step * fixed * fixed)
         self.unit_ns = max(0.0, self.unit_ns + step * each * self._scale[1])
 
@@ -97,7 +93,7 @@ class DecodeJob:
         if self.latest_start_ns is not None:
             late_ns = max(late_ns, decoded_ns - self.latest_start_ns)
         if self.deadline_ns is not None:
-            due_ns = self.deadline_ns - (self.deadline_ns - self.arrival_ns) // _SPARE_PART
+            due_ns = self.deadline_ns - (self.deadline_ns - self.arrival_ns) // 16  # predictions are not exact
             late_ns = max(late_ns, end_ns - due_ns)
         return late_ns
 
@@ -329,5 +325,5 @@ def _backlog_ns(state: Decoding, now_ns: int) -> int:
 
 def _behind(state: Decoding, lines: list[DecodeLine], now_ns: int) -> Iterator[DecodeJob]:
     """Who might pass one that does not fit."""
-    places = sorted(place for line in lines for place in islice(line.places, _LOOK_BEHIND))
+    places = sorted(place for line in lines for place in islice(line.places, 16))
     return (place[-1] for place in places if _given_up(state, place[-1], now_ns) is None)

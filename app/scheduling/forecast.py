@@ -20,8 +20,6 @@ from convoy.app.scheduling.queues import (
 )
 from convoy.app.scheduling.request import SECOND_NS, Request
 
-_WAITING_PER_SERVED = 2
-
 
 def lateness_ns(state: State, queue: Queue, request: Request, now_ns: int) -> int:
     """By how much the request is late even alone, or too late for how many wait before it; 0 when it is neither.
@@ -46,7 +44,7 @@ def lateness_ns(state: State, queue: Queue, request: Request, now_ns: int) -> in
         for samples in (request.samples, min(queue.max_batch, round(rest * mean) + request.samples))
     )
     time_ns = deadline_of(request) - first_ns
-    late_ns = max(own_ns, (before_ns + with_it_ns) // _WAITING_PER_SERVED) - time_ns
+    late_ns = max(own_ns, (before_ns + with_it_ns) // 2) - time_ns  # twice as many may wait as can be served
     if request.latest_start_ns is not None:
         late_ns = max(late_ns, first_ns + before_ns - request.latest_start_ns)
     return max(0, late_ns)

@@ -28,8 +28,6 @@ _RECENT = 10
 _MARGIN_BOUNDS = (1.0, 1.5)
 # The other way round, for what must be ready when a batch ends: the fastest recent one and a little less.
 _SOONEST_BOUNDS = (0.5, 0.98)
-_SOONER_STILL = 0.95
-_SOONEST_UNKNOWN = 0.75
 # One batch that took thirty times the usual says more about a hiccup than about the next batch.
 _OUTLIER_RATIO = 4.0
 # Caches make real tables bend a little against both bounds; within this factor they may.
@@ -61,7 +59,7 @@ class LatencyModel:
     def soonest_ns(self, samples: int) -> int:
         """What it takes when it goes as well as lately at best."""
         low, high = _SOONEST_BOUNDS
-        recent = _SOONER_STILL * min(self._ratios) if self._ratios else _SOONEST_UNKNOWN
+        recent = 0.95 * min(self._ratios) if self._ratios else 0.75
         return int(_at(self._believed_ns, samples) * min(high, max(low, recent)))
 
     @property
