@@ -248,7 +248,7 @@ def test_sessions_of_onnx_runtime_are_opened_in_one_place() -> None:
     # A peer's own process has no Convoy to import.
     assert not {name for name in found - {place} if not in_room(name, peers)}
     helpers = {path.name for path in (ROOT / "tests" / "support").glob("*.py") if opens_sessions(path)}
-    assert helpers <= {"fake_onnxruntime.py", "fake_asked.py"}, "these play the library itself"
+    assert helpers <= {"fake_onnxruntime.py"}, "these play the library itself"
 
 
 def test_a_library_does_not_optimise_graphs_by_itself() -> None:

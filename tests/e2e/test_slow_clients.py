@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -213,6 +214,34 @@ def test_a_client_that_asks_on_and_on_and_reads_nothing_is_not_read_either(serve
             most_bytes = max(most_bytes, server.rss_bytes)
     assert sent_bytes < 32 * MIB, "what the kernel keeps"
     assert most_bytes < idle_bytes + 50 * MIB
+
+
+def test_a_client_that_pauses_among_its_answers_misses_none_of_them(server: Server) -> None:
+    """It has asked for more than the connection holds: nothing is answered into memory meanwhile."""
+    count, values = 150, 16 << 10
+
+    def request(number: int) -> bytes:
+        data = np.full(values, number, np.float32).tobytes()
+        tensor = b'"name":"x","datatype":"FP32","shape":[1,%d],"parameters":{"binary_data_size":%d}' % (
+            values,
+            len(data),
+        )
+        document = b'{"parameters":{"binary_data_output":true},"inputs":[{%b}]}' % tensor
+        lengths = {"Inference-Header-Content-Length": len(document), "Content-Length": len(document) + len(data)}
+        return (
+            head("/v2/models/identity_fp32/infer", {name: str(one) for name, one in lengths.items()}) + document + data
+        )
+
+    with Wire(server.port, receive_buffer=4096) as wire, ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(wire.send, b"".join(request(number) for number in range(count)))
+        wait_until(lambda: server.stats()["inflight_bytes"] > 0, "an answer waits for its reader")
+        assert server.stats()["inflight_bytes"] < 8 * MIB
+        wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB)  # or the rest would take long
+        for number in range(count):
+            reply = wire.reply()
+            data = reply.body[int(reply.headers["inference-header-content-length"]) :]
+            assert data == np.full(values, number, np.float32).tobytes()
+        sending.result()
 
 
 def test_connections_above_the_limit_are_told_so(server: Server) -> None:
