@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.oracle.judge import INTENDED, Intended, intended_since, judge, lines_of, read_intended
-from tests.oracle.normal import RULES, Answers, Part
+from tests.oracle.judge import INTENDED, Intended, intended_since, judge, read_intended
+from tests.oracle.normal import Answers, Part
 from tests.support.stores import ROOT
 
 HEAD = "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nx-request-id: {id}\r\n"
@@ -40,14 +40,7 @@ def test_an_id_of_the_clients_own_counts() -> None:
 def test_anything_else_is_a_difference_and_shown(after: Answers) -> None:
     found = verdict(predicted("3eeb31c8-7", "5.51"), after)
     assert not found.is_good
-    assert all("-" in diff for diff in found.differences.values())
-
-
-def test_a_difference_shows_the_lines_that_differ() -> None:
-    differences = verdict(predicted("3eeb31c8-7", "5.51"), predicted("3eeb31c8-7", "5.51", "0.98")).differences
-    assert list(differences) == [PREDICT]
-    assert '-   "score": 0.99' in differences[PREDICT]
-    assert '+   "score": 0.98' in differences[PREDICT]
+    assert '-   "score": 0.99' in found.differences[PREDICT]
 
 
 def test_a_header_more_is_a_difference() -> None:
@@ -114,11 +107,3 @@ def test_what_the_build_before_has_made_already_is_not_intended_again(tmp_path: 
     assert [one.asks for one in intended_since(*builds)] == ["b"]
     assert intended_since(ROOT, ROOT) == []
     assert len(intended_since(tmp_path / "older than the list", builds[1])) == 2
-
-
-def test_every_row_of_the_normaliser_says_why() -> None:
-    assert all(rule.why and rule.where in ("head", "body") for rule in RULES)
-
-
-def test_what_is_no_text_is_shown_by_its_bytes() -> None:
-    assert list(lines_of((Part("head", b"\xff\x00A"),))) == ["head", "ff 00 41", ""]
