@@ -12,9 +12,9 @@ from tests.simulation.workload import Scenario, VirtualDevice, Workload, draw, e
 WHENEVER_NS = 1 << 60
 
 
-def poisson(device: VirtualDevice, rho: float, count: int, seed: int = 1) -> Workload:
+def poisson(device: VirtualDevice, rho: float, count: int) -> Workload:
     """So many requests that come at random and have all the time in the world."""
-    gaps_ns = np.random.default_rng(seed).exponential(device.slope_ns / rho, count)
+    gaps_ns = np.random.default_rng(1).exponential(device.slope_ns / rho, count)
     return Workload((np.cumsum(gaps_ns).astype(np.int64).tolist(),), WHENEVER_NS)
 
 
