@@ -164,15 +164,12 @@ def test_threads_share_one_client(client: convoy.Client) -> None:
     assert found == ["7"] * 64
 
 
-def test_a_key_is_asked_for_and_given(tmp_path: Any) -> None:
-    key = tmp_path / "key"
-    key.write_text("secret")
-    with start_server("--api-key-file", str(key)) as locked:
-        for wire in ("http", "grpc"):
-            with convoy.Client(url_of(locked, wire)) as client, pytest.raises(Unauthorized):
-                client.predict("digits", SEVEN)
-            with convoy.Client(url_of(locked, wire), api_key="secret") as client:
-                assert client.predict("digits", SEVEN).best.label == "7"
+def test_a_key_is_asked_for_and_given(locked: Server) -> None:
+    for wire in ("http", "grpc"):
+        with convoy.Client(url_of(locked, wire)) as client, pytest.raises(Unauthorized):
+            client.predict("digits", SEVEN)
+        with convoy.Client(url_of(locked, wire), api_key="open sesame") as client:
+            assert client.predict("digits", SEVEN).best.label == "7"
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])

@@ -22,12 +22,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from convoy.app.telemetry.outcomes import Refusal
 from tests.support.manifests import DEPLOY, check, document
-from tests.support.servers import Server, free_port, start_server, wait_until
+from tests.support.servers import Server, free_port, rows_request, start_server, wait_until
 from tests.support.stores import DEMO, StoreFolder, digit
 from tests.support.tools import tool
 
 pytestmark = pytest.mark.slow
-ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}
+ROW = rows_request(0.0)
 OVERLAYS = sorted(path.parent for path in (DEPLOY / "kubernetes" / "overlays").glob("*/kustomization.yaml"))
 # What a service that is called convoy sets in the pods of its namespace, unless they refuse it.
 SERVICE_LINKS = {"CONVOY_PORT": "tcp://10.0.0.1:8000", "CONVOY_SERVICE_HOST": "10.0.0.1"}

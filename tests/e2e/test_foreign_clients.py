@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.servers import Server, rows_request, start_fake_server, start_server, wait_until
 from tests.support.stores import digit
-from tests.support.wire import Wire, WireReply, chunk, head
+from tests.support.wire import Wire, chunk, head
 
 # Many servers are started here, and much is waited for.
 pytestmark = pytest.mark.slow
@@ -105,46 +105,6 @@ def test_curl_may_ask_for_http_2(server: Server, tmp_path: Path) -> None:
     command = ["curl", "--silent", "--http2", "--data-binary", f"@{tmp_path}/seven.png", f"{server.url}{DIGITS}"]
     answer = subprocess.run(command, capture_output=True, check=True, timeout=60)
     assert json.loads(answer.stdout)["predictions"][0]["label"] == "7"
-
-
-# A request in pieces
-
-
-def in_pieces(data: bytes, nbytes: int) -> list[bytes]:
-    return [data[start : start + nbytes] for start in range(0, len(data), nbytes)]
-
-
-@pytest.mark.parametrize("path", [DIGITS, "/v2/models/digits/infer"])
-def test_however_it_is_sent_it_is_answered(server: Server, path: str) -> None:
-    images = {"name": "images", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [7] * 3072}
-    body = digit("seven") if path == DIGITS else json.dumps({"inputs": [images]}).encode()
-    lengths = {"Content-Length": str(len(body))}
-    chunks = chunk(body[:40]) + b"".join(chunk(piece) for piece in in_pieces(body[40:], 700)) + chunk(b"")
-    with Wire(server.port) as wire:
-        expected = answer_in(wire.ask(path, body))
-        for pieces in (
-            in_pieces(head(path, lengths) + body, 700),
-            [*in_pieces(head(path, lengths), 1), *in_pieces(body[:100], 1), body[100:]],
-            [head(path, {"Transfer-Encoding": "chunked"}) + chunks],
-            in_pieces(head(path, {"Transfer-Encoding": "chunked"}) + chunks, 100),
-        ):
-            for piece in pieces:
-                wire.send(piece)
-            assert answer_in(wire.reply()) == expected
-        wire.send(head(path, {**lengths, "Expect": "100-continue"}) + body)
-        assert wire.reply().status == 100
-        assert answer_in(wire.reply()) == expected
-        for last in (head(path, {**lengths, "Connection": "close"}), head(path, lengths).replace(b"/1.1", b"/1.0")):
-            with Wire(server.port) as other:
-                other.send(last + body)
-                reply = other.reply()
-                assert (answer_in(reply), reply.headers["connection"]) == (expected, "close")
-                assert other.is_closed()
-
-
-def answer_in(reply: WireReply) -> object:
-    document = reply.json()
-    return document.get("predictions") or document["outputs"]
 
 
 # Headers that a library would not send

@@ -26,8 +26,16 @@ from tritonclient.utils import InferenceServerException
 
 from convoy.models.spec import NUMPY_DTYPES
 from tests.support.crowds import at_once
-from tests.support.grpc_calls import asking
-from tests.support.servers import FakeServer, Server, run_convoy, start_fake_server, start_server, wait_until
+from tests.support.grpc_calls import asking, given, request, row
+from tests.support.servers import (
+    FakeServer,
+    Server,
+    check_ended,
+    run_convoy,
+    start_fake_server,
+    start_server,
+    wait_until,
+)
 from tests.support.stores import IDENTITIES, StoreFolder, digit
 
 # Many servers are started here, and much is waited for.
@@ -81,12 +89,6 @@ def one_by_one() -> Iterator[FakeServer]:
         yield server
 
 
-def given(name: str, array: np.ndarray, dtype: str) -> triton.InferInput:
-    tensor = triton.InferInput(name, array.shape, dtype)
-    tensor.set_data_from_numpy(array)
-    return tensor
-
-
 def some(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     """Any bits at all, so NaN, infinities and the smallest and largest integers are among them."""
     generator = np.random.default_rng(SEED)
@@ -97,20 +99,9 @@ def some(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(data, numpy_dtype).reshape(shape)
 
 
-def request(model: str, array: np.ndarray, dtype: str, **fields: Any) -> Any:
-    """A raw request as a message; `fields` replace its own."""
-    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype=dtype, shape=array.shape)
-    own = {"model_name": model, "inputs": [tensor], "raw_input_contents": [array.tobytes()]}
-    return service_pb2.ModelInferRequest(**{**own, **fields})
-
-
 def rows(*values: float, **fields: Any) -> Any:
     """A request for the fake model: each value is a row of four."""
     return request("rows", np.array([[value] * 4 for value in values], np.float32), "FP32", **fields)
-
-
-def row_input(value: float) -> list[triton.InferInput]:
-    return [given("x", np.full((1, 4), value, np.float32), "FP32")]
 
 
 def refused(call: Any) -> grpc.RpcError:
@@ -417,9 +408,9 @@ def test_a_full_queue_says_when_to_come_back(one_by_one: FakeServer) -> None:
 def test_a_request_that_the_model_fails_on_is_an_internal_error(one_by_one: FakeServer) -> None:
     with triton.InferenceServerClient(one_by_one.grpc_address) as client:
         with pytest.raises(InferenceServerException) as error:
-            client.infer("rows", row_input(666.0))
+            client.infer("rows", [row(666.0)])
         assert error.value.status() == "StatusCode.INTERNAL"
-        assert client.infer("rows", row_input(2.0)).as_numpy("y").tolist() == [[2.0] * 4]
+        assert client.infer("rows", [row(2.0)]).as_numpy("y").tolist() == [[2.0] * 4]
 
 
 def ended(server: Server) -> dict[tuple[str, str], int]:
@@ -567,10 +558,12 @@ def test_the_port_can_be_left_out_and_one_that_is_taken_is_a_wrong_call(server: 
     with start_server("--grpc-port", "-1", store=store.root) as without:
         assert "grpc://" not in without.log
     port = server.grpc_address.rpartition(":")[2]
-    taken = run_convoy("serve", "--port", "0", "--grpc-port", port, "--store", str(store.root))
-    assert taken.returncode == 2
-    assert f":{port}" in taken.stderr
-    assert "--grpc-port" in taken.stderr
+    check_ended(
+        run_convoy("serve", "--port", "0", "--grpc-port", port, "--store", str(store.root)),
+        2,
+        f":{port}",
+        "--grpc-port",
+    )
 
 
 class Announced:

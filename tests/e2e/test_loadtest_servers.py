@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2
 from convoy.loadtest.command import run
 from convoy.loadtest.options import LoadTestOptions
 from convoy.models.errors import JobError, UsageError
-from tests.support.servers import run_convoy, start_server, wait_until
+from tests.support.servers import check_ended, run_convoy, start_server, wait_until
 
 # Many servers are started here, and much is waited for.
 pytestmark = pytest.mark.slow
@@ -88,9 +88,7 @@ def test_the_command_takes_every_option(demo, tmp_path):
         f"loadtest --url http://{demo.grpc_address} --protocol grpc --model digits --steps 20,40 --arrivals constant"
     )
     words += " --duration 0.5 --warm-up 0.1 --slo-ms 20000 --processes 2 --seed 3 --json {} --csv {} --report {}"
-    outcome = run_convoy(*words.format(*files).split())
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert "constant, steps of 20, 40 requests/s" in outcome.stdout
+    check_ended(run_convoy(*words.format(*files).split()), 0, "constant, steps of 20, 40 requests/s")
     assert all(file.stat().st_size > 100 for file in files)
 
 

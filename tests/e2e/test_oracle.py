@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers import check_ended
 from tests.support.stores import ROOT
 
 # Words that clients are told, changed each in one letter, and the servers that are asked for them.
@@ -54,6 +55,4 @@ def test_a_build_that_says_something_else_is_found_out(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_compared_is_an_error() -> None:
-    ended = compare("--before", "no-such-revision", timeout_s=60)
-    assert ended.returncode == 2
-    assert "neither a folder nor a revision" in ended.stderr
+    check_ended(compare("--before", "no-such-revision", timeout_s=60), 2, "neither a folder nor a revision")

@@ -1,4 +1,4 @@
-"""The protocol over gRPC by its bare stubs, where a client of Triton's would say too much or too little."""
+"""The protocol over gRPC: requests for models whose input is called x, and how a call ends."""
 
 from __future__ import annotations
 
@@ -7,13 +7,41 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
-from tritonclient.grpc import service_pb2_grpc
+import numpy as np
+import tritonclient.grpc as triton
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.support.servers import Server
 
 
 @contextmanager
 def asking(server: Server) -> Iterator[Any]:
-    """The stub of a connection."""
+    """The bare stub of a connection, where a client of Triton's would say too much or too little."""
     with grpc.insecure_channel(server.grpc_address) as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def request(model: str, array: np.ndarray, dtype: str = "FP32", **fields: Any) -> Any:
+    """A raw request as a message; `fields` replace its own."""
+    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype=dtype, shape=array.shape)
+    own = {"model_name": model, "inputs": [tensor], "raw_input_contents": [array.tobytes()]}
+    return service_pb2.ModelInferRequest(**{**own, **fields})
+
+
+def given(name: str, array: np.ndarray, dtype: str = "FP32") -> triton.InferInput:
+    """An input as Triton's client takes it."""
+    return triton.InferInput(name, list(array.shape), dtype).set_data_from_numpy(array)
+
+
+def row(value: float = 0.0, name: str = "x") -> triton.InferInput:
+    """One sample of the fake model `rows`."""
+    return given(name, np.full((1, 4), value, np.float32))
+
+
+def status_of(client: triton.InferenceServerClient, model: str = "rows", **options: Any) -> str:
+    """How a request for one sample ends: `OK`, or the name of its status."""
+    try:
+        client.infer(model, **{"inputs": [row()], **options})
+    except triton.InferenceServerException as error:
+        return str(error.status()).removeprefix("StatusCode.")
+    return "OK"

@@ -50,11 +50,11 @@ class Connection:
     def send_more(self, stream: int, data: bytes) -> None:
         self._send(_frame(_DATA, 0, stream, data))
 
-    def begin_and_reset(self, times: int, method: str = METHOD) -> None:
+    def begin_and_reset(self, times: int) -> None:
         """So many calls that are taken back at once, in one piece."""
         pieces = []
         for stream in (next(self._ids) for _ in range(times)):
-            pieces.append(_frame(_HEADERS, _END_HEADERS, stream, _headers(method, ())))
+            pieces.append(_frame(_HEADERS, _END_HEADERS, stream, _headers(METHOD, ())))
             pieces.append(_frame(_RST_STREAM, 0, stream, struct.pack(">I", _CANCEL)))
         self._send(b"".join(pieces))
 

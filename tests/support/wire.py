@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, BinaryIO, NoReturn
 
+import httpx
+
 
 @dataclass(frozen=True, slots=True)
 class WireReply:
@@ -146,3 +148,12 @@ def head(path: str, headers: Mapping[str, str] | None = None, method: str = "POS
 def chunk(data: bytes) -> bytes:
     """One piece of a chunked body; the empty one ends it."""
     return b"%x\r\n" % len(data) + data + b"\r\n"
+
+
+def check_refused(answer: WireReply | httpx.Response, status: int, *words: str) -> None:
+    """The answer is an error of this status, and all of these words are in it."""
+    found = answer.status if isinstance(answer, WireReply) else answer.status_code
+    assert found == status, answer
+    error = answer.json()["error"]
+    missing = [word for word in words if word not in error]
+    assert not missing, f"{missing} not in {error!r}"
