@@ -31,6 +31,7 @@ from convoy.models.errors import (
     Unavailable,
     UsageError,
 )
+from tests.support.grpc_calls import answering
 from tests.support.servers import Server, start_server
 from tests.support.stores import DATA, StoreFolder
 
@@ -236,15 +237,6 @@ class RefusingService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
         context.set_trailing_metadata((("x-request-id", "1"), *trailer.items()))
         context.abort(code, "send it again later")
 
-    @contextmanager
-    def running(self) -> Iterator[str]:
-        server = grpc.server(ThreadPoolExecutor(2))
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield f"grpc://127.0.0.1:{port}"
-        server.stop(None).wait()
-
 
 BUSY, AWAY, WRONG = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -255,7 +247,11 @@ BUSY, AWAY, WRONG = (
 
 def test_over_grpc_it_comes_back_after_what_the_server_says() -> None:
     service = RefusingService((BUSY, {"grpc-retry-pushback-ms": "600"}), (AWAY, {"retry-after": "1"}), (WRONG, {}))
-    with service.running() as url, convoy.Client(url) as client, pytest.raises(InvalidRequest, match="later"):
+    with (
+        answering(service) as address,
+        convoy.Client(f"grpc://{address}") as client,
+        pytest.raises(InvalidRequest, match="later"),
+    ):
         client.predict("digits", b"image")
     (first, left_s), (second, _), (third, _) = service.asked
     assert second - first >= 0.6
@@ -266,7 +262,11 @@ def test_over_grpc_it_comes_back_after_what_the_server_says() -> None:
 @pytest.mark.parametrize("pushback", ["-1", "no number", "6000"])
 def test_over_grpc_who_is_not_to_come_back_in_time_does_not(pushback: str) -> None:
     service = RefusingService((BUSY, {"grpc-retry-pushback-ms": pushback}))
-    with service.running() as url, convoy.Client(url, timeout_s=5.0) as client, pytest.raises(Overloaded):
+    with (
+        answering(service) as address,
+        convoy.Client(f"grpc://{address}", timeout_s=5.0) as client,
+        pytest.raises(Overloaded),
+    ):
         client.predict("digits", b"image")
     assert len(service.asked) == 1
 

@@ -1,8 +1,9 @@
-"""The protocol over gRPC: requests for models whose input is called x, and how a call ends."""
+"""The protocol over gRPC: requests for models whose input is called x, how a call ends, and servers that are played."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +20,21 @@ def asking(server: Server) -> Iterator[Any]:
     """The bare stub of a connection, where a client of Triton's would say too much or too little."""
     with grpc.insecure_channel(server.grpc_address) as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+@contextmanager
+def answering(
+    servicer: object, add: Callable[..., None] = service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server
+) -> Iterator[str]:
+    """The address of a server that answers by these methods, as long as the body lasts."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    add(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
 
 
 def request(model: str, array: np.ndarray, dtype: str = "FP32", **fields: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+from tests.support.grpc_calls import answering
 from tests.support.servers import wait_until
 
 _BATCH = ("OTEL_BSP_SCHEDULE_DELAY", "50")  # milliseconds
@@ -88,13 +88,10 @@ class SpanReceiver(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore
 @contextmanager
 def receiving() -> Iterator[SpanReceiver]:
     """Over gRPC; `environment` leads a server there."""
-    receiver, server = SpanReceiver(), grpc.server(ThreadPoolExecutor(4))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    receiver.environment = dict([_BATCH, ("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")])
-    server.start()
-    yield receiver
-    server.stop(None).wait()
+    receiver = SpanReceiver()
+    with answering(receiver, trace_service_pb2_grpc.add_TraceServiceServicer_to_server) as address:
+        receiver.environment = dict([_BATCH, ("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{address}")])
+        yield receiver
 
 
 @contextmanager
