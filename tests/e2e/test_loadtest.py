@@ -10,9 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -28,6 +26,7 @@ from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import whole
 from convoy.models.errors import JobError, UsageError
+from tests.support.played_http import playing
 from tests.support.servers import metric, start_fake_server, wait_until
 from tests.support.stores import digit
 
@@ -244,21 +243,10 @@ def test_the_capacity_of_a_server_that_has_one(url, tmp_path):
 
 
 def test_a_server_without_the_protocol_is_told_from_one_without_the_model(tmp_path):
-    class Nothing(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_error(404)
-
-        do_POST = do_GET  # noqa: N815
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Nothing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with playing(lambda asked: (404, {}, b"nothing")) as url:
         for model in (None, "cats"):
             with pytest.raises(JobError, match="does not speak the Open Inference Protocol"):
-                load(f"http://127.0.0.1:{server.server_port}", tmp_path, model)
-        server.shutdown()
+                load(url, tmp_path, model)
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from tests.support.grpc_calls import answering
+from tests.support.played_http import Asked, playing
 from tests.support.servers import wait_until
 
 _BATCH = ("OTEL_BSP_SCHEDULE_DELAY", "50")  # milliseconds
@@ -98,27 +98,18 @@ def receiving() -> Iterator[SpanReceiver]:
 def receiving_over_http() -> Iterator[SpanReceiver]:
     receiver = SpanReceiver()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            assert self.path == "/v1/traces"
-            reply = receiver.Export(trace_service_pb2.ExportTraceServiceRequest.FromString(body), None)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(reply.SerializeToString())
+    def answer(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        assert asked.path == "/v1/traces"
+        reply = receiver.Export(trace_service_pb2.ExportTraceServiceRequest.FromString(asked.body), None)
+        return 200, {}, reply.SerializeToString()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with playing(answer) as url:
         receiver.environment = {
             **dict([_BATCH]),
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": url,
         }
-        threading.Thread(target=server.serve_forever, daemon=True).start()
         yield receiver
-        server.shutdown()
 
 
 def _plain(attributes: Any) -> dict[str, Any]:
