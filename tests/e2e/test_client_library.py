@@ -32,6 +32,7 @@ from convoy.models.errors import (
     UsageError,
 )
 from tests.support.grpc_calls import answering
+from tests.support.played_http import Asked, playing
 from tests.support.servers import Server, start_server
 from tests.support.stores import DATA, StoreFolder
 
@@ -183,44 +184,37 @@ def test_where_nobody_listens_is_said(wire: str) -> None:
 
 
 class Refusing:
-    """A listener that answers with what it is given, one reply a connection, and counts them."""
+    """Answers with what it is given, one after the other, and remembers what was asked and when."""
 
-    def __init__(self, *replies: bytes) -> None:
-        self.asked: list[tuple[float, bytes]] = []
-        self._replies = replies
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
+    def __init__(self, *answers: tuple[int, dict[str, str]]) -> None:
+        self.asked: list[tuple[float, str]] = []
+        self._answers = iter(answers)
 
-    def _serve(self) -> None:
-        with self._socket:
-            for reply in self._replies:
-                connection, _ = self._socket.accept()
-                with connection:
-                    self.asked.append((time.monotonic(), connection.recv(1 << 16)))
-                    connection.sendall(reply)
-
-
-def refusal(status: str, *headers: str) -> bytes:
-    body = b'{"error":"send it again later"}'
-    lines = (f"HTTP/1.1 {status}", f"content-length: {len(body)}", "connection: close", *headers)
-    return "\r\n".join((*lines, "", "")).encode() + body
+    def answer(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        self.asked.append((time.monotonic(), asked.path))
+        status, headers = next(self._answers)
+        return status, headers, b"" if status > 500 else b'{"error":"send it again later"}'
 
 
 def test_it_comes_back_after_what_the_server_says_and_no_sooner() -> None:
-    busy = Refusing(
-        refusal("429 Too Many Requests", "retry-after: 1"), b"HTTP/1.1 503 x\r\n\r\n", refusal("400 Bad Request")
-    )
-    with convoy.Client(busy.url) as client, pytest.raises(InvalidRequest, match="send it again later"):
+    busy = Refusing((429, {"Retry-After": "1"}), (503, {}), (400, {}))
+    with (
+        playing(busy.answer) as url,
+        convoy.Client(url) as client,
+        pytest.raises(InvalidRequest, match="send it again later"),
+    ):
         client.predict("digits", b"image")
-    (first, head), (second, _), _ = busy.asked
+    (first, path), (second, _), _ = busy.asked
     assert second - first >= 1.0
-    assert b"timeout_ms=60000" in head
+    assert "timeout_ms=60000" in path
 
 
 def test_a_page_of_somebody_else_is_no_answer() -> None:
-    busy = Refusing(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n")
-    with convoy.Client(busy.url) as client, pytest.raises(convoy.RequestError, match="HTTP 502 without an explanation"):
+    with (
+        playing(Refusing((502, {})).answer) as url,
+        convoy.Client(url) as client,
+        pytest.raises(convoy.RequestError, match="HTTP 502 without an explanation"),
+    ):
         client.models()
 
 
