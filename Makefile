@@ -80,7 +80,7 @@ image-test: $(VENV)/.dev
 
 # Some minutes: the same requests to the build of a revision (BASE=REV, or a folder) and to this one, answered alike.
 oracle: $(VENV)/.dev
-	$(BIN)/python -m tests.oracle compare --before $(BASE)
+	$(BIN)/python -m tests.oracle --before $(BASE)
 
 # A real server under clients of many kinds while it is killed, paused, starved and reloaded; the plan is drawn from a
 # seed, which is printed. SEED=N draws it again, MINUTES=60 is an hour, OUT=DIR takes the logs of a server that failed.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import threading
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -337,7 +336,6 @@ def test_an_engine_says_what_it_is(make: Make) -> None:
 @pytest.mark.parametrize("sizes", [(1,), (MAX_BATCH,), (1, 1, 1), (3, 1, 2), (2, 5, 1)])
 def test_every_part_gets_its_own_rows_at_its_own_place(make: Make, sizes: tuple[int, ...]) -> None:
     engine = make(ADD_SUB)
-    engine.warm_up()
     parts, expected, places = [], [], []
     for number, samples in enumerate(sizes):
         arrays = random_rows(ADD_SUB, samples, seed=number)
@@ -386,7 +384,6 @@ def test_some_answers_in_place_and_others_apart(make: Make) -> None:
 def test_every_dtype_passes_unchanged(make: Make, dtype: str) -> None:
     model = echo(dtype)
     engine = make(model)
-    engine.warm_up()
     arrays = random_rows(model, 5, 1)
     if np.issubdtype(arrays[0].dtype, np.floating):
         arrays[0].reshape(-1)[:3] = [np.nan, np.inf, -np.inf]
@@ -400,7 +397,6 @@ TEXTS = ["", "a", "\0", "ends with \0", "é 漢 😀", "x" * 5000]
 def test_strings_of_any_length_keep_their_places(make: Make) -> None:
     model = echo("BYTES", (-1,))
     engine = make(model)
-    engine.warm_up()
     texts = np.array([text.encode() for text in TEXTS], object).reshape(3, 2)
     result = engine.run([spilled_part(model, [texts[:1]]), spilled_part(model, [texts[1:]])])
     assert [answers[0].shape for answers in result.answers] == [(1, 2), (2, 2)]
@@ -428,7 +424,6 @@ def test_strings_beside_numbers(make: Make) -> None:
         lambda arrays: [arrays[0], -arrays[1]],
     )
     engine = make(model)
-    engine.warm_up()
     text, x = np.array([[b"one"], [b"two"]], object), np.array([[1, 2], [3, 4]], np.float32)
     answers = run_arrays(engine, {"text": text, "x": x})
     assert answers["same"].tolist() == text.tolist()
@@ -438,7 +433,6 @@ def test_strings_beside_numbers(make: Make) -> None:
 @pytest.mark.parametrize("dtype", ["FP32", "BYTES", "BF16"])
 def test_a_scalar_without_a_batch(make: Make, dtype: str) -> None:
     engine = make(echo(dtype, (), max_batch_size=0))
-    engine.warm_up()
     value = random_values(np.random.default_rng(5), engine.inputs[0], ())
     answer = run_arrays(engine, {"x": value})["y"]
     assert answer.shape == ()
@@ -447,7 +441,6 @@ def test_a_scalar_without_a_batch(make: Make, dtype: str) -> None:
 
 def test_outputs_whose_size_only_the_run_knows(make: Make) -> None:
     engine = make(DOUBLED)
-    engine.warm_up()
     for free in (1, 7, 300, 2):
         arrays = [random_rows(DOUBLED, samples, samples, free=free) for samples in (2, 1)]
         result = engine.run([spilled_part(DOUBLED, a) for a in arrays])
@@ -458,7 +451,6 @@ def test_outputs_whose_size_only_the_run_knows(make: Make) -> None:
 
 def test_without_a_batch_dimension_shapes_are_whole(make: Make) -> None:
     engine = make(MEAN)
-    engine.warm_up()
     for length in (1, 6, 200, 3):
         arrays = random_rows(MEAN, 1, length, free=length)
         place = np.zeros(16, np.uint8)
@@ -563,7 +555,6 @@ def test_whole_arrays_may_be_of_any_layout_and_the_results_are_the_callers(make:
 
 def test_a_failing_batch_says_so_and_the_next_one_works(make: Make) -> None:
     engine = make(GATHER)
-    engine.warm_up()
     good, bad = [np.array([3, 1])], [np.array([2, 99])]
     for _ in range(3):
         with pytest.raises(EngineFailure) as failed:
@@ -654,7 +645,6 @@ def test_warm_up_covers_what_will_come_and_may_be_repeated(make: Make, model: Mo
 
 def test_an_engine_that_rested_answers_as_before(make: Make) -> None:
     engine = make(ADD_SUB)
-    engine.warm_up()
     for samples in (2, MAX_BATCH, 1):
         arrays = random_rows(ADD_SUB, samples, samples)
         engine.rest()
@@ -664,7 +654,6 @@ def test_an_engine_that_rested_answers_as_before(make: Make) -> None:
 
 def test_closing_twice_is_harmless(make: Make) -> None:
     engine = make(ADD_SUB)
-    engine.warm_up()
     engine.close()
     engine.close()
 
@@ -740,52 +729,3 @@ def _traced(job: Callable[[], object], runs: int) -> tuple[int, int]:
     finally:
         tracemalloc.stop()
     return kept - before, peak - before
-
-
-# The fake alone: what it does on demand.
-
-
-def test_the_fake_takes_the_time_it_is_given() -> None:
-    slept: list[float] = []
-    engine = FakeEngine(
-        ADD_SUB.inputs,
-        ADD_SUB.outputs,
-        max_batch_size=4,
-        latency_s=lambda samples: 0.5 + samples,
-        sleep=slept.append,
-    )
-    engine.run([spilled_part(ADD_SUB, random_rows(ADD_SUB, samples, 0)) for samples in (1, 2)])
-    assert slept == [3.5]
-    engine.warm_up()
-    assert slept[1:] == [1.5, 2.5, 3.5, 4.5]
-    assert engine.runs == 5
-
-
-def test_the_fake_echoes_what_fits_and_sums_the_rest() -> None:
-    inputs = (TensorSpec("x", "FP32", (2,)),)
-    outputs = (TensorSpec("same", "FP32", (2,)), TensorSpec("total", "INT64", ()), TensorSpec("wide", "FP64", (3,)))
-    answers = run_arrays(FakeEngine(inputs, outputs, max_batch_size=4), {"x": np.array([[1, 2], [3, 4]])})
-    assert answers["same"].tolist() == [[1, 2], [3, 4]]
-    assert answers["total"].tolist() == [3, 7]
-    assert answers["wide"].tolist() == [[3, 3, 3], [7, 7, 7]]
-
-
-def test_the_fake_dies_when_told() -> None:
-    engine = FakeEngine(ADD_SUB.inputs, ADD_SUB.outputs, max_batch_size=4)
-    engine.fatal = "the device fell off the bus"
-    with pytest.raises(EngineFailure, match="fell off") as failed:
-        engine.run([spilled_part(ADD_SUB, random_rows(ADD_SUB, 1, 0))])
-    assert failed.value.scope is FailureScope.ENGINE
-
-
-def test_the_fake_hangs_until_its_gate_opens() -> None:
-    engine = FakeEngine(ADD_SUB.inputs, ADD_SUB.outputs, max_batch_size=4)
-    engine.gate = threading.Event()
-    part = spilled_part(ADD_SUB, random_rows(ADD_SUB, 1, 0))
-    results: list[BatchResult] = []
-    thread = threading.Thread(target=lambda: results.append(engine.run([part])))
-    thread.start()
-    assert not results
-    engine.gate.set()
-    thread.join()
-    assert len(results) == 1

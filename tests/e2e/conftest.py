@@ -7,15 +7,23 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.quick_exports import measure_little
-from tests.support.servers import Server, start_server, wait_until
+from tests.support.servers import Server, start_server
 
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Server]:
     """For tests that change nothing of it and leave nothing behind."""
-    with start_server() as server:
+    with start_server(rests=True) as server:
         yield server
-        wait_until(server.is_at_rest, "nothing is held after all these requests")
+
+
+@pytest.fixture(scope="session")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The same, which asks for the key `open sesame`."""
+    key = tmp_path_factory.mktemp("key") / "key"
+    key.write_text("open sesame\n")
+    with start_server("--api-key-file", str(key)) as server:
+        yield server
 
 
 @pytest.fixture

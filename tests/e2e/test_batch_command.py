@@ -29,7 +29,7 @@ from convoy.app.batch.results import ERRORS, RUN_FILE
 from convoy.models.errors import ConvoyError, ImageError, JobError
 from convoy.models.store import disk_errors
 from tests.support.pictures import assortment
-from tests.support.servers import run_convoy, start_server, wait_until
+from tests.support.servers import check_ended, run_convoy, start_server, wait_until
 from tests.support.stores import ROOT, StoreFolder, digit
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -235,8 +235,7 @@ def test_a_full_disk_is_told(digits: Path, tmp_path: Path) -> None:
     )
     if "unshare" in done.stderr or "mount" in done.stderr:
         pytest.skip("needs a small disk of its own")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "is full; free some space and run the command again" in done.stderr
+    check_ended(done, 1, "is full; free some space and run the command again")
 
 
 # Kill -9

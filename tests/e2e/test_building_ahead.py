@@ -22,7 +22,7 @@ from convoy.models.onnx_digest import onnx_digest
 from convoy.models.plan_cache import PlanQuery, search_plan
 from convoy.models.plans import BuildOptions, Gpu, Plan, PlanBuild
 from convoy.models.store import DEMO_STORE
-from tests.support.servers import run_convoy
+from tests.support.servers import check_ended, run_convoy
 from tests.support.stores import ROOT, StoreFolder
 
 # For `make test`: some seconds together.
@@ -98,10 +98,12 @@ def test_a_refusal_names_the_layer_and_the_exit_code_is_1(tmp_path: Path) -> Non
 
 
 def test_fp8_by_name_for_a_gpu_that_has_none_is_refused(tmp_path: Path) -> None:
-    done = convoy("build", "digits", "--for", "a100", "--precisions", "fp8", cache=tmp_path)
-    assert done.returncode == 1
-    assert "fp8_e4m3" in done.stdout
-    assert "8.9 and later" in done.stdout
+    check_ended(
+        convoy("build", "digits", "--for", "a100", "--precisions", "fp8", cache=tmp_path),
+        1,
+        "fp8_e4m3",
+        "8.9 and later",
+    )
 
 
 def test_what_may_not_serve_is_built_and_its_refusal_counts_only_by_name(tmp_path: Path, store: StoreFolder) -> None:
@@ -115,10 +117,12 @@ def test_what_may_not_serve_is_built_and_its_refusal_counts_only_by_name(tmp_pat
     )
     (folder / MANIFEST).write_bytes(seal(replace(manifest, variants=variants)))
     given = ("build", "digits", "--store", str(store.root), "--for", "t4")
-    done = convoy(*given, cache=tmp_path)
-    assert done.returncode == 0, done.stdout
-    assert "fp32.onnx: refused by" in done.stdout
-    assert "fp32.onnx: may not serve, whatever its plan (not verified)" in done.stdout
+    check_ended(
+        convoy(*given, cache=tmp_path),
+        0,
+        "fp32.onnx: refused by",
+        "fp32.onnx: may not serve, whatever its plan (not verified)",
+    )
     assert convoy(*given, "--precisions", "fp32", cache=tmp_path).returncode == 1
 
 
@@ -135,25 +139,20 @@ def test_what_may_not_serve_is_built_and_its_refusal_counts_only_by_name(tmp_pat
 )
 def test_a_wrong_call_exits_with_2_and_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     done = convoy("build", *arguments, cache=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
+    check_ended(done, 2, message)
     assert done.stderr.count("\n") == 1
 
 
 def test_a_bare_model_cannot_be_built(tmp_path: Path, store: StoreFolder) -> None:
     store.add_add_sub()
-    done = convoy("build", "simple", "--store", str(store.root), cache=tmp_path)
-    assert done.returncode == 2
-    assert "bare model" in done.stderr
+    check_ended(convoy("build", "simple", "--store", str(store.root), cache=tmp_path), 2, "bare model")
 
 
 def test_the_newest_version_is_built_and_a_broken_one_is_said(tmp_path: Path) -> None:
     for version in ("1", "2", "10"):
         shutil.copytree(DEMO, tmp_path / "digits" / version)
     (tmp_path / "digits" / "10" / "manifest.json").write_text("{}")
-    done = convoy("build", "digits", "--store", str(tmp_path), cache=tmp_path / "plans")
-    assert done.returncode == 1
-    assert "digits/10" in done.stderr
+    check_ended(convoy("build", "digits", "--store", str(tmp_path), cache=tmp_path / "plans"), 1, "digits/10")
     assert not list(tmp_path.rglob("*.plan"))
     (tmp_path / "loop").symlink_to("loop")
     done = convoy("build", "loop", "--store", str(tmp_path), cache=tmp_path / "plans")
@@ -227,8 +226,7 @@ def test_a_builder_that_fails_of_itself_refuses_nothing(tmp_path: Path) -> None:
     assert not any(others), "the next would end as the first"
 
     done = convoy("build", "digits", "--precisions", "fp32", cache=blocked)
-    assert done.returncode == 1
-    assert "failed" in done.stdout
+    check_ended(done, 1, "failed")
     assert "refused" not in done.stdout
     assert f"the plan cache is {blocked}" in done.stdout
 

@@ -15,6 +15,7 @@ from convoy.models.bundle import open_bundle
 from convoy.models.images import preprocess
 from tests.support.servers import Server, start_server
 from tests.support.stores import DEMO, StoreFolder, digit
+from tests.support.wire import check_refused
 
 KITS: dict[str, Any] = {"http": triton, "grpc": triton_grpc}
 
@@ -125,9 +126,11 @@ def test_a_type_without_an_order_is_refused(server: Server, dtype: str) -> None:
 def test_a_number_of_classes_is_a_whole_number(server: Server, count: object) -> None:
     tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
     outputs = [{"name": "y", "parameters": {"classification": count}}]
-    answer = server.post("/v2/models/identity_fp32/infer", json={"inputs": [tensor], "outputs": outputs})
-    assert answer.status_code == 400
-    assert "'classification'" in answer.json()["error"]
+    check_refused(
+        server.post("/v2/models/identity_fp32/infer", json={"inputs": [tensor], "outputs": outputs}),
+        400,
+        "'classification'",
+    )
 
 
 def test_more_than_a_million_values_are_refused(client: Any) -> None:
@@ -144,5 +147,4 @@ def test_classes_do_not_go_into_shared_memory(server: Server) -> None:
         tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
         outputs = [{"name": "y", "parameters": parameters}]
         answer = server.post("/v2/models/identity_fp32/infer", json={"inputs": [tensor], "outputs": outputs})
-    assert answer.status_code == 400
-    assert "Output can't set both 'shared_memory_region' and 'classification'" in answer.json()["error"]
+    check_refused(answer, 400, "Output can't set both 'shared_memory_region' and 'classification'")

@@ -31,6 +31,8 @@ from convoy.models.errors import (
     Unavailable,
     UsageError,
 )
+from tests.support.grpc_calls import answering
+from tests.support.played_http import Asked, playing
 from tests.support.servers import Server, start_server
 from tests.support.stores import DATA, StoreFolder
 
@@ -164,15 +166,12 @@ def test_threads_share_one_client(client: convoy.Client) -> None:
     assert found == ["7"] * 64
 
 
-def test_a_key_is_asked_for_and_given(tmp_path: Any) -> None:
-    key = tmp_path / "key"
-    key.write_text("secret")
-    with start_server("--api-key-file", str(key)) as locked:
-        for wire in ("http", "grpc"):
-            with convoy.Client(url_of(locked, wire)) as client, pytest.raises(Unauthorized):
-                client.predict("digits", SEVEN)
-            with convoy.Client(url_of(locked, wire), api_key="secret") as client:
-                assert client.predict("digits", SEVEN).best.label == "7"
+def test_a_key_is_asked_for_and_given(locked: Server) -> None:
+    for wire in ("http", "grpc"):
+        with convoy.Client(url_of(locked, wire)) as client, pytest.raises(Unauthorized):
+            client.predict("digits", SEVEN)
+        with convoy.Client(url_of(locked, wire), api_key="open sesame") as client:
+            assert client.predict("digits", SEVEN).best.label == "7"
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])
@@ -185,44 +184,37 @@ def test_where_nobody_listens_is_said(wire: str) -> None:
 
 
 class Refusing:
-    """A listener that answers with what it is given, one reply a connection, and counts them."""
+    """Answers with what it is given, one after the other, and remembers what was asked and when."""
 
-    def __init__(self, *replies: bytes) -> None:
-        self.asked: list[tuple[float, bytes]] = []
-        self._replies = replies
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
+    def __init__(self, *answers: tuple[int, dict[str, str]]) -> None:
+        self.asked: list[tuple[float, str]] = []
+        self._answers = iter(answers)
 
-    def _serve(self) -> None:
-        with self._socket:
-            for reply in self._replies:
-                connection, _ = self._socket.accept()
-                with connection:
-                    self.asked.append((time.monotonic(), connection.recv(1 << 16)))
-                    connection.sendall(reply)
-
-
-def refusal(status: str, *headers: str) -> bytes:
-    body = b'{"error":"send it again later"}'
-    lines = (f"HTTP/1.1 {status}", f"content-length: {len(body)}", "connection: close", *headers)
-    return "\r\n".join((*lines, "", "")).encode() + body
+    def answer(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        self.asked.append((time.monotonic(), asked.path))
+        status, headers = next(self._answers)
+        return status, headers, b"" if status > 500 else b'{"error":"send it again later"}'
 
 
 def test_it_comes_back_after_what_the_server_says_and_no_sooner() -> None:
-    busy = Refusing(
-        refusal("429 Too Many Requests", "retry-after: 1"), b"HTTP/1.1 503 x\r\n\r\n", refusal("400 Bad Request")
-    )
-    with convoy.Client(busy.url) as client, pytest.raises(InvalidRequest, match="send it again later"):
+    busy = Refusing((429, {"Retry-After": "1"}), (503, {}), (400, {}))
+    with (
+        playing(busy.answer) as url,
+        convoy.Client(url) as client,
+        pytest.raises(InvalidRequest, match="send it again later"),
+    ):
         client.predict("digits", b"image")
-    (first, head), (second, _), _ = busy.asked
+    (first, path), (second, _), _ = busy.asked
     assert second - first >= 1.0
-    assert b"timeout_ms=60000" in head
+    assert "timeout_ms=60000" in path
 
 
 def test_a_page_of_somebody_else_is_no_answer() -> None:
-    busy = Refusing(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n")
-    with convoy.Client(busy.url) as client, pytest.raises(convoy.RequestError, match="HTTP 502 without an explanation"):
+    with (
+        playing(Refusing((502, {})).answer) as url,
+        convoy.Client(url) as client,
+        pytest.raises(convoy.RequestError, match="HTTP 502 without an explanation"),
+    ):
         client.models()
 
 
@@ -239,15 +231,6 @@ class RefusingService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
         context.set_trailing_metadata((("x-request-id", "1"), *trailer.items()))
         context.abort(code, "send it again later")
 
-    @contextmanager
-    def running(self) -> Iterator[str]:
-        server = grpc.server(ThreadPoolExecutor(2))
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield f"grpc://127.0.0.1:{port}"
-        server.stop(None).wait()
-
 
 BUSY, AWAY, WRONG = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -258,7 +241,11 @@ BUSY, AWAY, WRONG = (
 
 def test_over_grpc_it_comes_back_after_what_the_server_says() -> None:
     service = RefusingService((BUSY, {"grpc-retry-pushback-ms": "600"}), (AWAY, {"retry-after": "1"}), (WRONG, {}))
-    with service.running() as url, convoy.Client(url) as client, pytest.raises(InvalidRequest, match="later"):
+    with (
+        answering(service) as address,
+        convoy.Client(f"grpc://{address}") as client,
+        pytest.raises(InvalidRequest, match="later"),
+    ):
         client.predict("digits", b"image")
     (first, left_s), (second, _), (third, _) = service.asked
     assert second - first >= 0.6
@@ -269,7 +256,11 @@ def test_over_grpc_it_comes_back_after_what_the_server_says() -> None:
 @pytest.mark.parametrize("pushback", ["-1", "no number", "6000"])
 def test_over_grpc_who_is_not_to_come_back_in_time_does_not(pushback: str) -> None:
     service = RefusingService((BUSY, {"grpc-retry-pushback-ms": pushback}))
-    with service.running() as url, convoy.Client(url, timeout_s=5.0) as client, pytest.raises(Overloaded):
+    with (
+        answering(service) as address,
+        convoy.Client(f"grpc://{address}", timeout_s=5.0) as client,
+        pytest.raises(Overloaded),
+    ):
         client.predict("digits", b"image")
     assert len(service.asked) == 1
 

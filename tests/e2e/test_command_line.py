@@ -12,7 +12,7 @@ import pytest
 
 import convoy.command as convoy
 from convoy.app.version import VERSION
-from tests.support.servers import run_convoy
+from tests.support.servers import check_ended, run_convoy
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -38,10 +38,7 @@ def test_the_version_loads_no_library_of_the_work() -> None:
     ("shell", "words"), [("bash", "complete -o default -F"), ("zsh", "#compdef convoy"), ("fish", "complete --command")]
 )
 def test_a_shell_is_given_its_script(shell: str, words: str) -> None:
-    done = run("--show-completion", shell)
-    assert done.returncode == 0
-    assert words in done.stdout
-    assert "_CONVOY_COMPLETE" in done.stdout
+    check_ended(run("--show-completion", shell), 0, words, "_CONVOY_COMPLETE")
 
 
 @pytest.mark.parametrize(

@@ -50,28 +50,26 @@ def test_a_browser_is_told_beforehand_what_it_may_ask(server: FakeServer) -> Non
 
 def test_answers_say_which_page_may_read_them(server: FakeServer) -> None:
     with server.client() as client:
-        for _ in range(3):
-            answers = [infer(client, PAGE), infer(client, PAGE, "wrong"), client.get("/ping", headers={"Origin": PAGE})]
-            answers.append(client.post("/nowhere", headers={"Origin": PAGE}))
-            assert [answer.status_code for answer in answers] == [200, 401, 200, 401]
-            for answer in answers:
-                assert answer.headers.get_list(ALLOW) == [PAGE]
-                assert answer.headers.get_list("vary") == ["Origin"]
-                assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
-                assert answer.headers["x-request-id"]
-            for answer in (infer(client, OTHER), infer(client, None)):
-                assert answer.status_code == 200
-                assert ALLOW not in answer.headers
-                assert answer.headers.get_list("vary") == ["Origin"]
+        answers = [infer(client, PAGE), infer(client, PAGE, "wrong"), client.get("/ping", headers={"Origin": PAGE})]
+        answers.append(client.post("/nowhere", headers={"Origin": PAGE}))
+        assert [answer.status_code for answer in answers] == [200, 401, 200, 401]
+        for answer in answers:
+            assert answer.headers.get_list(ALLOW) == [PAGE]
+            assert answer.headers.get_list("vary") == ["Origin"]
+            assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
+            assert answer.headers["x-request-id"]
+        for answer in (infer(client, OTHER), infer(client, None)):
+            assert answer.status_code == 200
+            assert ALLOW not in answer.headers
+            assert answer.headers.get_list("vary") == ["Origin"]
 
 
 def test_without_the_option_nothing_is_said_and_sighup_brings_it(tmp_path: Path) -> None:
     config = tmp_path / "convoy.yaml"
     config.write_text("")
     with start_fake_server(config=config) as server, server.client() as client:
-        for _ in range(3):
-            answer = infer(client, PAGE)
-            assert (answer.status_code, answer.headers.get(ALLOW), answer.headers.get("vary")) == (200, None, None)
+        answer = infer(client, PAGE)
+        assert (answer.status_code, answer.headers.get(ALLOW), answer.headers.get("vary")) == (200, None, None)
         assert client.options("/v2/models/rows/infer", headers={"Origin": PAGE, **PREFLIGHT}).status_code == 405
         config.write_text("cors_origins: ['*']")
         server.signal(signal.SIGHUP)

@@ -9,9 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
@@ -22,12 +20,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from convoy.app.telemetry.outcomes import Refusal
 from tests.support.manifests import DEPLOY, check, document
-from tests.support.servers import Server, free_port, start_server, wait_until
+from tests.support.played_http import Asked, playing
+from tests.support.servers import Server, free_port, rows_request, start_server, wait_until
 from tests.support.stores import DEMO, StoreFolder, digit
 from tests.support.tools import tool
 
 pytestmark = pytest.mark.slow
-ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}
+ROW = rows_request(0.0)
 OVERLAYS = sorted(path.parent for path in (DEPLOY / "kubernetes" / "overlays").glob("*/kustomization.yaml"))
 # What a service that is called convoy sets in the pods of its namespace, unless they refuse it.
 SERVICE_LINKS = {"CONVOY_PORT": "tcp://10.0.0.1:8000", "CONVOY_SERVICE_HOST": "10.0.0.1"}
@@ -215,59 +214,28 @@ def test_behind_a_balancer_a_replica_leaves_and_nobody_notices(tmp_path: Path, b
         assert servers[1].statistics("shift")["inference_count"] > counts[1]
 
 
-class _Full(BaseHTTPRequestHandler):
-    """A replica that is well and has no room."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self._answer(200)
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.asked += 1  # type: ignore[attr-defined]
-        self._answer(503)
-
-    def _answer(self, status: int) -> None:
-        self.send_response(status)
-        self.send_header("Retry-After", "7")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *about: object) -> None:
-        """Nothing."""
-
-
 class FullReplica:
-    """What the balancers need to know of a server, with its ports."""
+    """A replica that is well and has no room: what the balancers need to know of a server, with its ports."""
 
-    def __init__(self) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Full)
-        self._server.asked = 0  # type: ignore[attr-defined]
-        self.port = self._server.server_address[1]
+    def __init__(self, stack: ExitStack) -> None:
+        self.asked = 0
+        self.port = int(stack.enter_context(playing(self._answer)).rpartition(":")[2])
         self.grpc_address = f"127.0.0.1:{free_port()}"
-        Thread(target=self._server.serve_forever, daemon=True).start()
 
-    @property
-    def asked(self) -> int:
-        count: int = self._server.asked  # type: ignore[attr-defined]
-        return count
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def _answer(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        if asked.method == "GET":
+            return 200, {}, b""
+        self.asked += 1
+        return 503, {"Retry-After": "7"}, b""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("balanced", [haproxy, envoy])
 def test_behind_a_balancer_a_503_is_the_clients_with_its_retry_after(tmp_path: Path, balanced: Any) -> None:
-    replicas = [FullReplica(), FullReplica()]
-    try:
-        with balanced(replicas, tmp_path) as balancer:
-            before = sum(one.asked for one in replicas)
-            reply = balancer.ask()
-            assert (reply.status_code, reply.headers["retry-after"]) == (503, "7")
-            assert sum(one.asked for one in replicas) == before + 1
-    finally:
-        for one in replicas:
-            one.close()
+    with ExitStack() as stack:
+        replicas = [FullReplica(stack), FullReplica(stack)]
+        balancer = stack.enter_context(balanced(replicas, tmp_path))
+        before = sum(one.asked for one in replicas)
+        reply = balancer.ask()
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "7")
+        assert sum(one.asked for one in replicas) == before + 1

@@ -49,7 +49,6 @@ NOT_HERE = {
     r"^convoy serve --tls-cert-file ": "wants certificates; test_tls_served.py makes some and serves with them",
     r"^export OTEL_": "no collector is here; test_tracing.py tells one that is played",
     r"^docs/demo\.md$": "test_demo_whole.py has `make demo` type the whole page",
-    r"^(openssl |model_signing |convoy serve --require-signature )": "test_signed_served.py signs and serves",
     r"^docs/your-own-cnn\.md$": "test_your_own_cnn.py types the whole page",
 }
 

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.ray_cluster import Crowd, until
-from tests.support.servers import Server, free_port, metric, rows_request, start_fake_server
+from tests.support.ray_cluster import Crowd
+from tests.support.servers import Server, free_port, metric, rows_request, start_fake_server, wait_until
 
 pytestmark = [
     pytest.mark.long,
@@ -98,7 +98,7 @@ def envoy(folder: Path, upstreams: list[int], policy: dict[str, Any]) -> Iterato
             return False
 
     try:
-        until(is_ready, "Envoy is ready")
+        wait_until(is_ready, "Envoy is ready")
         yield port
     finally:
         process.kill()

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from rich.console import Console
 
@@ -18,10 +17,10 @@ from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.export.command import export_bundle, run
 from convoy.export.options import ExportOptions
 from convoy.models.bundle import Bundle, Variant, open_bundle
-from convoy.models.checkpoint import CheckpointHeader, write_checkpoint
 from convoy.models.datasets import load
 from convoy.models.errors import JobError
 from convoy.models.samples import decode
+from tests.support.quick_exports import write_digits_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo" / "digits" / "1"
@@ -104,24 +103,6 @@ def test_the_bundled_digits_are_small_and_give_away_nothing():
 def test_export_itself_does_not_import_torch():
     code = "import sys, convoy.export.command; assert not {'torch', 'onnx'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def write_digits_checkpoint(path: Path) -> Path:
-    """The weights of the bundled digits, as `convoy train` would have left them."""
-    bundle = open_bundle(DEMO)
-    spec = bundle.manifest.spec
-    assert spec.image is not None
-    graph = onnx.load(bundle.path("fp32.onnx")).graph
-    weights = {
-        tensor.name.removeprefix("network."): onnx.numpy_helper.to_array(tensor)
-        for tensor in graph.initializer
-        if tensor.name.startswith("network.")
-    }
-    accuracy = bundle.manifest.variants[0].accuracy
-    assert accuracy is not None
-    header = CheckpointHeader("simple_cnn", spec.labels, spec.image, "digits", {}, "0", 0, accuracy.top1)
-    write_checkpoint(path, weights, header)
-    return path
 
 
 @pytest.mark.slow

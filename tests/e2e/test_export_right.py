@@ -14,8 +14,7 @@ import pytest
 from PIL import Image
 
 from convoy.models.bundle import open_bundle
-from convoy.models.checkpoint import CheckpointHeader, PartRecord, write_checkpoint
-from convoy.models.datasets import load
+from tests.support.quick_exports import write_digits_checkpoint
 from tests.support.servers import run_convoy, start_server
 from tests.support.stores import ROOT
 
@@ -44,19 +43,12 @@ class Shares(nn.Module):
         powers = torch.exp(x)
         return powers / powers.sum(1, keepdim=True)
 
-class Bounded(nn.Module):
-    def forward(self, x): return torch.clamp(x / 1000, 0, 1)
-
 def softmax(): return Net(nn.Sequential(nn.Softmax(1), nn.Identity()))
 def shares(): return Net(Shares())
 def logsoftmax(): return Net(nn.LogSoftmax(1))
 def sigmoid(): return Net(nn.Sigmoid())
 def logits(): return Net(nn.Identity())
 def one(): return Net(nn.Identity(), 1)
-def bounded(): return Net(Bounded())
-def untrained():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
 """
 
 
@@ -137,37 +129,9 @@ def test_images_of_more_classes_than_the_networks_still_calibrate(heads):
     assert "published" in export_head(heads, "logits", "--calibrate", "digits", "--activation", "softmax")
 
 
-@pytest.mark.long
-def test_what_cannot_be_told_and_what_was_never_trained_is_refused_by_the_option_that_settles_it(heads):
-    assert "say which with --activation softmax, sigmoid or none" in export_head(heads, "bounded")
-    assert "scores: none: --activation none; without it: undecided" in export_head(
-        heads, "bounded", "--activation", "none"
-    )
-    # Its own seed makes the weights the same every time, and no better.
-    refused = export_head(heads, "untrained")
-    assert "heads.py:untrained gives are random, for they change with the seed (all of them); pass --weights" in refused
-    assert "published although: its weights are random" in export_head(heads, "untrained", "--random-weights")
-
-
 @pytest.fixture
 def digits(tmp_path: Path) -> Path:
-    """The weights of the bundled digits, with the header that training writes."""
-    import onnx
-
-    bundle, data = open_bundle(DEMO), load("digits")
-    spec, accuracy = bundle.manifest.spec, bundle.manifest.variants[0].accuracy
-    assert spec.image is not None
-    assert accuracy is not None
-    graph = onnx.load(bundle.path("fp32.onnx")).graph
-    weights = {
-        tensor.name.removeprefix("network."): onnx.numpy_helper.to_array(tensor)
-        for tensor in graph.initializer
-        if tensor.name.startswith("network.")
-    }
-    split = {part: PartRecord(len(samples), data.part_sha256(part)) for part, samples in data.parts.items()}
-    header = CheckpointHeader("simple_cnn", spec.labels, spec.image, "digits", split, "0", 0, accuracy.top1)
-    write_checkpoint(tmp_path / "digits.safetensors", weights, header)
-    return tmp_path / "digits.safetensors"
+    return write_digits_checkpoint(tmp_path / "digits.safetensors")
 
 
 def export_digits(weights: Path, *options: str) -> str:

@@ -30,7 +30,6 @@ NETWORKS = """
             nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
 
-    def grey(): return net(channels=1)
     def four(): return net(channels=4)
 
     class Wrong(nn.Module):
@@ -238,13 +237,6 @@ def test_large_weights_lie_beside_the_graph(networks, monkeypatch):
     assert answers(bundle, np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 4)
     content = bundle.path("fp32.onnx").read_bytes() + bundle.path("fp32.onnx.data").read_bytes()
     assert str(networks.parent).encode() not in content
-
-
-@pytest.mark.long
-def test_grey_images_have_one_channel(networks):
-    bundle = open_bundle(export_bundle(of_user(networks, "grey", input="1x16x16")))
-    assert bundle.manifest.spec.inputs[0].shape == (16, 16, 1)
-    assert answers(bundle, np.zeros((2, 16, 16, 1), np.uint8)).shape == (2, 4)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,16 @@ from tritonclient.utils import InferenceServerException
 
 from convoy.models.spec import NUMPY_DTYPES
 from tests.support.crowds import at_once
-from tests.support.grpc_calls import asking
-from tests.support.servers import FakeServer, Server, run_convoy, start_fake_server, start_server, wait_until
+from tests.support.grpc_calls import asking, given, request, row
+from tests.support.servers import (
+    FakeServer,
+    Server,
+    check_ended,
+    run_convoy,
+    start_fake_server,
+    start_server,
+    wait_until,
+)
 from tests.support.stores import IDENTITIES, StoreFolder, digit
 
 # Many servers are started here, and much is waited for.
@@ -81,12 +89,6 @@ def one_by_one() -> Iterator[FakeServer]:
         yield server
 
 
-def given(name: str, array: np.ndarray, dtype: str) -> triton.InferInput:
-    tensor = triton.InferInput(name, array.shape, dtype)
-    tensor.set_data_from_numpy(array)
-    return tensor
-
-
 def some(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     """Any bits at all, so NaN, infinities and the smallest and largest integers are among them."""
     generator = np.random.default_rng(SEED)
@@ -97,20 +99,9 @@ def some(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(data, numpy_dtype).reshape(shape)
 
 
-def request(model: str, array: np.ndarray, dtype: str, **fields: Any) -> Any:
-    """A raw request as a message; `fields` replace its own."""
-    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype=dtype, shape=array.shape)
-    own = {"model_name": model, "inputs": [tensor], "raw_input_contents": [array.tobytes()]}
-    return service_pb2.ModelInferRequest(**{**own, **fields})
-
-
 def rows(*values: float, **fields: Any) -> Any:
     """A request for the fake model: each value is a row of four."""
     return request("rows", np.array([[value] * 4 for value in values], np.float32), "FP32", **fields)
-
-
-def row_input(value: float) -> list[triton.InferInput]:
-    return [given("x", np.full((1, 4), value, np.float32), "FP32")]
 
 
 def refused(call: Any) -> grpc.RpcError:
@@ -213,31 +204,16 @@ def test_what_is_not_offered_says_so(client: triton.InferenceServerClient) -> No
 # Tensors
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 0)])
-@pytest.mark.parametrize("dtype", IDENTITIES)
-def test_raw_tensors_come_back_bit_by_bit(dtype: str, shape: tuple[int, int], stub: Any) -> None:
-    array = some(dtype, shape)
-    response = stub.ModelInfer(request(f"identity_{dtype.lower()}", array, dtype, id="mine"))
-    assert (response.id, response.model_name, response.model_version) == ("mine", f"identity_{dtype.lower()}", "1")
-    (output,) = response.outputs
-    assert (output.name, output.datatype, tuple(output.shape)) == ("y", dtype, shape)
-    assert list(response.raw_output_contents) == [array.tobytes()]
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 0)])
+# The last is decoded beside other requests.
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 0), (32, 2048)])
 @pytest.mark.parametrize("dtype", TYPED_FIELDS)
 def test_typed_tensors_come_back_bit_by_bit(dtype: str, shape: tuple[int, int], stub: Any) -> None:
     array = some(dtype, shape)
     if array.dtype.kind == "f":  # a number on its way through Python keeps its value, not the bits of its NaN
         array = np.nan_to_num(array, nan=0.5)
     response = stub.ModelInfer(typed(dtype, array, TYPED_FIELDS[dtype]))
+    assert (response.model_name, response.model_version) == (f"identity_{dtype.lower()}", "1")
     assert list(response.raw_output_contents) == [array.tobytes()]
-
-
-def test_a_large_typed_tensor_is_decoded_beside_the_others(stub: Any) -> None:
-    array = some("INT32", (32, 2048))
-    response = stub.ModelInfer(typed("INT32", array, "int_contents"))
-    assert response.raw_output_contents[0] == array.tobytes()
 
 
 def test_outputs_come_in_the_order_in_which_they_are_asked_for(client: triton.InferenceServerClient) -> None:
@@ -432,72 +408,9 @@ def test_a_full_queue_says_when_to_come_back(one_by_one: FakeServer) -> None:
 def test_a_request_that_the_model_fails_on_is_an_internal_error(one_by_one: FakeServer) -> None:
     with triton.InferenceServerClient(one_by_one.grpc_address) as client:
         with pytest.raises(InferenceServerException) as error:
-            client.infer("rows", row_input(666.0))
+            client.infer("rows", [row(666.0)])
         assert error.value.status() == "StatusCode.INTERNAL"
-        assert client.infer("rows", row_input(2.0)).as_numpy("y").tolist() == [[2.0] * 4]
-
-
-def sums(first: int, *, rows: int = 1, **fields: Any) -> Any:
-    """A request for sums and differences: rows of sixteen that count from `first`, and of ones."""
-    inputs = [
-        service_pb2.ModelInferRequest.InferInputTensor(name=name, datatype="INT32", shape=[rows, 16])
-        for name in ("INPUT0", "INPUT1")
-    ]
-    tensors = [np.arange(first, first + rows * 16, dtype=np.int32), np.ones(rows * 16, np.int32)]
-    own = {"model_name": "simple", "inputs": inputs, "raw_input_contents": [one.tobytes() for one in tensors]}
-    return service_pb2.ModelInferRequest(**{**own, **fields})
-
-
-def test_requests_that_are_alike_are_answered_each_for_itself(stub: Any) -> None:
-    """Each kind again and again, in turn with others of as many bytes, so that a memory of them would be mistaken."""
-    outputs = [service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=f"OUTPUT{n}") for n in (0, 1)]
-    for number in range(6):
-        array = np.arange(number, number + 16, dtype=np.int32)
-        for own_id in ("", f"{number}a", "é", f"longer {number}"):
-            reply = stub.ModelInfer(sums(number, id=own_id))
-            assert (reply.id, reply.model_name, reply.model_version) == (own_id, "simple", "1")
-            assert [output.name for output in reply.outputs] == ["OUTPUT0", "OUTPUT1"]
-            assert list(reply.raw_output_contents) == [(array + 1).tobytes(), (array - 1).tobytes()]
-        for wanted in outputs:
-            reply = stub.ModelInfer(sums(number, outputs=[wanted]))
-            expected = array + 1 if wanted.name == "OUTPUT0" else array - 1
-            assert list(reply.raw_output_contents) == [expected.tobytes()]
-        swapped = sums(number)
-        swapped.inputs[0].name, swapped.inputs[1].name = "INPUT1", "INPUT0"
-        assert list(stub.ModelInfer(swapped).raw_output_contents) == [(array + 1).tobytes(), (1 - array).tobytes()]
-        two = stub.ModelInfer(sums(number, rows=2))
-        assert two.raw_output_contents[0] == np.arange(number + 1, number + 33, dtype=np.int32).tobytes()
-        assert list(two.outputs[0].shape) == [2, 16]
-        wrong = sums(number)
-        wrong.inputs[0].datatype = "INT16"
-        assert "data-type is 'INT16'" in refused(lambda wrong=wrong: stub.ModelInfer(wrong)).details()
-        short = sums(number)
-        short.raw_input_contents[0] = short.raw_input_contents[0][:-4]
-        short.raw_input_contents[1] = short.raw_input_contents[1] + b"four"
-        assert "input byte size mismatch" in refused(lambda short=short: stub.ModelInfer(short)).details()
-
-
-def test_a_request_that_is_like_an_earlier_one_gets_the_newest_version(store: StoreFolder) -> None:
-    store.add_shift(1.0)
-    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])
-    data = np.zeros(4, np.float32).tobytes()
-    asked = service_pb2.ModelInferRequest(model_name="shift", inputs=[tensor], raw_input_contents=[data])
-    mode = ("--model-control", "explicit", "--host", "127.0.0.1")
-    with start_server(*mode, store=store.root) as server, grpc.insecure_channel(server.grpc_address) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-
-        def answers() -> list[tuple[str, float]]:
-            replies = [stub.ModelInfer(asked) for _ in range(3)]
-            return [
-                (one.model_version, float(np.frombuffer(one.raw_output_contents[0], np.float32)[0])) for one in replies
-            ]
-
-        for version, by in ((1, 1.0), (2, 2.0), (2, 3.0)):
-            store.add_shift(by, version=version)
-            assert server.post("/v2/repository/models/shift/load").status_code == 200
-            assert answers() == [(str(version), by)] * 3
-        assert server.post("/v2/repository/models/shift/unload").status_code == 200
-        assert "has no available versions" in refused(lambda: stub.ModelInfer(asked)).details()
+        assert client.infer("rows", [row(2.0)]).as_numpy("y").tolist() == [[2.0] * 4]
 
 
 def ended(server: Server) -> dict[tuple[str, str], int]:
@@ -581,15 +494,6 @@ def test_a_stream_answers_in_order_and_outlives_its_errors(server: Server) -> No
         assert response.parameters["triton_final_response"].bool_param
 
 
-def test_a_stream_has_its_last_word_where_a_call_of_the_same_bytes_has_none(stub: Any) -> None:
-    asked = sums(0)
-    asked.parameters["triton_enable_empty_final_response"].bool_param = True
-    for _ in range(3):
-        assert "triton_final_response" not in stub.ModelInfer(asked).parameters
-        (reply,) = stub.ModelStreamInfer(iter([asked]))
-        assert reply.infer_response.parameters["triton_final_response"].bool_param
-
-
 def test_a_stream_that_is_cancelled_leaves_nothing_behind(one_by_one: FakeServer) -> None:
     server = one_by_one
     server.switch_on("hold")
@@ -654,28 +558,12 @@ def test_the_port_can_be_left_out_and_one_that_is_taken_is_a_wrong_call(server: 
     with start_server("--grpc-port", "-1", store=store.root) as without:
         assert "grpc://" not in without.log
     port = server.grpc_address.rpartition(":")[2]
-    taken = run_convoy("serve", "--port", "0", "--grpc-port", port, "--store", str(store.root))
-    assert taken.returncode == 2
-    assert f":{port}" in taken.stderr
-    assert "--grpc-port" in taken.stderr
-
-
-def test_stopping_answers_what_was_accepted_and_refuses_what_comes_then() -> None:
-    with start_fake_server(fake={"max_batch": 1}, drain_delay_s=0) as server:
-        server.switch_on("hold")
-        with grpc.insecure_channel(server.grpc_address) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            health = health_pb2_grpc.HealthStub(channel)
-            running = stub.ModelInfer.future(rows(1.0))
-            wait_until(lambda: server.stats()["unfinished_requests"] == 1, "it runs")
-            server.signal()
-            wait_until(
-                lambda: health.Check(health_pb2.HealthCheckRequest()).status == 2, "the server says that it is leaving"
-            )
-            assert refused(lambda: stub.ModelInfer(rows(2.0))).code() == grpc.StatusCode.UNAVAILABLE
-            server.switch_off("hold")
-            assert running.result().raw_output_contents
-        assert server.wait() == 0
+    check_ended(
+        run_convoy("serve", "--port", "0", "--grpc-port", port, "--store", str(store.root)),
+        2,
+        f":{port}",
+        "--grpc-port",
+    )
 
 
 class Announced:
@@ -749,22 +637,27 @@ def test_a_call_that_is_left_before_its_message_has_come_is_open_no_more(one_by_
         wait_until(server.is_at_rest, "nothing is open")
 
 
-def test_a_stream_does_not_hold_up_the_end_and_what_it_has_sent_is_answered() -> None:
+def test_stopping_answers_what_was_accepted_and_refuses_what_comes_then() -> None:
+    """A stream does not hold up the end, either."""
     with start_fake_server(fake={"max_batch": 1}, drain_delay_s=0) as server:
         server.switch_on("hold")
         with grpc.insecure_channel(server.grpc_address) as channel:
             may_end = threading.Event()
+            stub, health = service_pb2_grpc.GRPCInferenceServiceStub(channel), health_pb2_grpc.HealthStub(channel)
 
             def requests() -> Iterator[Any]:
                 yield from (rows(1.0), rows(2.0))
                 may_end.wait()
 
-            replies = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(requests())
-            wait_until(lambda: server.stats()["open_calls"] == 2, "both have come")
+            replies = stub.ModelStreamInfer(requests())
+            running = stub.ModelInfer.future(rows(3.0))
+            wait_until(lambda: server.stats()["open_calls"] == 3, "all have come")
             server.signal()
-            wait_until(lambda: "stopping" in server.log_so_far, "the server is told")
+            wait_until(lambda: health.Check(health_pb2.HealthCheckRequest()).status == 2, "it says that it is leaving")
+            assert refused(lambda: stub.ModelInfer(rows(4.0))).code() == grpc.StatusCode.UNAVAILABLE
             server.switch_off("hold")
             assert [next(replies).error_message for _ in range(2)] == ["", ""]
+            assert running.result().raw_output_contents
             assert server.wait() == 0
             may_end.set()
         assert "every accepted request was answered" in server.log

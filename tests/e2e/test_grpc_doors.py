@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2_grpc
 
-from tests.support.grpc_calls import asking
+from tests.support.grpc_calls import asking, request
 from tests.support.http2 import Connection
 from tests.support.servers import Server, start_server, wait_until
 from tests.support.stores import StoreFolder
@@ -35,15 +35,12 @@ def store_root(shared_store: StoreFolder) -> Path:
 @pytest.fixture(scope="module")
 def server(store_root: Path) -> Iterator[Server]:
     options = ("--access-log", "off", "--max-inflight-mb", "256", "--max-body-mb", "64", "--max-connections", "512")
-    with start_server(*options, store=store_root) as server:
+    with start_server(*options, store=store_root, rests=True) as server:
         yield server
-        wait_until(server.is_at_rest, "nothing is held when the clients have gone")
 
 
 def asked(values: int = 4) -> Any:
-    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, values])
-    data = np.arange(values, dtype=np.float32).tobytes()
-    return service_pb2.ModelInferRequest(model_name="identity_fp32", inputs=[tensor], raw_input_contents=[data])
+    return request("identity_fp32", np.arange(values, dtype=np.float32)[None])
 
 
 def codes_of(address: str, calls: int, values: int = 4) -> set[str]:

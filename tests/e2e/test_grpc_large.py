@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import grpc
+import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2
 
+from tests.support.grpc_calls import request
 from tests.support.servers import peak_bytes, start_server
 from tests.support.stores import StoreFolder
 
@@ -26,11 +27,7 @@ def test_large_grpc_messages_stay_within_the_memory_for_requests(store: StoreFol
     """24 of 12 MiB, where all requests together may hold 64 MiB; the engine takes single ones."""
     store.add_identity("FP32")
     allowed = 64 * MIB
-    data = bytes(12 * MIB)
-    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", shape=[1, len(data) // 4], datatype="FP32")
-    request = service_pb2.ModelInferRequest(
-        model_name="identity_fp32", inputs=[tensor], raw_input_contents=[data]
-    ).SerializeToString()
+    message = request("identity_fp32", np.zeros((1, 3 * MIB), np.float32)).SerializeToString()
     limits = ("--max-body-mb", "16", "--max-inflight-mb", "64", "--max-batch", "1")
     with start_server(*limits, store=store.root) as server, ExitStack() as stack:
         addresses = [server.grpc_address] * 24
@@ -39,7 +36,7 @@ def test_large_grpc_messages_stay_within_the_memory_for_requests(store: StoreFol
         for channel in channels:
             grpc.channel_ready_future(channel).result(30)
         before = peak_bytes(server)
-        calls = [ask.future(request, timeout=60) for ask in asks]
+        calls = [ask.future(message, timeout=60) for ask in asks]
         codes = {call.code() for call in calls}
         assert grpc.StatusCode.OK in codes
         assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
@@ -53,11 +50,9 @@ def test_streams_of_large_messages_have_one_each_that_waits_for_a_decoder(store:
     store.add_identity("BYTES")
     count = 50_000
     element = bytes(4 * MIB // count - 4)
-    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", shape=[1, count], datatype="BYTES")
     data = (struct.pack("<I", len(element)) + element) * count
-    message = service_pb2.ModelInferRequest(
-        model_name="identity_bytes", inputs=[tensor], raw_input_contents=[data]
-    ).SerializeToString()
+    shape = np.empty((1, count))
+    message = request("identity_bytes", shape, "BYTES", raw_input_contents=[data]).SerializeToString()
     allowed = 32 * MIB
     limits = ("--max-body-mb", "4", "--max-inflight-mb", "32", "--max-batch", "1")
 

@@ -12,8 +12,9 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2_grpc
 
+from tests.support.grpc_calls import request
 from tests.support.servers import Server, start_server, wait_until
 from tests.support.stores import StoreFolder
 
@@ -29,9 +30,7 @@ def server(shared_store: StoreFolder) -> Iterator[Server]:
 
 
 def asked(values: int) -> Any:
-    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, values])
-    data = np.arange(values, dtype=np.float32).tobytes()
-    return service_pb2.ModelInferRequest(model_name="identity_fp32", inputs=[tensor], raw_input_contents=[data])
+    return request("identity_fp32", np.arange(values, dtype=np.float32)[None])
 
 
 class Leaver:

@@ -21,13 +21,14 @@ from tritonclient.utils import InferenceServerException
 from convoy.models.bundle import MANIFEST, Manifest, seal
 from convoy.models.records import from_jsonable
 from tests.support.fake_server import DIE
-from tests.support.servers import Server, run_convoy, start_fake_server, start_server, wait_until
+from tests.support.servers import Server, rows_request, run_convoy, start_fake_server, start_server, wait_until
 from tests.support.stores import StoreFolder
+from tests.support.wire import check_refused
 
 pytestmark = pytest.mark.slow
 EXPLICIT = ("--model-control", "explicit", "--host", "127.0.0.1")
 POLL = ("--model-control", "poll", "--poll-interval-s", "0.05")
-ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}
+ROW = rows_request(0.0)
 # Root may read everything, unless it gives that up.
 UNPRIVILEGED = (
     ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all") if os.geteuid() == 0 else ()
@@ -36,11 +37,6 @@ UNPRIVILEGED = (
 
 def can_be_unprivileged() -> bool:
     return not UNPRIVILEGED or subprocess.run([*UNPRIVILEGED, "true"], check=False, capture_output=True).returncode == 0
-
-
-def answer(server: Server, name: str) -> Any:
-    reply = server.post(f"/v2/models/{name}/infer", json=ROW)
-    return reply.json()["outputs"][0]["data"][0] if reply.status_code == 200 else reply.status_code
 
 
 # Names
@@ -213,7 +209,7 @@ def test_files_elsewhere_pipes_and_sizes_beyond_the_memory_are_refused(strange: 
 def test_what_lies_beside_them_and_is_sound_is_served(strange: Server) -> None:
     found = strange.index()
     assert found["labels-fine/1"] == found["digits/1"] == ("READY", "")
-    assert [answer(strange, name) for name in ("weights-fine", "sound")] == [0.0, 1.0]
+    assert [strange.shift(name)[1] for name in ("weights-fine", "sound")] == [0.0, 1.0]
     assert "hunter2" not in strange.post("/v2/repository/index").text + strange.log
 
 
@@ -241,9 +237,9 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_largest_that_would(store:
             assert 32 <= int(told[1]) <= 1 << 16
             assert server.load("digits", max_batch_size=asked).status_code == 400
         assert server.rss_bytes < before + (256 << 20)
-        assert answer(server, "shift") == 1.0
+        assert server.shift()[1] == 1.0
         assert server.load("shift", max_batch_size=1024).status_code == 200
-        assert answer(server, "shift") == 1.0
+        assert server.shift()[1] == 1.0
         with triton_grpc.InferenceServerClient(server.grpc_address) as client:
             with pytest.raises(InferenceServerException, match="at most") as over_grpc:
                 client.load_model("shift", config=json.dumps({"max_batch_size": "2147483647"}))
@@ -274,15 +270,15 @@ def test_a_link_in_a_circle_is_refused_and_the_others_are_served(store: StoreFol
             assert state == "UNAVAILABLE"
             assert words in reason
             assert "symbolic links" in reason
-        assert [answer(server, name) for name in ("shift", "version", "file")] == [1.0, 5.0, 5.0]
-        assert answer(server, "loop") == 404
+        assert [server.shift(name)[1] for name in ("shift", "version", "file")] == [1.0, 5.0, 5.0]
+        assert server.get("/v2/models/loop").status_code == 404
         assert {one["name"] for one in server.stats()["refused"]} == {"loop", "version", "file"}
         store.add_shift(2.0, version=2)
-        wait_until(lambda: answer(server, "shift") == 2.0, "what is sound is followed")
+        wait_until(lambda: server.shift()[1] == 2.0, "what is sound is followed")
         (store.root / "loop").unlink()
         (store.root / "version" / "2").unlink()
         store.add_shift(6.0, name="version", version=2)
-        wait_until(lambda: answer(server, "version") == 6.0, "what is mended is served")
+        wait_until(lambda: server.shift("version")[1] == 6.0, "what is mended is served")
         wait_until(lambda: "loop" not in server.index(), "what is gone is forgotten")
     shown = run_convoy("inspect", "--store", str(store.root))
     assert shown.returncode == 1
@@ -305,23 +301,23 @@ def test_what_may_not_be_read_is_refused_and_the_others_are_served(store: StoreF
             if mode == EXPLICIT:
                 assert server.load("shift").status_code == 200
                 for name in ("folder", "version", "file"):
-                    refused = server.load(name)
-                    assert refused.status_code == 400
-                    assert "ermission denied" in refused.json()["error"]
+                    check_refused(server.load(name), 400, "ermission denied")
             found = server.index()
             for place in ("folder", "version/2", "file/2"):
                 assert found[place][0] == "UNAVAILABLE"
                 assert "ermission denied" in found[place][1]
-            assert [answer(server, name) for name in ("shift", "version", "file")] == [1.0, 5.0, 5.0]
+            assert [server.shift(name)[1] for name in ("shift", "version", "file")] == [1.0, 5.0, 5.0]
             if mode == POLL:
                 store.add_shift(2.0, version=2)
-                wait_until(lambda: answer(server, "shift") == 2.0, "what is sound is followed")
+                wait_until(lambda: server.shift()[1] == 2.0, "what is sound is followed")
                 for path in locked:
                     path.chmod(0o755)
-                wait_until(lambda: [answer(server, name) for name in ("folder", "version")] == [5.0, 6.0], "it is read")
+                wait_until(
+                    lambda: [server.shift(name)[1] for name in ("folder", "version")] == [5.0, 6.0], "it is read"
+                )
                 store.root.joinpath("folder").chmod(0o000)
                 wait_until(lambda: "folder" in server.index(), "its folder is locked again")
-                assert answer(server, "folder") == 5.0, "what is loaded goes on serving"
+                assert server.shift("folder")[1] == 5.0, "what is loaded goes on serving"
                 store.root.joinpath("folder").chmod(0o755)
                 wait_until(lambda: "folder" not in server.index(), "and nothing is wrong any more")
     finally:
@@ -341,9 +337,7 @@ def test_a_load_that_hangs_holds_up_no_other_and_ends_as_refused() -> None:
         assert server.load("images").status_code == 200
         assert not hanging.done()
         assert server.get("/v2/models/images/ready").status_code == 200
-        refused = hanging.result()
-        assert refused.status_code == 400
-        assert "did not load within 3 s" in refused.json()["error"]
+        check_refused(hanging.result(), 400, "did not load within 3 s")
         assert "did not load within 3 s" in server.index()["rows/1"][1]
         again = server.load("rows")
         assert (again.status_code, "still hangs" in again.json()["error"]) == (400, True)

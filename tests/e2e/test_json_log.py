@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
+from tests.support.grpc_calls import row
 from tests.support.pictures import digit
 from tests.support.servers import FakeServer, rows_request, start_fake_server, start_server, wait_until
 from tests.support.stores import StoreFolder
@@ -54,18 +54,16 @@ def headers(own_id: str, secret: str = "abracadabra") -> dict[str, str]:
 
 
 def test_a_call_is_one_object(server: FakeServer) -> None:
-    for number in range(3):
-        own = headers(f"infer-{number}")
-        assert server.post("/v2/models/rows/infer", json=rows_request(1.0), headers=own).status_code == 200
-        line = line_of(server, f"infer-{number}")
-        told = {name: line[name] for name in ("level", "trace_id", "key", "model", "version", "outcome", "status")}
-        rest = {"model": "rows", "version": 1, "outcome": "answered", "status": "200"}
-        assert told == {"level": "INFO", "trace_id": TRACE, "key": "team-a", **rest}
-        assert line["call"] == "POST /v2/models/rows/infer"
-        stages = line["stages_ms"]
-        assert stages.keys() == {"decode_wait", "decode", "queue", "copy_in", "compute", "copy_out", "encode"}
-        assert 0 <= sum(stages.values()) <= line["took_ms"] + 1
-        assert line["time"].endswith("+00:00")
+    assert server.post("/v2/models/rows/infer", json=rows_request(1.0), headers=headers("infer")).status_code == 200
+    line = line_of(server, "infer")
+    told = {name: line[name] for name in ("level", "trace_id", "key", "model", "version", "outcome", "status")}
+    rest = {"model": "rows", "version": 1, "outcome": "answered", "status": "200"}
+    assert told == {"level": "INFO", "trace_id": TRACE, "key": "team-a", **rest}
+    assert line["call"] == "POST /v2/models/rows/infer"
+    stages = line["stages_ms"]
+    assert stages.keys() == {"decode_wait", "decode", "queue", "copy_in", "compute", "copy_out", "encode"}
+    assert 0 <= sum(stages.values()) <= line["took_ms"] + 1
+    assert line["time"].endswith("+00:00")
 
 
 def test_who_asked_how_and_with_what_outcome(server: FakeServer) -> None:
@@ -94,11 +92,9 @@ def test_who_asked_how_and_with_what_outcome(server: FakeServer) -> None:
 
 
 def test_a_call_over_grpc_is_told_alike(server: FakeServer) -> None:
-    x = triton.InferInput("x", [1, 4], "FP32")
-    x.set_data_from_numpy(np.zeros((1, 4), np.float32))
     own = {name.lower(): value for name, value in headers("by-grpc").items()}
     with triton.InferenceServerClient(server.grpc_address) as client:
-        client.infer("rows", [x], headers=own)
+        client.infer("rows", [row()], headers=own)
     line = line_of(server, "by-grpc")
     told = [line[name] for name in ("call", "key", "model", "version", "outcome", "status", "trace_id")]
     assert told == ["gRPC ModelInfer", "team-a", "rows", 1, "answered", "OK", TRACE]

@@ -10,9 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -28,6 +26,7 @@ from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import whole
 from convoy.models.errors import JobError, UsageError
+from tests.support.played_http import playing
 from tests.support.servers import metric, start_fake_server, wait_until
 from tests.support.stores import digit
 
@@ -52,18 +51,18 @@ def url() -> Iterator[str]:
             server.kill()
 
 
-def load(url: str, model: str | None, tmp_path: Path, **options) -> tuple[int, str, dict]:
+def load(url: str, tmp_path: Path, model: str | None = None, **options) -> tuple[int, str, dict]:
     """Exit code, what was printed, and the JSON."""
     console = Console(file=io.StringIO(), width=200)
     file = tmp_path / "report.json"
-    options = {"duration_s": 0.6, "slo_ms": EASY_SLO_MS, "json_file": file, "timeout_s": 10.0, **options}
+    options = {"duration_s": 0.6, "slo_ms": EASY_SLO_MS, "json_file": file, "timeout_s": 30.0, **options}
     code = run(LoadTestOptions(url=url, model=model, **options), console)
     return code, console.file.getvalue(), json.loads(file.read_text())
 
 
 @pytest.mark.parametrize("body", ["auto", "binary", "json"])
 def test_closed_loop(url, tmp_path, body):
-    code, printed, found = load(url, "steady", tmp_path, concurrency=4, body=body)
+    code, printed, found = load(url, tmp_path, "steady", concurrency=4, body=body)
     assert code == 0
     assert "4 clients" in printed
     assert "p99.9" in printed or "needs" in printed
@@ -76,7 +75,7 @@ def test_closed_loop(url, tmp_path, body):
 
 @pytest.mark.parametrize("arrivals", ["poisson", "constant"])
 def test_open_loop(url, tmp_path, arrivals):
-    code, printed, found = load(url, "steady", tmp_path, rate=200, arrivals=arrivals)
+    code, printed, found = load(url, tmp_path, "steady", rate=200, arrivals=arrivals)
     assert code == 0
     assert f"{arrivals} 200 requests/s" in printed
     assert "from when it was due" in printed
@@ -90,7 +89,7 @@ def test_a_folder_of_images_is_sent_in_turn(demo, tmp_path):
     (pictures / "one.png").write_bytes(digit("seven"))
     (pictures / "two.jpg").write_bytes(b"not even an image")
     (pictures / "notes.txt").write_text("is left out")
-    code, _, found = load(demo.url, "digits", tmp_path, concurrency=1, images=pictures)
+    code, _, found = load(demo.url, tmp_path, "digits", concurrency=1, images=pictures)
     assert code == 1
     assert found["target"]["body"] == "image"
     assert abs(found["good"] - found["failed"]) <= 1
@@ -98,19 +97,19 @@ def test_a_folder_of_images_is_sent_in_turn(demo, tmp_path):
     assert "not an image" in error["text"]
     for folder, words in ((tmp_path / "none", "is not a folder"), (pictures / "one.png", "is not a folder")):
         with pytest.raises(UsageError, match=words):
-            load(demo.url, "digits", tmp_path, images=folder)
+            load(demo.url, tmp_path, "digits", images=folder)
     (tmp_path / "empty").mkdir()
     with pytest.raises(JobError, match="no images"):
-        load(demo.url, "digits", tmp_path, images=tmp_path / "empty")
+        load(demo.url, tmp_path, "digits", images=tmp_path / "empty")
 
 
 def test_a_deadline_goes_with_every_request(tmp_path):
     with start_fake_server(fake={"latency_ms": 300.0}) as server:
-        _, _, found = load(server.url, "rows", tmp_path, concurrency=2, deadline_ms=5.0)
+        _, _, found = load(server.url, tmp_path, "rows", concurrency=2, deadline_ms=5.0)
         assert found["good"] == 0
         assert {error["kind"] for error in found["errors"]} == {"http"}
         assert metric(server, "convoy_call_duration_seconds_count", model="rows", outcome="answered") <= 1
-        _, _, found = load(server.url, "rows", tmp_path, concurrency=2, deadline_ms=20_000.0)
+        _, _, found = load(server.url, tmp_path, "rows", concurrency=2, deadline_ms=20_000.0)
         assert found["good"] == found["offered"] > 0
 
 
@@ -131,7 +130,7 @@ CLOSED, OPEN = {"concurrency": 2}, {"rate": 50}
     ],
 )
 def test_what_goes_wrong_is_counted_in_plain_words(url, tmp_path, model, kind, words, mode):
-    code, printed, found = load(url, model, tmp_path, warm_up_s=0, timeout_s=1.0, **mode)
+    code, printed, found = load(url, tmp_path, model, warm_up_s=0, timeout_s=1.0, **mode)
     assert code == 1
     assert words in printed
     assert kind in [error["kind"] for error in found["errors"]]
@@ -140,7 +139,7 @@ def test_what_goes_wrong_is_counted_in_plain_words(url, tmp_path, model, kind, w
 
 
 def test_requests_beyond_the_connections_wait_and_their_latency_counts(url, tmp_path):
-    code, printed, found = load(url, "stalls", tmp_path, rate=50, connections=2, timeout_s=1.0)
+    code, printed, found = load(url, tmp_path, "stalls", rate=50, connections=2, timeout_s=1.0)
     assert code == 1
     assert found["generator"]["waited_for_connection"] > 0
     assert "found all connections busy" in printed
@@ -149,18 +148,18 @@ def test_requests_beyond_the_connections_wait_and_their_latency_counts(url, tmp_
 
 
 def test_a_rate_out_of_reach_voids_the_run(url, tmp_path):
-    code, printed, found = load(url, "steady", tmp_path, rate=2_000_000, slo_ms=1, duration_s=0.3, timeout_s=0.5)
+    code, printed, found = load(url, tmp_path, "steady", rate=2_000_000, slo_ms=1, duration_s=0.3, timeout_s=0.5)
     assert code == 1
     assert "VOID" in printed
     assert "could not keep the schedule" in found["void"]
 
 
 def test_the_api_key_is_sent_and_not_written_down(url, tmp_path):
-    code, _, found = load(url, "secret", tmp_path, concurrency=1, api_key="open sesame")
+    code, _, found = load(url, tmp_path, "secret", concurrency=1, api_key="open sesame")
     assert code == 0
     assert "sesame" not in json.dumps(found)
     with pytest.raises(JobError, match=r"401.*--api-key"):
-        load(url, "secret", tmp_path, concurrency=1)
+        load(url, tmp_path, "secret", concurrency=1)
 
 
 @pytest.mark.parametrize(
@@ -173,24 +172,24 @@ def test_the_api_key_is_sent_and_not_written_down(url, tmp_path):
 )
 def test_a_target_that_cannot_be_is_told(url, tmp_path, model, options, kind, words):
     with pytest.raises(kind, match=words):
-        load(url, model, tmp_path, **options)
+        load(url, tmp_path, model, **options)
     for wrong in ("localhost:8000", "ftp://localhost", "http://", "http://localhost:port"):
         with pytest.raises(UsageError, match="should look like"):
-            load(wrong, "steady", tmp_path)
+            load(wrong, tmp_path, "steady")
 
 
 def test_a_server_that_is_down(tmp_path):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(JobError, match=r"nobody answers at .*start the server with `convoy serve`"):
-            load(f"http://127.0.0.1:{unused.getsockname()[1]}", "steady", tmp_path)
+            load(f"http://127.0.0.1:{unused.getsockname()[1]}", tmp_path, "steady")
 
 
 def test_a_server_that_stops_for_a_moment_is_seen_by_all_who_came_meanwhile(url, tmp_path):
     """A closed loop would count one slow request for each client; the open loop counts everybody who waited."""
     # Longer patience than the nap of a second, so that nobody who waited is lost, however busy the machine.
     options = {"rate": 100, "arrivals": "constant", "duration_s": 2, "warm_up_s": 0, "slo_ms": 500, "timeout_s": 10}
-    code, _, found = load(url, "naps", tmp_path, **options)
+    code, _, found = load(url, tmp_path, "naps", **options)
     assert found["errors"] == []
     assert code == (0 if found["void"] is None else 1)
     late = (1 - found["goodput"]) * found["offered"]
@@ -212,16 +211,16 @@ def test_a_program_brings_its_own_requests(url):
 
 
 def test_several_processes_share_one_schedule(url, tmp_path):
-    code, _, found = load(url, "steady", tmp_path, rate=200, processes=3, warm_up_s=0)
+    code, _, found = load(url, tmp_path, "steady", rate=200, processes=3, warm_up_s=0)
     assert code == 0
     assert found["generator"]["processes"] == 3
-    _, _, alone = load(url, "steady", tmp_path, rate=200, processes=1, warm_up_s=0)
+    _, _, alone = load(url, tmp_path, "steady", rate=200, processes=1, warm_up_s=0)
     assert found["offered"] == alone["offered"]
 
 
 def test_steps_give_a_row_each(url, tmp_path):
     file = tmp_path / "steps.csv"
-    code, printed, found = load(url, "steady", tmp_path, steps=(50.0, 150.0), csv_file=file)
+    code, printed, found = load(url, tmp_path, "steady", steps=(50.0, 150.0), csv_file=file)
     assert code == 0
     assert "steps of 50, 150 requests/s" in printed
     assert [row["rate"] for row in found["rows"]] == [50, 150]
@@ -234,7 +233,7 @@ def test_steps_give_a_row_each(url, tmp_path):
 @pytest.mark.slow
 def test_the_capacity_of_a_server_that_has_one(url, tmp_path):
     """It answers 429 beyond 400 requests/s; a generous objective leaves only that."""
-    code, printed, found = load(url, "limited", tmp_path, find_capacity=True, duration_s=1)
+    code, printed, found = load(url, tmp_path, "limited", find_capacity=True, duration_s=1)
     assert found["capacity"]["ending"] in ("bracketed", "too noisy", "generator")
     assert code == (0 if found["capacity"]["ending"] == "bracketed" else 1)
     assert "probe 1" in printed
@@ -244,21 +243,10 @@ def test_the_capacity_of_a_server_that_has_one(url, tmp_path):
 
 
 def test_a_server_without_the_protocol_is_told_from_one_without_the_model(tmp_path):
-    class Nothing(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_error(404)
-
-        do_POST = do_GET  # noqa: N815
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Nothing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with playing(lambda asked: (404, {}, b"nothing")) as url:
         for model in (None, "cats"):
             with pytest.raises(JobError, match="does not speak the Open Inference Protocol"):
-                load(f"http://127.0.0.1:{server.server_port}", model, tmp_path)
-        server.shutdown()
+                load(url, tmp_path, model)
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")

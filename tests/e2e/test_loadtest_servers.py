@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from rich.console import Console
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from convoy.loadtest.command import run
-from convoy.loadtest.options import LoadTestOptions
 from convoy.models.errors import JobError, UsageError
-from tests.support.servers import run_convoy, start_server, wait_until
+from tests.e2e.test_loadtest import load
+from tests.support.grpc_calls import answering
+from tests.support.servers import check_ended, run_convoy, start_server, wait_until
 
 # Many servers are started here, and much is waited for.
 pytestmark = pytest.mark.slow
-
-# Generous, so that a busy test machine does not void an honest run.
-EASY_SLO_MS = 20_000
-
-
-def load(url: str, tmp_path: Path, **options: Any) -> tuple[int, str, dict[str, Any]]:
-    """Exit code, what was printed, and the JSON."""
-    console = Console(file=io.StringIO(), width=200)
-    file = tmp_path / "report.json"
-    defaults: dict[str, Any] = {"duration_s": 0.6, "slo_ms": EASY_SLO_MS, "json_file": file, "timeout_s": 30.0}
-    code = run(LoadTestOptions(url=url, **{**defaults, **options}), console)
-    return code, console.file.getvalue(), json.loads(file.read_text())
 
 
 @pytest.mark.parametrize("body", ["image", "binary", "json"])
@@ -88,9 +71,7 @@ def test_the_command_takes_every_option(demo, tmp_path):
         f"loadtest --url http://{demo.grpc_address} --protocol grpc --model digits --steps 20,40 --arrivals constant"
     )
     words += " --duration 0.5 --warm-up 0.1 --slo-ms 20000 --processes 2 --seed 3 --json {} --csv {} --report {}"
-    outcome = run_convoy(*words.format(*files).split())
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert "constant, steps of 20, 40 requests/s" in outcome.stdout
+    check_ended(run_convoy(*words.format(*files).split()), 0, "constant, steps of 20, 40 requests/s")
     assert all(file.stat().st_size > 100 for file in files)
 
 
@@ -124,38 +105,25 @@ def test_a_server_that_is_killed_under_load(tmp_path):
     assert found["server_side"] is None
 
 
+class Misbehaving(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Describes a model, and answers inferences as `infer(request, context)` does; no other method is there."""
+
+    def __init__(self, infer: Any) -> None:
+        self.ModelInfer = infer
+
+    def ServerMetadata(self, *_: Any) -> Any:  # noqa: N802 - the stubs' name
+        return service_pb2.ServerMetadataResponse(name="bad")
+
+    def ModelMetadata(self, *_: Any) -> Any:  # noqa: N802 - the stubs' name
+        metadata = service_pb2.ModelMetadataResponse(name="m", versions=["1"])
+        metadata.inputs.add(name="x", datatype="FP32", shape=[-1, 3])
+        return metadata
+
+
 @contextmanager
 def misbehaving(infer: Any) -> Iterator[str]:
-    """A gRPC server that describes a model and answers inferences as `infer(request, context)` does."""
-    metadata = service_pb2.ModelMetadataResponse(name="m", versions=["1"])
-    metadata.inputs.add(name="x", datatype="FP32", shape=[-1, 3])
-    unary = {
-        "ServerMetadata": (
-            service_pb2.ServerMetadataRequest,
-            lambda *_: service_pb2.ServerMetadataResponse(name="bad"),
-        ),
-        "ModelMetadata": (service_pb2.ModelMetadataRequest, lambda *_: metadata),
-        "ModelInfer": (service_pb2.ModelInferRequest, infer),
-    }
-    handlers = {
-        name: grpc.unary_unary_rpc_method_handler(
-            handler,
-            request_deserializer=message.FromString,
-            response_serializer=lambda answer: answer.SerializeToString(),
-        )
-        for name, (message, handler) in unary.items()
-    }
-    with ThreadPoolExecutor(4) as pool:
-        server = grpc.server(pool)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),)
-        )
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        try:
-            yield f"grpc://127.0.0.1:{port}"
-        finally:
-            server.stop(None).wait()
+    with answering(Misbehaving(infer)) as address:
+        yield f"grpc://{address}"
 
 
 def good_answer() -> Any:

@@ -17,26 +17,21 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from tests.support.crowds import Crowd
-from tests.support.servers import Server, metric, run_convoy, start_server, wait_until
+from tests.support.servers import Server, check_ended, metric, rows_request, run_convoy, start_server, wait_until
 from tests.support.stores import StoreFolder
+from tests.support.wire import check_refused
 
 # Many servers are started here, and much is waited for.
 pytestmark = pytest.mark.slow
 
 POLL = ("--model-control", "poll", "--poll-interval-s", "0.05", "--access-log", "off")
 EXPLICIT = ("--model-control", "explicit", "--host", "127.0.0.1", "--access-log", "off")
-ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}
+ROW = rows_request(0.0)
 NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
 
 
 def ask(client: httpx.Client) -> httpx.Response:
     return client.post("/v2/models/shift/infer", json=ROW)
-
-
-def answered_by(server: Server) -> tuple[str, float]:
-    """Which version answers now, and by how much it shifts."""
-    document = server.post("/v2/models/shift/infer", json=ROW).json()
-    return document.get("model_version", ""), document["outputs"][0]["data"][0] if "outputs" in document else -1.0
 
 
 def assert_nobody_noticed(crowd: Crowd) -> None:
@@ -59,14 +54,14 @@ def explicit(store: StoreFolder) -> Iterator[Server]:
 
 def test_a_new_version_takes_over_and_its_removal_rolls_back_without_a_gap(polling: Server, store: StoreFolder) -> None:
     with Crowd(polling, 4, ask) as crowd:
-        assert answered_by(polling) == ("1", 1.0)
+        assert polling.shift() == ("1", 1.0)
         for _ in range(3):
             store.add_shift(2.0, version=2)
-            wait_until(lambda: answered_by(polling) == ("2", 2.0), "the new version answers")
+            wait_until(lambda: polling.shift() == ("2", 2.0), "the new version answers")
             wait_until(lambda: "shift/1" not in polling.index() or polling.index()["shift/1"][1] == "unloaded",
                        "the old version is gone")  # fmt: skip
             shutil.rmtree(store.root / "shift" / "2")
-            wait_until(lambda: answered_by(polling) == ("1", 1.0), "the version before answers again")
+            wait_until(lambda: polling.shift() == ("1", 1.0), "the version before answers again")
             wait_until(lambda: "shift/2" not in polling.index(), "the index forgets what has left the store")
         wait_until(lambda: crowd.answered > 200, "the crowd has asked for a while")
     assert_nobody_noticed(crowd)
@@ -76,7 +71,7 @@ def test_files_that_change_in_place_are_loaded_again_without_a_gap(polling: Serv
     with Crowd(polling, 4, ask) as crowd:
         for by in (5.0, 6.0, 7.0):
             store.add_shift(by)
-            wait_until(lambda by=by: answered_by(polling) == ("1", by), "the new files answer")  # type: ignore[misc]
+            wait_until(lambda by=by: polling.shift() == ("1", by), "the new files answer")  # type: ignore[misc]
     assert_nobody_noticed(crowd)
     (statistics,) = polling.get("/v2/models/shift/stats").json()["model_stats"]
     assert statistics["inference_stats"]["success"]["count"] > len(crowd.attempts), "counters never begin anew"
@@ -106,11 +101,11 @@ def test_a_broken_version_is_refused_and_the_old_one_goes_on(polling: Server, st
         assert polling.index()["shift/1"] == ("READY", "")
         assert polling.get("/v2/health/ready").status_code == 200
         store.add_shift(3.0, version=2)
-        wait_until(lambda: answered_by(polling) == ("2", 3.0), "the mended version answers")
+        wait_until(lambda: polling.shift() == ("2", 3.0), "the mended version answers")
         (broken / "model.onnx").write_bytes(b"not a model either")
         wait_until(lambda: polling.index()["shift/2"][1], "the reload is refused")
         assert polling.index()["shift/2"][0] == "READY"
-        assert answered_by(polling) == ("2", 3.0)
+        assert polling.shift() == ("2", 3.0)
     assert_nobody_noticed(crowd)
 
 
@@ -124,42 +119,38 @@ def test_a_link_that_is_swapped_is_followed(tmp_path: Path, store: StoreFolder) 
             fresh = store.root / "..data"
             fresh.symlink_to(folder.root / "shift")
             fresh.replace(store.root / "shift")
-            wait_until(lambda by=by: answered_by(server) == ("7", by), "the link's new target answers")  # type: ignore[misc]
+            wait_until(lambda by=by: server.shift() == ("7", by), "the link's new target answers")  # type: ignore[misc]
     assert_nobody_noticed(crowd)
 
 
-def test_bundles_come_and_go_and_so_do_their_metrics(polling: Server, store: StoreFolder) -> None:
-    store.add_digits()
-    wait_until(lambda: polling.get("/v2/models/digits/ready").status_code == 200, "the bundle serves")
-    assert 'convoy_engine_info{device="cpu"' in polling.get("/metrics").text
-    shutil.rmtree(store.root / "digits")
-    wait_until(lambda: polling.get("/v2/models/digits/ready").status_code == 404, "the bundle is gone")
-    wait_until(lambda: 'model="digits"' not in polling.get("/metrics").text, "its metrics are gone")
-    assert "digits/1" not in polling.index()
-
-
-def test_an_empty_store_is_watched_and_everything_may_leave_it(store: StoreFolder) -> None:
+def test_an_empty_store_is_watched_and_everything_may_leave_it_with_its_metrics(store: StoreFolder) -> None:
     with start_server(*POLL, store=store.root) as server:
         assert server.post("/v2/repository/index").json() == []
         store.add_shift(1.0)
-        wait_until(lambda: answered_by(server) == ("1", 1.0), "the first model answers")
-        shutil.rmtree(store.root / "shift")
-        wait_until(lambda: server.post("/v2/models/shift/infer", json=ROW).status_code == 404, "it is gone")
+        store.add_digits()
+        wait_until(lambda: server.shift() == ("1", 1.0), "the first model answers")
+        wait_until(lambda: server.get("/v2/models/digits/ready").status_code == 200, "the bundle serves")
+        assert 'convoy_engine_info{device="cpu"' in server.get("/metrics").text
+        for name in ("digits", "shift"):
+            shutil.rmtree(store.root / name)
+            wait_until(lambda name=name: server.get(f"/v2/models/{name}/ready").status_code == 404, "it is gone")  # type: ignore[misc]
+        wait_until(lambda: 'model="digits"' not in server.get("/metrics").text, "its metrics are gone")
+        assert "digits/1" not in server.index()
         assert server.get("/v2/health/ready").status_code == 200
 
 
 def test_explicit_loads_nothing_by_itself_and_serves_what_is_asked_for(explicit: Server, store: StoreFolder) -> None:
     store.add_identity()
     assert explicit.post("/v2/repository/index").json() == [{"name": "identity_fp32"}, {"name": "shift"}]
-    assert answered_by(explicit)[1] == -1.0
+    assert explicit.shift()[1] is None
     loaded = explicit.load("shift")
     assert (loaded.status_code, loaded.content) == (200, b"")
-    assert answered_by(explicit) == ("1", 1.0)
+    assert explicit.shift() == ("1", 1.0)
     assert explicit.load("shift").status_code == 200
     store.add_shift(2.0, version=2)
-    assert answered_by(explicit) == ("1", 1.0)
+    assert explicit.shift() == ("1", 1.0)
     assert explicit.load("shift").status_code == 200
-    assert answered_by(explicit) == ("2", 2.0)
+    assert explicit.shift() == ("2", 2.0)
     assert (explicit.unload("shift").status_code, explicit.unload("shift").status_code) == (200, 200)
     gone = explicit.post("/v2/models/shift/infer", json=ROW)
     assert gone.status_code == 404
@@ -174,9 +165,7 @@ def test_named_models_are_loaded_at_the_start(store: StoreFolder) -> None:
         assert [one["name"] for one in server.stats()["models"]] == ["shift"]
     with start_server(*EXPLICIT, "--load-model", "*", store=store.root) as server:
         assert [one["name"] for one in server.stats()["models"]] == ["identity_fp32", "shift"]
-    refused = run_convoy("serve", "--load-model", "shift", "--store", str(store.root))
-    assert refused.returncode == 2
-    assert "model_control explicit" in refused.stderr
+    check_ended(run_convoy("serve", "--load-model", "shift", "--store", str(store.root)), 2, "model_control explicit")
 
 
 def test_a_load_that_fails_keeps_what_serves_and_says_why(explicit: Server, store: StoreFolder) -> None:
@@ -187,7 +176,7 @@ def test_a_load_that_fails_keeps_what_serves_and_says_why(explicit: Server, stor
     failed = explicit.load("shift")
     assert failed.status_code == 400
     assert failed.json()["error"].startswith("load failed for model 'shift': version 2 is at UNAVAILABLE state: ")
-    assert answered_by(explicit) == ("1", 1.0)
+    assert explicit.shift() == ("1", 1.0)
     assert explicit.index()["shift/2"][0] == "UNAVAILABLE"
     missing = explicit.load("nobody")
     assert missing.status_code == 404
@@ -228,7 +217,7 @@ def test_a_version_policy_that_no_version_meets_takes_nothing_away(explicit: Ser
     assert_nobody_noticed(crowd)
     store.add_shift(3.0, version=3)
     assert explicit.load("shift").status_code == 200
-    assert answered_by(explicit) == ("3", 3.0)
+    assert explicit.shift() == ("3", 3.0)
 
 
 def test_whatever_is_wrong_with_a_load_what_serves_goes_on(explicit: Server, store: StoreFolder) -> None:
@@ -252,19 +241,19 @@ def test_whatever_is_wrong_with_a_load_what_serves_goes_on(explicit: Server, sto
             is_met = policy and "version_policy" in text and "9" in text
             assert answer.status_code == (200 if is_met else 400), (text, answer.text)
             if is_met:
-                assert answered_by(explicit) == ("1", 1.0)
+                assert explicit.shift() == ("1", 1.0)
                 config.unlink()
                 assert explicit.load("shift").status_code == 200
                 continue
             assert words in answer.json()["error"], answer.text
-            assert answered_by(explicit) == ("2", 2.0), text
+            assert explicit.shift() == ("2", 2.0), text
     config.unlink()
     for policy in ({"max_batch_size": 1 << 30}, {"max_batch_size": "x"}, {"instance_group": []}):
         assert explicit.load("shift", **policy).status_code in (400, 501)
-        assert answered_by(explicit) == ("2", 2.0)
+        assert explicit.shift() == ("2", 2.0)
     shutil.move(store.root / "shift", store.root / "moved")
     gone = explicit.load("shift")
-    assert (gone.status_code, answered_by(explicit)) == (404, ("2", 2.0))
+    assert (gone.status_code, explicit.shift()) == (404, ("2", 2.0))
     assert "there is no version of it in the store" in gone.json()["error"]
 
 
@@ -345,7 +334,7 @@ def test_a_request_to_load_may_set_batch_size_and_versions_and_nothing_else(
         assert list(answer.json()) == ["error"]
     assert explicit.post("/v2/repository/models/shift/load", content=b"[]").status_code == 400
     assert explicit.post("/v2/repository/other/models/shift/load").status_code == 501
-    assert answered_by(explicit)[0] == "2"
+    assert explicit.shift()[0] == "2"
 
 
 def test_triton_clients_load_and_unload_over_both_wires(explicit: Server) -> None:
@@ -391,7 +380,7 @@ def test_reloading_under_load_loses_no_request(explicit: Server, store: StoreFol
         for number in range(10):
             store.add_shift(float(number))
             assert explicit.load("shift").status_code == 200
-            assert answered_by(explicit) == ("1", float(number))
+            assert explicit.shift() == ("1", float(number))
     assert_nobody_noticed(crowd)
     # The last of them once the last request to it has been answered.
     wait_until(
@@ -407,9 +396,7 @@ def test_only_the_admin_token_loads_models_where_others_can_ask(store: StoreFold
     mode = ("--model-control", "explicit", "--host", "0.0.0.0")
     path = "/v2/repository/models/shift/load"
     with start_server(*mode, store=store.root) as server:
-        without = server.post(path)
-        assert without.status_code == 401
-        assert "--admin-token-file" in without.json()["error"]
+        check_refused(server.post(path), 401, "--admin-token-file")
     options = (*mode, "--admin-token-file", str(token), "--api-key-file", str(key))
     with start_server(*options, store=store.root) as server:
         statuses = {

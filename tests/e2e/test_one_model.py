@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.servers import Server, run_convoy, start_server, wait_until
+from tests.support.servers import run_convoy, start_server, wait_until
 from tests.support.stores import DEMO, StoreFolder, digit
 
 pytestmark = pytest.mark.slow
 NAMED = ("--model-name", "flowers", "--host", "127.0.0.1")
 POLL = ("--model-control", "poll", "--poll-interval-s", "0.05")
-ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}
-
-
-def shifted_by(server: Server, name: str = "flowers") -> tuple[str, Any]:
-    reply = server.post(f"/v2/models/{name}/infer", json=ROW)
-    document = reply.json()
-    return document.get("model_version", ""), document["outputs"][0]["data"][0] if reply.status_code == 200 else None
 
 
 def bundle(root: Path, place: str) -> Path:
@@ -47,7 +39,7 @@ def test_one_bare_model_has_its_configuration_beside_it_and_none_from_outside(tm
     (tmp_path / "config.pbtxt").write_text("this is no configuration")
     (root / "config.pbtxt").write_text("max_batch_size: 7")
     with start_server(*NAMED, store=root) as server:
-        assert shifted_by(server) == ("1", 2.0)
+        assert server.shift("flowers") == ("1", 2.0)
         assert "max_batch_size is 7" in server.log
 
 
@@ -55,11 +47,11 @@ def test_while_polling_versions_of_the_one_model_come_and_go(tmp_path: Path) -> 
     outside = StoreFolder(tmp_path)
     outside.add_shift(1.0, name="models")
     with start_server(*NAMED, *POLL, store=tmp_path / "models") as server:
-        assert shifted_by(server) == ("1", 1.0)
+        assert server.shift("flowers") == ("1", 1.0)
         outside.add_shift(2.0, version=2, name="models")
-        wait_until(lambda: shifted_by(server) == ("2", 2.0), "the new version serves")
+        wait_until(lambda: server.shift("flowers") == ("2", 2.0), "the new version serves")
         shutil.rmtree(tmp_path / "models" / "2")
-        wait_until(lambda: shifted_by(server) == ("1", 1.0), "it is rolled back")
+        wait_until(lambda: server.shift("flowers") == ("1", 1.0), "it is rolled back")
 
 
 def test_while_polling_one_version_alone_is_loaded_again_when_its_files_change(tmp_path: Path) -> None:
@@ -67,12 +59,12 @@ def test_while_polling_one_version_alone_is_loaded_again_when_its_files_change(t
     (tmp_path / "models").mkdir()
     outside.add_shift(1.0, name="x").rename(tmp_path / "models" / "model.onnx")
     with start_server(*NAMED, *POLL, store=tmp_path / "models") as server:
-        assert shifted_by(server) == ("1", 1.0)
+        assert server.shift("flowers") == ("1", 1.0)
         outside.add_shift(2.0, name="x").replace(tmp_path / "models" / "model.onnx")
-        wait_until(lambda: shifted_by(server) == ("1", 2.0), "the new file serves")
+        wait_until(lambda: server.shift("flowers") == ("1", 2.0), "the new file serves")
         (tmp_path / "models").rename(tmp_path / "away")
         wait_until(lambda: "the store cannot be read" in server.log_so_far, "it is missed")
-        assert shifted_by(server) == ("1", 2.0)
+        assert server.shift("flowers") == ("1", 2.0)
 
 
 def test_loaded_explicitly_it_answers_to_its_name_alone(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.servers import Server, run_convoy, start_server, wait_until
+from tests.support.servers import Server, check_ended, run_convoy, start_server, wait_until
 from tests.support.stores import ROOT, StoreFolder, digit
+from tests.support.wire import check_refused
 
 DIGITS = "/predictions/digits"
 
@@ -35,15 +36,6 @@ def test_what_clients_make_up_does_not_become_a_label(server: Server) -> None:
         server.post(f"/v2/models/digits/versions/{number + 2}/infer", content=b"")
     assert "made-up" not in server.get("/metrics").text
     assert len(server.get("/metrics").text.splitlines()) == once
-
-
-def test_pages_are_there(server: Server) -> None:
-    for path in ("/", "/docs"):  # what is on the first, test_page.py asks in a browser
-        answer = server.get(path)
-        assert answer.status_code == 200
-        assert answer.headers["content-type"].startswith("text/html")
-    assert server.get("/v2/").json() == server.get("/v2").json()
-    assert server.get("/ping").json() == {"status": "Healthy"}
 
 
 def test_each_answer_has_an_id_its_own_or_a_new_one(server: Server) -> None:
@@ -85,22 +77,13 @@ def test_the_access_log_says_as_much_as_it_is_asked_to(mode: str, expected: list
         assert re.findall(rf"POST {DIGITS} (\d+)", server.log) == expected
 
 
-@pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    key = tmp_path_factory.mktemp("key") / "key"
-    key.write_text("open sesame\n")
-    with start_server("--api-key-file", str(key)) as server:
-        yield server
-
-
 def test_only_the_key_opens_all_but_the_probes(locked: Server) -> None:
     wrong = ({}, *({b"Authorization": one} for one in (b"Bearer wrong", b"open sesame", b"Basic open sesame",
              b"Bearer open sesame2", b"Bearer \xff")))  # fmt: skip
     for headers in wrong:
         refused = [locked.get(path, headers=headers) for path in ("/metrics", "/v2", "/nowhere")]
         for answer in (*refused, locked.post(DIGITS, content=digit("one"), headers=headers)):
-            assert answer.status_code == 401
-            assert "Authorization: Bearer" in answer.json()["error"]
+            check_refused(answer, 401, "Authorization: Bearer")
             assert answer.headers["x-request-id"]
     answer = locked.post(DIGITS, content=digit("one"), headers={"Authorization": "Bearer open sesame"})
     assert answer.json()["predictions"][0]["label"] == "1"
@@ -110,9 +93,7 @@ def test_only_the_key_opens_all_but_the_probes(locked: Server) -> None:
 
 def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("\n")
-    ended = run_convoy("serve", "--port", "0", "--api-key-file", str(tmp_path / "key"))
-    assert ended.returncode == 2
-    assert "is empty" in ended.stderr
+    check_ended(run_convoy("serve", "--port", "0", "--api-key-file", str(tmp_path / "key")), 2, "is empty")
 
 
 def test_uvicorn_serves_the_same_application(tmp_path: Path) -> None:

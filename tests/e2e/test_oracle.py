@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers import check_ended
 from tests.support.stores import ROOT
 
-# What makes a build: `convoy serve` needs no more, wherever it lies.
-PARTS = ("convoy",)
 # Words that clients are told, changed each in one letter, and the servers that are asked for them.
 CHANGED = {
     "errors": ("top_k must be a whole number of classes", "top-k must be a whole number of classes"),
@@ -23,7 +22,7 @@ CHANGED = {
 
 
 def compare(*arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.oracle", "compare", *arguments]
+    command = [sys.executable, "-m", "tests.oracle", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
@@ -41,11 +40,7 @@ def test_a_build_answers_as_it_does_itself() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_build_that_says_something_else_is_found_out(tmp_path: Path) -> None:
-    for part in PARTS:
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-        elif (ROOT / part).exists():
-            shutil.copy(ROOT / part, tmp_path / part)
+    shutil.copytree(ROOT / "convoy", tmp_path / "convoy", ignore=shutil.ignore_patterns("__pycache__"))
     for words, others in CHANGED.values():
         places = [path for path in tmp_path.rglob("*.py") if words in path.read_text()]
         assert places, f"nothing in the build says {words!r} any more; change other words"
@@ -60,6 +55,4 @@ def test_a_build_that_says_something_else_is_found_out(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_compared_is_an_error() -> None:
-    ended = compare("--before", "no-such-revision", "--corpus", "/nowhere", timeout_s=60)
-    assert ended.returncode == 2
-    assert "neither a folder nor a revision" in ended.stderr
+    check_ended(compare("--before", "no-such-revision", timeout_s=60), 2, "neither a folder nor a revision")

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
+from tests.support.grpc_calls import row, status_of
 from tests.support.servers import (
     FakeServer,
     Server,
@@ -27,7 +27,7 @@ from tests.support.servers import (
     wait_until,
 )
 from tests.support.stores import digit, picture
-from tests.support.wire import Wire, head
+from tests.support.wire import Wire, check_refused, head
 
 DIGITS = "/predictions/digits"
 ROWS = "/v2/models/rows/infer"
@@ -102,7 +102,7 @@ def test_every_http_call_ends_once(guarded: FakeServer, path: str) -> None:
         assert [one.result().status_code for one in asking] == [200, 200]
     wait_until(lambda: guarded.get("/stats", headers=KEY).json()["unfinished_requests"] == 0, "nothing runs")
     guarded.switch_on("hold")
-    assert guarded.post(f"{path}?timeout_ms=100", json=rows, headers=KEY).status_code == 504
+    check_refused(guarded.post(f"{path}?timeout_ms=100", json=rows, headers=KEY), 504, "timeout expired")
     guarded.switch_off("hold")
     expected = Counter(
         {
@@ -121,22 +121,14 @@ def test_every_http_call_ends_once(guarded: FakeServer, path: str) -> None:
 
 def test_every_grpc_call_ends_once(guarded: FakeServer) -> None:
     before, refusals = ended(guarded), refused(guarded)
-    given = triton_grpc.InferInput("x", [1, 4], "FP32")
-    given.set_data_from_numpy(np.ones((1, 4), np.float32))
-    wrong = triton_grpc.InferInput("y", [1, 4], "FP32")
-    wrong.set_data_from_numpy(np.ones((1, 4), np.float32))
     metadata = {name.lower(): value for name, value in KEY.items()}
 
-    def status(model: str = "rows", one: Any = given, headers: Any = metadata, **options: Any) -> str:
-        try:
-            client.infer(model, [one], headers=headers, **options)
-        except InferenceServerException as error:
-            return str(error.status()).removeprefix("StatusCode.")
-        return "OK"
+    def status(model: str = "rows", **options: Any) -> str:
+        return status_of(client, model, **{"headers": metadata, **options})
 
     with triton_grpc.InferenceServerClient(guarded.grpc_address) as client:
         assert status() == "OK"
-        assert status(one=wrong) == "INVALID_ARGUMENT"
+        assert status(inputs=[row(name="y")]) == "INVALID_ARGUMENT"
         assert status("nobody") == "NOT_FOUND"
         assert status(headers={}) == "UNAUTHENTICATED"
         unread = client._channel.unary_unary(METHOD)
@@ -234,12 +226,10 @@ def test_refusals_of_the_decoder_are_counted() -> None:
 def test_refusals_of_the_grpc_library_are_counted() -> None:
     with start_fake_server(max_connections=4) as server:
         with triton_grpc.InferenceServerClient(server.grpc_address) as client:
-            given = triton_grpc.InferInput("x", [1, 4], "FP32")
-            given.set_data_from_numpy(np.ones((1, 4), np.float32))
             ends: list[Exception | None] = []
             server.switch_on("hold")
             for _ in range(10):
-                client.async_infer("rows", [given], lambda result, error: ends.append(error))
+                client.async_infer("rows", [row()], lambda result, error: ends.append(error))
             wait_until(lambda: len(ends) >= 6, "all but four are refused")
             server.switch_off("hold")
             wait_until(lambda: len(ends) == 10, "all have ended")
@@ -256,8 +246,12 @@ def test_refusals_of_connections_are_counted() -> None:
             wires = [stack.enter_context(Wire(server.port)) for _ in range(8)]
             for wire in wires:
                 wire.send(head("/v2/health/live", method="GET"))
-            statuses = [wire.reply().status for wire in wires]
+            replies = [wire.reply() for wire in wires]
+        statuses = [reply.status for reply in replies]
         assert statuses.count(503) == 4, statuses
+        refusal = replies[statuses.index(503)]
+        assert "4 connections are open" in refusal.error
+        assert refusal.headers["retry-after"] == "1"
         while server.get("/ping").status_code == 503:  # the four that were served may not have been closed yet
             statuses.append(503)
         assert refused(server) == {"connections": statuses.count(503)}

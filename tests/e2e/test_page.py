@@ -74,9 +74,8 @@ NOT_NULL = re.compile(r"[1-9]")
 # The document itself
 
 
-def test_it_is_one_file_that_asks_nobody_else_and_runs_nothing_else() -> None:
-    with start_fake_server() as server:
-        answer = server.get("/")
+def test_it_is_one_file_that_asks_nobody_else_and_runs_nothing_else(demo: Server) -> None:
+    answer = demo.get("/")
     text, policy = answer.text, answer.headers["content-security-policy"]
     for tag in ("script", "style"):
         (part,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
@@ -87,15 +86,6 @@ def test_it_is_one_file_that_asks_nobody_else_and_runs_nothing_else() -> None:
     assert "connect-src 'self'" in policy
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", text)
     assert text.count("Copyright (c) 2022 Leon Sorokin") == 2, "the library goes with its licence, script and style"
-
-
-def test_where_keys_are_set_the_page_is_there_without_one_and_its_figures_are_not(tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    key.write_text("open sesame\n")
-    with start_fake_server(api_key_file=key) as server:
-        assert server.get("/").status_code == 200
-        statuses = {path: server.get(path).status_code for path in ("/stats", "/store", "/metrics", "/index.html")}
-        assert statuses == dict.fromkeys(statuses, 401)
 
 
 # What it is told

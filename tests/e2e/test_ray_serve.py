@@ -16,8 +16,8 @@ import tritonclient.http
 from PIL import Image
 
 from convoy.loadtest.peers.replica.serve import FAST
-from tests.support.ray_cluster import WHOLE_BODIES, Crowd, RayCluster, ray_cluster, until
-from tests.support.servers import free_port
+from tests.support.ray_cluster import WHOLE_BODIES, Crowd, RayCluster, ray_cluster
+from tests.support.servers import free_port, wait_until
 from tests.support.stores import ROOT
 
 pytestmark = [
@@ -117,8 +117,8 @@ def test_a_replica_that_is_killed_takes_nothing_with_it(two_nodes: RayCluster, s
         crowd.after(200)
         two_nodes.replicas()[0].kill()
         crowd.after(200)
-        until(lambda: len({one.pid for one in two_nodes.replicas()} - before) == 1, "another replica is there")
-        until(lambda: two_nodes.do("states") == {"RUNNING": 2}, "both are at work")
+        wait_until(lambda: len({one.pid for one in two_nodes.replicas()} - before) == 1, "another replica is there")
+        wait_until(lambda: two_nodes.do("states") == {"RUNNING": 2}, "both are at work")
         crowd.after(200)
     assert not crowd.failed, crowd.failed
 
@@ -128,7 +128,7 @@ def test_nobody_notices_a_rolling_upgrade(two_nodes: RayCluster) -> None:
     with crowd_of_tensors(two_nodes) as crowd:
         crowd.after(200)
         two_nodes.deploy(num_replicas=2, max_replicas_per_node=2, max_batch=32)
-        until(lambda: not before & {one.pid for one in two_nodes.replicas()}, "the replicas of before have ended")
+        wait_until(lambda: not before & {one.pid for one in two_nodes.replicas()}, "the replicas of before have ended")
         crowd.after(200)
     assert not crowd.failed, crowd.failed
     with two_nodes.client() as client:
@@ -171,11 +171,11 @@ def test_the_example_of_the_docs_is_deployed(tmp_path: Path) -> None:
         command = [str(Path(sys.executable).with_name("serve")), "deploy", "-a", f"http://127.0.0.1:{dashboard_port}"]
         done = subprocess.run([*command, str(file)], capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        until(lambda: cluster.do("states").get("RUNNING") == 1, "it is deployed", 120)
+        wait_until(lambda: cluster.do("states").get("RUNNING") == 1, "it is deployed", 120)
         check_contract(cluster)
         file.write_text(file.read_text().replace("store:", "stor:"))
         subprocess.run([*command, str(file)], capture_output=True, text=True, timeout=120, check=False)
-        until(lambda: "did you mean 'store'?" in cluster.do("message"), "the mistake is told", 120)
+        wait_until(lambda: "did you mean 'store'?" in cluster.do("message"), "the mistake is told", 120)
         check_contract(cluster)
 
 
@@ -190,9 +190,9 @@ def test_replicas_come_with_the_load_and_go_with_it() -> None:
         cluster.deploy(target_utilisation=0.2, **scaling)
         assert cluster.do("states") == {"RUNNING": 1}
         with crowd_of_tensors(cluster) as crowd:
-            until(lambda: cluster.do("states").get("RUNNING") == 2, "there are two", 120)
+            wait_until(lambda: cluster.do("states").get("RUNNING") == 2, "there are two", 120)
             crowd.after(200)
-        until(lambda: cluster.do("states") == {"RUNNING": 1}, "there is one again", 120)
+        wait_until(lambda: cluster.do("states") == {"RUNNING": 1}, "there is one again", 120)
         assert not crowd.failed, crowd.failed
         with cluster.client() as client:
             assert client.get("/v2/health/ready").status_code == 200

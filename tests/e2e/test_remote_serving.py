@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.object_store import CREDENTIALS, URL, Gate, ObjectStore, start_object_store
+from tests.support.played_http import playing
 from tests.support.servers import run_convoy, start_server, wait_until
 from tests.support.stores import DEMO, StoreFolder
 
@@ -23,7 +24,7 @@ def remote() -> Iterator[ObjectStore]:
 
 
 def serve(remote: ObjectStore, cache: Path, *options: str, url: str = URL, **given: Any) -> Any:
-    return start_server("--store", url, "--store-cache", str(cache), *options, env=remote.env, **given)
+    return start_server("--store", url, "--store-cache", str(cache), *options, **{"env": remote.env, **given})
 
 
 def fetched(cache: Path) -> list[str]:
@@ -135,18 +136,18 @@ def test_what_could_not_be_fetched_is_tried_again(
     remote.upload(DEMO, "other/1")
     gate = Gate(remote)
     gate.closed_for = "other/1/fp32.onnx"
-    try:
-        with start_server("--store", URL, "--store-cache", str(tmp_path), *options, env=gate.env) as server:
-            wait_until(lambda: "access is denied" in server.index().get("other/1", ("", ""))[1], "it is told")
-            assert server.seven() == ("1", "7")
-            if options:
-                wait_until(lambda: gate.refused >= 9, "it is tried again")
-            gate.closed_for = ""
-            wait_until(lambda: server.index()["other/1"] == ("READY", ""), "it comes after all", 60)
-            assert server.seven("other") == ("1", "7")
-            assert server.log.count("refused other version 1") == 1  # and not at every look
-    finally:
-        gate.close()
+    with (
+        playing(gate.answer) as url,
+        serve(remote, tmp_path, *options, env={**remote.env, "AWS_ENDPOINT_URL": url}) as server,
+    ):
+        wait_until(lambda: "access is denied" in server.index().get("other/1", ("", ""))[1], "it is told")
+        assert server.seven() == ("1", "7")
+        if options:
+            wait_until(lambda: gate.refused >= 9, "it is tried again")
+        gate.closed_for = ""
+        wait_until(lambda: server.index()["other/1"] == ("READY", ""), "it comes after all", 60)
+        assert server.seven("other") == ("1", "7")
+        assert server.log.count("refused other version 1") == 1  # and not at every look
 
 
 # What can be wrong with the store itself

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.support.servers import run_convoy, start_server, wait_until
+from tests.support.servers import start_server, wait_until
 from tests.support.signing_keys import KeyPair, sign
 from tests.support.stores import StoreFolder
 
@@ -74,12 +73,3 @@ def test_a_signature_comes_with_a_bundle_from_a_url(tmp_path: Path) -> None:
     options = ("--require-signature", str(own.public), "--store-cache", str(tmp_path / "cache"))
     with start_server(*options, "--store", f"file://{store.root}") as server:
         assert server.seven() == ("1", "7")
-
-
-def test_a_key_that_is_none_is_one_line(tmp_path: Path) -> None:
-    wrong = tmp_path / "key.pem"
-    shutil.copyfile(KeyPair(tmp_path, "own").private, wrong)
-    ran = run_convoy("serve", "--port", "0", "--grpc-port", "-1", "--require-signature", str(wrong))
-    assert ran.returncode == 2
-    assert f"convoy: --require-signature {wrong} is no public key" in ran.stderr
-    assert "Traceback" not in ran.stderr

@@ -223,42 +223,20 @@ def test_the_last_minute_is_a_minute() -> None:
     assert rows["stages"]["total"]["p50_ms"] < 32
 
 
-def test_stats_tell_how_calls_ended_what_is_open_and_how_busy_a_device_is() -> None:
-    fake = {"per_sample_ms": 50, "max_batch": 1}
-    with start_fake_server(fake=fake, max_queue=1) as server, ThreadPoolExecutor(3) as pool:
-        assert {server.infer(1.0).status_code for _ in range(4)} == {200}
+def test_stats_tell_how_calls_ended_what_is_open_and_the_last_five_minutes() -> None:
+    """Five minutes only of the models that are named."""
+    fake = {"per_sample_ms": 50, "max_batch": 4}
+    with start_fake_server(fake=fake, max_queue=1) as server, ThreadPoolExecutor(2) as pool:
+        assert {server.infer(1.0, 1.0).status_code for _ in range(3)} == {200}
         assert server.post("/v2/models/rows/infer", content=b"{").status_code == 400
         assert server.post("/v2/models/nobody/infer", content=b"{}").status_code == 404
-        server.switch_on("hold")
-        running = pool.submit(server.infer, 1.0)
-        wait_until(lambda: server.stats()["unfinished_requests"] == 1, "one runs")
-        waiting = pool.submit(server.infer, 1.0)
-        wait_until(lambda: server.stats()["unfinished_requests"] == 2, "one waits")
-        assert server.infer(1.0).status_code == 429
-        wait_until(lambda: server.stats()["open_calls"] == 2, "two are owed an answer")
-        server.switch_off("hold")
-        assert {running.result().status_code, waiting.result().status_code} == {200}
-        wait_until(server.is_at_rest, "all is answered")
-        stats = server.stats()
-    (rows,) = [one for one in stats["models"] if one["name"] == "rows"]
-    assert stats["open_calls"] == 0
-    assert list(rows["calls_per_s"]) == ["answered", "invalid", "refused"]
-    assert rows["calls_per_s"]["answered"] == pytest.approx(6 * rows["calls_per_s"]["invalid"], rel=0.2)
-    assert list(stats["refused_per_s"]) == ["queue_full"]
-    assert list(stats["calls_for_no_model_per_s"]) == ["invalid"]
-    (device,) = stats["devices"]
-    assert 0 < device["utilisation"] <= 1
-
-
-def test_stats_tell_the_last_five_minutes_of_the_models_that_are_named() -> None:
-    with start_fake_server(fake={"max_batch": 4}, max_queue=1) as server, ThreadPoolExecutor(2) as pool:
-        assert {server.infer(1.0, 1.0).status_code for _ in range(3)} == {200}
         server.switch_on("hold")
         held = [pool.submit(server.infer, 1.0)]
         wait_until(lambda: open_calls(server) == (0, 1), "the row's call is open")
         held.append(pool.submit(server.infer, 1.0))
         wait_until(lambda: open_calls(server) == (0, 2), "both are")
         assert server.infer(1.0).status_code == 429
+        wait_until(lambda: server.stats()["open_calls"] == 2, "two are owed an answer")
         server.switch_off("hold")
         assert {one.result().status_code for one in held} == {200}
         wait_until(lambda: open_calls(server) == (0, 0), "nobody is owed an answer")
@@ -270,13 +248,21 @@ def test_stats_tell_the_last_five_minutes_of_the_models_that_are_named() -> None
             return found if sum(found["batch_sizes"].values()) == 5 else None
 
         history = wait_until(five_minutes, "the period has ended")
-        (rows,) = [one for one in server.stats()["models"] if one["name"] == "rows"]
+        stats = server.stats()
+    (rows,) = [one for one in stats["models"] if one["name"] == "rows"]
+    assert stats["open_calls"] == 0
+    assert rows["calls_per_s"]["answered"] == pytest.approx(5 * rows["calls_per_s"]["invalid"], rel=0.2)
+    assert list(stats["refused_per_s"]) == ["queue_full"]
+    assert list(stats["calls_for_no_model_per_s"]) == ["invalid"]
+    (device,) = stats["devices"]
+    assert 0 < device["utilisation"] <= 1
     assert "history" not in rows, "who names none is told none"
     assert list(rows["refused_per_s"]) == list(history["refused_per_s"]) == ["queue_full"]
     length = len(history["mean_batch"])
     per_second = history["calls_per_s"]
-    assert {name: len(found) for name, found in per_second.items()} == {"answered": length, "refused": length}
-    for name, calls in (("answered", 5), ("refused", 1)):
+    assert list(rows["calls_per_s"]) == list(per_second) == ["answered", "invalid", "refused"]
+    assert {len(found) for found in per_second.values()} == {length}
+    for name, calls in (("answered", 5), ("invalid", 1), ("refused", 1)):
         first, *others = per_second[name]
         in_first = calls - 5 * sum(others)
         # Of the first period, five seconds like the others, there may have been no more than one.

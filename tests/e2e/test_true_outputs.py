@@ -24,7 +24,7 @@ from convoy.models.errors import ModelFailed
 from convoy.models.tensors import pack
 from tests.support import onnx_models
 from tests.support.onnx_models import LENGTHENS, SHORTENS
-from tests.support.servers import Server, start_server, wait_until
+from tests.support.servers import Server, start_server
 from tests.support.stores import StoreFolder
 from tests.support.wire_forms import Region, bytes_of
 
@@ -68,9 +68,8 @@ def server(request: pytest.FixtureRequest, filled_store: StoreFolder) -> Iterato
         if importlib.util.find_spec("openvino") is None:  # importing it would send telemetry
             pytest.skip("OpenVINO is not installed")
         options += ("--model-control", "explicit", "--load-model", "numbers")
-    with start_server(*options, store=filled_store.root) as server:
+    with start_server(*options, store=filled_store.root, rests=True) as server:
         yield server
-        wait_until(server.is_at_rest, "nothing is held after all these requests")
 
 
 class Answer(NamedTuple):

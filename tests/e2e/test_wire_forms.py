@@ -17,8 +17,9 @@ import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
 from tests.support.onnx_models import ONNX_TYPES
-from tests.support.servers import FakeServer, Server, start_fake_server, start_server, wait_until
+from tests.support.servers import FakeServer, Server, start_fake_server, start_server
 from tests.support.stores import StoreFolder
+from tests.support.wire import check_refused
 from tests.support.wire_forms import (
     BINARY_ONLY,
     DTYPES,
@@ -37,9 +38,8 @@ PROTOCOLS = ("http", "grpc")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[FakeServer]:
-    with start_fake_server(fake={"echo": True}, allow_shared_memory=True, access_log="off") as server:
+    with start_fake_server(fake={"echo": True}, allow_shared_memory=True, access_log="off", rests=True) as server:
         yield server
-        wait_until(server.is_at_rest, "nothing is held after all these requests")
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +48,8 @@ def onnx_server(shared_store: StoreFolder) -> Iterator[Server]:
         shared_store.add_identity(dtype)
         shared_store.add_identity(dtype, (), name=f"scalar_{dtype.lower()}")
         shared_store.add_identity(dtype, (2, "size"), name=f"whole_{dtype.lower()}")
-    with start_server("--allow-shared-memory", "--access-log", "off", store=shared_store.root) as server:
+    with start_server("--allow-shared-memory", "--access-log", "off", store=shared_store.root, rests=True) as server:
         yield server
-        wait_until(server.is_at_rest, "nothing is held after all these requests")
 
 
 @pytest.fixture(scope="module")
@@ -186,13 +185,10 @@ def test_what_json_has_no_form_for_is_refused_both_ways(server: FakeServer, dtyp
     tensor: dict[str, Any] = {"name": "x", "shape": [1, 1], "datatype": dtype}
     answer = server.post(path, json={"inputs": [{**tensor, "data": [1.0]}]})
     words = f"{dtype} data via JSON is not supported. Please use the binary data format for"
-    assert answer.status_code == 400
-    assert f"receiving {words} input x" in answer.json()["error"]
+    check_refused(answer, 400, f"receiving {words} input x")
     document = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 2}}]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(document))}
-    answer = server.post(path, content=document + b"\0\0", headers=headers)
-    assert answer.status_code == 400
-    assert f"sending {words} output y" in answer.json()["error"]
+    check_refused(server.post(path, content=document + b"\0\0", headers=headers), 400, f"sending {words} output y")
 
 
 def test_strings_that_are_no_text_cannot_go_into_json(server: FakeServer, client: triton.InferenceServerClient) -> None:
@@ -227,9 +223,7 @@ def test_strings_must_fit_their_tensor(server: FakeServer, protocol: str, data: 
         document["inputs"][0]["parameters"] = {"binary_data_size": len(data)}
         head = json.dumps(document).encode()
         headers = {"Inference-Header-Content-Length": str(len(head))}
-        answer = server.post("/v2/models/echo_bytes/infer", content=head + data, headers=headers)
-        assert answer.status_code == 400
-        assert words in answer.json()["error"]
+        check_refused(server.post("/v2/models/echo_bytes/infer", content=head + data, headers=headers), 400, words)
         return
     with triton_grpc.InferenceServerClient(server.grpc_address) as client:
         given = triton_grpc.InferInput("x", [1, 1], "BYTES")
@@ -246,6 +240,4 @@ def test_strings_must_fit_their_tensor(server: FakeServer, protocol: str, data: 
 def test_json_strings_must_be_a_list_of_as_many_strings(server: FakeServer, data: Any) -> None:
     tensor = {"name": "x", "shape": [1, 2], "datatype": "BYTES", "data": data}
     body = json.dumps({"inputs": [tensor]})
-    answer = server.post("/v2/models/echo_bytes/infer", content=body)
-    assert answer.status_code == 400
-    assert "'x'" in answer.json()["error"]
+    check_refused(server.post("/v2/models/echo_bytes/infer", content=body), 400, "'x'")

@@ -1,40 +1,34 @@
-"""Asks that are almost right, thousands of them from a seed: the suite's own fuzzer, written down."""
+"""Requests that are almost right, thousands of them from a seed, by the suite's own fuzzer."""
 
 from __future__ import annotations
 
 import re
 
-from tests.oracle.book import Book
-from tests.oracle.records import HttpAsk
+from tests.oracle.session import Session
 from tests.support.fuzz import Fuzzer
 
+REGION_BYTES = 4096
+_SHOTS = 3000
 _REQUEST_LINE = re.compile(rb"^([A-Z]+ \S+)")
-# Their answers depend on what went before, and on when; `books` asks them in an order of its own.
+# Their answers depend on what went before, and on when; `books` asks for them in an order of its own.
 _BOOKS = re.compile(r"/(metrics|stats)\b")
-# Such a shot costs a wait, because the server waits for its rest: of these one in so many.
-_BROKEN_ONE_IN = 3
-_REGISTER_EVERY = 250
 
 
-def spoiled(seed: int, region: str, nbytes: int, count: int) -> Book:
-    """So many shots; the region exists and is registered again and again, as shots unregister it."""
-    book = Book()
-    fuzzer = Fuzzer(seed, region)
-    for number in range(count):
-        if number % _REGISTER_EVERY == 0:
-            document = {"key": f"/{region}", "offset": 0, "byte_size": nbytes}
-            book.post_json(f"/v2/systemsharedmemory/region/{region}/register", document, "register")
+def spoiled(session: Session, region: str) -> None:
+    """The region exists, and is registered again and again because shots unregister it."""
+    fuzzer = Fuzzer(1, region)
+    for number in range(_SHOTS):
+        if number % 250 == 0:
+            document = {"key": f"/{region}", "offset": 0, "byte_size": REGION_BYTES}
+            session.post(f"/v2/systemsharedmemory/region/{region}/register", document, "register")
         shot = fuzzer.shot(number)
         line = _REQUEST_LINE.match(shot.data)
         shown = line[1].decode("latin-1")[:60] if line else ""
-        if _BOOKS.search(shown) or not (shot.is_whole or number % _BROKEN_ONE_IN == 0):
-            continue
         name = f"{shown} shot {number} ({shot.what})"
+        if _BOOKS.search(shown):
+            continue
         if shot.is_whole:
-            book.raw(name, shot.data)
-        else:
-            book.broken(name, shot.data)
-        if number % _REGISTER_EVERY == _REGISTER_EVERY - 1:
-            book.region(region, f"after shot {number}")
-    assert all(isinstance(one, HttpAsk) for one in book.asks if "shot" in one.name and "region" not in one.name)
-    return book
+            session.raw(name, shot.data)
+        elif number % 3 == 0:  # the others cost a wait each, because the server waits for their rest
+            session.broken(name, shot.data)
+    session.region(region, "at last")

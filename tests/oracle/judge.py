@@ -5,18 +5,18 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import textwrap
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tests.oracle.normal import Normaliser, plain_body
-from tests.oracle.records import Answer, Answers, Part
+from tests.oracle.normal import Answer, Answers, Part, normalised, plain_body
 
 INTENDED = Path("tests/oracle/intended.toml")
 _LONGEST_LINE = 400
-_MOST_HEX_LINES = 200
+_MOST_HEX_BYTES = 3200
 _NOTHING: Answer = (Part("was not asked"),)
 
 
@@ -54,21 +54,17 @@ class Intended:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One ask that was answered otherwise: a unified diff of the heads and bodies."""
-
-    name: str
-    diff: str
-
-
 @dataclass(slots=True)
 class Verdict:
-    """What came of a comparison. `unsteady` are asks that one build itself answers now so and now so."""
+    """What came of a comparison.
+
+    `differences` has a unified diff for each request that was answered otherwise. `unsteady` are requests that one
+    build itself answers now so and now so.
+    """
 
     requests: int = 0
     equal: int = 0
-    differences: list[Difference] = field(default_factory=list)
+    differences: dict[str, str] = field(default_factory=dict)
     intended: list[str] = field(default_factory=list)
     unsteady: list[str] = field(default_factory=list)
     stale: list[Intended] = field(default_factory=list)
@@ -100,79 +96,67 @@ def read_intended(path: Path) -> list[Intended]:
     return entries
 
 
-def differing(before: Answers, after: Answers, normaliser: Normaliser) -> list[str]:
-    """The names of all asks that were not answered alike."""
-    return [
-        name
-        for name in {**before, **after}
-        if normaliser.answer(name, before.get(name, _NOTHING)) != normaliser.answer(name, after.get(name, _NOTHING))
-    ]
+def differing(before: Answers, after: Answers) -> list[str]:
+    """The names of all requests that were not answered alike."""
+    return [name for name in {**before, **after} if _answer(name, before) != _answer(name, after)]
 
 
-def judge(
-    before: Sequence[Answers], after: Sequence[Answers], intended: Iterable[Intended], normaliser: Normaliser
-) -> Verdict:
+def judge(before: Sequence[Answers], after: Sequence[Answers], intended: Sequence[Intended]) -> Verdict:
     """`before` and `after` are the plays of each build, the first of them whole, others of what differed in it.
 
-    An ask differs when no play of the one build equals any play of the other.
+    A request is answered otherwise when no play of the one build equals any play of the other.
     """
-    entries = list(intended)
     verdict = Verdict(requests=len({**before[0], **after[0]}))
-    different = differing(before[0], after[0], normaliser)
+    different = differing(before[0], after[0])
     verdict.equal = verdict.requests - len(different)
     for name in different:
-        olds = [normaliser.answer(name, one.get(name, _NOTHING)) for one in before if one is before[0] or name in one]
-        news = [normaliser.answer(name, one.get(name, _NOTHING)) for one in after if one is after[0] or name in one]
-        if any(old == new for old in olds for new in news):
+        olds, news = (
+            [_answer(name, one) for one in plays if one is plays[0] or name in one] for plays in (before, after)
+        )
+        if any(old in news for old in olds):
             verdict.unsteady.append(name)
             continue
-        _judge_one(name, olds[0], news[0], entries, verdict)
-    verdict.stale = [one for one in entries if not one.used]
+        _judge_one(name, olds[0], news[0], intended, verdict)
+    verdict.stale = [one for one in intended if not one.used]
     return verdict
 
 
-def _judge_one(name: str, old: Answer, new: Answer, entries: list[Intended], verdict: Verdict) -> None:
+def _answer(name: str, answers: Answers) -> Answer:
+    return normalised(name, answers.get(name, _NOTHING))
+
+
+def _judge_one(name: str, old: Answer, new: Answer, intended: Sequence[Intended], verdict: Verdict) -> None:
     lines = list(lines_of(old)), list(lines_of(new))
     diff = list(difflib.unified_diff(*lines, "before", "after", lineterm="", n=2))
     gone = [line[1:] for line in diff[2:] if line.startswith("-")]
     come = [line[1:] for line in diff[2:] if line.startswith("+")]
-    settled = [entry for entry in entries if entry.settle(name, gone, come)]
+    settled = [entry for entry in intended if entry.settle(name, gone, come)]
     if settled and not gone and not come:
         verdict.intended.append(name)
         return
     words = diff or ["the same when shown, but not byte by byte"]
-    verdict.differences.append(Difference(name, "\n".join(line[:_LONGEST_LINE] for line in words)))
+    verdict.differences[name] = "\n".join(line[:_LONGEST_LINE] for line in words)
 
 
 def lines_of(answer: Answer) -> Iterator[str]:
     """An answer for people; what is JSON is spread over lines, and what is no text is shown as hexadecimal."""
     for part in answer:
         yield from part.head.splitlines()
-        body = plain_body(part) if part.body else b""
-        yield from _body_lines(body)
+        yield from _body_lines(plain_body(part) if part.body else b"")
         yield ""
 
 
-def _body_lines(body: bytes) -> Iterator[str]:
+def _body_lines(body: bytes) -> list[str]:
     try:
         text = body.decode()
     except UnicodeDecodeError:
-        yield from _hex_lines(body)
-        return
+        return textwrap.wrap(body[:_MOST_HEX_BYTES].hex(" "), 48)
     try:
         # Placeholders of the normaliser stand where numbers stood.
         document = json.loads(re.sub(r'(":)(<\w+>)', r'\1"\2"', text))
     except ValueError:
-        yield from text.splitlines()
-        return
-    yield from json.dumps(document, indent=1, ensure_ascii=False).splitlines()
-
-
-def _hex_lines(body: bytes) -> Iterator[str]:
-    for start in range(0, min(len(body), 16 * _MOST_HEX_LINES), 16):
-        row = body[start : start + 16]
-        yield f"{start:06x} {row.hex(' ')}  {''.join(chr(one) if 32 <= one < 127 else '.' for one in row)}"
-    yield f"{len(body)} bytes"
+        return text.splitlines()
+    return json.dumps(document, indent=1, ensure_ascii=False).splitlines()
 
 
 def _found(patterns: tuple[str, ...], lines: list[str]) -> list[int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.optimum import SmallCase, best_share, small_workload
-from tests.simulation.rules import Feasible, ServeAll, any_size, run_rule
+from tests.simulation.rules import feasible, run_rule, serve_all
 from tests.simulation.virtual_policy import run_policy
 
 
@@ -19,8 +19,8 @@ def test_no_rule_beats_the_best() -> None:
     for chance in (0.3, 0.6, 0.9):
         case = SmallCase(fixed=2, within=9, chance=chance)
         workload, best = small_workload(case, 40_000, seed=2), best_share(case)
-        for rule in (ServeAll(case.device), Feasible(case.device, any_size)):
-            assert run_rule(rule, workload, case.device).good_share <= best + 0.01
+        for rule in (serve_all, feasible):
+            assert run_rule(rule(case.device), workload, case.device).good_share <= best + 0.01
 
 
 @pytest.mark.parametrize(("fixed", "within"), [(1, 6), (2, 9), (2, 12), (3, 12)])

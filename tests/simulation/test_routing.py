@@ -1,4 +1,4 @@
-"""Servers that batch behind one who routes: what each rule costs where one of them is half as fast."""
+"""Which of several servers that batch is expected to be done first."""
 
 from __future__ import annotations
 
@@ -7,42 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.app.scheduling.routing import BatchSpeed, expected_finish_s, ranked
-from tests.simulation.routes import Route, by_expected_finish, least_outstanding, share_late
 
 FAST, SLOW = BatchSpeed(0.004, 0.0005, 32), BatchSpeed(0.008, 0.001, 32)
-EQUAL, UNEQUAL = [FAST] * 4, [SLOW, *[FAST] * 3]
 SPEEDS = st.builds(
     BatchSpeed, st.floats(0, 0.1, allow_nan=False), st.floats(1e-5, 0.1, allow_nan=False), st.integers(1, 64)
 )
 
 
-def late_percent(speeds: list[BatchSpeed], route: Route, report_every_s: float = 0.0) -> float:
-    """Of 40,000 requests at nine tenths of what four servers can do, with 50 ms each."""
-    return 100 * share_late(
-        speeds, route, load=0.9, deadline_s=0.05, requests=40_000, seed=1, report_every_s=report_every_s
-    )
+@pytest.mark.parametrize(("outstanding", "finish_s"), [(0, 0.0045), (31, 0.02), (32, 0.0245), (70, 0.0475)])
+def test_one_more_is_done_with_the_last_of_as_few_batches_as_they_fit_into(outstanding: int, finish_s: float) -> None:
+    assert expected_finish_s(outstanding, FAST) == pytest.approx(finish_s)
 
 
-@pytest.mark.parametrize("route", [least_outstanding, by_expected_finish(EQUAL)])
-def test_where_all_are_equal_any_rule_is_in_time(route: Route) -> None:
-    assert late_percent(EQUAL, route) < 0.1
-
-
-@pytest.mark.parametrize(
-    ("route", "least", "most"),
-    [
-        pytest.param(least_outstanding, 8, 12, id="least outstanding"),
-        pytest.param(by_expected_finish(UNEQUAL), 0, 0.05, id="least expected finish"),
-    ],
-)
-def test_where_one_is_half_as_fast_only_the_expected_finish_is_in_time(route: Route, least: float, most: float) -> None:
-    assert least <= late_percent(UNEQUAL, route) <= most
-
-
-@pytest.mark.parametrize("speeds", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
-def test_queues_as_they_were_a_tenth_of_a_second_ago_are_worse_than_chance(speeds: list[BatchSpeed]) -> None:
-    assert late_percent(speeds, least_outstanding, report_every_s=0.1) > 75
-    assert late_percent(speeds, by_expected_finish(speeds), report_every_s=0.1) > 75
+def test_one_half_as_fast_gets_half_as_many() -> None:
+    assert ranked([16, 16], [SLOW, FAST]) == [1, 0]
+    assert ranked([6, 15], [SLOW, FAST]) == [1, 0]
+    assert ranked([4, 31], [SLOW, FAST]) == [0, 1]
 
 
 @given(SPEEDS, st.integers(0, 500))

@@ -22,13 +22,12 @@ def noisy(truth: TrueLatency, seed: int, by: float) -> TrueLatency:
     return lambda samples, now_ns: truth(samples, now_ns) * chance.uniform(1 - by, 1 + by)
 
 
-def one_device(truth: TrueLatency = TRUTH, *, slots: int = 2, models: int = 1) -> tuple[Simulation, list[ModelKey]]:
+def one_device(truth: TrueLatency = TRUTH, *, slots: int = 2) -> tuple[Simulation, ModelKey]:
     simulation = Simulation()
     simulation.state.device_slots["device"] = slots
-    keys = [simulation.add_model(str(number), max_batch=MAX_BATCH) for number in range(models)]
-    for key in keys:
-        simulation.add_lane(key, truth, depth=slots, staging_ns=STAGING_MS * MILLISECOND_NS)
-    return simulation, keys
+    key = simulation.add_model("model", max_batch=MAX_BATCH)
+    simulation.add_lane(key, truth, depth=slots, staging_ns=STAGING_MS * MILLISECOND_NS)
+    return simulation, key
 
 
 def lost_ns(batches: list[Batch]) -> int:
@@ -40,10 +39,10 @@ def lost_ns(batches: list[Batch]) -> int:
     return lost
 
 
-def run_load(simulation: Simulation, key: ModelKey, load: float, seconds: int = 8) -> list[Batch]:
+def run_load(simulation: Simulation, key: ModelKey, load: float) -> list[Batch]:
     """A share of what the device could do with full batches."""
     per_second = load * 1000 * MAX_BATCH / (FIXED_MS - STAGING_MS + PER_SAMPLE_MS * MAX_BATCH)
-    simulation.feed(poisson_stream(key, per_second=per_second, until_ns=seconds * SECOND_NS, seed=4))
+    simulation.feed(poisson_stream(key, per_second=per_second, until_ns=8 * SECOND_NS, seed=4))
     simulation.run()
     assert all(end.good for end in simulation.ends.values())
     return simulation.batches[20:]  # the first ones find out what staging takes
@@ -51,23 +50,23 @@ def run_load(simulation: Simulation, key: ModelKey, load: float, seconds: int = 
 
 @pytest.mark.parametrize("load", [0.2, 0.6, 0.9])
 def test_where_latencies_are_as_expected_the_device_never_waits_for_a_copy(load: float) -> None:
-    simulation, (key,) = one_device()
+    simulation, key = one_device()
     assert lost_ns(run_load(simulation, key, load)) == 0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("load", [0.2, 0.6, 0.9])
 def test_where_they_are_off_by_a_fifth_it_hardly_ever_does(load: float, seed: int) -> None:
-    simulation, (key,) = one_device(noisy(TRUTH, seed, by=0.2))
+    simulation, key = one_device(noisy(TRUTH, seed, by=0.2))
     batches = run_load(simulation, key, load)
     assert lost_ns(batches) < 0.002 * simulation.now_ns
 
 
 def test_who_comes_while_a_batch_computes_still_joins_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    late, (key,) = one_device()
+    late, key = one_device()
     run_load(late, key, 0.5)
     monkeypatch.setattr(staging, "WAKING_NS", SECOND_NS)  # the second batch is started as soon as there is a place
-    early, (key,) = one_device()
+    early, key = one_device()
     run_load(early, key, 0.5)
     late_ns, early_ns = (sum(end.latency_ns for end in one.ends.values()) for one in (late, early))
     assert late_ns < 0.85 * early_ns
@@ -77,7 +76,7 @@ def test_copies_are_hidden_and_what_a_batch_takes_is_learned_as_if_it_ran_alone(
     seconds = 4
     answered = {}
     for slots in (1, 2):
-        simulation, (key,) = one_device(slots=slots)
+        simulation, key = one_device(slots=slots)
         for number in range(MAX_BATCH * 400):
             simulation.arrive(make_request(number, key, 0))
         simulation.run(until_ns=seconds * SECOND_NS)
@@ -90,7 +89,7 @@ def test_copies_are_hidden_and_what_a_batch_takes_is_learned_as_if_it_ran_alone(
 
 def test_an_overdue_batch_does_not_hold_the_next_one_back() -> None:
     """Nobody knows when it ends, so the next one is copied at once and ready for whenever that is."""
-    simulation, (key,) = one_device(lambda samples, now_ns: (10 if now_ns < SECOND_NS else 500) * MILLISECOND_NS)
+    simulation, key = one_device(lambda samples, now_ns: (10 if now_ns < SECOND_NS else 500) * MILLISECOND_NS)
     for number in range(60):
         simulation.arrive(make_request(number, key, number * 15 * MILLISECOND_NS))
     simulation.arrive(make_request(100, key, 2 * SECOND_NS))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-
 import pytest
 
-from tests.simulation.frontier import GOOD_SHARE, frontier
-from tests.simulation.rules import CONVOY, contenders
+from tests.simulation.rules import feasible, run_rule, serve_all
 from tests.simulation.virtual_policy import run_policy
 from tests.simulation.workload import Scenario, VirtualDevice, draw, equal, zipf
+
+# At the bound nearly all is answered in time.
+GOOD_SHARE = 0.99
 
 
 @pytest.mark.parametrize("objective", [10, 20, 50])
@@ -55,8 +55,6 @@ def test_a_light_model_beside_a_saturated_one_keeps_most_of_its_goodput(kappa: f
     assert in_time >= 0.6 * len(arrived_ns)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "scenario",
     [
@@ -69,16 +67,9 @@ def test_a_light_model_beside_a_saturated_one_keeps_most_of_its_goodput(kappa: f
     ],
     ids=str,
 )
-def test_no_rule_is_better(scenario: Scenario) -> None:
-    """By the highest load at which nearly all is in time, in runs on the same seeds."""
-    seeds = range(4)
-    found: dict[str, list[float]] = {}
-    for name, play in contenders(scenario).items():
-        hint = max(map(statistics.fmean, found.values()), default=scenario.bound)
-        found[name] = [frontier(lambda rho, seed=seed: play(rho, seed).good_share, hint) for seed in seeds]  # noqa: B023
-    ours = found.pop(CONVOY)
-    name, best = max(found.items(), key=lambda one: statistics.fmean(one[1]))
-    assert statistics.fmean(ours) > 0
-    more = [our - their for our, their in zip(ours, best, strict=True)]
-    # The upper end of Student's 95 % interval of four pairs.
-    assert statistics.fmean(more) + 3.18 * statistics.stdev(more) / len(more) ** 0.5 >= 0, name
+def test_no_other_rule_has_more_in_time(scenario: Scenario) -> None:
+    device = scenario.device
+    for seed in range(2):
+        workload = draw(scenario, 0.95 * scenario.bound, seed)
+        best = max(run_rule(rule(device), workload, device).good_share for rule in (serve_all, feasible))
+        assert run_policy(workload, device).good_share >= best - 0.005

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.simulation.rules import ServeAll, run_rule
+from tests.simulation.rules import run_rule, serve_all
 from tests.simulation.virtual_policy import SimulationResult, run_policy
 from tests.simulation.workload import Scenario, VirtualDevice, Workload, draw, equal, zipf
 
 WHENEVER_NS = 1 << 60
 
 
-def poisson(device: VirtualDevice, rho: float, count: int, seed: int = 1) -> Workload:
+def poisson(device: VirtualDevice, rho: float, count: int) -> Workload:
     """So many requests that come at random and have all the time in the world."""
-    gaps_ns = np.random.default_rng(seed).exponential(device.slope_ns / rho, count)
+    gaps_ns = np.random.default_rng(1).exponential(device.slope_ns / rho, count)
     return Workload((np.cumsum(gaps_ns).astype(np.int64).tolist(),), WHENEVER_NS)
 
 
@@ -39,7 +39,7 @@ def test_serving_all_is_as_slow_as_the_exact_chain_says(
 ) -> None:
     """In units of a batch's fixed cost, without a bound on the batch."""
     device = VirtualDevice(kappa, max_batch=1 << 20)
-    took = latencies(run_rule(ServeAll(device), poisson(device, rho, 200_000), device)) / (kappa * device.slope_ns)
+    took = latencies(run_rule(serve_all(device), poisson(device, rho, 200_000), device)) / (kappa * device.slope_ns)
     assert took.mean() == pytest.approx(mean, rel=0.03)
     assert np.median(took) == pytest.approx(median, rel=0.03)
     assert np.quantile(took, 0.99) == pytest.approx(p99, rel=0.04)
@@ -51,11 +51,11 @@ def test_without_urgency_the_policy_serves_all_to_the_nanosecond(shares: tuple[f
     device = VirtualDevice(4.0, max_batch=16)
     timed = draw(Scenario(device, 20, shares), 0.7, seed=3)
     workload = Workload(timed.times_ns, WHENEVER_NS)
-    ours, theirs = run_policy(workload, device), run_rule(ServeAll(device), workload, device)
+    ours, theirs = run_policy(workload, device), run_rule(serve_all(device), workload, device)
     assert (ours.ended_ns, ours.batches) == (theirs.ended_ns, theirs.batches)
 
 
-@pytest.mark.parametrize("arrivals", ["poisson", "gamma4", "bursts", "steps"])
+@pytest.mark.parametrize("arrivals", ["poisson", "steps"])
 def test_a_higher_load_has_the_requests_of_a_lower_one_and_more(arrivals: str) -> None:
     scenario = Scenario(VirtualDevice(5.0), 10, arrivals=arrivals)
     low, high = (draw(scenario, rho, seed=1).times_ns[0] for rho in (0.4, 0.8))

@@ -15,19 +15,16 @@ import numpy.typing as npt
 
 from convoy.app.scheduling.request import MILLISECOND_NS
 
-Arrivals = Literal["poisson", "gamma4", "bursts", "steps"]
+Arrivals = Literal["poisson", "steps"]
 Floats = npt.NDArray[np.float64]
 
 # What one sample takes alone. Any figure would do: every result is a ratio to it.
 SINGLE_NS = 10 * MILLISECOND_NS
 # Enough requests that one per cent of them is a number, and enough objectives that queues come and go.
 _REQUESTS = 3000
-_OBJECTIVES = {"poisson": 30, "gamma4": 80, "bursts": 160, "steps": 120}
-# Lengths in objectives. A step triples the rate for a tenth of the time; a burst doubles it for half of the time.
+_OBJECTIVES = {"poisson": 30, "steps": 120}
+# In objectives. A step triples the rate for a tenth of the time.
 _STEP_PERIOD, _STEP_SHARE, _STEP_FACTOR = 30.0, 0.1, 3.0
-_BURST_MEAN = 4.0
-# The standard deviation of the gaps between requests, in units of their mean, of "gamma4".
-_GAMMA_CV = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,26 +118,19 @@ def draw(scenario: Scenario, rho: float, seed: int) -> Workload:
 
 
 def _times_ns(scenario: Scenario, per_ns: float, chance: np.random.Generator) -> list[int]:
-    # The profile is drawn before the gaps, so that it is the same at every rate.
-    ends_ns, passed = _profile(scenario, chance)
+    ends_ns, passed = _profile(scenario)
     expected = per_ns * float(passed[-1])
-    cv = _GAMMA_CV if scenario.arrivals == "gamma4" else 1.0
-    enough = int(expected + 8 * cv * expected**0.5 + 30 * cv)
-    gaps = chance.standard_exponential(enough) if cv == 1.0 else chance.gamma(cv**-2, cv**2, enough)
+    gaps = chance.standard_exponential(int(expected + 8 * expected**0.5 + 30))
     due = np.cumsum(gaps) / per_ns
     times = np.interp(due[due < passed[-1]], passed, ends_ns)
     found: list[int] = np.rint(times).astype(np.int64).tolist()
     return found
 
 
-def _profile(scenario: Scenario, chance: np.random.Generator) -> tuple[Floats, Floats]:
+def _profile(scenario: Scenario) -> tuple[Floats, Floats]:
     """Corners of the time that a mean rate of one would have needed, as a function of the time that passed."""
     until, within = float(scenario.until_ns), float(scenario.within_ns)
-    if scenario.arrivals == "bursts":
-        count = int(until / within / _BURST_MEAN * 2) + 16
-        lengths = chance.exponential(_BURST_MEAN * within, count)
-        rates = np.tile([2.0, 0.0], count // 2 + 1)[:count]
-    elif scenario.arrivals == "steps":
+    if scenario.arrivals == "steps":
         periods = int(until / within / _STEP_PERIOD) + 1
         calm = 1 / (1 + _STEP_SHARE * (_STEP_FACTOR - 1))
         lengths = np.tile(np.array([1 - _STEP_SHARE, _STEP_SHARE]) * _STEP_PERIOD * within, periods)

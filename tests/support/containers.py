@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from tests.support.servers import Server
+from tests.support.servers import Server, free_port
 from tests.support.stores import ROOT
 
 # The Dockerfile's targets that are tested.
@@ -124,7 +123,7 @@ class Container:
     @contextmanager
     def serving(self) -> Iterator[Server]:
         """The image's entry point on free ports that only the command line names; ready when the body starts."""
-        ports = ("--port", str(_free_port()), "--grpc-port", str(_free_port()))
+        ports = ("--port", str(free_port()), "--grpc-port", str(free_port()))
         command = self._command([*self.config["Entrypoint"], *self.config["Cmd"], *ports])
         with tempfile.NamedTemporaryFile(prefix="convoy-container-") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -149,9 +148,3 @@ def main_process(server: Server) -> psutil.Process:
     while "python" not in Path(process.exe()).name:
         (process,) = process.children()
     return process
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])

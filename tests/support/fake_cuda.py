@@ -237,11 +237,6 @@ class FakeCuda:
         with self._lock:
             self._run_all(self._streams[stream])
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether any stream has something left to do."""
-        return any(stream.todo for stream in self._streams.values())
-
     def capturing(self, stream: int) -> bool:
         return self._streams[stream].recording is not None
 

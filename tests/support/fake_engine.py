@@ -1,7 +1,7 @@
 """An engine without a model: it computes what it is told, takes as long as it is told, fails when it is told.
 
 Keeps the contract of `base` to the letter, so whatever stands on engines can be tried without one: batches
-that take a known time, requests that poison their batch, devices that die or hang.
+that take a known time, requests that poison their batch, devices that hang.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from convoy.app.engines.base import Engine, EngineInfo
-from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope, StageTimes
+from convoy.app.engines.batch import BatchResult, EngineFailure, StageTimes
 from convoy.app.engines.parts import Landed, Part, check_landed
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import MalformedStrings, TensorBytes, from_bytes, to_bytes
@@ -26,8 +26,8 @@ class FakeEngine(Engine):
     """`run_rows` maps the inputs of a whole batch to its outputs; by default `echo_or_sum`.
 
     A batch of b samples takes `latency_s(b)`, spent in `sleep`. The hooks may be changed at any time:
-    `is_poisonous` is asked about every part and fails its batch, `fatal` is the message that every run dies
-    with, `gate` makes runs hang until it is set. `runs` counts what was tried, warm-up included.
+    `is_poisonous` is asked about every part and fails its batch, `gate` makes runs hang until it is set. `runs` counts
+    what was tried, warm-up included.
     """
 
     def __init__(
@@ -45,7 +45,6 @@ class FakeEngine(Engine):
         self._run_rows = run_rows or self.echo_or_sum
         self._latency_s, self._sleep = latency_s, sleep
         self.is_poisonous: Callable[[Arrays], bool] | None = None
-        self.fatal: str | None = None
         self.gate: threading.Event | None = None
         self.runs = 0
         self.info = EngineInfo(
@@ -105,8 +104,6 @@ class FakeEngine(Engine):
             self.gate.wait()
         if self._latency_s is not None:
             self._sleep(self._latency_s(len(arrays[0]) if self.batched else 1))
-        if self.fatal is not None:
-            raise EngineFailure(self.fatal, FailureScope.ENGINE)
         return self._run_rows(arrays)
 
     def _arrays(self, part: Part) -> Arrays:

@@ -11,7 +11,6 @@ import random
 import socket
 import zlib
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,8 +157,7 @@ class Fuzzer:
 
     def compressed(self, chance: random.Random) -> Shot:
         request, encoding = self.good(chance), chance.choice(("gzip", "deflate"))
-        squeeze: Callable[[bytes], bytes] = gzip.compress if encoding == "gzip" else zlib.compress
-        request.body = squeeze(request.body)
+        request.body = gzip.compress(request.body, mtime=0) if encoding == "gzip" else zlib.compress(request.body)
         if chance.random() < 0.02:
             request.body = self._bombs[encoding]
         elif chance.random() < 0.7:

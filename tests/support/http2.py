@@ -16,14 +16,18 @@ METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
 class Connection:
-    """One connection, whose settings and pings are answered by a thread of its own."""
+    """One connection, whose settings and pings are answered by a thread of its own.
 
-    def __init__(self, address: str) -> None:
+    `headers` are the bytes of all blocks of headers that came, and `has_ended` says whether an answer is whole.
+    """
+
+    def __init__(self, address: str, settings: bytes = b"") -> None:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=60)
         self._ids = count(1, 2)
         self._lock = threading.Lock()
-        self._send(_PREFACE + _frame(_SETTINGS, 0, 0))
+        self.headers, self.has_ended = b"", False
+        self._send(_PREFACE + _frame(_SETTINGS, 0, 0, settings))
         self._reader = threading.Thread(target=self._answer, daemon=True)
         self._reader.start()
 
@@ -47,14 +51,14 @@ class Connection:
         """The length of the message, and no more than the first bytes of it."""
         self._send(_frame(_DATA, 0, stream, struct.pack(">BI", 0, len(message)) + message[:nbytes]))
 
-    def send_more(self, stream: int, data: bytes) -> None:
-        self._send(_frame(_DATA, 0, stream, data))
+    def send_more(self, stream: int, data: bytes, *, is_last: bool = False) -> None:
+        self._send(_frame(_DATA, _END_STREAM * is_last, stream, data))
 
-    def begin_and_reset(self, times: int, method: str = METHOD) -> None:
+    def begin_and_reset(self, times: int) -> None:
         """So many calls that are taken back at once, in one piece."""
         pieces = []
         for stream in (next(self._ids) for _ in range(times)):
-            pieces.append(_frame(_HEADERS, _END_HEADERS, stream, _headers(method, ())))
+            pieces.append(_frame(_HEADERS, _END_HEADERS, stream, _headers(METHOD, ())))
             pieces.append(_frame(_RST_STREAM, 0, stream, struct.pack(">I", _CANCEL)))
         self._send(b"".join(pieces))
 
@@ -72,6 +76,9 @@ class Connection:
                         self._send(_frame(_SETTINGS, _ACK, 0))
                     elif kind == _PING and not flags & _ACK:
                         self._send(_frame(_PING, _ACK, 0, payload))
+                    elif kind == _HEADERS:
+                        self.headers += payload
+                        self.has_ended = bool(flags & _END_STREAM)
                     elif kind == _GOAWAY:
                         return
             except OSError:  # the server, or the test, is done with it

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import boto3
 import httpx
 from botocore.config import Config
 from moto.server import ThreadedMotoServer
+
+from tests.support.played_http import Asked
 
 BUCKET = "models"
 URL = f"s3://{BUCKET}/store"
@@ -78,36 +78,14 @@ class Gate:
 
     def __init__(self, store: ObjectStore) -> None:
         self.closed_for, self.refused = "", 0
-        gate, behind = self, store.env["AWS_ENDPOINT_URL"]
+        self._behind = store.env["AWS_ENDPOINT_URL"]
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                if gate.closed_for and gate.closed_for in self.path:
-                    gate.refused += 1
-                    body = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>closed</Message></Error>"
-                    self._answer(403, {}, body)
-                    return
-                headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
-                found = httpx.get(f"{behind}{self.path}", headers=headers, trust_env=False, verify=False)
-                kept = {name: found.headers[name] for name in ("etag", "last-modified") if name in found.headers}
-                self._answer(found.status_code, kept, found.content)
-
-            def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
-                self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *about: object) -> None:
-                """Nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        Thread(target=self._server.serve_forever, daemon=True).start()
-        self.env = {**store.env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.server_address[1]}"}
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def answer(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        if self.closed_for and self.closed_for in asked.path:
+            self.refused += 1
+            body = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>closed</Message></Error>"
+            return 403, {}, body
+        headers = {name: value for name, value in asked.headers.items() if name.lower() != "host"}
+        found = httpx.get(f"{self._behind}{asked.path}", headers=headers, trust_env=False, verify=False)
+        kept = {name: found.headers[name] for name in ("etag", "last-modified") if name in found.headers}
+        return found.status_code, kept, found.content

@@ -113,67 +113,23 @@ def _padded(w: Writer, x: str, pads: Sequence[int], value: float | None = 0.0, m
     return w.op("Pad", x, *given, mode=mode)
 
 
-def _pad_max_pool(w: Writer, x: str) -> str:
-    return w.op("MaxPool", _padded(w, x, (0, 0, 1, 1)), kernel_shape=[2, 2], strides=[1, 1])
-
-
-def _pad_max_pool_without_value(w: Writer, x: str) -> str:
-    return w.op("MaxPool", _padded(w, x, (1, 1, 1, 1), None), kernel_shape=[3, 3], strides=[2, 2])
-
-
-def _pad_max_pool_minus(w: Writer, x: str) -> str:
-    return w.op("MaxPool", _padded(w, x, (1, 1, 1, 1), -3e38), kernel_shape=[3, 3], strides=[1, 1])
-
-
-def _pad_padded_max_pool(w: Writer, x: str) -> str:
-    return w.op("MaxPool", _padded(w, x, (1, 0, 0, 1)), kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2])
-
-
 def _leaky_pad_max_pool(w: Writer, x: str) -> str:
     seen = w.op("LeakyRelu", w.conv(x, pads=[1, 1, 1, 1]), alpha=0.1)
     return w.op("MaxPool", _padded(w, seen, (0, 0, 1, 1)), kernel_shape=[2, 2], strides=[1, 1])
 
 
-def _pad_average(count_pads: int) -> Write:
-    def write(w: Writer, x: str) -> str:
-        padded = _padded(w, x, (1, 1, 1, 1))
-        return w.op("AveragePool", padded, kernel_shape=[3, 3], strides=[2, 2], count_include_pad=count_pads)
-
-    return write
+def _average(w: Writer, padded: str, count_pads: int, **how: object) -> str:
+    return w.op("AveragePool", padded, kernel_shape=[3, 3], count_include_pad=count_pads, **how)
 
 
-def _pad_padded_average(count_pads: int) -> Write:
-    def write(w: Writer, x: str) -> str:
-        padded = _padded(w, x, (1, 0, 0, 1))
-        how = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": count_pads}
-        return w.op("AveragePool", padded, **how)
-
-    return write
-
-
-def _pad_conv(mode: str, value: float = 0.0) -> Write:
-    def write(w: Writer, x: str) -> str:
-        return w.conv(_padded(w, x, (1, 2, 0, 1), value, mode), strides=[2, 2], pads=[0, 1, 1, 0])
-
-    return write
-
-
-def _crop_conv(w: Writer, x: str) -> str:
-    return w.conv(_padded(w, x, (-1, 1, -1, -1)))
-
-
-def _pad_pad_conv(w: Writer, x: str) -> str:
-    return w.conv(_padded(w, _padded(w, x, (1, 1, 1, 1)), (1, 0, 0, 1)), auto_pad="SAME_UPPER", strides=[2, 2])
+def _pad_conv(w: Writer, x: str, mode: str, value: float = 0.0) -> str:
+    return w.conv(_padded(w, x, (1, 2, 0, 1), value, mode), strides=[2, 2], pads=[0, 1, 1, 0])
 
 
 def _norm(w: Writer, x: str, channels: int = 4) -> str:
     spread = w.const(0.2 + np.abs(w.random.standard_normal(channels)))
     own = [w.weights(channels), w.weights(channels), w.weights(channels), spread]
     return w.op("BatchNormalization", x, *own, epsilon=1e-3)
-
-
-def _conv_norm_relu(w: Writer, x: str) -> str:
-    return w.op("Relu", _norm(w, w.conv(x, auto_pad="SAME_LOWER")))
 
 
 def _norm_conv(w: Writer, x: str) -> str:
@@ -206,17 +162,9 @@ def _depthwise(w: Writer, x: str) -> str:
     return w.op("HardSwish", seen)
 
 
-def _conv_1d(w: Writer, x: str) -> str:
-    return w.op("Relu", w.op("Conv", x, w.weights(5, 4, 3), w.weights(5), pads=[2, 1], strides=[2]))
-
-
 def _conv_transpose(w: Writer, x: str) -> str:
     how = {"strides": [2, 2], "pads": [1, 0, 0, 1], "output_padding": [1, 0]}
     return w.op("Relu", _norm(w, w.op("ConvTranspose", x, w.weights(3, 4, 3, 3), w.weights(4), **how)))
-
-
-def _matmul_add(w: Writer, x: str) -> str:
-    return w.op("Relu", w.op("Add", w.op("MatMul", x, w.weights(8, 5)), w.weights(5)))
 
 
 def _gemm_chain(w: Writer, x: str) -> str:
@@ -229,27 +177,15 @@ def _matmul_scale(w: Writer, x: str) -> str:
     return w.op("Div", scaled, w.const(0.7))
 
 
-def _matmul_transposed(w: Writer, x: str) -> str:
-    return w.op("MatMul", w.op("Transpose", x, perm=[0, 2, 1]), w.op("Transpose", w.weights(5, 6), perm=[1, 0]))
-
-
 def _gelu(w: Writer, x: str) -> str:
     inner = w.op("Erf", w.op("Div", x, w.const(np.sqrt(2.0))))
     return w.op("Mul", w.op("Mul", x, w.op("Add", inner, w.const(1.0))), w.const(0.5))
-
-
-def _gelu_with_bias(w: Writer, x: str) -> str:
-    return _gelu(w, w.op("Add", w.op("MatMul", x, w.weights(8, 8)), w.weights(8)))
 
 
 def _tanh_gelu(w: Writer, x: str) -> str:
     cubed = w.op("Mul", w.op("Pow", x, w.const(3.0)), w.const(0.044715))
     inner = w.op("Tanh", w.op("Mul", w.op("Add", x, cubed), w.const(np.sqrt(2 / np.pi))))
     return w.op("Mul", w.op("Mul", x, w.const(0.5)), w.op("Add", inner, w.const(1.0)))
-
-
-def _quick_gelu(w: Writer, x: str) -> str:
-    return w.op("Mul", x, w.op("Sigmoid", w.op("Mul", x, w.const(1.702))))
 
 
 def _layer_norm_parts(w: Writer, x: str) -> str:
@@ -276,18 +212,10 @@ def _group_norm(w: Writer, x: str) -> str:
     return w.op("Add", w.op("Mul", back, w.weights(4, 1, 1)), w.weights(4, 1, 1))
 
 
-def _instance_norm(w: Writer, x: str) -> str:
-    return w.op("LeakyRelu", w.op("InstanceNormalization", x, w.weights(3), w.weights(3)), alpha=-0.3)
-
-
 def _relu_clip(w: Writer, x: str) -> list[str]:
     first = w.op("Clip", w.op("Relu", x), w.const(-1.0), w.const(0.9))
     second = w.op("Clip", w.op("Relu", x), w.const(0.3))
     return [first, second, w.op("Relu", w.op("Clip", x, w.const(-0.5), w.const(0.5)))]
-
-
-def _clip_clip(w: Writer, x: str) -> str:
-    return w.op("Clip", w.op("Clip", x, w.const(-0.2), w.const(2.0)), w.const(-1.0), w.const(0.5))
 
 
 def _transposes(w: Writer, x: str) -> str:
@@ -344,10 +272,6 @@ def _slices_concat(w: Writer, x: str) -> str:
     return w.conv(w.op("Concat", *parts, axis=1), 12, 4)
 
 
-def _cast_to_half(w: Writer, x: str) -> str:
-    return w.op("Cast", w.op("Cast", x, to=TensorProto.FLOAT16), to=TensorProto.FLOAT)
-
-
 def _casts(w: Writer, x: str) -> list[str]:
     whole = w.op("Cast", w.op("Cast", w.op("Mul", x, w.const(3.7)), to=TensorProto.INT32), to=TensorProto.FLOAT)
     doubles = w.op("Cast", w.op("Cast", x, to=TensorProto.DOUBLE), to=TensorProto.FLOAT)
@@ -383,18 +307,6 @@ def _attention(w: Writer, x: str) -> str:
     mixed = w.op("MatMul", w.op("Softmax", scores, axis=-1), heads[2])
     back = w.op("Reshape", w.op("Transpose", mixed, perm=[0, 2, 1, 3]), w.ints(0, 0, 8))
     return w.op("Add", w.op("MatMul", back, w.weights(8, 8)), w.weights(8))
-
-
-def _biased_softmax(w: Writer, x: str) -> str:
-    return w.op("Softmax", w.op("Add", x, w.weights(BATCH, 1, 8)), axis=-1)
-
-
-def _log_softmax(w: Writer, x: str) -> str:
-    return w.op("Log", w.op("Softmax", x, axis=1))
-
-
-def _div_mul(w: Writer, x: str) -> str:
-    return w.op("Mul", w.op("Div", w.const(1.0), w.op("Add", w.op("Abs", x), w.const(1.0))), x)
 
 
 def _nothing_changed(w: Writer, x: str) -> list[str]:
@@ -482,10 +394,6 @@ def _rounded_pad_max_pool(w: Writer, x: str) -> str:
     return w.rounded(w.op("MaxPool", w.rounded(padded), kernel_shape=[2, 2], strides=[1, 1]))
 
 
-def _rounded_twice(w: Writer, x: str) -> str:
-    return w.rounded(w.op("Transpose", w.rounded(w.rounded(x, 0.05, 120), 0.1, 30), perm=[0, 2, 3, 1]), 0.02, 200)
-
-
 def _rounded_matmul(w: Writer, x: str) -> str:
     made = w.op("MatMul", w.rounded(x), w.rounded_weights(8, 6))
     return w.op("Softmax", w.rounded(w.op("Concat", w.rounded(made), w.rounded(made), axis=2)), axis=-1)
@@ -499,46 +407,93 @@ def _bytes_front(w: Writer, x: str) -> str:
 
 _ROWS, _HALF, _STEP = (5, 8), 4e-3, 3e-2
 GRAPHS = (
-    SmallGraph("pad 0, max pool", _pad_max_pool),
-    SmallGraph("pad without a value, max pool", _pad_max_pool_without_value),
-    SmallGraph("pad of minus a lot, max pool", _pad_max_pool_minus),
-    SmallGraph("pad 0, padded max pool", _pad_padded_max_pool),
+    SmallGraph(
+        "pad 0, max pool",
+        lambda w, x: w.op("MaxPool", _padded(w, x, (0, 0, 1, 1)), kernel_shape=[2, 2], strides=[1, 1]),
+    ),
+    SmallGraph(
+        "pad without a value, max pool",
+        lambda w, x: w.op("MaxPool", _padded(w, x, (1, 1, 1, 1), None), kernel_shape=[3, 3], strides=[2, 2]),
+    ),
+    SmallGraph(
+        "pad of minus a lot, max pool",
+        lambda w, x: w.op("MaxPool", _padded(w, x, (1, 1, 1, 1), -3e38), kernel_shape=[3, 3], strides=[1, 1]),
+    ),
+    SmallGraph(
+        "pad 0, padded max pool",
+        lambda w, x: w.op(
+            "MaxPool", _padded(w, x, (1, 0, 0, 1)), kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2]
+        ),
+    ),
     SmallGraph("conv, leaky relu, pad 0, max pool", _leaky_pad_max_pool),
-    SmallGraph("pad 0, average pool", _pad_average(0)),
-    SmallGraph("pad 0, average pool that counts pads", _pad_average(1)),
-    SmallGraph("pad 0, padded average pool", _pad_padded_average(0)),
-    SmallGraph("pad 0, padded average pool that counts pads", _pad_padded_average(1)),
-    SmallGraph("pad 0, conv", _pad_conv("constant")),
-    SmallGraph("pad 0.5, conv", _pad_conv("constant", 0.5)),
-    SmallGraph("pad by reflection, conv", _pad_conv("reflect")),
-    SmallGraph("pad by the edge, conv", _pad_conv("edge")),
-    SmallGraph("pad around, conv", _pad_conv("wrap")),
-    SmallGraph("crop by a negative pad, conv", _crop_conv),
-    SmallGraph("pad, pad, conv that pads itself", _pad_pad_conv),
-    SmallGraph("conv, batch norm, relu", _conv_norm_relu),
+    SmallGraph("pad 0, average pool", lambda w, x: _average(w, _padded(w, x, (1, 1, 1, 1)), 0, strides=[2, 2])),
+    SmallGraph(
+        "pad 0, average pool that counts pads", lambda w, x: _average(w, _padded(w, x, (1, 1, 1, 1)), 1, strides=[2, 2])
+    ),
+    SmallGraph(
+        "pad 0, padded average pool", lambda w, x: _average(w, _padded(w, x, (1, 0, 0, 1)), 0, pads=[1, 1, 1, 1])
+    ),
+    SmallGraph(
+        "pad 0, padded average pool that counts pads",
+        lambda w, x: _average(w, _padded(w, x, (1, 0, 0, 1)), 1, pads=[1, 1, 1, 1]),
+    ),
+    SmallGraph("pad 0, conv", lambda w, x: _pad_conv(w, x, "constant")),
+    SmallGraph("pad 0.5, conv", lambda w, x: _pad_conv(w, x, "constant", 0.5)),
+    SmallGraph("pad by reflection, conv", lambda w, x: _pad_conv(w, x, "reflect")),
+    SmallGraph("pad by the edge, conv", lambda w, x: _pad_conv(w, x, "edge")),
+    SmallGraph("pad around, conv", lambda w, x: _pad_conv(w, x, "wrap")),
+    SmallGraph("crop by a negative pad, conv", lambda w, x: w.conv(_padded(w, x, (-1, 1, -1, -1)))),
+    SmallGraph(
+        "pad, pad, conv that pads itself",
+        lambda w, x: w.conv(
+            _padded(w, _padded(w, x, (1, 1, 1, 1)), (1, 0, 0, 1)), auto_pad="SAME_UPPER", strides=[2, 2]
+        ),
+    ),
+    SmallGraph("conv, batch norm, relu", lambda w, x: w.op("Relu", _norm(w, w.conv(x, auto_pad="SAME_LOWER")))),
     SmallGraph("batch norm, padded conv", _norm_conv),
     SmallGraph("conv, mul, add", _conv_mul_add),
     SmallGraph("conv, mul over the width", _conv_mul_wide),
     SmallGraph("conv, add, relu", _conv_add_relu),
     SmallGraph("conv, activations", _conv_activations),
     SmallGraph("depthwise conv, hard swish", _depthwise),
-    SmallGraph("conv in one dimension", _conv_1d, (4, 11)),
+    SmallGraph(
+        "conv in one dimension",
+        lambda w, x: w.op("Relu", w.op("Conv", x, w.weights(5, 4, 3), w.weights(5), pads=[2, 1], strides=[2])),
+        (4, 11),
+    ),
     SmallGraph("transposed conv, batch norm", _conv_transpose),
-    SmallGraph("matmul, add", _matmul_add, _ROWS),
+    SmallGraph(
+        "matmul, add", lambda w, x: w.op("Relu", w.op("Add", w.op("MatMul", x, w.weights(8, 5)), w.weights(5))), _ROWS
+    ),
     SmallGraph("gemm, relu, gemm", _gemm_chain, (8,)),
     SmallGraph("scaled matmul", _matmul_scale, _ROWS),
-    SmallGraph("matmul of transposes", _matmul_transposed, (6, 7)),
+    SmallGraph(
+        "matmul of transposes",
+        lambda w, x: w.op(
+            "MatMul", w.op("Transpose", x, perm=[0, 2, 1]), w.op("Transpose", w.weights(5, 6), perm=[1, 0])
+        ),
+        (6, 7),
+    ),
     SmallGraph("gelu", _gelu, _ROWS),
-    SmallGraph("gelu with a bias", _gelu_with_bias, _ROWS),
+    SmallGraph(
+        "gelu with a bias", lambda w, x: _gelu(w, w.op("Add", w.op("MatMul", x, w.weights(8, 8)), w.weights(8))), _ROWS
+    ),
     SmallGraph("gelu by tanh", _tanh_gelu, _ROWS),
-    SmallGraph("quick gelu", _quick_gelu, _ROWS),
+    SmallGraph("quick gelu", lambda w, x: w.op("Mul", x, w.op("Sigmoid", w.op("Mul", x, w.const(1.702)))), _ROWS),
     SmallGraph("layer norm in parts", _layer_norm_parts, _ROWS),
     SmallGraph("norm by the root of the mean square", _rms_norm, _ROWS),
     SmallGraph("skip, layer norm", _skip_layer_norm, _ROWS),
     SmallGraph("group norm", _group_norm, (4, 5, 6), tolerance=1e-4),
-    SmallGraph("instance norm", _instance_norm, tolerance=1e-4),
+    SmallGraph(
+        "instance norm",
+        lambda w, x: w.op("LeakyRelu", w.op("InstanceNormalization", x, w.weights(3), w.weights(3)), alpha=-0.3),
+        tolerance=1e-4,
+    ),
     SmallGraph("relu, clip", _relu_clip),
-    SmallGraph("clip, clip", _clip_clip),
+    SmallGraph(
+        "clip, clip",
+        lambda w, x: w.op("Clip", w.op("Clip", x, w.const(-0.2), w.const(2.0)), w.const(-1.0), w.const(0.5)),
+    ),
     SmallGraph("transposes", _transposes),
     SmallGraph("sums behind a transpose", _transposed_pool),
     SmallGraph("pad and concat between transposes", _transposed_pad_concat),
@@ -548,13 +503,21 @@ GRAPHS = (
     SmallGraph("split, concat", _concats),
     SmallGraph("uneven split", _split_sizes),
     SmallGraph("casts there and back", _casts),
-    SmallGraph("cast to half precision and back", _cast_to_half, tolerance=_HALF),
+    SmallGraph(
+        "cast to half precision and back",
+        lambda w, x: w.op("Cast", w.op("Cast", x, to=TensorProto.FLOAT16), to=TensorProto.FLOAT),
+        tolerance=_HALF,
+    ),
     SmallGraph("resizes", _resizes),
     SmallGraph("pool, resize, concat", _upsampled_concat),
     SmallGraph("attention", _attention, _ROWS),
-    SmallGraph("softmax with a bias", _biased_softmax, _ROWS),
-    SmallGraph("log of a softmax", _log_softmax, _ROWS),
-    SmallGraph("div, mul", _div_mul),
+    SmallGraph(
+        "softmax with a bias", lambda w, x: w.op("Softmax", w.op("Add", x, w.weights(BATCH, 1, 8)), axis=-1), _ROWS
+    ),
+    SmallGraph("log of a softmax", lambda w, x: w.op("Log", w.op("Softmax", x, axis=1)), _ROWS),
+    SmallGraph(
+        "div, mul", lambda w, x: w.op("Mul", w.op("Div", w.const(1.0), w.op("Add", w.op("Abs", x), w.const(1.0))), x)
+    ),
     SmallGraph("what changes nothing", _nothing_changed),
     SmallGraph("zero that makes it wider", _wider_by_zero),
     SmallGraph("not, where", _not_where),
@@ -570,7 +533,13 @@ GRAPHS = (
     SmallGraph("pad 0, max pool in half precision", _half_pad_max_pool, dtype=np.float16, tolerance=_HALF),
     SmallGraph("8 bits: conv, pool, add", _rounded_conv, tolerance=_STEP),
     SmallGraph("8 bits: pad 0, max pool", _rounded_pad_max_pool, tolerance=_STEP),
-    SmallGraph("8 bits: rounded twice", _rounded_twice, tolerance=2 * _STEP),
+    SmallGraph(
+        "8 bits: rounded twice",
+        lambda w, x: w.rounded(
+            w.op("Transpose", w.rounded(w.rounded(x, 0.05, 120), 0.1, 30), perm=[0, 2, 3, 1]), 0.02, 200
+        ),
+        tolerance=2 * _STEP,
+    ),
     SmallGraph("8 bits: matmul, concat", _rounded_matmul, _ROWS, tolerance=_STEP),
     SmallGraph("bytes, normalised", _bytes_front, (9, 10, 3), np.uint8),
 )

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from convoy.loadtest.peers.replica.serve import FAST, cluster_environment
 from convoy.loadtest.peers.servers import MARK, ProcessTree
-from tests.support.servers import free_port
+from tests.support.servers import free_port, wait_until
 from tests.support.stores import ROOT
 
 _START_S = 120.0
@@ -128,10 +128,8 @@ class Crowd:
 
     def after(self, count: int, within_s: float = 60.0) -> None:
         """Return when so many more have been answered."""
-        wanted, deadline = self.answered + count, time.monotonic() + within_s
-        while self.answered < wanted:
-            assert time.monotonic() < deadline, f"{wanted - self.answered} answers are missing; {self.failed[:3]}"
-            time.sleep(0.01)
+        wanted = self.answered + count
+        wait_until(lambda: self.answered >= wanted, f"{count} more are answered", within_s)
 
     def _ask(self) -> None:
         connection: socket.socket | None = None
@@ -176,7 +174,6 @@ def ray_cluster(
     *,
     nodes: int = 1,
     cpus: float = 4,
-    resources: tuple[dict[str, float], ...] = (),
     runtime_env: dict[str, Any] | None = None,
     dashboard_port: int = 0,
 ) -> Iterator[RayCluster]:
@@ -185,7 +182,7 @@ def ray_cluster(
     # A short path: Ray puts sockets into it, whose names have a limit.
     folder = Path(tempfile.mkdtemp(prefix="cr", dir="/tmp"))
     own = environment(folder, tree.mark, {"RAY_SERVE_LOG_TO_STDERR": "1", **env}) | {"PYTHONPATH": str(ROOT)}
-    orders = json.dumps([nodes, cpus, port, resources, runtime_env or {}, dashboard_port])
+    orders = json.dumps([nodes, cpus, port, runtime_env or {}, dashboard_port])
     with (folder / "stderr").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.ray_side", orders],
@@ -212,12 +209,3 @@ def environment(folder: Path, mark: str, more: Mapping[str, str]) -> dict[str, s
     """Of every node; nothing of this process's own that Ray or Convoy would read."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "CONVOY_"))}
     return {**own, MARK: mark, **cluster_environment(folder), **more}
-
-
-def until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
-    """What `condition` gives once it is true."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain until {what}"
-        time.sleep(0.1)
-    return value

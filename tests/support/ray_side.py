@@ -28,20 +28,17 @@ class Side:
         nodes: int,
         cpus: float,
         port: int,
-        resources: list[dict[str, float]],
         runtime_env: dict[str, Any],
         dashboard: int,
     ) -> None:
         """`dashboard` is its port; 0: there is none."""
         self._cluster = Cluster()
         for number in range(nodes):
-            more = resources[number] if number < len(resources) else {}
             self._cluster.add_node(
                 num_cpus=cpus,
                 object_store_memory=80_000_000,
                 include_dashboard=dashboard > 0 and number == 0,
                 dashboard_port=dashboard or None,
-                resources=more,
             )
         ray.init(address=self._cluster.address, log_to_driver=False, runtime_env=runtime_env)
         serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="EveryNode")

@@ -150,6 +150,14 @@ class Server:
         answer = self.post(f"/predictions/{model}", content=digit("seven")).json()
         return answer["version"], answer["predictions"][0]["label"]
 
+    def shift(self, model: str = "shift") -> tuple[str, float | None]:
+        """Which version of a model that adds a number answers now, and that number; neither where none does."""
+        reply = self.post(f"/v2/models/{model}/infer", json=rows_request(0.0))
+        if reply.status_code != 200:
+            return "", None
+        document = reply.json()
+        return document["model_version"], document["outputs"][0]["data"][0]
+
     def is_ready(self) -> bool:
         return self.looked_at("/v2/health/ready")[0] == 200
 
@@ -202,6 +210,7 @@ def start_server(
     exit_code: int = 0,
     wait_ready: bool = True,
     clean_log: bool = True,
+    rests: bool = False,
     under: tuple[str, ...] = (),
 ) -> Iterator[Server]:
     """`convoy serve` on a free port; ready when the body starts, ended with `exit_code` when it ends.
@@ -209,12 +218,14 @@ def start_server(
     `under` is a command that runs it, such as one that takes rights away. The engine is ONNX Runtime's on the CPU,
     unless a test is about the choice: a race of engines costs each start half a second.
 
-    With `clean_log` a stack trace or an admitted bug in the log fails the test, whatever was answered.
+    With `clean_log` a stack trace or an admitted bug in the log fails the test, whatever was answered; with `rests`
+    something that is still held when the body ends does.
     """
     place = () if store is None else ("--store", str(store))
     command = ["convoy", "serve", "--port", "0", "--grpc-port", "0", *place, *options]
     given = {"CONVOY_ENGINE": "cpu", **(env or {})}
-    with _started(command, given, exit_code, wait_ready=wait_ready, clean_log=clean_log, under=under) as server:
+    checks = {"wait_ready": wait_ready, "clean_log": clean_log, "rests": rests}
+    with _started(command, given, exit_code, under=under, **checks) as server:
         yield server
 
 
@@ -225,6 +236,7 @@ def start_fake_server(
     exit_code: int = 0,
     clean_log: bool = True,
     wait_ready: bool = True,
+    rests: bool = False,
     **settings: object,
 ) -> Iterator[FakeServer]:
     """The real host, core and edge over fake engines; `tests.support.fake_server` says what `fake` may hold.
@@ -235,9 +247,8 @@ def start_fake_server(
         command = ["tests.support.fake_server"]
         env = {f"CONVOY_{name.upper()}": str(value) for name, value in {"port": 0, "grpc_port": 0, **settings}.items()}
         env |= {"FAKE_OPTIONS": json.dumps(fake or {}), "FAKE_SWITCHES": switches}
-        with _started(
-            command, env, exit_code, wait_ready=wait_ready, clean_log=clean_log, switches=Path(switches)
-        ) as server:
+        checks = {"wait_ready": wait_ready, "clean_log": clean_log, "rests": rests}
+        with _started(command, env, exit_code, switches=Path(switches), **checks) as server:
             assert isinstance(server, FakeServer)
             yield server
 
@@ -316,6 +327,7 @@ def _started(
     *,
     wait_ready: bool,
     clean_log: bool,
+    rests: bool,
     under: tuple[str, ...] = (),
     switches: Path | None = None,
 ) -> Iterator[Server]:
@@ -330,6 +342,8 @@ def _started(
             if wait_ready:
                 server.await_ready()
             yield server
+            if rests:
+                wait_until(server.is_at_rest, "nothing is held after all these requests")
             if process.poll() is None:
                 server.signal()
             code = server.wait()
@@ -370,3 +384,12 @@ def run_convoy(
         finally:
             process.kill()
         return subprocess.CompletedProcess(["convoy", *arguments], code, said.read_text(), wrong.read_text())
+
+
+def check_ended(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """The command ended with this code and without a stack trace, and said all of these words."""
+    said = f"{done.stdout}{done.stderr}"
+    assert done.returncode == code, said
+    assert "Traceback" not in said
+    missing = [word for word in words if word not in said]
+    assert not missing, f"{missing} not in {said!r}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+from tests.support.grpc_calls import answering
+from tests.support.played_http import Asked, playing
 from tests.support.servers import wait_until
 
 _BATCH = ("OTEL_BSP_SCHEDULE_DELAY", "50")  # milliseconds
@@ -88,40 +88,28 @@ class SpanReceiver(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore
 @contextmanager
 def receiving() -> Iterator[SpanReceiver]:
     """Over gRPC; `environment` leads a server there."""
-    receiver, server = SpanReceiver(), grpc.server(ThreadPoolExecutor(4))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    receiver.environment = dict([_BATCH, ("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")])
-    server.start()
-    yield receiver
-    server.stop(None).wait()
+    receiver = SpanReceiver()
+    with answering(receiver, trace_service_pb2_grpc.add_TraceServiceServicer_to_server) as address:
+        receiver.environment = dict([_BATCH, ("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{address}")])
+        yield receiver
 
 
 @contextmanager
 def receiving_over_http() -> Iterator[SpanReceiver]:
     receiver = SpanReceiver()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            assert self.path == "/v1/traces"
-            reply = receiver.Export(trace_service_pb2.ExportTraceServiceRequest.FromString(body), None)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(reply.SerializeToString())
+    def answer(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        assert asked.path == "/v1/traces"
+        reply = receiver.Export(trace_service_pb2.ExportTraceServiceRequest.FromString(asked.body), None)
+        return 200, {}, reply.SerializeToString()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with playing(answer) as url:
         receiver.environment = {
             **dict([_BATCH]),
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": url,
         }
-        threading.Thread(target=server.serve_forever, daemon=True).start()
         yield receiver
-        server.shutdown()
 
 
 def _plain(attributes: Any) -> dict[str, Any]:

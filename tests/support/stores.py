@@ -36,11 +36,11 @@ class StoreFolder:
     def add_add_sub(self, version: int = 1, name: str = "simple") -> Path:
         return onnx_models.add_sub(self._bare(name, version))
 
-    def add_mean(self, version: int = 1, name: str = "mean") -> Path:
-        return onnx_models.mean(self._bare(name, version))
+    def add_mean(self, name: str = "mean") -> Path:
+        return onnx_models.mean(self._bare(name, 1))
 
-    def add_nonzero(self, version: int = 1, name: str = "nonzero") -> Path:
-        return onnx_models.nonzero(self._bare(name, version))
+    def add_nonzero(self) -> Path:
+        return onnx_models.nonzero(self._bare("nonzero", 1))
 
     def add_shift(self, by: float, version: int = 1, name: str = "shift") -> Path:
         """Written aside and renamed, so that whoever watches sees it whole; replaces what was there."""

@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, BinaryIO, NoReturn
 
+import httpx
+
 
 @dataclass(frozen=True, slots=True)
 class WireReply:
-    """An answer as it came; header names in lower case."""
+    """An answer as it came; header names in lower case. `head` is the status line and the headers, unchanged."""
 
     status: int
     headers: dict[str, str]
     body: bytes
+    head: str = ""
 
     def json(self) -> Any:
         return json.loads(self.body)
@@ -69,9 +72,9 @@ class Wire:
         self.send(head(path, {"Content-Length": str(len(body)), **(headers or {})}, method) + body)
         return self.reply()
 
-    def reply(self) -> WireReply:
+    def reply(self, *, is_head: bool = False) -> WireReply:
         """The next answer. Raises ConnectionError when the server closes instead."""
-        return read_reply(self._file)
+        return read_reply(self._file, is_head=is_head)
 
     def left_over(self) -> bytes:
         """What has come beyond the answers that were read, without waiting; empty too when the server has closed."""
@@ -94,17 +97,20 @@ class Wire:
             return False
 
 
-def read_reply(file: BinaryIO) -> WireReply:
-    """The next answer of those that came. Raises ConnectionError when there is none."""
-    line = file.readline()
-    if not line:
+def read_reply(file: BinaryIO, *, is_head: bool = False) -> WireReply:
+    """The next answer in the file; that to a HEAD has no body. Raises ConnectionError when there is none."""
+    lines = [file.readline()]
+    if not lines[0]:
         raise ConnectionError("the server closed the connection")
-    status = int(line.split(b" ", 2)[1])
+    status = int(lines[0].split(b" ", 2)[1])
+    while lines[-1] != b"\r\n":
+        lines.append(file.readline() or _closed_early())
+    head = b"".join(lines[:-1]).decode("latin-1")
     headers: dict[str, str] = {}
-    while (line := file.readline() or _closed_early()) != b"\r\n":
-        name, _, value = line.decode("latin-1").partition(":")
+    for line in head.splitlines()[1:]:
+        name, _, value = line.partition(":")
         headers[name.strip().lower()] = value.strip()
-    return WireReply(status, headers, _read_body(file, headers))
+    return WireReply(status, headers, b"" if is_head else _read_body(file, headers), head)
 
 
 def _read_body(file: BinaryIO, headers: Mapping[str, str]) -> bytes:
@@ -142,3 +148,12 @@ def head(path: str, headers: Mapping[str, str] | None = None, method: str = "POS
 def chunk(data: bytes) -> bytes:
     """One piece of a chunked body; the empty one ends it."""
     return b"%x\r\n" % len(data) + data + b"\r\n"
+
+
+def check_refused(answer: WireReply | httpx.Response, status: int, *words: str) -> None:
+    """The answer is an error of this status, and all of these words are in it."""
+    found = answer.status if isinstance(answer, WireReply) else answer.status_code
+    assert found == status, answer
+    error = answer.json()["error"]
+    missing = [word for word in words if word not in error]
+    assert not missing, f"{missing} not in {error!r}"

@@ -8,13 +8,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Echo(BaseHTTPRequestHandler):
-    """`{"input": [...]}` to `{"output": [...]}`."""
+    """`{"input": [...]}` to `{"output": [...]}`, with a number added to each value where one is given."""
 
+    adds = float(os.environ.get("PEER_ADDS", "0"))
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer = json.dumps({"output": asked["input"]}).encode()
+        answer = json.dumps({"output": [self.adds + value for value in asked["input"]]}).encode()
         head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(answer)}\r\n\r\n".encode()
         # In one piece: in two, the second would wait for the client's acknowledgement.
         self.wfile.write(head + answer)
