@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import helper
 
 from convoy.app.engines.onnx_session import Level, new_session, session_options
 from convoy.app.engines.onnxruntime import open_session
@@ -248,8 +250,6 @@ def _prepared(
     output: np.ndarray,
 ) -> Callable[[], None]:
     """A graph of one node, bound to memory that is there already; the result runs it once, into `output`."""
-    import onnx
-    from onnx import helper
 
     def tensor(name: str, array: np.ndarray) -> Any:
         return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)

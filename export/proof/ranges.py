@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from convoy.export.rows import Rows
 from convoy.export.variants.onnx_graph import array, constants, producers
@@ -37,8 +38,6 @@ def normalised_outputs(graph: Path, spec: ModelSpec, reference: Rows) -> frozens
 
     `reference` are the original's answers, which must be within these bounds as well.
     """
-    import onnx
-
     reader = _RangeReader(onnx.load(str(graph), load_external_data=False).graph)
     declared = declared_shares(spec)
     if spec.detection is not None and spec.detection.box_unit != "pixels":

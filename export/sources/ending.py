@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import onnx
 
 from convoy.export.variants.onnx_graph import array, constants, producers
 
@@ -49,8 +50,6 @@ class Ending:
 
 def read_ending(path: Path) -> Ending:
     """How the one output of the ONNX file comes to be."""
-    import onnx
-
     return ending_of(onnx.load(str(path), load_external_data=False).graph)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 from convoy.app.engines.batching import check_rows
 from convoy.app.engines.free_sizes import Size, with_examples
@@ -77,8 +79,6 @@ def _objection(original: Path, target: Path, signature: Signature, threads: int,
 
 def _freed(model: Any) -> Iterator[Any]:
     """The model with a dynamic first dimension: as it is otherwise, then with the 1 in its reshapes freed as well."""
-    import onnx
-
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     del copy.graph.value_info[:]  # they say 1, too
@@ -93,8 +93,6 @@ def _freed(model: Any) -> Iterator[Any]:
 
 def _free_reshapes(graph: Any) -> int:
     """Let every reshape to a constant [1, ...] keep its input's first dimension instead; returns how many."""
-    from onnx import numpy_helper
-
     constants = {tensor.name: tensor for tensor in graph.initializer}
     constants |= {
         node.output[0]: attribute.t

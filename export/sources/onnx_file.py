@@ -16,6 +16,8 @@ from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import helper, numpy_helper
 
 from convoy.app.engines.free_sizes import Size
 from convoy.export.sources.torch_job import EXTERNAL_DATA, one_line
@@ -28,8 +30,6 @@ from convoy.models.errors import JobError
 
 def write_out_ceil(model: Any) -> None:
     """Change every such pool of known sizes, in place; what is not known stays as it is."""
-    from onnx import helper, numpy_helper
-
     graph = model.graph
     found = [node for node in graph.node if node.op_type in ("MaxPool", "AveragePool") and _value(node, "ceil_mode", 0)]
     if not found:
@@ -73,15 +73,11 @@ def write_out_ceil(model: Any) -> None:
 
 
 def _value(node: Any, name: str, default: Any) -> Any:
-    import onnx
-
     return next((onnx.helper.get_attribute_value(one) for one in node.attribute if one.name == name), default)
 
 
 def _shapes(model: Any) -> dict[str, list[int]]:
     """Of every tensor whose shape is known or inferred, with 0 for what is free."""
-    import onnx
-
     with suppress(Exception):  # larger than a protobuf may be, or with operators that onnx does not know
         model = onnx.shape_inference.infer_shapes(model)
     declared = (*model.graph.input, *model.graph.value_info, *model.graph.output)
@@ -96,8 +92,6 @@ _MOST_PX = 4096
 
 def read(path: Path) -> Any:
     """The model with all of its weights in memory. Raises JobError for what is not ONNX, or reaches outside."""
-    import onnx
-
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf's errors share no base class with onnx's
@@ -157,8 +151,6 @@ def _check_location(path: Path, location: str) -> None:
 
 def write(model: Any, path: Path, inline_bytes: int) -> None:
     """Write the model, with weights of more than `inline_bytes` in `EXTERNAL_DATA` beside it."""
-    import onnx
-
     portable(model)
     if sum(len(tensor.raw_data) for tensor in tensors(model.graph)) <= inline_bytes:
         path.write_bytes(model.SerializeToString())

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.free_sizes import Size
 from convoy.app.engines.onnxruntime import first_line, open_session, read_signature
@@ -95,8 +97,6 @@ def wrap(
             f"{original.name} takes {found.channels} channels of {_shown(found.size)}, the preprocessing gives "
             f"{image.channels} of {_shown(_px(image))}; pass another --input or --preprocess"
         )
-    import onnx
-
     target = folder / ONNX
     batching = write_batched(original, target, threads, inline_bytes, Size(*_px(image)))
     elsewhere = _elsewhere(original, found, image, others, threads) if -1 in found.size else ()
@@ -270,8 +270,6 @@ def _check_rows(path: Path, reference: Rows, count: int) -> None:
 
 def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: bool, is_free: bool) -> None:
     """Replace the graph's input by ours: bytes [N, H, W, C] are laid out, cast and normalised as x * a + b."""
-    from onnx import TensorProto, helper, numpy_helper
-
     inner = "convoy.input"
     _rename(graph, found.name, inner)
     _rename(graph, INPUT_NAME, "convoy.images")

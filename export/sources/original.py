@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from convoy.app.engines.onnxruntime import open_original, open_session
 from convoy.export.sources import onnx_file
@@ -26,8 +27,6 @@ _QUANTISING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeL
 
 def rounding_of(path: Path) -> float:
     """How far the file's answers may be from each other, optimised and not; 0 where it computes in 32 bits or more."""
-    import onnx
-
     model = onnx_file.read(path)
     if any(node.op_type in _QUANTISING or node.op_type.startswith(("QLinear", "QGemm")) for node in model.graph.node):
         return _EIGHT_BIT_ERROR

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from convoy.app.engines.onnx_session import new_session, session_options
 from convoy.app.engines.openvino import layers_in_8_bits
 from convoy.export.variants.onnx_graph import producers
@@ -50,8 +52,6 @@ def audit(
         with tempfile.TemporaryDirectory(prefix="convoy-audit-") as folder:
             graph = _optimised(path, Path(folder) / "optimised.onnx")
     else:
-        import onnx
-
         graph = onnx.load(str(path)).graph
     share = _share(path, target, multiply_adds) if multiply_adds else None
     return NodeAudit(dict(sorted(count_nodes(graph).items())), dict(kept), share)
@@ -62,8 +62,6 @@ def _share(path: Path, target: Target, multiply_adds: Mapping[str, float]) -> fl
 
     The graph that ONNX Runtime has optimised has other names.
     """
-    import onnx
-
     graph = onnx.load(str(path)).graph
     if target == "openvino":
         known = layers_in_8_bits(path)
@@ -75,8 +73,6 @@ def _share(path: Path, target: Target, multiply_adds: Mapping[str, float]) -> fl
 
 
 def _optimised(path: Path, aside: Path) -> Any:
-    import onnx
-
     options = session_options()
     options.optimized_model_filepath = str(aside)
     new_session(path, options)

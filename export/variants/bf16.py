@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import onnx
+from onnx import TensorProto, helper
+
 from convoy.export.variants.calibrate import Conversion
 from convoy.export.variants.onnx_graph import array, initializers, tidy
 
@@ -17,9 +20,6 @@ LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 def convert_to_bf16(conversion: Conversion, target: Path) -> Mapping[str, str]:
     """Write `target`; nothing is left in higher precision by rule. Raises OSError when the disk is full."""
-    import onnx
-    from onnx import TensorProto, helper
-
     model = onnx.load(str(conversion.calibration.graph))
     graph, constants = model.graph, initializers(model.graph)
     narrow = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.onnx_session import unoptimised_session
@@ -217,8 +218,6 @@ def observed(
 
 def _observing(graph: Path, tensors: Collection[str] | None) -> tuple[Any, list[str]]:
     """A session of the graph that gives out every float tensor, or those of `tensors`, and their names."""
-    import onnx
-
     model = onnx.load(str(graph))
     given = {output.name for output in model.graph.output}
     for node in model.graph.node:

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import helper, numpy_helper
 
 from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import observed
@@ -57,8 +59,6 @@ def equalize(graph: Path, levels: Levels, target: Path) -> tuple[Path, tuple[str
 
     Where all are balanced nothing is written, and `graph` is returned.
     """
-    import onnx
-
     model = onnx.load(str(graph))
     scaled: list[str] = []
     for stream in streams(model.graph):
@@ -135,7 +135,6 @@ def for_reader(node: Any, constants: Mapping[str, Any], factors: np.ndarray) -> 
 
 def _cross(graph: Any, node: Any, scales: np.ndarray) -> list[str]:
     """Let a node that is not homogeneous see what it saw before, or keep to the scaled limits; the tensors added."""
-    from onnx import helper, numpy_helper
 
     def constant(name: str, values: np.ndarray) -> str:
         graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), name))
@@ -165,8 +164,6 @@ def _cross(graph: Any, node: Any, scales: np.ndarray) -> list[str]:
 
 def multiply(tensor: Any, factors: np.ndarray) -> None:
     """Multiply a constant of the graph, in place."""
-    from onnx import numpy_helper
-
     tensor.CopyFrom(numpy_helper.from_array(array(tensor) * factors, tensor.name))
 
 
@@ -193,9 +190,6 @@ def level_inputs(graph: Path, levels: Levels, target: Path) -> tuple[Path, tuple
 
     Where all are balanced nothing is written, and `graph` is returned.
     """
-    import onnx
-    from onnx import helper, numpy_helper
-
     model = onnx.load(str(graph))
     constants, added = initializers(model.graph), []
     for tensor, nodes in _readers(model.graph).items():

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import TensorProto
 
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.calibrate import Conversion, Ranges
@@ -39,8 +41,6 @@ def convert_to_fp16(conversion: Conversion, target: Path) -> Mapping[str, str]:
     Inputs and outputs keep their types. Ranges are the exact extremes whatever the method is. Raises JobError
     when the graph cannot be converted, OSError when the disk is full.
     """
-    import onnx
-
     model = onnx.load(str(conversion.calibration.graph))
     kept = out_of_range(model.graph, conversion.calibration.ranges["minmax"])
     others = {node.name for node in model.graph.node if not conversion.takes(node.name)}
@@ -95,8 +95,6 @@ def _cast_once(graph: Any) -> None:
 
 def _join_fp32_islands(graph: Any) -> None:
     """Take out casts to FP16 and straight back between two FP32 nodes: the very values that do not fit go there."""
-    from onnx import TensorProto
-
     makers = producers(graph)
     for node in list(graph.node):
         if node.op_type != "Cast" or attribute(node, "to", None) != TensorProto.FLOAT:

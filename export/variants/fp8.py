@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.calibrate import Conversion
@@ -82,8 +84,6 @@ def _rewritten(model: Any) -> Any:
 
 def _is_of_int8_pair(node: Any, constants: Mapping[str, Any]) -> bool:
     """Whether it is half of a pair as they are placed here; what a network had of its own before stays as it is."""
-    from onnx import TensorProto
-
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) < 3:
         return False
     zero = constants.get(node.input[2])
@@ -94,23 +94,17 @@ def _is_of_int8_pair(node: Any, constants: Mapping[str, Any]) -> bool:
 
 def _rescale(scale: Any) -> None:
     """INT8's scale made FP8's, and one that FP16 holds: weights are rounded with what they are multiplied by later."""
-    from onnx import numpy_helper
-
     wanted = np.maximum(array(scale) * np.float32(_LARGEST_INT8 / LARGEST), SMALLEST_SCALE)
     scale.CopyFrom(numpy_helper.from_array(wanted.astype(np.float16).astype(np.float32), scale.name))
 
 
 def _stored(name: str, values: np.ndarray) -> Any:
     """Bytes as a constant of FP8; in that, too, zero has no bit set."""
-    from onnx import TensorProto, helper
-
     return helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, values.shape, values.tobytes(), raw=True)
 
 
 def to_fp8(values: np.ndarray, scale: np.ndarray, axis: int) -> np.ndarray:
     """E4M3 [...] of float32 values over their scale, one number or one for each index of `axis`; saturating."""
-    from onnx import TensorProto, helper
-
     shares = np.clip(values / _along(scale, values.ndim, axis), -LARGEST, LARGEST)
     rounded: np.ndarray = shares.astype(helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT8E4M3FN))
     return rounded
@@ -131,8 +125,6 @@ def _along(scale: np.ndarray, dimensions: int, axis: int) -> np.ndarray:
 
 def why_no_fp8(graph: Path) -> str:
     """Why no FP8 can be made of a network, whatever its ranges are; empty where it can."""
-    import onnx
-
     try:
         _at_opset(onnx.load(str(graph), load_external_data=False))
     except JobError as error:
@@ -141,8 +133,6 @@ def why_no_fp8(graph: Path) -> str:
 
 
 def _at_opset(model: Any) -> Any:
-    import onnx
-
     (opset,) = (entry for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     if opset.version >= _OPSET:
         return model

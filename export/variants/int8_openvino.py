@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from onnx import helper
+
 from convoy.export.variants.calibrate import Conversion
 from convoy.export.variants.onnx_graph import attribute, consumers, tidy
 from convoy.export.variants.pairs import Scheme, quantize_in_pairs
@@ -39,8 +41,6 @@ def gains_from_pairs(graph: Any) -> bool:
 
 def _with_whole_hardswish(model: Any) -> Any:
     """x * HardSigmoid(x) as the one operator that a convolution applies; preparing the graph has split it."""
-    from onnx import helper
-
     graph = model.graph
     readers = consumers(graph)
     for gate in [node for node in graph.node if node.op_type == "HardSigmoid"]:

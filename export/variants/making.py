@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import onnx
+
 from convoy.export.cache import StepCache, step_key
 from convoy.export.data import SampleSet
 from convoy.export.plan import MethodChoice
@@ -257,8 +259,6 @@ class Maker:
 
 
 def _graph(path: Path) -> Any:
-    import onnx
-
     return onnx.load(str(path)).graph
 
 

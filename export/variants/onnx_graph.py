@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 from convoy.app.engines.onnx_session import Level, new_session, session_options, unoptimised_session
 
@@ -26,8 +28,6 @@ def front_nodes(graph: Any) -> list[str]:
     They are the chain from the input through operators of the front, each the only reader of the one
     before. Empty for a graph whose input is float already.
     """
-    import onnx
-
     if graph.input[0].type.tensor_type.elem_type != onnx.TensorProto.UINT8:
         return []
     names: list[str] = []
@@ -46,7 +46,6 @@ def prepare(fp32: Path, target: Path) -> Path:
 
     Ranges are then measured where a rounding will be: batch normalisation is inside its convolution.
     """
-    import onnx
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     with tempfile.TemporaryDirectory(prefix="convoy-folded-") as folder:
@@ -90,8 +89,6 @@ def _raised(fp32: Path, target: Path) -> Path:
 
     onnx's converter knows not every operator, and is believed where both graphs answer noise alike.
     """
-    import onnx
-
     if opset_of(onnx.load(str(fp32), load_external_data=False)) >= QDQ_OPSET:
         return fp32
     try:
@@ -149,8 +146,6 @@ def _drop_copies_in_order(model: Any) -> None:
 
 def _computed(model: Any, names: list[str], batch: int = 3) -> dict[str, np.ndarray]:
     """What tensors are for so many images of zeros; none where the images' size is open."""
-    import onnx
-
     given = model.graph.input[0].type.tensor_type
     dims = [dim.dim_value for dim in given.shape.dim]
     if len(model.graph.input) != 1 or not all(dims[1:]):
@@ -192,16 +187,12 @@ def constants(graph: Any) -> dict[str, Any]:
 
 def array(tensor: Any) -> np.ndarray:
     """A constant tensor's values."""
-    from onnx import numpy_helper
-
     values: np.ndarray = numpy_helper.to_array(tensor)
     return values
 
 
 def attribute(node: Any, name: str, default: Any) -> Any:
     """A node's attribute, or the default that the operator has."""
-    import onnx
-
     for candidate in node.attribute:
         if candidate.name == name:
             return onnx.helper.get_attribute_value(candidate)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from convoy.export.variants.calibrate import Conversion, Ranges
 from convoy.export.variants.fp16 import CONSTANT_LIMIT, as_fp16, out_of_range
 from convoy.export.variants.onnx_graph import front_nodes, producers, tidy
@@ -52,8 +54,6 @@ def quantize_in_pairs(scheme: Scheme, conversion: Conversion, target: Path) -> M
 
     Raises JobError when the graph cannot be quantised or converted, OSError when the disk is full.
     """
-    import onnx
-
     calibration = conversion.calibration
     graph = onnx.load(str(calibration.graph)).graph
     unfit = scheme.unfit(graph)

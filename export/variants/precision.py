@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
+
 from convoy.app.engines.cpu import has_bf16
 from convoy.app.engines.machine import find_cpu
 from convoy.app.engines.table import ROWS, Row
@@ -103,8 +105,6 @@ def select(precisions: str | None, *, can_calibrate: bool) -> tuple[Recipe, ...]
 
 def without_needless_pairs(recipes: Sequence[Recipe], graph: Path) -> tuple[Recipe, ...]:
     """Where all that is between layers has kernels of 8 bits, one INT8 file is right for both engines of CPUs."""
-    import onnx
-
     if INT8_OPENVINO not in recipes or gains_from_pairs(onnx.load(str(graph), load_external_data=False).graph):
         return tuple(recipes)
     return tuple(recipe for recipe in recipes if recipe is not INT8_OPENVINO)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from convoy.app.engines.cpu import has_int8_dot_product
 from convoy.export.sources.torch_job import one_line
@@ -47,8 +48,6 @@ def quantize_for_cpu(conversion: Conversion, target: Path) -> Mapping[str, str]:
     Returns no nodes: of those that multiply and add the scheme itself keeps none in float.
     Raises JobError when the graph cannot be quantised, OSError when the disk is full.
     """
-    import onnx
-
     graph = onnx.load(str(conversion.calibration.graph)).graph
     quantize_with_ranges(
         conversion.calibration.graph,
@@ -70,8 +69,6 @@ def quantize_for_cpu(conversion: Conversion, target: Path) -> Mapping[str, str]:
 
 def layers(calibration: Calibration) -> tuple[str, ...]:
     """The names of the nodes that quantisation rounds, in the graph's order; its front is not among them."""
-    import onnx
-
     graph = onnx.load(str(calibration.graph)).graph
     left, floats = {*front_nodes(graph), *_unlevel(graph)}, calibration.ranges["minmax"]
     return tuple(
@@ -113,7 +110,6 @@ def quantize_with_ranges(
 
     Raises JobError when the quantiser refuses the graph, OSError when the disk is full.
     """
-    import onnx
     from onnxruntime import quantization
 
     model = onnx.load(str(graph), load_external_data=False)

@@ -14,6 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.base import Engine, run_arrays
 from convoy.app.engines.cpu import cpu_budget
@@ -44,8 +46,6 @@ _EXACT = frozenset(
 
 def write_rounding_twin(path: Path, target: Path) -> Path:
     """Write to `target` the FP32 graph that computes what the nodes of `path` would; returns `target`."""
-    import onnx
-
     model = onnx.load(str(path))
     is_bf16 = any(tensor.data_type == onnx.TensorProto.BFLOAT16 for tensor in model.graph.initializer)
     # A file in BF16 is typed as FP32, and computed in BF16 throughout.
@@ -63,8 +63,6 @@ def write_rounding_twin(path: Path, target: Path) -> Path:
 
 def _tensors_of(model: Any, element_type: int) -> set[str]:
     """The names of all tensors of a type."""
-    import onnx
-
     inferred = onnx.shape_inference.infer_shapes(model).graph
     return {
         info.name
@@ -75,8 +73,6 @@ def _tensors_of(model: Any, element_type: int) -> set[str]:
 
 def _widen(graph: Any) -> None:
     """Make FP32 of every FP16 constant and cast; a cast to FP16 becomes one there and back."""
-    from onnx import TensorProto, helper, numpy_helper
-
     for tensor in graph.initializer:
         if tensor.data_type == TensorProto.FLOAT16:
             tensor.CopyFrom(numpy_helper.from_array(array(tensor).astype(np.float32), tensor.name))
@@ -93,8 +89,6 @@ def _widen(graph: Any) -> None:
 
 def _write_out_pairs_of_fp8(graph: Any) -> None:
     """Make a division and a cast of each FP8 quantisation, a cast and a product of each dequantisation."""
-    from onnx import TensorProto, helper, numpy_helper
-
     constants = initializers(graph)
     for node in list(graph.node):
         zero = constants.get(node.input[2]) if len(node.input) > 2 else None
@@ -117,8 +111,6 @@ def _write_out_pairs_of_fp8(graph: Any) -> None:
 
 
 def _round_results(graph: Any, node: Any, names: set[str], narrow: int) -> None:
-    from onnx import TensorProto, helper
-
     for index, name in enumerate(node.output):
         if name not in names:
             continue

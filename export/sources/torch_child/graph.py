@@ -10,7 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
+import torch
+from torch import nn
 
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.onnx_file import portable
@@ -18,9 +22,6 @@ from convoy.export.sources.torch_child import outputs, pools
 from convoy.export.sources.torch_job import TorchJob, one_line
 from convoy.models.errors import JobError
 from convoy.models.samples import some
-
-if TYPE_CHECKING:
-    import torch
 
 # What torch writes without converting; QDQ of every kind can be expressed in it.
 _OPSET = 20
@@ -42,8 +43,6 @@ def normalised(samples: Sequence[torch.Tensor], job: TorchJob) -> Sequence[torch
 
 def settle(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> None:
     """Run lazy layers once, which learn their shapes from what they are given. Raises JobError where that fails."""
-    import torch
-
     lazy = torch.nn.parameter.UninitializedParameter | torch.nn.parameter.UninitializedBuffer
     if any(isinstance(one, lazy) for one in (*network.parameters(), *network.buffers())):
         network.eval()
@@ -56,8 +55,6 @@ def why_alone(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.T
 
     Raises JobError for want of memory.
     """
-    import torch
-
     few, one = ([tensor[:count] for tensor in samples] for count in (_FEW, 1))
     if len(few[0]) < _FEW:
         return ""
@@ -85,8 +82,6 @@ def is_want_of_memory(error: BaseException) -> bool:
 def reference(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """The bare network's outputs by name, floats as float32; the normalisation is written out, not the front's, to
     prove it."""
-    import torch
-
     answers = _answers(network, job, samples)
     broken = [name for name, one in answers.items() if one.is_floating_point() and not torch.isfinite(one).all()]
     if broken:
@@ -106,8 +101,6 @@ def on_noise(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Te
 
 
 def _answers(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    import torch
-
     with torch.inference_mode(), _in_evaluation(network, job):
         size = 1 if job.is_alone else _REFERENCE_BATCH
         batches = zip(*(torch.split(one, size) for one in samples), strict=True)
@@ -194,8 +187,6 @@ def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _per_channel(values: Sequence[float]) -> torch.Tensor:
-    import torch
-
     return torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1)
 
 
@@ -204,8 +195,6 @@ def _wrapped(network: torch.nn.Module, job: TorchJob) -> torch.nn.Module:
 
     Cast first, because TensorRT takes uint8 inputs only straight into a Cast.
     """
-    import torch
-    from torch import nn
 
     class Wrapped(nn.Module):
         scale: torch.Tensor
@@ -286,8 +275,6 @@ def write_onnx(
 def _convert(
     model: torch.nn.Module, example: tuple[torch.Tensor, ...], names: Sequence[str], job: TorchJob, *, is_free: bool
 ) -> Any:
-    import torch
-
     dims: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=max(3, job.max_batch))}
     if is_free:
         # Not named: a named one may have no relation, as that of a stride, to any other.
@@ -306,7 +293,6 @@ def _convert(
 
 def _write_in_two(program: Any, path: Path) -> None:
     """Graph and weights in two files: one protobuf holds 2 GiB at most. The graph names the other file."""
-    import onnx
     import onnx_ir
 
     onnx_ir.save(program.model, path, external_data=files.EXTERNAL_DATA)

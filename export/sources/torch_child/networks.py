@@ -9,7 +9,9 @@ import importlib
 import inspect
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from convoy.export.sources.torch_child import registries
 from convoy.export.sources.torch_job import Inquiry, TorchJob, one_line
@@ -17,14 +19,9 @@ from convoy.export.sources.user_code import call_factory
 from convoy.models.errors import JobError
 from convoy.models.samples import some
 
-if TYPE_CHECKING:
-    import torch
-
 
 def build(job: TorchJob) -> torch.nn.Module:
     """The job's network, with a registry's own weights where the job asks for them. Raises JobError."""
-    import torch
-
     network = _BUILDERS[job.kind](job)
     if not isinstance(network, torch.nn.Module):
         raise JobError(f"{job.name} returned a {type(network).__name__}; it must return a torch.nn.Module")
@@ -39,8 +36,6 @@ def build(job: TorchJob) -> torch.nn.Module:
 
 def channels_taken(inquiry: Inquiry) -> tuple[int, ...]:
     """On which of 3 and 1 channels the network of a user's file runs. Raises JobError where there is no network."""
-    import torch
-
     network = build(
         TorchJob(
             inquiry.kind,
@@ -78,8 +73,6 @@ def in_float32(network: torch.nn.Module) -> str:
 
     Every value of FP16 or BF16 is one of FP32, and the variants are made and judged from FP32.
     """
-    import torch
-
     tensors = (*network.parameters(), *network.buffers())
     others = {one.dtype for one in tensors if one.is_floating_point() and one.dtype != torch.float32}
     if not others:
@@ -164,8 +157,6 @@ def _from_timm(job: TorchJob) -> Any:
 
 
 def _from_archive(job: TorchJob) -> Any:
-    import torch
-
     assert job.file is not None
     file = Path(job.file)
     try:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch.nn import functional
 
 
 @contextmanager
 def exportable() -> Iterator[None]:
     """Such pools of `torch.nn.functional`, which torch's layers call, are others until the end."""
-    from torch.nn import functional
-
     others: dict[str, Callable[..., Any]] = {}
     for rank in (1, 2, 3):
         others[f"adaptive_max_pool{rank}d"] = _adaptive(f"adaptive_max_pool{rank}d", rank, _largest)
@@ -36,8 +34,6 @@ def exportable() -> Iterator[None]:
 
 
 def _adaptive(name: str, rank: int, reduced: Callable[[torch.Tensor, int], torch.Tensor]) -> Callable[..., Any]:
-    from torch.nn import functional
-
     original = getattr(functional, name)
 
     def pool(input: torch.Tensor, output_size: Any, return_indices: bool = False) -> Any:
@@ -58,8 +54,6 @@ def _adaptive(name: str, rank: int, reduced: Callable[[torch.Tensor, int], torch
 
 
 def _joined(parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
-    import torch
-
     return torch.cat(list(parts), dim=axis)
 
 
@@ -72,8 +66,6 @@ def _mean(window: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def _averaging(name: str, rank: int) -> Callable[..., Any]:
-    from torch.nn import functional
-
     original = getattr(functional, name)
 
     def pool(
@@ -97,8 +89,6 @@ def _averaging(name: str, rank: int) -> Callable[..., Any]:
 
 def _counts(given: list[int], kernel_size: Any, stride: Any, padding: Any, sizes: list[int], rank: int) -> torch.Tensor:
     """How many values a mean is of, padding included, [..., height, width]."""
-    import torch
-
     steps = kernel_size if stride is None or stride == () else stride
     kernels, strides, pads = (
         [one] * rank if isinstance(one, int) else list(one) * (rank // len(one))
