@@ -11,7 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,13 +22,12 @@ from convoy.app.engines.speedup import is_worthwhile
 from convoy.export.data import ExportData, ImageSet
 from convoy.export.plan import ExportPlan
 from convoy.export.profiling.profile import OtherLatencies
-from convoy.export.proof.gate import AccuracyGate
+from convoy.export.proof.proving import AccuracyGate
 from convoy.export.proof.sanity import NOTHING_FOUND, Sanity
 from convoy.export.proof.verify import Score
 from convoy.export.report.page import render
 from convoy.export.rows import Rows, bytes_of, count_of, joined, picked
-from convoy.export.signing import BundleSigner
-from convoy.export.sources.free_input import free_sizes
+from convoy.export.sources.onnx_sizes import free_sizes
 from convoy.export.sources.torch_job import EXTERNAL_DATA, TorchResult
 from convoy.export.variants.making import Made
 from convoy.export.variants.variant import OpenVariant
@@ -36,6 +37,7 @@ from convoy.models.bundle import (
     MANIFEST,
     REPORT,
     SCHEMA_VERSION,
+    SIGNATURE,
     Bundle,
     Canary,
     FileRecord,
@@ -51,6 +53,7 @@ from convoy.models.bundle import (
     sha256_file,
 )
 from convoy.models.checkpoint import convoy_version, installed_versions
+from convoy.models.errors import UsageError
 from convoy.models.spec import ModelSpec
 from convoy.models.store import Store
 
@@ -275,3 +278,31 @@ def _published(store: Store, name: str, manifest: bytes) -> Path:
         if stored.is_bundle and (stored.folder / MANIFEST).read_bytes() == manifest:
             return stored.folder
     raise AssertionError("the published version is not there; this is a bug")
+
+
+class BundleSigner:
+    """Has a private key, read at once: a long export is not to end with a wrong one. Raises UsageError."""
+
+    def __init__(self, key_file: Path) -> None:
+        try:
+            library: Any = import_module("model_signing.signing")
+            self._hashing: Any = import_module("model_signing.hashing")
+        except ImportError as error:
+            raise UsageError(f"--sign needs {error.name}; pip install 'convoy-serve[signing]'") from error
+        try:
+            self._config = library.Config().use_elliptic_key_signer(private_key=key_file)
+        except Exception as error:  # whatever the libraries make of a file that is none
+            raise UsageError(
+                f"--sign {key_file} is no private key of an elliptic curve in PEM without a password ({error}); make "
+                "one with `openssl ecparam -name prime256v1 -genkey -noout`"
+            ) from error
+
+    def sign(self, folder: Path) -> None:
+        """Write the signature of all other files in the folder."""
+        left_out = self._hashing.Config().set_ignored_paths(paths=[Path(SIGNATURE)])
+        self._config.set_hashing_config(left_out).sign(folder, folder / SIGNATURE)
+
+
+def signer_of(key_file: Path | None) -> BundleSigner | None:
+    """None where nothing is to be signed. Raises UsageError."""
+    return None if key_file is None else BundleSigner(key_file)

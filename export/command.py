@@ -22,7 +22,16 @@ from rich.text import Text
 from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cpu import cpu_budget
 from convoy.export.ahead import accepted
-from convoy.export.assemble import Measured, make_canary, provenance, publish, remarked, verdicts
+from convoy.export.assemble import (
+    BundleSigner,
+    Measured,
+    make_canary,
+    provenance,
+    publish,
+    remarked,
+    signer_of,
+    verdicts,
+)
 from convoy.export.cache import NO_CACHE, StepCache, default_root
 from convoy.export.data import ExportData, ImageSet, load_data
 from convoy.export.options import ExportOptions
@@ -40,21 +49,18 @@ from convoy.export.proof.activation import (
     purpose_of,
     specs_of,
 )
-from convoy.export.proof.gate import AccuracyGate, refused_by_name
+from convoy.export.proof.ending import normalised_outputs, read_ending
 from convoy.export.proof.judging import Judge
 from convoy.export.proof.metric import metric_judge
-from convoy.export.proof.mistakes import find_mistakes
 from convoy.export.proof.outcomes import Outcomes
-from convoy.export.proof.proving import LeftOut, Prover, in_words
-from convoy.export.proof.ranges import normalised_outputs
+from convoy.export.proof.proving import AccuracyGate, LeftOut, Prover, in_words, refused_by_name
 from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference, judge_score
 from convoy.export.proof.verify import ON_NOISE, Score, check_against_torch, compared_batches, observe
 from convoy.export.remeasure import remeasure
+from convoy.export.report.mistakes import find_mistakes
 from convoy.export.rows import count_of
-from convoy.export.signing import BundleSigner, signer_of
-from convoy.export.sources.ending import read_ending
-from convoy.export.sources.free_input import free_sizes, listed
 from convoy.export.sources.onnx_plain import export_plain, is_plain
+from convoy.export.sources.onnx_sizes import free_sizes, listed
 from convoy.export.sources.to_onnx import reused, to_onnx
 from convoy.export.sources.torch_job import INPUT_NAME, Answered, TorchResult
 from convoy.export.terminal import RichProgress, summary

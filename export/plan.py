@@ -18,11 +18,17 @@ from convoy.export.arrays import is_array_file, read_array_file
 from convoy.export.class_names import read_class_map, read_labels
 from convoy.export.options import ExportOptions
 from convoy.export.proof.sanity import Claim, Expectations
-from convoy.export.sources.image_changes import ImageChanges, parse_changes
 from convoy.export.sources.onnx_source import tensor_inputs
-from convoy.export.sources.origin import Origin, Stated, channels_of, find_origin
-from convoy.export.sources.preprocess import parse_front, parse_input, resolve_image
-from convoy.export.sources.source import ModelSource, parse_function, parse_source
+from convoy.export.sources.origin import (
+    ModelSource,
+    Origin,
+    Stated,
+    channels_of,
+    find_origin,
+    parse_function,
+    parse_source,
+)
+from convoy.export.sources.preprocess import ImageChanges, parse_changes, parse_front, parse_input, resolve_image
 from convoy.export.sources.torch_job import INPUT_NAME, WeightsFrom
 from convoy.models.datasets import is_flat_folder, source_labels
 from convoy.models.errors import BundleError, UsageError

@@ -13,11 +13,10 @@ from pathlib import Path
 from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cpu import cpu_budget
 from convoy.export.ahead import judged_by_builder
-from convoy.export.assemble import judged_by_speed, publish_again
+from convoy.export.assemble import BundleSigner, judged_by_speed, publish_again
 from convoy.export.profiling.profile import OtherLatencies, measured_everywhere
 from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.progress import Progress
-from convoy.export.signing import BundleSigner
 from convoy.export.variants.precision import RECIPES, Recipe
 from convoy.export.variants.variant import opened, opened_elsewhere
 from convoy.models.bundle import Bundle, LatencyTable, Roofline, Variant, open_bundle

@@ -24,8 +24,8 @@ from typing import Literal
 
 import numpy as np
 
+from convoy.export.proof.ending import Ending
 from convoy.export.rows import Rows
-from convoy.export.sources.ending import Ending
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import OIP_NAMES, Activation, TensorSpec
 from convoy.models.tasks import DetectionOutputs, SegmentationOutput, Task

@@ -18,8 +18,8 @@ from typing import Protocol
 
 import numpy as np
 
+from convoy.export.proof.ending import declared_shares
 from convoy.export.proof.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes, errors_by_output
-from convoy.export.proof.ranges import declared_shares
 from convoy.export.rows import Rows
 from convoy.models.activation import class_numbers
 from convoy.models.boxes import InputBoxes, find_boxes

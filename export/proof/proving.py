@@ -19,13 +19,13 @@ from typing import TypeVar
 from convoy.export.cache import StepCache
 from convoy.export.data import ExportData
 from convoy.export.progress import Progress
-from convoy.export.proof.gate import AccuracyGate
 from convoy.export.proof.judging import Judge
 from convoy.export.proof.verify import Score, compare, measure_accuracy
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.making import Made, Maker
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import opened
+from convoy.models.bundle import TOP_1, Accuracy, Variant
 from convoy.models.errors import ConvoyError
 from convoy.models.spec import ModelSpec
 from convoy.models.store import disk_errors
@@ -194,3 +194,52 @@ class Prover:
 
 def _lost_points(score: Score) -> float:
     return math.inf if score.accuracy is None else score.accuracy.loss_points
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyGate:
+    """`budget_points` of top-1 a variant may lose against fp32; `strict` wants that proved."""
+
+    budget_points: float
+    strict: bool = False
+
+    def passes(self, accuracy: Accuracy) -> bool:
+        """Whether a variant with these scores may serve."""
+        return accuracy.loss_points <= self.budget_points and (accuracy.is_proved or not self.strict)
+
+    def verdict(self, score: Score, *, real: bool = True, samples: str = "images") -> tuple[bool, str]:
+        """Whether the variant may serve, and why, for people. `real`: the inputs were not random, and are `samples`."""
+        accuracy = score.accuracy
+        if accuracy is None:
+            what = "samples" if real else "random inputs"
+            return False, (
+                f"not verified on labels: {score.likeness} some {what}{_by_output(score)}; "
+                f"export with {score.wanted} to let it serve"
+            )
+        samples = samples if accuracy.metric == TOP_1 else "samples"
+        loss = f"loses {accuracy.loss_points:.2f} points of {accuracy.metric} on {accuracy.images} {samples}"
+        if accuracy.loss_points > self.budget_points:
+            return False, f"{loss}, over the budget of {self.budget_points:g}"
+        bound = "" if accuracy.loss_bound_points is None else f" (at most {accuracy.loss_bound_points:.2f} with 95 %)"
+        if accuracy.is_proved:
+            return True, f"{loss}{bound}, within the budget of {self.budget_points:g}"
+        doubt = f"{loss}{bound}; a budget of {self.budget_points:g} is not proved with {accuracy.images} {samples}"
+        return not self.strict, f"{doubt}, and --strict-gate wants it proved" if self.strict else doubt
+
+
+def _by_output(score: Score) -> str:
+    """The error of each output, where there are several."""
+    if len(score.output_errors) < 2:
+        return ""
+    each = ", ".join(f"{100 * error:.2g} % in {name}" for name, error in score.output_errors.items())
+    return f" (off by at most {each})"
+
+
+def refused_by_name(variants: Sequence[Variant], precisions: str | None, gate: AccuracyGate) -> tuple[Variant, ...]:
+    """The variants that `--precisions` names and the gate keeps out of service; not those that are only slow."""
+    asked = {part.strip() for part in (precisions or "").split(",")}
+    return tuple(
+        variant
+        for variant in variants[1:]
+        if variant.precision in asked and variant.accuracy is not None and not gate.passes(variant.accuracy)
+    )

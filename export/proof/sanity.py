@@ -16,8 +16,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.special import gammaln
 
-from convoy.export.proof.bound import at_least, at_most
-from convoy.export.proof.outcomes import Outcomes
+from convoy.export.proof.outcomes import Outcomes, at_least, at_most
 from convoy.models.bundle import Accuracy
 
 _SHOWN_NAMES = 6

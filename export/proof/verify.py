@@ -1,7 +1,7 @@
 """Is it still right? The fp32 graph against torch, and every variant against the labels.
 
 Knows the comparisons and the one bound that is not negotiable. Knows nothing of files or budgets' consequences
-(`convoy.export.proof.gate` does). All answers come from the serving engine, and all images through
+(`convoy.export.proof.proving` does). All answers come from the serving engine, and all images through
 `convoy.models.images` from their encoded bytes.
 """
 

@@ -24,6 +24,7 @@ from convoy.export.data import RandomRows
 from convoy.export.plan import ExportPlan
 from convoy.export.proof.verify import MAX_FP32_ERROR, relative_error
 from convoy.export.rows import NOTHING, Rows, noise_of_both_signs, picked
+from convoy.export.sources import onnx_file
 from convoy.export.sources.onnx_source import take, wrap
 from convoy.export.sources.preprocess import InputSize, resized
 from convoy.export.sources.torch_job import INPUT_NAME, NOISE, Answered, TorchJob, TorchResult
@@ -33,8 +34,6 @@ from convoy.models.records import from_jsonable, to_jsonable
 from convoy.models.spec import ImageSpec
 from convoy.models.tasks import DetectionOutputs, Task
 
-# A protobuf holds 2 GiB at most, and the graph itself takes some of it.
-INLINE_BYTES = int(1.8 * (1 << 30))
 _OTHER_SAMPLES = 3
 
 
@@ -45,11 +44,12 @@ def to_onnx(plan: ExportPlan, samples: Rows, folder: Path) -> TorchResult:
     """
     noise = noise_of_both_signs(plan.inputs, plan.image)
     others = _of_other_sizes(plan.image) if plan.is_free and plan.image else ()
-    if plan.source.kind == "onnx" and plan.image is None:
-        return take(plan.source, samples, folder, cpu_budget(), INLINE_BYTES, noise)
     if plan.source.kind == "onnx":
-        assert plan.image is not None
-        return wrap(plan.source, plan.image, samples, folder, cpu_budget(), INLINE_BYTES, others, noise)
+        assert plan.source.file is not None
+        original = plan.source.file, plan.source.shown
+        if plan.image is None:
+            return take(*original, samples, folder, noise)
+        return wrap(*original, plan.image, samples, folder, others, noise)
     result = run_job(_job(plan), samples, folder, others, noise)
     if not result.elsewhere or not (problem := _problem_elsewhere(result, samples)):
         return result
@@ -95,7 +95,7 @@ def _job(plan: ExportPlan) -> TorchJob:
         std=plan.image.std if plan.image else (),
         max_batch=plan.asked.max_batch,
         threads=cpu_budget(),
-        inline_bytes=INLINE_BYTES,
+        inline_bytes=onnx_file.INLINE_BYTES,
         weights_key=plan.asked.weights_key,
         is_free=plan.is_free,
         refuse_random=plan.weights_from == "network" and not plan.asked.random_weights,

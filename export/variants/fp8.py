@@ -21,9 +21,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.calibrate import Conversion
-from convoy.export.variants.int8_trt import unprofitable
 from convoy.export.variants.onnx_graph import array, attribute, initializers, tidy
-from convoy.export.variants.pairs import CONVOLUTIONS, SMALLEST_SCALE, Scheme, quantize_in_pairs
+from convoy.export.variants.pairs import CONVOLUTIONS, SMALLEST_SCALE, Scheme, quantize_in_pairs, unprofitable
 from convoy.models.errors import JobError
 
 LARGEST = 448.0

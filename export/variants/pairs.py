@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx import helper
 
 from convoy.export.variants.calibrate import Conversion, Ranges
-from convoy.export.variants.fp16 import CONSTANT_LIMIT, as_fp16, out_of_range
-from convoy.export.variants.onnx_graph import front_nodes, producers, tidy
+from convoy.export.variants.halves import CONSTANT_LIMIT, as_fp16, out_of_range
+from convoy.export.variants.onnx_graph import attribute, consumers, front_nodes, initializers, producers, tidy
 from convoy.export.variants.quantize import quantize_with_ranges
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
@@ -170,3 +171,91 @@ def before_pair(name: str, makers: Mapping[str, Any]) -> str | None:
         return None
     quantize = makers.get(dequantize.input[0])
     return quantize.input[0] if quantize is not None else None
+
+
+# INT8 tensor cores work on 16 (in places 8) channels at once.
+_FEWEST_CHANNELS, _CHANNEL_STEP = 16, 8
+
+
+def quantize_for_tensorrt(conversion: Conversion, target: Path) -> Mapping[str, str]:
+    """Write `target`; the layers that could be INT8 and are not, each with its reason.
+
+    Raises JobError when the graph cannot be quantised or converted, OSError when the disk is full.
+    """
+    return quantize_in_pairs(_INT8, conversion, target)
+
+
+def unprofitable(graph: Any, name: str = "INT8") -> dict[str, str]:
+    """The layers too small or too oddly shaped for a kernel of 8 bits that pays, each with the reason."""
+    constants = initializers(graph)
+    front = set(front_nodes(graph))
+    start = {tensor.name for tensor in graph.input}
+    start |= {output for node in graph.node if node.name in front for output in node.output}
+    found = {}
+    for node in graph.node:
+        weight = constants.get(node.input[1]) if len(node.input) > 1 else None
+        if weight is None:
+            continue
+        shape = list(weight.dims)
+        if node.op_type == "Conv" and not _pays(node, shape, is_first=node.input[0] in start):
+            found[node.name] = f"too small for {name} to pay: {shape[0]} x {shape[1]} channels"
+        elif node.op_type in PRODUCTS and min(shape[-2:]) < _FEWEST_CHANNELS:
+            found[node.name] = f"too small for {name} to pay: a product of {shape[-2]} x {shape[-1]}"
+    return found
+
+
+def _pays(node: Any, shape: list[int], *, is_first: bool) -> bool:
+    """`shape` is [outputs, inputs of a group, *kernel]."""
+    outputs, inputs, *kernel = shape
+    if min(outputs, inputs) >= _FEWEST_CHANNELS:
+        return True
+    if attribute(node, "group", 1) > 1:
+        return outputs % _CHANNEL_STEP == 0 and min(kernel) >= 3
+    divides = outputs % _CHANNEL_STEP == 0 or inputs % _CHANNEL_STEP == 0
+    return divides and (is_first or max(outputs, inputs) >= _FEWEST_CHANNELS) and len(set(kernel)) == 1
+
+
+_INT8 = Scheme(127, unprofitable, lambda model: model)
+
+
+# Between two layers these have no kernel of 8 bits in ONNX Runtime, or only one that is dearer than floats.
+_IN_FLOAT = frozenset(
+    {"Sigmoid", "HardSigmoid", "HardSwish", "Gelu", "Erf", "Tanh", "Softplus", "LayerNormalization"}
+    | {"BatchNormalization"}
+)
+
+
+def quantize_for_openvino(conversion: Conversion, target: Path) -> Mapping[str, str]:
+    """Write `target`; nothing is left in higher precision by rule.
+
+    Raises JobError when the graph cannot be quantised, OSError when the disk is full.
+    """
+    return quantize_in_pairs(_SCHEME, conversion, target)
+
+
+def gains_from_pairs(graph: Any) -> bool:
+    """Whether the graph has what makes this file differ from the one for ONNX Runtime."""
+    return any(node.op_type in _IN_FLOAT for node in graph.node)
+
+
+def _with_whole_hardswish(model: Any) -> Any:
+    """x * HardSigmoid(x) as the one operator that a convolution applies; preparing the graph has split it."""
+    graph = model.graph
+    readers = consumers(graph)
+    for gate in [node for node in graph.node if node.op_type == "HardSigmoid"]:
+        (source,), (output,) = gate.input, gate.output
+        factor, bias = attribute(gate, "alpha", 0.2), attribute(gate, "beta", 0.5)
+        products = readers[output]
+        if len(products) != 1 or products[0].op_type != "Mul" or sorted(products[0].input) != sorted([source, output]):
+            continue
+        if math.isclose(factor, 1 / 6, rel_tol=1e-6) and math.isclose(bias, 0.5):
+            (product,) = products
+            whole = helper.make_node("HardSwish", [source], [product.output[0]], product.name)
+            graph.node.remove(product)
+            graph.node.append(whole)
+    tidy(graph)
+    return model
+
+
+# What a residual addition reads beside the layer is not levelled, and in one range small channels would be gone.
+_SCHEME = Scheme(255, lambda graph: {}, _with_whole_hardswish, signed=False, rounds_skips=False, is_half=False)

@@ -14,12 +14,10 @@ import onnx
 from convoy.app.engines.cpu import has_bf16
 from convoy.app.engines.machine import find_cpu
 from convoy.app.engines.table import ROWS, Row
-from convoy.export.variants.bf16 import convert_to_bf16
 from convoy.export.variants.calibrate import Conversion
 from convoy.export.variants.fp8 import quantize_to_fp8
-from convoy.export.variants.fp16 import convert_to_fp16
-from convoy.export.variants.int8_openvino import gains_from_pairs, quantize_for_openvino
-from convoy.export.variants.int8_trt import quantize_for_tensorrt
+from convoy.export.variants.halves import convert_to_bf16, convert_to_fp16
+from convoy.export.variants.pairs import gains_from_pairs, quantize_for_openvino, quantize_for_tensorrt
 from convoy.export.variants.quantize import quantize_for_cpu
 from convoy.models.bundle import Precision, Target
 from convoy.models.errors import UsageError

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.onnx_session import new_session
 from convoy.export.proof.activation import decide, look_of, overruled
-from convoy.export.sources.ending import Ending, read_ending
+from convoy.export.proof.ending import Ending, read_ending
 from convoy.models.errors import JobError
 
 CLASSES = 3

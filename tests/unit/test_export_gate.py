@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convoy.export.proof.bound import binomial_upper, loss_bound_points
-from convoy.export.proof.gate import AccuracyGate
-from convoy.export.proof.outcomes import Outcomes, relative_errors
+from convoy.export.proof.outcomes import Outcomes, binomial_upper, loss_bound_points, relative_errors
+from convoy.export.proof.proving import AccuracyGate
 from convoy.export.proof.verify import Score
 
 PROBABILITIES = st.floats(0, 0.3)

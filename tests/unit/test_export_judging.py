@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convoy.export.proof.activation import purpose_of
-from convoy.export.proof.bound import score_loss_bound_points
 from convoy.export.proof.judging import ScoreJudge, boxes_f1, class_maps, judge_of, mean_iou
-from convoy.export.proof.outcomes import ScoredOutcomes, relative_errors
+from convoy.export.proof.outcomes import ScoredOutcomes, relative_errors, score_loss_bound_points
 from convoy.models.errors import JobError
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 from convoy.models.tasks import AnchorLevel, DetectionOutputs, Task

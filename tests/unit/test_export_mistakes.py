@@ -20,9 +20,8 @@ from test_export_report import Page
 from convoy.export import command
 from convoy.export.data import ImageSet
 from convoy.export.progress import SILENT
-from convoy.export.proof.mistakes import MOST_PICTURES, find_mistakes, picture_of
 from convoy.export.proof.outcomes import Outcomes
-from convoy.export.report.mistakes import MOST_IN_MATRIX
+from convoy.export.report.mistakes import MOST_IN_MATRIX, MOST_PICTURES, find_mistakes, picture_of
 from convoy.export.report.page import render
 from convoy.models.bundle import MANIFEST, Mistakes, open_bundle
 from convoy.models.samples import Sample, encode_png

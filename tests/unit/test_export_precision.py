@@ -10,11 +10,10 @@ from onnx import TensorProto, helper, numpy_helper
 from precision_fixtures import calibrated, far, inputs, residual, run
 
 from convoy.export.variants.audit import audit
-from convoy.export.variants.bf16 import LAYERS, convert_to_bf16
 from convoy.export.variants.calibrate import BINS, ActivationHistogram, Calibration, Conversion
-from convoy.export.variants.fp16 import convert_to_fp16
-from convoy.export.variants.int8_trt import quantize_for_tensorrt, unprofitable
+from convoy.export.variants.halves import LAYERS, convert_to_bf16, convert_to_fp16
 from convoy.export.variants.onnx_graph import front_nodes
+from convoy.export.variants.pairs import quantize_for_tensorrt, unprofitable
 from convoy.export.variants.quantize import layers, quantize_for_cpu
 from convoy.export.variants.variant import write_rounding_twin
 from convoy.models.errors import JobError

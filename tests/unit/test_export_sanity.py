@@ -11,8 +11,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convoy.export.proof.bound import at_least, at_most
-from convoy.export.proof.outcomes import Outcomes
+from convoy.export.proof.outcomes import Outcomes, at_least, at_most
 from convoy.export.proof.sanity import Claim, Expectations, Sanity, chance_of, judge_reference
 from convoy.export.variants.calibrate import drift_of
 

@@ -21,8 +21,8 @@ from convoy.app.engines.select import choose_on_cpu
 from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import Calibration, Conversion, collect
 from convoy.export.variants.equalize import level_inputs, measure_levels, read_channels
-from convoy.export.variants.int8_openvino import gains_from_pairs, quantize_for_openvino
 from convoy.export.variants.onnx_graph import array, initializers, prepare, producers
+from convoy.export.variants.pairs import gains_from_pairs, quantize_for_openvino
 from convoy.models.bundle import Variant
 from convoy.models.datasets import load_digits
 from convoy.models.samples import Part

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.calibrate import Conversion, Ranges
@@ -128,3 +128,31 @@ def _import_path_restored() -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
+
+
+LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+def convert_to_bf16(conversion: Conversion, target: Path) -> Mapping[str, str]:
+    """Write `target`; nothing is left in higher precision by rule. Raises OSError when the disk is full."""
+    model = onnx.load(str(conversion.calibration.graph))
+    graph, constants = model.graph, initializers(model.graph)
+    narrow = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
+    for node in list(graph.node):
+        if node.op_type not in LAYERS or not conversion.takes(node.name):
+            continue
+        for index, name in enumerate(node.input):
+            weight = constants.get(name)
+            if weight is None or weight.data_type != TensorProto.FLOAT or len(weight.dims) < 2:
+                continue
+            stored = array(weight).astype(narrow)
+            short, wide = f"{name}_bf16", f"{node.name}_{name}_wide"
+            if short not in constants:
+                values = helper.make_tensor(short, TensorProto.BFLOAT16, stored.shape, stored.tobytes(), raw=True)
+                graph.initializer.append(values)
+                constants[short] = values
+            graph.node.insert(0, helper.make_node("Cast", [short], [wide], to=TensorProto.FLOAT))
+            node.input[index] = wide
+    tidy(graph)
+    onnx.save(model, str(target))
+    return {}
