@@ -28,9 +28,6 @@ from convoy.models.plan_cache import NotTrusted, read_record
 from convoy.models.plans import BuildOptions, NoPlan, PlanBuild, PlanRecord
 
 _LIMITS = BuildLimits(niceness=0)
-# An export was good without any plan, and shall not wait for one as long as for the rest. What takes seconds is given
-# minutes.
-_WITHIN_EXPORT = BuildLimits(niceness=0, time_limit_s=300.0)
 
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:;,()]+/)+")
 
@@ -109,7 +106,8 @@ def accepted(
 def _asked(job: AheadJob, onnx: Path, precision: Precision) -> BuilderVerdict:
     """As `build_ahead`; that it cannot be asked, for whatever reason, is a verdict that refuses nothing."""
     try:
-        return build_ahead(job, onnx, precision, _WITHIN_EXPORT)
+        # An export is good without any plan, and shall not wait long for one. What takes seconds is given minutes.
+        return build_ahead(job, onnx, precision, BuildLimits(niceness=0, time_limit_s=300.0))
     except Exception as error:  # a plan that is not to be read, a full disk, or the library's own
         why = one_line(str(error)) or type(error).__name__
         return BuilderVerdict(job.library.title, False, job.targets, reason=why, asked=False)

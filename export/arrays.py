@@ -24,7 +24,6 @@ from convoy.models.spec import OIP_NAMES, TensorSpec
 SUFFIX = ".npz"
 # An array of one of these names is what should come out, and no input.
 TARGETS = ("targets", "labels")
-_CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class ArraySet:
 
     def chunks(self, step: Step, limit: int) -> Iterator[Chunk]:
         """All rows in order, at most `limit` and about 16 MB at a time."""
-        size = max(1, min(limit, _CHUNK_BYTES * self.count // max(1, bytes_of(self.inputs))))
+        size = max(1, min(limit, (16 << 20) * self.count // max(1, bytes_of(self.inputs))))
         for start in range(0, self.count, size):
             rows = slice(start, start + size)
             targets = None if self.targets is None else self.targets[rows]

@@ -57,8 +57,6 @@ from convoy.models.errors import UsageError
 from convoy.models.spec import ModelSpec
 from convoy.models.store import Store
 
-_CANARY_SAMPLES = 32
-_CANARY_BYTES = 4 << 20
 _DEVICES: dict[Target, str] = {
     "cpu": "time",
     "openvino": "OpenVINO on a processor with BF16",
@@ -178,7 +176,7 @@ def make_canary(fp32: OpenVariant, samples: Rows) -> Canary:
     first = fp32.answers(picked(samples, slice(1)))
     sample_bytes = bytes_of(picked(samples, slice(1))) + bytes_of(first)
     # The file's header takes some of it.
-    count = max(1, min(_CANARY_SAMPLES, (_CANARY_BYTES - 4096) // sample_bytes, count_of(samples)))
+    count = max(1, min(32, ((4 << 20) - 4096) // sample_bytes, count_of(samples)))
     answers = [first, *(fp32.answers(picked(samples, slice(row, row + 1))) for row in range(1, count))]
     inputs = {name: np.ascontiguousarray(array) for name, array in picked(samples, slice(count)).items()}
     return Canary(inputs, joined(answers))

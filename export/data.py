@@ -30,8 +30,6 @@ from convoy.models.spec import NUMPY_DTYPES, ImageSpec, TensorSpec
 # Ranges settle within a few hundred images; more of them cost time and change nothing.
 _CALIBRATION_SAMPLES = 512
 _SAMPLES, _SAMPLES_AT_ONCE = 64, 8
-_SAMPLES_BYTES = 64 << 20
-_CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class ImageSet:
         Images that do not decode are left out; more than 1 % of them is a JobError.
         """
         shape, dtype = self.image.tensor_shape, NUMPY_DTYPES[self.image.tensor_dtype]
-        size = max(1, min(limit, _CHUNK_BYTES // (int(np.prod(shape)) * dtype.itemsize)))
+        size = max(1, min(limit, (16 << 20) // (int(np.prod(shape)) * dtype.itemsize)))
         broken: list[str] = []
         for start in range(0, len(self.samples), size):
             images, labels, positions = [], [], []
@@ -197,7 +195,7 @@ def load_data(plan: ExportPlan, step: Step) -> ExportData:
     if calibration and evaluation:
         _refuse_shared(calibration, evaluation)
     sample_bytes = sum(spec.sample_bytes or 1 for spec in (replace(one, shape=one.drawn_shape) for one in plan.inputs))
-    noise = RandomRows(max(2, min(_SAMPLES, _SAMPLES_BYTES // sample_bytes)), plan.inputs, plan.image)
+    noise = RandomRows(max(2, min(_SAMPLES, (64 << 20) // sample_bytes)), plan.inputs, plan.image)
     shown = calibration or (noise if plan.asked.allow_random_calibration else None)
     compared = evaluation or held_out
     if compared is None:

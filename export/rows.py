@@ -51,9 +51,6 @@ def bytes_of(rows: Rows) -> int:
     return sum(array.nbytes for array in rows.values())
 
 
-# Of each kind. All together they are a small part of what a proof compares.
-_SAMPLES_EACH = 4
-_MOST_BYTES = 16 << 20
 _BLOCK_PX = 8
 _HALF = 128
 
@@ -71,7 +68,8 @@ def noise_of_both_signs(inputs: Sequence[TensorSpec], image: ImageSpec | None = 
     numbers are 0 or 1, which are the numbers of something in most networks that take any.
     """
     sample_bytes = sum(int(np.prod(spec.drawn_shape)) * spec.numpy_dtype.itemsize for spec in inputs)
-    count = max(1, min(_SAMPLES_EACH, _MOST_BYTES // (3 * max(1, sample_bytes))))
+    # Of each kind. All together they are a small part of what a proof compares.
+    count = max(1, min(4, (16 << 20) // (3 * max(1, sample_bytes))))
     generator = np.random.default_rng(1)
     axes = _spatial_axes(image)
     return {spec.name: _drawn(generator, spec, count, axes) for spec in inputs}

@@ -20,10 +20,6 @@ from convoy.export.variants.variant import OpenVariant, OtherEngines
 from convoy.models.bundle import LatencyTable
 
 _STAT = Path("/proc/stat")
-# Below it, ticks of a hundredth of a second say little.
-_SHORTEST_WINDOW_S = 0.5
-# Of a line of /proc/stat: user, nice, system, irq, softirq, steal. The rest is idle, or counted in user already.
-_BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)
 
 
 # Was the machine busy with something else while it was measured? CPU time of others, against what was left for us.
@@ -70,7 +66,9 @@ def taken_s(stat: str, cpus: Collection[int], ticks_per_s: int) -> float:
     found = {name: fields for line in stat.splitlines() if line for name, *fields in [line.split()] if name in wanted}
     if len(found) < len(wanted):
         raise ValueError("some CPUs are not told of")
-    return sum(int(fields[at]) for fields in found.values() for at in _BUSY_COLUMNS if at < len(fields)) / ticks_per_s
+    # Of a line of /proc/stat: user, nice, system, irq, softirq, steal. The rest is idle, or counted in user already.
+    busy = (0, 1, 2, 5, 6, 7)
+    return sum(int(fields[at]) for fields in found.values() for at in busy if at < len(fields)) / ticks_per_s
 
 
 def shares_of_others(readings: Sequence[CpuReading], cpus: int, budget: int) -> Sequence[float]:
@@ -92,7 +90,8 @@ def shares_of_others(readings: Sequence[CpuReading], cpus: int, budget: int) -> 
 def _window(readings: Sequence[CpuReading], index: int) -> tuple[int, int]:
     """The readings around the time after one of them, as few as make it long enough."""
     first, last = index, index + 1
-    while readings[last].at_s - readings[first].at_s < _SHORTEST_WINDOW_S and (first > 0 or last + 1 < len(readings)):
+    # Below it, ticks of a hundredth of a second say little.
+    while readings[last].at_s - readings[first].at_s < 0.5 and (first > 0 or last + 1 < len(readings)):
         first, last = max(0, first - 1), min(len(readings) - 1, last + 1)
     return first, last
 

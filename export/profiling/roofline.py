@@ -166,7 +166,6 @@ _MATRIX = 768
 _ROWS_PER_THREAD = 384
 _ARRAY_FLOATS = 16 << 20
 _BUDGET_S = 2.0
-_FEWEST_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +211,7 @@ def _fastest_s(probes: Sequence[Callable[[], None]]) -> list[float]:
     for run in probes:
         run()
     fastest_s, end_s, rounds = [float("inf")] * len(probes), time.monotonic() + _BUDGET_S, 0
-    while rounds < _FEWEST_ROUNDS or time.monotonic() < end_s:
+    while rounds < 3 or time.monotonic() < end_s:
         for index, run in enumerate(probes):
             started_s = time.perf_counter()
             run()

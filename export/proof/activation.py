@@ -32,7 +32,6 @@ from convoy.models.tasks import DetectionOutputs, SegmentationOutput, Task
 
 # What the outputs of a detector are looked for under.
 _BOXES, _SCORES, _LABELS, _COUNT = "boxes", "scores", "labels", "count"
-_IOU = 0.5
 _FLOAT = "FP32"
 
 
@@ -124,7 +123,7 @@ def _detection(outputs: Sequence[TensorSpec]) -> DetectionOutputs:
         labels=_LABELS if has_labels else None,
         count=_COUNT if _COUNT in named else None,
         # One score a box is what is left when overlaps have gone; a score for each class is what the head gave.
-        iou_threshold=None if has_labels else _IOU,
+        iou_threshold=None if has_labels else 0.5,
     )
     found.check(outputs)
     return found

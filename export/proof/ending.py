@@ -39,7 +39,6 @@ _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Sum", "Mean", "Conc
 # known before.)
 _DERIVING = _ARITHMETIC | {"Log", "Exp", "Pow", "Sqrt", "Abs", "Round", "Reciprocal", "ReduceSum", "Where", "Max"}
 _OF_PROBABILITIES = frozenset({"softmax", "log_softmax", "sigmoid", "derived"})
-_MOST_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +51,17 @@ class Ending:
 
 def read_ending(path: Path) -> Ending:
     """How the one output of the ONNX file comes to be."""
-    return ending_of(onnx.load(str(path), load_external_data=False).graph)
+    graph = onnx.load(str(path), load_external_data=False).graph
+    return _EndingReader(graph).read(graph.output[0].name, 64)
 
 
-def ending_of(graph: Any) -> Ending:
-    """How the graph's first output comes to be."""
-    return _EndingReader(graph).read(graph.output[0].name, _MOST_STEPS)
-
-
-class _EndingReader:
+class _GraphReader:
     def __init__(self, graph: Any) -> None:
         self._made: Mapping[str, Any] = producers(graph)
         self._constants = constants(graph)
 
+
+class _EndingReader(_GraphReader):
     def read(self, tensor: str, steps: int) -> Ending:
         node = self._node(tensor)
         if node is None or steps == 0:
@@ -187,19 +184,24 @@ class _EndingReader:
         return tensor
 
 
-_TOLERANCE = 1e-3
-_MOST_STEPS = 200
+# Which outputs have a scale of their own: probabilities, and numbers that are normalised to -1..1. Of those a
+# difference means the same whatever the size of the answer, so that it is measured absolutely: where a picture shows no
+# object, all scores of a detector are next to nothing, and a rounding is large beside them. The graph tells it, or what
+# is declared of an output does. Values alone do not: small numbers are not therefore normalised.
+
+
 # Their values are within -1..1 whatever goes in.
-_BOUNDED = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Hardmax", "Tanh", "Softsign", "LpNormalization"})
-_BOUNDED |= {"Sin", "Cos", "Erf"}
+_BOUNDED = frozenset(
+    {"Sigmoid", "HardSigmoid", "Softmax", "Hardmax", "Tanh", "Softsign", "LpNormalization", "Sin", "Cos", "Erf"}
+)
 # Their values are some of the first input's, or means of these.
-_PASSING = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Dropout", "Cast"})
-_PASSING |= {"Slice", "Gather", "GatherND", "GatherElements", "Split", "Expand", "Tile", "TopK", "Compress"}
-_PASSING |= {"DepthToSpace", "SpaceToDepth", "GlobalAveragePool", "AveragePool", "ReduceMean"}
-_PASSING |= {"GlobalMaxPool", "MaxPool", "ReduceMax", "ReduceMin", "Neg", "Abs"}
+_PASSING = _UNCHANGED | frozenset(
+    {"Slice", "Gather", "GatherND", "GatherElements", "Split", "Expand", "Tile", "TopK", "Compress", "DepthToSpace"}
+    | {"SpaceToDepth", "GlobalAveragePool", "AveragePool", "ReduceMean", "GlobalMaxPool", "MaxPool", "ReduceMax"}
+    | {"ReduceMin", "Neg", "Abs"}
+)
 # Their values are some of any input's, or products of all.
 _ALL = frozenset({"Concat", "Mul", "Max", "Min"})
-_NORMS = frozenset({"ReduceL2", "ReduceL1"})
 
 
 def normalised_outputs(graph: Path, spec: ModelSpec, reference: Rows) -> frozenset[str]:
@@ -228,16 +230,15 @@ def declared_shares(spec: ModelSpec) -> frozenset[str]:
 
 
 def _is_within(values: np.ndarray) -> bool:
-    return bool((np.abs(values.astype(np.float64)) <= 1 + _TOLERANCE).all())
+    return bool((np.abs(values.astype(np.float64)) <= 1 + 1e-3).all())
 
 
-class _RangeReader:
+class _RangeReader(_GraphReader):
     def __init__(self, graph: Any) -> None:
-        self._made: Mapping[str, Any] = producers(graph)
-        self._constants = constants(graph)
+        super().__init__(graph)
         self._known: dict[str, bool] = {}
 
-    def is_bounded(self, tensor: str, steps: int = _MOST_STEPS) -> bool:
+    def is_bounded(self, tensor: str, steps: int = 200) -> bool:
         """Whether the values are within -1..1 for what is known of the operators behind them."""
         if tensor not in self._known:
             self._known[tensor] = steps > 0 and self._look(tensor, steps - 1)
@@ -274,7 +275,7 @@ class _RangeReader:
         if node.op_type == "Sqrt":
             inner = self._made.get(node.input[0])
             return inner is not None and inner.op_type in ("ReduceSum", "ReduceSumSquare", "Add", "Clip")
-        if node.op_type in _NORMS:
+        if node.op_type in ("ReduceL2", "ReduceL1"):
             return bool(node.input[0] == value)
         powers = self._made.get(value)
         return node.op_type == "ReduceSum" and node.input[0] == value and powers is not None and powers.op_type == "Exp"

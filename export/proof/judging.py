@@ -12,25 +12,20 @@ A function of the user's (`--metric`) takes the place of the score. Knows arrays
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
 from convoy.export.proof.ending import declared_shares
-from convoy.export.proof.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes, errors_by_output
+from convoy.export.proof.outcomes import Outcomes, ScoredOutcomes, errors_by_output
 from convoy.export.rows import Rows
 from convoy.models.activation import class_numbers
 from convoy.models.boxes import InputBoxes, find_boxes
-from convoy.models.bundle import TOP_1, Accuracy
+from convoy.models.bundle import TOP_1
 from convoy.models.errors import JobError, ModelFailed
 from convoy.models.spec import Activation, ModelSpec
 from convoy.models.tasks import DetectionOutputs, Task
-
-# In masks, as everywhere since Pascal VOC: a pixel that nobody labelled.
-UNLABELLED = 255
-_SAME_IOU = 0.5
 
 
 def decisions(outputs: np.ndarray, activation: Activation) -> np.ndarray:
@@ -60,7 +55,8 @@ def mean_iou(maps: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def _mean_iou(one: np.ndarray, target: np.ndarray) -> float:
-    counts = target != UNLABELLED
+    # In masks, as everywhere since Pascal VOC: a pixel that nobody labelled.
+    counts = target != 255
     found, wanted = one[counts], target[counts].astype(np.int64)
     if not len(wanted):
         return 1.0
@@ -91,7 +87,7 @@ def _f1(answers: Rows, others: Rows, spec: ModelSpec, said: DetectionOutputs, sa
     both = len(found.corners) + len(wanted.corners)
     if not both:
         return 1.0
-    is_near = _iou(found.corners, wanted.corners) >= _SAME_IOU
+    is_near = _iou(found.corners, wanted.corners) >= 0.5
     is_near &= found.classes[:, None] == wanted.classes[None, :]
     free, matched = np.ones(len(wanted.corners), bool), 0
     for row in is_near:
@@ -138,41 +134,12 @@ def what_scores(task: Task) -> str:
     return "--evaluate FILE.npz" if task in _SCORED else "--evaluate FILE.npz and --metric"
 
 
-class Judge(Protocol):
-    """`metric` says what a score is, `key` what the judgement depends on beside the answers.
-
-    `scores_targets`: targets make scores. Without, only likeness to fp32 is known.
-    """
-
-    @property
-    def metric(self) -> str: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def scores_targets(self) -> bool: ...
-
-    def judged(self, answers: Rows, reference: Rows, targets: np.ndarray | None) -> AnyOutcomes:
-        """Of one variant's answers, against fp32's; without targets these are the measure. Raises JobError."""
-        ...
-
-    def restored(self, arrays: Mapping[str, np.ndarray]) -> AnyOutcomes:
-        """Outcomes from their `arrays()`."""
-        ...
-
-    def accuracy(
-        self, own: AnyOutcomes, reference: AnyOutcomes, labels: Sequence[str], budget_points: float, *, looks: int = 1
-    ) -> Accuracy:
-        """The outcomes in figures."""
-        ...
-
-    def likeness(self, agreement: float) -> str:
-        """How alike fp32's answers others are, in words that end before what was answered."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ClassJudge:
-    """Of a classifier: its first output [n, classes] is right or wrong."""
+    """Of a classifier: its first output [n, classes] is right or wrong.
+
+    `metric` says what a score is. `scores_targets`: targets make scores. Without, only likeness to fp32 is known.
+    """
 
     spec: ModelSpec
     metric: str = TOP_1
@@ -180,32 +147,32 @@ class ClassJudge:
 
     @property
     def key(self) -> str:
+        """What the judgement depends on beside the answers."""
         return self.spec.activation
 
     def judged(self, answers: Rows, reference: Rows, targets: np.ndarray | None) -> Outcomes:
+        """Of one variant's answers, against fp32's; without targets these are the measure. Raises JobError."""
         name, activation = self.spec.outputs[0].name, self.spec.activation
         if targets is not None:
             targets = _class_numbers(targets, max(2, answers[name].shape[1]))
         outcomes = Outcomes.of(answers[name], reference[name], targets, activation)
-        return outcomes.with_errors(errors_by_output(answers, reference, _shares(self.spec)))
+        return replace(outcomes, errors=errors_by_output(answers, reference, _shares(self.spec)))
 
     def restored(self, arrays: Mapping[str, np.ndarray]) -> Outcomes:
+        """Outcomes from their `arrays()`."""
         return Outcomes(**arrays)
 
     def likeness(self, agreement: float) -> str:
+        """How alike fp32's answers others are, in words that end before what was answered."""
         return _SAME_CLASS.format(100 * agreement)
-
-    def accuracy(
-        self, own: AnyOutcomes, reference: AnyOutcomes, labels: Sequence[str], budget_points: float, *, looks: int = 1
-    ) -> Accuracy:
-        assert isinstance(own, Outcomes)
-        assert isinstance(reference, Outcomes)
-        return own.accuracy(reference, labels, budget_points, looks=looks)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreJudge:
-    """Of everything else: `like` gives 0..1 for each sample, `score` a number for each, of which more is better."""
+    """Of everything else: `like` gives 0..1 for each sample, `score` a number for each, of which more is better.
+
+    It is asked as `ClassJudge` is.
+    """
 
     metric: str
     key: str
@@ -230,12 +197,8 @@ class ScoreJudge:
     def likeness(self, agreement: float) -> str:
         return self.alike.format(100 * agreement, 100 * (1 - agreement))
 
-    def accuracy(
-        self, own: AnyOutcomes, reference: AnyOutcomes, labels: Sequence[str], budget_points: float, *, looks: int = 1
-    ) -> Accuracy:
-        assert isinstance(own, ScoredOutcomes)
-        assert isinstance(reference, ScoredOutcomes)
-        return replace(own.accuracy(reference, budget_points, looks=looks), metric=self.metric)
+
+Judge = ClassJudge | ScoreJudge
 
 
 def judge_of(spec: ModelSpec) -> Judge:

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
 import subprocess
-import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -24,11 +21,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from convoy import IMPORT_ROOT
 from convoy.export.proof.judging import Judge, judge_of, with_metric
 from convoy.export.proof.metric_child import OUT, TARGETS, read_frame, write_frame
 from convoy.export.rows import Rows, count_of
 from convoy.export.sources.torch_job import one_line
+from convoy.export.sources.torch_process import child_process
 from convoy.models.errors import JobError
 from convoy.models.spec import ModelSpec
 
@@ -45,7 +42,12 @@ def metric_judge(metric: tuple[Path, str] | None, spec: ModelSpec) -> Iterator[J
         yield judge_of(spec)
         return
     file, name = metric
-    with _running(file, name) as process:
+    with (
+        tempfile.TemporaryFile() as log,
+        child_process([*_CHILD, str(file), name], subprocess.PIPE, log) as child,
+    ):
+        process = MetricProcess(file, name, child, log)
+        process.asked(b"")
         # What else the file imports is not known, so that no score is kept for the next run.
         yield with_metric(judge_of(spec), process.shown, uuid.uuid4().hex, process.scores, spec)
 
@@ -85,25 +87,3 @@ class MetricProcess:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return f" ({one_line(lines[-1], 160)})" if lines else ""
-
-
-@contextmanager
-def _running(file: Path, name: str) -> Iterator[MetricProcess]:
-    path = os.pathsep.join([str(IMPORT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with tempfile.TemporaryFile() as log:
-        child = subprocess.Popen(
-            [sys.executable, *_CHILD, str(file), name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,
-        )
-        try:
-            process = MetricProcess(file, name, child, log)
-            process.asked(b"")
-            yield process
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()

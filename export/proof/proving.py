@@ -111,8 +111,6 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
-_MOST_LOOKS = 3
-
 Proved = tuple[Made, Score]
 
 
@@ -150,7 +148,7 @@ class Prover:
     def _improved(self, made: Made, score: Score, maker: Maker) -> Proved:
         """Tried again where it lost too much; what is given back, and lies in the folder, is the best of it."""
         best, tried = (made, score), made
-        for looks in range(2, _MOST_LOOKS + 1):
+        for looks in range(2, 3 + 1):
             if not self._loses_too_much(score):
                 break
             kept = self._set_aside(best[0])

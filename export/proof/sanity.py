@@ -102,10 +102,6 @@ _USEFUL_SHARE, _USEFUL_SHARE_IN_SAMPLE = 0.5, 0.1
 # The share of the images that another order must gain: a few classes that are taken for their siblings are a fault of
 # the network, or of the images, and not of the labels.
 _LEAST_GAIN = 0.05
-_FEWEST_OF_CLASS = 5
-# The share of classes of a few images each whose answers may lie elsewhere than a shift says.
-_MOST_ELSEWHERE = 0.1
-_MOST_CLASSES = 2000
 _SHOWN_CLASSES = 4
 _CHECK = "; check --preprocess and --input first, then the weights and the order of --labels"
 _LABELS_FIRST = "check that --labels lists the classes in the order of the network's outputs"
@@ -265,7 +261,7 @@ class _MixUp:
 def _mixed_up(outcomes: Outcomes, labels: Sequence[str], *, is_sample: bool) -> _MixUp | None:
     """The classes that are answered under another's name, where the images of most of them are; None for none."""
     classes = len(labels)
-    if not 2 <= classes <= _MOST_CLASSES:
+    if not 2 <= classes <= 2000:
         return None
     confusion = np.zeros((classes, classes), np.int64)
     np.add.at(confusion, (outcomes.labels, outcomes.top1), 1)
@@ -275,7 +271,7 @@ def _mixed_up(outcomes: Outcomes, labels: Sequence[str], *, is_sample: bool) -> 
     known = {
         row: column
         for row, column in order.items()
-        if confusion[row].sum() >= _FEWEST_OF_CLASS and 2 * confusion[row, column] > confusion[row].sum()
+        if confusion[row].sum() >= 5 and 2 * confusion[row, column] > confusion[row].sum()
     }
     shift = _shift(outcomes, confusion, known)
     if shift:
@@ -332,7 +328,8 @@ def _shift(outcomes: Outcomes, confusion: np.ndarray, known: Mapping[int, int]) 
         return 0
     seen = np.flatnonzero(confusion.max(axis=1) >= 2)
     elsewhere = confusion[seen].argmax(axis=1) != (seen + best) % classes
-    if not known and elsewhere.sum() > _MOST_ELSEWHERE * len(seen):
+    # The share of classes of a few images each whose answers may lie elsewhere than a shift says.
+    if not known and elsewhere.sum() > 0.1 * len(seen):
         return 0
     shifted = replace(outcomes, labels=(outcomes.labels + best) % classes)
     return best if at_least(int(distances[best]), count, chance_of(shifted)) < LEVEL / classes else 0

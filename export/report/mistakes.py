@@ -24,15 +24,12 @@ from convoy.models.page.markup import add, element, table
 from convoy.models.spec import ImageSpec
 
 MOST_IN_MATRIX = 20
-_MOST_PAIRS = 15
 # In pixels, where the page is wide enough; with the page all of it becomes smaller.
 _CELL, _GAP, _LETTER = 27.0, 1.0, 6.4
 _MOST_LETTERS = 16
 _PICTURE_PX = 72
 
 
-# All pairs of 20 classes.
-MOST_CONFUSIONS = 380
 MOST_PICTURES = 12
 
 
@@ -48,7 +45,9 @@ def find_mistakes(outcomes: Outcomes, images: ImageSet) -> Mistakes:
         images=len(wrong),
         pairs=len(pairs),
         confusions=tuple(
-            Confusion(labels[label], labels[answered], count) for (label, answered), count in ranked[:MOST_CONFUSIONS]
+            # All pairs of 20 classes.
+            Confusion(labels[label], labels[answered], count)
+            for (label, answered), count in ranked[:380]
         ),
         most_confident=tuple(
             Mistake(
@@ -94,7 +93,7 @@ def wrong_answers(manifest: Manifest) -> list[Element | None]:
 
 
 def _pairs(mistakes: Mistakes) -> Element:
-    rows = [[one.label, one.answered, f"{one.images:,}"] for one in mistakes.confusions[:_MOST_PAIRS]]
+    rows = [[one.label, one.answered, f"{one.images:,}"] for one in mistakes.confusions[:15]]
     more = mistakes.pairs - len(rows)
     rest = element("p", f"and {more:,} more pairs", class_="note") if more else None
     listed = table(("class", "answered as", "images"), rows, class_="pairs")

@@ -37,7 +37,6 @@ from convoy.models.page.axis import number
 from convoy.models.page.markup import Content, add, element, page, section, spanning_cell, table
 
 _STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-_MOST_CLASSES = 25
 _MOST_CARDS_IN_ROW = 4
 _TOP5 = "top-5, %"
 _ACCURACY = (_TOP5, "agrees with fp32, %", "points lost", "at most (95 %)")
@@ -237,7 +236,7 @@ def _classes(variants: Sequence[Variant]) -> list[Element]:
         return min((recalls.get(one.label, one.recall) - one.recall for recalls in others), default=0.0), one.recall
 
     rows: list[list[Element | str]] = []
-    for one in sorted(reference, key=worst_first)[:_MOST_CLASSES]:
+    for one in sorted(reference, key=worst_first)[:25]:
         row: list[Element | str] = [one.label, f"{one.images:,}", _bar(one.recall, scored[0][0])]
         row += [_bar(r.get(one.label, 0.0), colour) for r, (colour, _, _) in zip(others, scored[1:], strict=True)]
         rows.append(row)

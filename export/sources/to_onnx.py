@@ -8,9 +8,8 @@ result is never kept.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -23,16 +22,15 @@ from convoy.export.cache import StepCache, step_key
 from convoy.export.data import RandomRows
 from convoy.export.plan import ExportPlan
 from convoy.export.proof.verify import MAX_FP32_ERROR, relative_error
-from convoy.export.rows import NOTHING, Rows, noise_of_both_signs, picked
+from convoy.export.rows import Rows, noise_of_both_signs, picked
 from convoy.export.sources import onnx_file
+from convoy.export.sources import torch_job as files
 from convoy.export.sources.onnx_source import take, wrap
 from convoy.export.sources.preprocess import InputSize, resized
-from convoy.export.sources.torch_job import INPUT_NAME, NOISE, Answered, TorchJob, TorchResult
-from convoy.export.sources.torch_process import run_job
+from convoy.export.sources.torch_job import INPUT_NAME, Answered, TorchJob, TorchResult
+from convoy.export.sources.torch_process import read_result, run_job
 from convoy.models.bundle import sha256_file
-from convoy.models.records import from_jsonable, to_jsonable
 from convoy.models.spec import ImageSpec
-from convoy.models.tasks import DetectionOutputs, Task
 
 _OTHER_SAMPLES = 3
 
@@ -103,22 +101,8 @@ def _job(plan: ExportPlan) -> TorchJob:
     )
 
 
-_REUSABLE = frozenset({"zoo", "torchvision"})
-_PACKAGES = ("torch", "torchvision", "onnxscript")
-
-
 # The torch step's result from the run before, where nothing that it depends on has changed. A user's Python file may
 # import anything from anywhere, so it runs every time; the steps behind it are reused where it makes the same graph.
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """What a result says beside its graph and its answers; `outputs` are in the graph's order."""
-
-    outputs: tuple[str, ...]
-    weights_entry: str
-    task: Task | None
-    detection: DetectionOutputs | None
 
 
 def reused(
@@ -129,36 +113,25 @@ def reused(
     to_onnx: Callable[[ExportPlan, Rows, Path], TorchResult],
 ) -> TorchResult:
     """What `to_onnx` gives, from the cache where it can be; either way the graph lies in `folder`."""
-    if plan.source.kind not in _REUSABLE or plan.weights is None or plan.is_free:
+    if plan.source.kind not in ("zoo", "torchvision") or plan.weights is None or plan.is_free:
         return to_onnx(plan, samples, folder)
-    key = _key(plan, samples)
-    graph, answers, said = cache.read(f"{key}-onnx"), cache.read_arrays(f"{key}-answers"), cache.read(f"{key}-said")
-    if graph is not None and answers is not None and said is not None:
-        path = folder / "model.onnx"
-        path.write_bytes(graph)
-        kept = from_jsonable(_Kept, json.loads(said), "said")
-        reference = {name: answers[name] for name in kept.outputs}
-        on_noise = {name: answers[f"{NOISE}{name}"] for name in kept.outputs if f"{NOISE}{name}" in answers}
-        noise = Answered(noise_of_both_signs(plan.inputs, plan.image), on_noise) if on_noise else None
-        torch = metadata.version("torch")
-        entry, task, detection = kept.weights_entry, kept.task, kept.detection
-        return TorchResult(path, reference, torch, weights_entry=entry, task=task, detection=detection, noise=noise)
+    noise = noise_of_both_signs(plan.inputs, plan.image)
+    key = _key(plan, samples, noise)
+    kept = {name: cache.read(f"{key}-{name}") for name in (files.ONNX, files.REFERENCE, files.OUTCOME)}
+    if None not in kept.values():
+        for name, content in kept.items():
+            (folder / name).write_bytes(content or b"")
+        return read_result(folder, noise=noise)
     result = to_onnx(plan, samples, folder)
     # A graph with its weights beside it is too large to keep.
     if not any(folder.glob("*.data")):
-        cache.write(f"{key}-onnx", result.onnx.read_bytes())
-        answered = result.noise.reference if result.noise else NOTHING
-        noisy = {f"{NOISE}{name}": array for name, array in answered.items()}
-        cache.write_arrays(f"{key}-answers", {**result.reference, **noisy})
-        kept = _Kept(tuple(result.reference), result.weights_entry, result.task, result.detection)
-        cache.write(f"{key}-said", json.dumps(to_jsonable(kept)).encode())
+        for name in kept:
+            cache.write(f"{key}-{name}", (folder / name).read_bytes())
     return result
 
 
-def _key(plan: ExportPlan, samples: Rows) -> str:
+def _key(plan: ExportPlan, samples: Rows, noise: Rows) -> str:
     assert plan.weights is not None
-    noise = noise_of_both_signs(plan.inputs, plan.image)
-    packages = ",".join(metadata.version(name) for name in _PACKAGES)
     return step_key(
         "torch",
         plan.source.shown,
@@ -167,13 +140,9 @@ def _key(plan: ExportPlan, samples: Rows) -> str:
         repr(plan.image),
         repr(plan.labels),
         str(plan.asked.max_batch),
-        packages,
+        ",".join(metadata.version(name) for name in ("torch", "torchvision", "onnxscript")),
         *(
             hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
             for array in (*samples.values(), *noise.values())
         ),
     )
-
-
-def _digest(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()

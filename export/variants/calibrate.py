@@ -25,8 +25,6 @@ from convoy.export.rows import Chunk, count_of, picked
 from convoy.models.errors import JobError
 
 BINS = 2048
-# So many values of one tensor and batch are enough for its shape; the extremes are always taken from all.
-_MOST_VALUES = 1 << 18
 
 
 # How the values of one tensor are spread, in bounded memory however many there are. The bins are symmetric around
@@ -54,7 +52,8 @@ class ActivationHistogram:
         self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
         self._widen(max(abs(low), abs(high)))
         # An odd stride walks through all positions of a power-of-two map instead of hitting one column.
-        stride = (flat.size // _MOST_VALUES) | 1
+        # So many values of one tensor and batch are enough for its shape; the extremes are always taken from all.
+        stride = (flat.size // (1 << 18)) | 1
         self.counts += np.histogram(flat[::stride], BINS, (-self.limit, self.limit))[0]
 
     def percentile(self, percent: float) -> tuple[float, float]:
@@ -139,11 +138,8 @@ METHODS: tuple[Method, ...] = get_args(Method)
 Range = tuple[float, float]
 Ranges = Mapping[str, Range]
 
-_PERCENT = 99.99
 # Enough for a threshold within half a percent of the range, and for the search to take milliseconds.
 _ENTROPY_BINS = 512
-# Intermediate values of one batch; a 224-pixel ResNet-50 makes some 100 MB per image.
-_BATCH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +209,8 @@ def observed(
             own = {name: inputs[name] for name in floats} if tensors is None else {}
             yield {**dict(zip(names, values, strict=True)), **own}
             nbytes = sum(value.nbytes for value in values) // count
-            batch = max(1, int(min(most, count_of(chunk.inputs), _BATCH_BYTES // max(1, nbytes))))
+            # Intermediate values of one batch; a 224-pixel ResNet-50 makes some 100 MB per image.
+            batch = max(1, int(min(most, count_of(chunk.inputs), (256 << 20) // max(1, nbytes))))
 
 
 def _observing(graph: Path, tensors: Collection[str] | None) -> tuple[Any, list[str]]:
@@ -250,14 +247,10 @@ def _entropy(histogram: ActivationHistogram) -> Range:
 _RANGE: dict[Method, Callable[[ActivationHistogram], Range]] = {
     "minmax": lambda histogram: (histogram.lowest, histogram.highest),
     "entropy": _entropy,
-    "percentile": lambda histogram: histogram.percentile(_PERCENT),
+    "percentile": lambda histogram: histogram.percentile(99.99),
 }
 
 
-# Held-out images of the same kind go beyond the range of as many others, in a few tensors and by a little; and they use
-# most of it.
-_BEYOND = 0.25
-_UNUSED = 4.0
 _SHARE = 0.25
 
 
@@ -271,8 +264,8 @@ def drift_of(calibrated: Ranges, seen: Ranges) -> str:
     shared = [name for name in seen if name in calibrated and _width(calibrated[name]) > 0]
     beyond = {name: _beyond(calibrated[name], seen[name]) for name in shared}
     unused = {name: _width(calibrated[name]) / max(_width(seen[name]), 1e-30) for name in shared}
-    over = [name for name in shared if beyond[name] > _BEYOND]
-    under = [name for name in shared if unused[name] > _UNUSED]
+    over = [name for name in shared if beyond[name] > 0.25]
+    under = [name for name in shared if unused[name] > 4.0]
     if len(over) < _SHARE * len(shared) and len(under) < _SHARE * len(shared):
         return ""
     if len(over) >= len(under):

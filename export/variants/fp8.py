@@ -20,27 +20,17 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from convoy.export.sources.torch_job import one_line
-from convoy.export.variants.calibrate import Conversion
 from convoy.export.variants.onnx_graph import array, attribute, initializers, tidy
-from convoy.export.variants.pairs import CONVOLUTIONS, SMALLEST_SCALE, Scheme, quantize_in_pairs, unprofitable
+from convoy.export.variants.pairs import CONVOLUTIONS, SMALLEST_SCALE, Scheme, unprofitable
 from convoy.models.errors import JobError
 
 LARGEST = 448.0
-_LARGEST_INT8 = 127.0
 # NVIDIA's Model Optimizer leaves out convolutions of other channels or of more values in their kernels. TensorRT for
 # RTX 1.7 runs the large kernels in FP16 behind the pairs, and pads the channels: of a depthwise convolution, which
 # is bound by memory, it makes four times the bytes.
 _CHANNEL_STEP, _MOST_TAPS = 16, 32
 # The first opset whose pairs take E4M3.
 _OPSET = 19
-
-
-def quantize_to_fp8(conversion: Conversion, target: Path) -> Mapping[str, str]:
-    """Write `target`; the layers that could be FP8 and are not, each with its reason.
-
-    Raises JobError when the graph cannot be quantised or converted, OSError when the disk is full.
-    """
-    return quantize_in_pairs(_FP8, conversion, target)
 
 
 def unfit(graph: Any) -> dict[str, str]:
@@ -93,7 +83,7 @@ def _is_of_int8_pair(node: Any, constants: Mapping[str, Any]) -> bool:
 
 def _rescale(scale: Any) -> None:
     """INT8's scale made FP8's, and one that FP16 holds: weights are rounded with what they are multiplied by later."""
-    wanted = np.maximum(array(scale) * np.float32(_LARGEST_INT8 / LARGEST), SMALLEST_SCALE)
+    wanted = np.maximum(array(scale) * np.float32(127.0 / LARGEST), SMALLEST_SCALE)
     scale.CopyFrom(numpy_helper.from_array(wanted.astype(np.float16).astype(np.float32), scale.name))
 
 
@@ -144,4 +134,4 @@ def _at_opset(model: Any) -> Any:
         ) from error
 
 
-_FP8 = Scheme(LARGEST, unfit, _rewritten)
+FP8 = Scheme(LARGEST, unfit, _rewritten)

@@ -1,9 +1,9 @@
-"""FP16 for the GPU: onnxruntime's own converter, with nodes left in FP32 where measured values ask for it.
+"""FP16 for the GPU, and BF16 for processors that multiply it; what measured values ask for stays in FP32.
 
-A node stays in FP32 when a value at its inputs or outputs exceeds 512 on real images, or a constant of its
-exceeds FP16's largest number: sums of products of larger values overflow at 65504. The limits are those of
-NVIDIA's AutoCast (TensorRT Model Optimizer, guide 8). The uint8 front stays as it is, in FP32 and exact.
-Knows nothing of accuracy or devices.
+A node stays in FP32 in an FP16 file when a value at its inputs or outputs exceeds 512 on real images, or a constant of
+its exceeds FP16's largest number: sums of products of larger values overflow at 65504. The limits are those of NVIDIA's
+AutoCast (TensorRT Model Optimizer, guide 8). The uint8 front stays as it is, in FP32 and exact. BF16 has FP32's range,
+so that no node has to stay in FP32 for its values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from convoy.export.variants.onnx_graph import (
 )
 from convoy.models.errors import JobError
 
-DATA_LIMIT = 512.0
 CONSTANT_LIMIT = 65504.0
 
 
@@ -48,7 +47,7 @@ def convert_to_fp16(conversion: Conversion, target: Path) -> Mapping[str, str]:
     return kept
 
 
-def out_of_range(graph: Any, ranges: Ranges, limit: float = DATA_LIMIT) -> dict[str, str]:
+def out_of_range(graph: Any, ranges: Ranges, limit: float = 512.0) -> dict[str, str]:
     """The nodes that FP16 is not wide enough for, each with the value that says so."""
     constants = initializers(graph)
     front = set(front_nodes(graph))
@@ -130,16 +129,17 @@ def _import_path_restored() -> Iterator[None]:
         sys.path[:] = before
 
 
-LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-
-
 def convert_to_bf16(conversion: Conversion, target: Path) -> Mapping[str, str]:
-    """Write `target`; nothing is left in higher precision by rule. Raises OSError when the disk is full."""
+    """Write `target`: the weights in BF16, cast back at once, in half of FP32's bytes.
+
+    OpenVINO folds the casts and is told to compute in BF16, activations too. Nothing is left in higher precision by
+    rule. Raises OSError when the disk is full.
+    """
     model = onnx.load(str(conversion.calibration.graph))
     graph, constants = model.graph, initializers(model.graph)
     narrow = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
     for node in list(graph.node):
-        if node.op_type not in LAYERS or not conversion.takes(node.name):
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or not conversion.takes(node.name):
             continue
         for index, name in enumerate(node.input):
             weight = constants.get(name)

@@ -45,7 +45,6 @@ from convoy.models.spec import ModelSpec
 from convoy.models.store import disk_errors
 
 _CHUNK_IMAGES = 32
-_DRIFT_IMAGES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class Maker:
     def drift(self, images: SampleSet) -> str:
         """How the calibration images move the network otherwise than these; empty where they do not."""
         calibration = self._calibrated(REFERENCE)
-        fewer = images.thinned(max(2, min(_DRIFT_IMAGES, self.images.count)))
+        fewer = images.thinned(max(2, min(64, self.images.count)))
         with self.progress.step("compare the images", fewer.count) as step:
             found = collect(calibration.graph, fewer.chunks(step, _CHUNK_IMAGES), ["minmax"])
         return drift_of(calibration.ranges["minmax"], found["minmax"])

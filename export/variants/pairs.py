@@ -1,10 +1,9 @@
-"""Quantise-dequantise pairs where engines fuse them, weights per channel; for TensorRT symmetric, and the rest FP16.
+"""INT8 for TensorRT and for OpenVINO: quantise-dequantise pairs where engines fuse them, weights per channel.
 
-The rules (TensorRT documentation, "Explicit quantization"; NVIDIA's Model Optimizer is their executable form):
-pairs stand at the inputs of convolutions and matrix products and never at their outputs or biases, so that
-convolution, activation and addition become one kernel; of a residual addition the skip input is quantised and
-the convolution's own branch is not. The tests hold files against them. Knows where pairs stand, the
-same for every precision of 8 bits (`Scheme`); knows nothing of accuracy, which `verify` and `recover` judge.
+The rules are TensorRT's ("Explicit quantization"; NVIDIA's Model Optimizer is their executable form). Pairs stand at
+the inputs of convolutions and matrix products and never at their outputs or biases, so that convolution, activation and
+addition become one kernel. Of a residual addition the skip input is quantised and the convolution's own branch is not.
+The tests hold files against these rules.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ from convoy.export.variants.quantize import quantize_with_ranges
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 PRODUCTS = frozenset({"Gemm", "MatMul"})
 _POOLS = frozenset({"GlobalAveragePool", "AveragePool"})
-# The sum is taken in 32 bits, so only its result must fit into FP16, with room for images not seen.
-_RESULT_LIMIT = CONSTANT_LIMIT / 2
 # Scales are FP16, too; below this one its spacing of 2**-24 puts them off by more than 1 %.
 SMALLEST_SCALE = 2.0**-18
 
@@ -49,44 +46,44 @@ class Scheme:
     rounds_skips: bool = True
     is_half: bool = True
 
+    def quantize(self, conversion: Conversion, target: Path) -> Mapping[str, str]:
+        """Write `target`; the layers that could have 8 bits and have not, each with its reason.
 
-def quantize_in_pairs(scheme: Scheme, conversion: Conversion, target: Path) -> Mapping[str, str]:
-    """Write `target`; the layers that could have 8 bits and have not, each with its reason.
-
-    Raises JobError when the graph cannot be quantised or converted, OSError when the disk is full.
-    """
-    calibration = conversion.calibration
-    graph = onnx.load(str(calibration.graph)).graph
-    unfit = scheme.unfit(graph)
-    wide: dict[str, str] = {}
-    if scheme.is_half:
-        wide = out_of_range(graph, calibration.ranges["minmax"], _RESULT_LIMIT)
-        wide |= _too_fine(graph, conversion.ranges, scheme)
-    constant = {tensor.name for tensor in graph.initializer}
-    by_weights = [node for node in graph.node if node.op_type in CONVOLUTIONS | PRODUCTS and len(node.input) > 1]
-    weighted = [node.name for node in by_weights if node.input[1] in constant]
-    chosen = [name for name in weighted if name not in unfit and name not in wide and conversion.takes(name)]
-    left = conversion.keep | wide.keys()
-    followers = _additions(graph, set(chosen), left) + _pools(graph, set(chosen), left) if scheme.rounds_skips else []
-    if chosen:
-        quantize_with_ranges(
-            calibration.graph,
-            target,
-            conversion.ranges,
-            activation_type="QInt8" if scheme.signed else "QUInt8",
-            nodes_to_quantize=[*chosen, *followers],
-            nodes_to_exclude=front_nodes(graph),
-            extra_options=_options(graph, signed=scheme.signed),
-        )
-    model = onnx.load(str(target if chosen else calibration.graph))
-    _free_the_others(model.graph, {*chosen, *followers})
-    _free_the_convolutions_branch(model.graph)
-    model = scheme.rewrite(model)
-    if scheme.is_half:
-        in_fp32 = out_of_range(graph, calibration.ranges["minmax"]).keys() - set(chosen)
-        model = as_fp16(model, in_fp32)
-    onnx.save(model, str(target))
-    return {name: reason for name, reason in (dict(unfit) | wide).items() if name in weighted}
+        Raises JobError when the graph cannot be quantised or converted, OSError when the disk is full.
+        """
+        calibration = conversion.calibration
+        graph = onnx.load(str(calibration.graph)).graph
+        unfit = self.unfit(graph)
+        wide: dict[str, str] = {}
+        if self.is_half:
+            # Sums are taken in 32 bits, so only the result must fit into FP16, with room for images not seen.
+            wide = out_of_range(graph, calibration.ranges["minmax"], CONSTANT_LIMIT / 2)
+            wide |= _too_fine(graph, conversion.ranges, self)
+        constant = {tensor.name for tensor in graph.initializer}
+        by_weights = [node for node in graph.node if node.op_type in CONVOLUTIONS | PRODUCTS and len(node.input) > 1]
+        weighted = [node.name for node in by_weights if node.input[1] in constant]
+        chosen = [name for name in weighted if name not in unfit and name not in wide and conversion.takes(name)]
+        left = conversion.keep | wide.keys()
+        followers = _additions(graph, set(chosen), left) + _pools(graph, set(chosen), left) if self.rounds_skips else []
+        if chosen:
+            quantize_with_ranges(
+                calibration.graph,
+                target,
+                conversion.ranges,
+                activation_type="QInt8" if self.signed else "QUInt8",
+                nodes_to_quantize=[*chosen, *followers],
+                nodes_to_exclude=front_nodes(graph),
+                extra_options=_options(graph, signed=self.signed),
+            )
+        model = onnx.load(str(target if chosen else calibration.graph))
+        _free_the_others(model.graph, {*chosen, *followers})
+        _free_the_convolutions_branch(model.graph)
+        model = self.rewrite(model)
+        if self.is_half:
+            in_fp32 = out_of_range(graph, calibration.ranges["minmax"]).keys() - set(chosen)
+            model = as_fp16(model, in_fp32)
+        onnx.save(model, str(target))
+        return {name: reason for name, reason in (dict(unfit) | wide).items() if name in weighted}
 
 
 def _too_fine(graph: Any, ranges: Ranges, scheme: Scheme) -> dict[str, str]:
@@ -173,16 +170,8 @@ def before_pair(name: str, makers: Mapping[str, Any]) -> str | None:
     return quantize.input[0] if quantize is not None else None
 
 
-# INT8 tensor cores work on 16 (in places 8) channels at once.
-_FEWEST_CHANNELS, _CHANNEL_STEP = 16, 8
-
-
-def quantize_for_tensorrt(conversion: Conversion, target: Path) -> Mapping[str, str]:
-    """Write `target`; the layers that could be INT8 and are not, each with its reason.
-
-    Raises JobError when the graph cannot be quantised or converted, OSError when the disk is full.
-    """
-    return quantize_in_pairs(_INT8, conversion, target)
+# INT8 tensor cores work on as many channels at once, in places on 8.
+_FEWEST_CHANNELS = 16
 
 
 def unprofitable(graph: Any, name: str = "INT8") -> dict[str, str]:
@@ -210,12 +199,18 @@ def _pays(node: Any, shape: list[int], *, is_first: bool) -> bool:
     if min(outputs, inputs) >= _FEWEST_CHANNELS:
         return True
     if attribute(node, "group", 1) > 1:
-        return outputs % _CHANNEL_STEP == 0 and min(kernel) >= 3
-    divides = outputs % _CHANNEL_STEP == 0 or inputs % _CHANNEL_STEP == 0
+        return outputs % 8 == 0 and min(kernel) >= 3
+    divides = outputs % 8 == 0 or inputs % 8 == 0
     return divides and (is_first or max(outputs, inputs) >= _FEWEST_CHANNELS) and len(set(kernel)) == 1
 
 
-_INT8 = Scheme(127, unprofitable, lambda model: model)
+FOR_TENSORRT = Scheme(127, unprofitable, lambda model: model)
+
+
+# The file for ONNX Runtime rounds what each operator gives, since its kernels of 8 bits take and give nothing else, and
+# an operator without such a kernel stands alone in float between two conversions: a SiLU costs more there than 8 bits
+# save. OpenVINO's convolutions apply activations, products per channel and the rounding to their sums in 32 bits,
+# before these are written (oneDNN, "Primitive attributes: post-ops"). So its pairs stand only where layers read.
 
 
 # Between two layers these have no kernel of 8 bits in ONNX Runtime, or only one that is dearer than floats.
@@ -223,14 +218,6 @@ _IN_FLOAT = frozenset(
     {"Sigmoid", "HardSigmoid", "HardSwish", "Gelu", "Erf", "Tanh", "Softplus", "LayerNormalization"}
     | {"BatchNormalization"}
 )
-
-
-def quantize_for_openvino(conversion: Conversion, target: Path) -> Mapping[str, str]:
-    """Write `target`; nothing is left in higher precision by rule.
-
-    Raises JobError when the graph cannot be quantised, OSError when the disk is full.
-    """
-    return quantize_in_pairs(_SCHEME, conversion, target)
 
 
 def gains_from_pairs(graph: Any) -> bool:
@@ -258,4 +245,4 @@ def _with_whole_hardswish(model: Any) -> Any:
 
 
 # What a residual addition reads beside the layer is not levelled, and in one range small channels would be gone.
-_SCHEME = Scheme(255, lambda graph: {}, _with_whole_hardswish, signed=False, rounds_skips=False, is_half=False)
+FOR_OPENVINO = Scheme(255, lambda graph: {}, _with_whole_hardswish, signed=False, rounds_skips=False, is_half=False)

@@ -37,8 +37,6 @@ _LAYERS = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"}
     | {"Sigmoid", "LeakyRelu", "Softmax", "Resize"}
 )
-# Factors that differ by so much leave the smallest channel with less than six of its eight bits.
-_UNLEVEL = 4.0
 
 
 def quantize_for_cpu(conversion: Conversion, target: Path) -> Mapping[str, str]:
@@ -89,7 +87,8 @@ def _unlevel(graph: Any) -> list[str]:
         factors = [array(constants[name]) for name in node.input if name in constants]
         if node.op_type != "Mul" or not factors or np.ptp(factors[0]) == 0 or (factors[0] <= 0).any():
             continue
-        if factors[0].max() < _UNLEVEL * factors[0].min():
+        # Factors that differ by so much leave the smallest channel with less than six of its eight bits.
+        if factors[0].max() < 4.0 * factors[0].min():
             continue
         gates = [reader for reader in readers[node.output[0]] if reader.op_type in GATES]
         products = [reader for gate in gates for reader in readers[gate.output[0]]]

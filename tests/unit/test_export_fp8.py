@@ -20,7 +20,7 @@ from convoy.export.tensorrt.engine import Tuned, tune
 from convoy.export.tensorrt.watch import BuildWatch
 from convoy.export.variants.audit import audit
 from convoy.export.variants.calibrate import Calibration, Conversion
-from convoy.export.variants.fp8 import from_fp8, quantize_to_fp8, to_fp8, unfit
+from convoy.export.variants.fp8 import FP8, from_fp8, to_fp8, unfit
 from convoy.export.variants.onnx_graph import array, attribute, initializers, producers
 from convoy.export.variants.precision import select
 from convoy.export.variants.variant import write_rounding_twin
@@ -49,7 +49,7 @@ def network(tmp_path) -> Calibration:
 
 @pytest.fixture
 def file(tmp_path, network) -> Path:
-    assert quantize_to_fp8(Conversion(network), tmp_path / "fp8.onnx") == {
+    assert FP8.quantize(Conversion(network), tmp_path / "fp8.onnx") == {
         "conv0": "FP8 kernels take multiples of 16 channels, not 16 x 3",
         "head": "too small for FP8 to pay: a product of 4 x 16",
     }
@@ -65,7 +65,7 @@ def test_the_file_keeps_the_rules_and_is_counted_as_fp8(tmp_path, network, file)
     assert not {"int8", "fp32"} & counted.keys()
     makers = {name: node.op_type for node in model.graph.node for name in node.input}
     assert makers["b1"] == "Conv"
-    quantize_to_fp8(Conversion(network, keep=frozenset({"conv1"})), tmp_path / "kept.onnx")
+    FP8.quantize(Conversion(network, keep=frozenset({"conv1"})), tmp_path / "kept.onnx")
     assert "fp8" not in audit(tmp_path / "kept.onnx", "tensorrt", {}).by_precision
 
 
@@ -102,7 +102,7 @@ def test_channels_that_do_nothing_have_a_scale_that_fp16_holds(tmp_path):
     faint[3], faint[7] = faint[3] * 1e-9, 0
     weights.CopyFrom(numpy_helper.from_array(faint, "w1"))
     onnx.save(model, tmp_path / "fp32.onnx")
-    quantize_to_fp8(Conversion(calibrated(tmp_path / "fp32.onnx", inputs())), tmp_path / "fp8.onnx")
+    FP8.quantize(Conversion(calibrated(tmp_path / "fp32.onnx", inputs())), tmp_path / "fp8.onnx")
     scales = [t for t in onnx.load(tmp_path / "fp8.onnx").graph.initializer if t.name.endswith("_scale")]
     assert scales
     assert all((array(tensor) >= 2.0**-18).all() for tensor in scales)

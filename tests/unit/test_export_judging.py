@@ -101,13 +101,13 @@ def test_the_bootstraps_bound_is_above_the_mean_and_shrinks_with_the_level(count
 
 def test_few_scores_prove_nothing_and_right_or_wrong_have_the_exact_bound():
     few = scored(np.linspace(0, 1, 29))
-    found = few.accuracy(scored(np.linspace(0, 1, 29)), 1.0)
+    found = few.accuracy(scored(np.linspace(0, 1, 29)), (), 1.0)
     assert (found.loss_points, found.loss_bound_points, found.is_proved) == (0.0, None, False)
-    binary = scored(np.ones(360)).accuracy(scored(np.ones(360)), 1.0)
+    binary = scored(np.ones(360)).accuracy(scored(np.ones(360)), (), 1.0)
     assert binary.loss_bound_points == pytest.approx(100 * (1 - 0.045 ** (1 / 360)), abs=1e-4)
     reference = scored(np.linspace(0, 1, 40))
-    assert reference.accuracy(reference, 1.0).is_proved
-    worse = scored(np.linspace(0, 1, 40) - 0.02).accuracy(reference, 1.0)
+    assert reference.accuracy(reference, (), 1.0).is_proved
+    worse = scored(np.linspace(0, 1, 40) - 0.02).accuracy(reference, (), 1.0)
     assert worse.loss_points == pytest.approx(2)
     assert not worse.is_proved
 

@@ -11,9 +11,9 @@ from precision_fixtures import calibrated, far, inputs, residual, run
 
 from convoy.export.variants.audit import audit
 from convoy.export.variants.calibrate import BINS, ActivationHistogram, Calibration, Conversion
-from convoy.export.variants.halves import LAYERS, convert_to_bf16, convert_to_fp16
+from convoy.export.variants.halves import convert_to_bf16, convert_to_fp16
 from convoy.export.variants.onnx_graph import front_nodes
-from convoy.export.variants.pairs import quantize_for_tensorrt, unprofitable
+from convoy.export.variants.pairs import FOR_TENSORRT, unprofitable
 from convoy.export.variants.quantize import layers, quantize_for_cpu
 from convoy.export.variants.variant import write_rounding_twin
 from convoy.models.errors import JobError
@@ -89,7 +89,7 @@ def test_what_cannot_be_quantised_is_one_line(tmp_path, network):
 @pytest.mark.parametrize("depthwise", [False, True])
 def test_tensorrts_file_keeps_tensorrts_rules(tmp_path, depthwise):
     calibration = calibrated(residual(tmp_path / "fp32.onnx", depthwise=depthwise), inputs())
-    kept = quantize_for_tensorrt(Conversion(calibration), tmp_path / "int8-trt.onnx")
+    kept = FOR_TENSORRT.quantize(Conversion(calibration), tmp_path / "int8-trt.onnx")
     model = onnx.load(tmp_path / "int8-trt.onnx")
     onnx.checker.check_model(model, full_check=True)
     assert violations(model.graph) == []
@@ -147,7 +147,9 @@ def test_bf16_halves_the_weights_and_its_twin_rounds_as_a_processor_with_bf16_do
     large = [tensor for tensor in graph.initializer if len(tensor.dims) > 1]
     assert large
     assert {tensor.data_type for tensor in large} == {TensorProto.BFLOAT16}
-    assert audit(path, "openvino", {}).by_precision["bf16"] == sum(node.op_type in LAYERS for node in graph.node)
+    assert audit(path, "openvino", {}).by_precision["bf16"] == sum(
+        node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") for node in graph.node
+    )
     exact = run(network.graph, inputs())
     only_weights, twin = run(path, inputs()), run(write_rounding_twin(path, tmp_path / "twin.onnx"), inputs())
     # Eight bits of mantissa, of the weights alone and then of what every node gives.

@@ -22,7 +22,7 @@ from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import Calibration, Conversion, collect
 from convoy.export.variants.equalize import level_inputs, measure_levels, read_channels
 from convoy.export.variants.onnx_graph import array, initializers, prepare, producers
-from convoy.export.variants.pairs import gains_from_pairs, quantize_for_openvino
+from convoy.export.variants.pairs import FOR_OPENVINO, gains_from_pairs
 from convoy.models.bundle import Variant
 from convoy.models.datasets import load_digits
 from convoy.models.samples import Part
@@ -53,7 +53,7 @@ def levelled(graph: Path, images: np.ndarray) -> Path:
 def in_int8(graph: Path, images: np.ndarray) -> Path:
     target = graph.with_name("int8-openvino.onnx")
     assert (
-        quantize_for_openvino(Conversion(Calibration(graph, collect(graph, [chunk_of(graph, images)]))), target) == {}
+        FOR_OPENVINO.quantize(Conversion(Calibration(graph, collect(graph, [chunk_of(graph, images)]))), target) == {}
     )
     return target
 

@@ -21,10 +21,6 @@ from torchvision.models.detection.ssd import SSD
 from convoy.models.errors import JobError
 from convoy.models.tasks import DetectionOutputs
 
-# What the server answers where nobody says: below, torchvision's own detectors hardly ever mean an object.
-_THRESHOLD = 0.05
-_MAX_CANDIDATES = 10_000
-
 
 class Detector(nn.Module):
     """One of torchvision's. `detection` says how its outputs become detections, as torchvision does it."""
@@ -38,9 +34,10 @@ class Detector(nn.Module):
             scores="scores",
             # The first class of SSD stands for nothing; RetinaNet's stand each for itself.
             background=0 if self.is_ssd else None,
-            threshold=_THRESHOLD,
+            # What the server answers where nobody says: below, torchvision's own detectors hardly ever mean an object.
+            threshold=0.05,
             iou_threshold=float(model.nms_thresh),
-            max_candidates=_MAX_CANDIDATES,
+            max_candidates=10_000,
             max_boxes=int(model.detections_per_img),
         )
 

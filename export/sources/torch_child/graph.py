@@ -23,9 +23,6 @@ from convoy.export.sources.torch_job import TorchJob, one_line
 from convoy.models.errors import JobError
 from convoy.models.samples import some
 
-# What torch writes without converting; QDQ of every kind can be expressed in it.
-_OPSET = 20
-_REFERENCE_BATCH = 8
 # More than one, and no number that a network is likely to be fixed at.
 _FEW = 3
 # How torch, the C++ library and the exporter say that memory is short, by parts of their messages.
@@ -102,7 +99,7 @@ def on_noise(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Te
 
 def _answers(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     with torch.inference_mode(), _in_evaluation(network, job):
-        size = 1 if job.is_alone else _REFERENCE_BATCH
+        size = 1 if job.is_alone else 8
         batches = zip(*(torch.split(one, size) for one in samples), strict=True)
         parts = [answer(network, job, normalised(batch, job)) for batch in batches]
     try:
@@ -283,7 +280,8 @@ def _convert(
         model,
         example,
         dynamo=True,
-        opset_version=_OPSET,
+        # What torch writes without converting; QDQ of every kind can be expressed in it.
+        opset_version=20,
         input_names=list(job.inputs),
         output_names=list(names),
         dynamic_shapes=None if job.is_alone else ((dims,) * len(example),),
