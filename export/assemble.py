@@ -21,7 +21,7 @@ from convoy.app.engines.cpu import has_int8_dot_product
 from convoy.app.engines.speedup import is_worthwhile
 from convoy.export.data import ExportData, ImageSet
 from convoy.export.plan import ExportPlan
-from convoy.export.profiling.profile import OtherLatencies
+from convoy.export.profiling.profile import Timings
 from convoy.export.proof.proving import AccuracyGate
 from convoy.export.proof.sanity import NOTHING_FOUND, Sanity
 from convoy.export.proof.verify import Score
@@ -72,8 +72,7 @@ class Measured:
 
     made: Made
     score: Score
-    latency: LatencyTable | None
-    elsewhere: OtherLatencies
+    timings: Timings
 
 
 def verdicts(
@@ -148,7 +147,7 @@ def _variant(
         reason=proof,
         max_relative_error=max(finite.values()),
         accuracy=one.score.accuracy,
-        latency=one.latency,
+        latency=one.timings.latency,
         calibration_method=one.made.method,
         audit=one.made.audit,
         trade_offs=one.made.trade_offs,
@@ -160,8 +159,8 @@ def _variant(
         search=one.made.search,
         output_errors=finite if len(finite) > 1 else {},
         agreement=None if one.score.accuracy else one.score.agreement,
-        other_latencies=one.elsewhere.latencies,
-        refused_by=dict(one.elsewhere.refused_by),
+        other_latencies=one.timings.other_latencies,
+        refused_by=dict(one.timings.refused_by),
     )
 
 

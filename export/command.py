@@ -36,7 +36,7 @@ from convoy.export.cache import NO_CACHE, StepCache, default_root
 from convoy.export.data import ExportData, ImageSet, load_data
 from convoy.export.options import ExportOptions
 from convoy.export.plan import ExportPlan, make_plan
-from convoy.export.profiling.profile import OtherLatencies, measured_everywhere
+from convoy.export.profiling.profile import Timings, measured_everywhere
 from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.activation import (
@@ -68,7 +68,7 @@ from convoy.export.variants.fp8 import why_no_fp8
 from convoy.export.variants.making import Maker
 from convoy.export.variants.precision import INT8_OPENVINO, RECIPES, REFERENCE, Recipe, select, without_needless_pairs
 from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
-from convoy.models.bundle import LatencyTable, Manifest, busy_words, read_manifest
+from convoy.models.bundle import Manifest, busy_words, read_manifest
 from convoy.models.datasets import source_labels
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import ModelSpec, TensorSpec
@@ -269,15 +269,13 @@ def _prove(
                 noise = torch.noise.samples, torch.noise.reference
                 check_against_torch(one, *noise, normalised=normalised, original=torch.original, on=ON_NOISE)
 
-    def timed(chosen: Sequence[Recipe]) -> tuple[tuple[LatencyTable | None, ...], tuple[OtherLatencies, ...]]:
+    def timed(chosen: Sequence[Recipe]) -> tuple[Timings, ...]:
         with opened(spec, chosen, folder) as candidates, opened_elsewhere(spec, chosen, folder, as_fp32) as others:
             return measured_everywhere(candidates, others, progress)
 
-    left, (tables, elsewhere) = left_out.without_failing([made.recipe for made, _ in rows], timed)
+    left, timings = left_out.without_failing([made.recipe for made, _ in rows], timed)
     proved = {made.recipe.file: (made, score) for made, score in rows}
-    measured = [
-        Measured(*proved[recipe.file], own, other) for recipe, own, other in zip(left, tables, elsewhere, strict=True)
-    ]
+    measured = [Measured(*proved[recipe.file], own) for recipe, own in zip(left, timings, strict=True)]
     torch = replace(torch, remark="; ".join(filter(None, (torch.remark, in_words(left_out.reasons)))))
     variants = remarked(verdicts(measured, errors, data, gate, torch, plan.samples), _remark(plan, torch))
     variants = accepted(variants, folder, spec.max_batch_size, plan.plan_cache, progress)

@@ -14,17 +14,14 @@ from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cpu import cpu_budget
 from convoy.export.ahead import judged_by_builder
 from convoy.export.assemble import BundleSigner, judged_by_speed, publish_again
-from convoy.export.profiling.profile import OtherLatencies, measured_everywhere
+from convoy.export.profiling.profile import Timings, measured_everywhere
 from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.progress import Progress
 from convoy.export.variants.precision import RECIPES, Recipe
 from convoy.export.variants.variant import opened, opened_elsewhere
-from convoy.models.bundle import Bundle, LatencyTable, Roofline, Variant, open_bundle
+from convoy.models.bundle import Bundle, Roofline, Variant, open_bundle
 from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.store import Store, is_version
-
-_Tables = tuple[LatencyTable | None, OtherLatencies]
-_UNMEASURED: _Tables = (None, OtherLatencies())
 
 
 def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigner | None = None) -> Path:
@@ -45,8 +42,8 @@ def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigne
             f"{folder}: an older version of Convoy exported it, and did not write down which variants are accurate "
             "enough whatever their speed; export the model again"
         )
-    tables, roofline = _measured(bundle, progress)
-    reference, *others = (_with_latencies(variant, *tables.get(variant.file, _UNMEASURED)) for variant in old.variants)
+    timings, roofline = _measured(bundle, progress)
+    reference, *others = (_with_latencies(variant, timings.get(variant.file, Timings())) for variant in old.variants)
     content = replace(
         old,
         variants=(reference, *map(_judged, others)),
@@ -57,17 +54,17 @@ def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigne
         return publish_again(_store_of(folder, old.spec.name, store), bundle, content, signer)
 
 
-def _with_latencies(variant: Variant, own: LatencyTable | None, elsewhere: OtherLatencies) -> Variant:
-    return replace(variant, latency=own, other_latencies=elsewhere.latencies)
+def _with_latencies(variant: Variant, timings: Timings) -> Variant:
+    return replace(variant, latency=timings.latency, other_latencies=timings.other_latencies)
 
 
-def _measured(bundle: Bundle, progress: Progress) -> tuple[dict[str, _Tables], Roofline | None]:
-    """The tables by file, of what this machine runs; and what the machine attains, where the bundle tells that."""
+def _measured(bundle: Bundle, progress: Progress) -> tuple[dict[str, Timings], Roofline | None]:
+    """The timings by file, of what this machine runs; and what the machine attains, where the bundle tells that."""
     spec, folder = bundle.manifest.spec, bundle.folder
     recipes = [recipe for recipe in map(_recipe, bundle.manifest.variants) if recipe.row is not None]
     try:
         with opened(spec, recipes, folder) as candidates, opened_elsewhere(spec, recipes, folder) as others:
-            measured, elsewhere = measured_everywhere(candidates, others, progress)
+            measured = measured_everywhere(candidates, others, progress)
             roofline = None
             if bundle.manifest.roofline is not None:
                 with progress.step("measure this device"):
@@ -76,8 +73,7 @@ def _measured(bundle: Bundle, progress: Progress) -> tuple[dict[str, _Tables], R
         raise JobError(f"the serving engine cannot run the network: {failure}") from failure
     except BundleError as error:
         raise JobError(str(error)) from error
-    found = zip(recipes, measured, elsewhere, strict=True)
-    return {recipe.file: (own, other) for recipe, own, other in found}, roofline
+    return {recipe.file: timings for recipe, timings in zip(recipes, measured, strict=True)}, roofline
 
 
 def _recipe(variant: Variant) -> Recipe:

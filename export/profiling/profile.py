@@ -121,27 +121,27 @@ def measure_latencies(candidates: Sequence[OpenVariant], progress: Progress) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class OtherLatencies:
-    """One variant in the other engines of this machine: `refused_by` is as in `Variant`."""
+class Timings:
+    """One variant's: its `latency` in the engine that serves it, and in the others; the fields are as in `Variant`."""
 
-    latencies: tuple[LatencyTable, ...] = ()
+    latency: LatencyTable | None = None
+    other_latencies: tuple[LatencyTable, ...] = ()
     refused_by: Mapping[str, str] = field(default_factory=dict)
 
 
 def measured_everywhere(
     candidates: Sequence[OpenVariant], others: OtherEngines, progress: Progress
-) -> tuple[tuple[LatencyTable | None, ...], tuple[OtherLatencies, ...]]:
-    """The candidates' own tables, and for each what the other engines take, all in turns."""
+) -> tuple[Timings, ...]:
+    """The candidates in their own engines and in the others, all in turns."""
     measured = measure_latencies([*candidates, *others.candidates], progress)
-    own, rest = measured[: len(candidates)], measured[len(candidates) :]
-    found: dict[Path, list[LatencyTable]] = {}
-    for candidate, table in zip(others.candidates, rest, strict=True):
+    elsewhere: dict[Path, list[LatencyTable]] = {}
+    for candidate, table in zip(others.candidates, measured[len(candidates) :], strict=True):
         if table is not None:
-            found.setdefault(candidate.path, []).append(table)
-    elsewhere = (
-        OtherLatencies(tuple(found.get(one.path, ())), others.refused.get(one.recipe.file, {})) for one in candidates
+            elsewhere.setdefault(candidate.path, []).append(table)
+    return tuple(
+        Timings(own, tuple(elsewhere.get(one.path, ())), dict(others.refused.get(one.recipe.file, {})))
+        for one, own in zip(candidates, measured, strict=False)
     )
-    return own, tuple(elsewhere)
 
 
 def _told(table: LatencyTable, shares: Sequence[float | None]) -> LatencyTable:

@@ -167,15 +167,15 @@ def _prove(
                 elsewhere = _record(source.file, _at(spec, size), 3)
                 error = max(error, _worst_error(served, elsewhere, normalised, batched=batching.batched))
         with opened_elsewhere(spec, [REFERENCE], folder, as_file) as others:
-            (latency,), (other,) = measured_everywhere([served], others, progress)
+            (timings,) = measured_everywhere([served], others, progress)
     count = f"{canary.samples if batching.batched else 1} random inputs, for want of --preprocess"
     if noise:
         count = f"{count}, and on noise of both signs"
     if known.sizes:
         count = f"{count}, at heights and widths of {listed(known.sizes)}; its times are those of {known.size}"
     reason = f"equals {source.shown} in ONNX Runtime to {error:.1g} on {count}; {batching.reason}"
-    made = (REFERENCE.file, REFERENCE.precision, REFERENCE.target, True, reason, error, None, latency)
-    return Variant(*made, other_latencies=other.latencies, refused_by=dict(other.refused_by)), canary
+    made = (REFERENCE.file, REFERENCE.precision, REFERENCE.target, True, reason, error, None, timings.latency)
+    return Variant(*made, other_latencies=timings.other_latencies, refused_by=dict(timings.refused_by)), canary
 
 
 def _at(spec: ModelSpec, size: Size) -> ModelSpec:

@@ -131,13 +131,13 @@ class TorchResult:
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """What does a registry say of a model? `name` None asks which models it has.
+    """What does a registry say of a model?
 
     With `file`, which is the user's, it asks what its network runs on: 1 channel or 3, at `size` (height and width).
     """
 
     kind: SourceKind
-    name: str | None
+    name: str
     file: str | None = None
     size: tuple[int, ...] = ()
 
@@ -148,8 +148,7 @@ class Description:
 
     `image` is how the published weights want their images, with front "uint8_nhwc"; None with the reason in
     `why_no_image`. `labels` are those of the published weights, whose name is `weights`; both may be empty.
-    `names` answers the question for all models: those of torchvision, the cheapest to run first. `channels` answers the
-    one about a file.
+    `channels` answers the question about a file.
     """
 
     error: str | None = None
@@ -158,7 +157,6 @@ class Description:
     why_no_image: str = ""
     labels: tuple[str, ...] = ()
     weights: str = ""
-    names: tuple[str, ...] = ()
     channels: tuple[int, ...] = ()
 
 

@@ -10,9 +10,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import onnx
 
@@ -63,7 +63,7 @@ class Made:
     search: str = ""
 
 
-@dataclass(slots=True)
+@dataclass
 class Maker:
     """Makes variants in `folder`, where the fp32 graph lies; `images` are the calibration images."""
 
@@ -76,14 +76,9 @@ class Maker:
     cache: StepCache
     search_budget_s: float = math.inf
     judge: Judge | None = None
-    _plain: Calibration | None = None
     _unprepared: Exception | None = None
-    _balanced: Calibration | None = None
-    _levelled: Calibration | None = None
-    _bench: Bench | None = None
     _sensitivities: dict[str, Sensitivity] = field(default_factory=dict)
     _ladders: dict[str, Ladder] = field(default_factory=dict)
-    _multiply_adds: Mapping[str, float] = field(default_factory=dict)
 
     def make(self, recipe: Recipe) -> Made:
         """Write the variant; one of 8 bits with as many layers kept as the calibration images ask for.
@@ -133,20 +128,19 @@ class Maker:
         conversion = Conversion(self._calibrated(made.recipe), made.method or "minmax", frozenset(kept))
         with self.progress.step(f"write {made.recipe.file}"), disk_errors(self.folder):
             by_rule = made.recipe.make(conversion, path)
-        counts = self._counts() if made.recipe.has_eight_bits else None
+        counts = self._counts if made.recipe.has_eight_bits else None
         return replace(made, audit=audit(path, made.recipe.target, {**by_rule, **kept}, counts))
 
+    @cached_property
     def _counts(self) -> Mapping[str, float]:
         """The multiply-adds of each layer that 8 bits are made of."""
-        if not self._multiply_adds:
-            self._multiply_adds = multiply_adds(self._calibrated(INT8_CPU).graph, self.spec.inputs)
-        return self._multiply_adds
+        return multiply_adds(self._calibrated(INT8_CPU).graph, self.spec.inputs)
 
     def _ladder(self, recipe: Recipe) -> Ladder:
         if recipe.file not in self._ladders:
             # Its images are measured before the steps of trying files begin.
             self._calibrated(recipe)
-            bench = self._ready_bench()
+            bench = self._bench
             method = best_method(bench, recipe, self._methods(recipe), self.progress)
             sensitivity = partial(self._sensitive_layers, recipe)
             budget = TimeBudget(self.search_budget_s)
@@ -165,11 +159,11 @@ class Maker:
         """One pass for the INT8 files of ONNX Runtime and TensorRT: the layers that hurt are the same."""
         tried = INT8_CPU if recipe.precision == "int8" and recipe.target != "openvino" else recipe
         if tried.file not in self._sensitivities:
-            bench, method = self._ready_bench(), self._ladder(tried).method
+            bench, method = self._bench, self._ladder(tried).method
             step = "sensitivity" if tried is INT8_CPU else f"sensitivity {tried.file}"
             calibration = self._calibrated(tried)
             key = step_key(step, sha256_file(calibration.graph), self.images.key, method)
-            counts = self._counts()
+            counts = self._counts
             # All that stands between layers is computed with one of them by OpenVINO, and can only go with it.
             names = [name for name in layers(calibration) if name in counts or tried.target != "openvino"]
             shares = {name: counts.get(name, 0.0) / sum(counts.values()) for name in names}
@@ -184,25 +178,18 @@ class Maker:
             self._sensitivities[tried.file] = found
         return self._sensitivities[tried.file]
 
-    def _ready_bench(self) -> Bench:
-        if self._bench is None:
-            self._bench = Bench(self.spec, self._calibrated, self.images, self.folder, self.progress, self.judge)
-        return self._bench
+    @cached_property
+    def _bench(self) -> Bench:
+        return Bench(self.spec, self._calibrated, self.images, self.folder, self.progress, self.judge)
 
     def _calibrated(self, recipe: Recipe) -> Calibration:
         """What the variant is made of: the prepared fp32 graph, for 8 bits with its channels balanced."""
-        self._plain = self._plain or self._prepared_once()
         if not recipe.has_eight_bits:
             return self._plain
-        if recipe.target == "openvino":
-            if self._levelled is None:
-                self._levelled = self._with_level_inputs(self._plain)
-            return self._levelled
-        if self._balanced is None:
-            self._balanced = self._with_balanced_channels(self._plain)
-        return self._balanced
+        return self._levelled if recipe.target == "openvino" else self._balanced
 
-    def _prepared_once(self) -> Calibration:
+    @cached_property
+    def _plain(self) -> Calibration:
         """The prepared graph and its ranges. What fails for one variant fails for all, and is not tried again."""
         if self._unprepared is not None:
             raise self._unprepared
@@ -214,23 +201,26 @@ class Maker:
             self._unprepared = error
             raise
 
-    def _with_balanced_channels(self, plain: Calibration) -> Calibration:
-        channels = channels_of(streams(_graph(plain.graph)))
-        levels = self._levels("levels", plain.graph, channels)
+    @cached_property
+    def _balanced(self) -> Calibration:
+        graph = self._plain.graph
+        levels = self._levels("levels", graph, channels_of(streams(onnx.load(str(graph)).graph)))
         with disk_errors(self.folder):
-            return self._changed(plain, *equalize(plain.graph, levels, self.folder / "equalised.onnx"))
+            return self._changed(*equalize(graph, levels, self.folder / "equalised.onnx"))
 
-    def _with_level_inputs(self, plain: Calibration) -> Calibration:
-        levels = self._levels("levels read", plain.graph, read_channels(_graph(plain.graph)))
+    @cached_property
+    def _levelled(self) -> Calibration:
+        graph = self._plain.graph
+        levels = self._levels("levels read", graph, read_channels(onnx.load(str(graph)).graph))
         with disk_errors(self.folder):
-            return self._changed(plain, *level_inputs(plain.graph, levels, self.folder / "levelled.onnx"))
+            return self._changed(*level_inputs(graph, levels, self.folder / "levelled.onnx"))
 
-    def _changed(self, plain: Calibration, graph: Path, scaled: tuple[str, ...]) -> Calibration:
+    def _changed(self, graph: Path, scaled: tuple[str, ...]) -> Calibration:
         """Only what was scaled is measured again: all other tensors are what they were, to the bit."""
         if not scaled:
-            return plain
+            return self._plain
         again = self._ranges(graph, scaled)
-        return Calibration(graph, {method: {**plain.ranges[method], **again[method]} for method in METHODS})
+        return Calibration(graph, {method: {**self._plain.ranges[method], **again[method]} for method in METHODS})
 
     def _levels(self, step_name: str, graph: Path, channels: Mapping[str, int]) -> Levels:
         """The level of each channel of these tensors, from one pass over the images or from the cache."""
@@ -250,15 +240,12 @@ class Maker:
         key = step_key("ranges", sha256_file(graph), self.images.key, *tensors)
         kept = self.cache.read(key)
         if kept is not None:
-            return _parsed(kept)
+            found = json.loads(kept)
+            return {method: {name: (low, high) for name, (low, high) in found[method].items()} for method in METHODS}
         with self.progress.step("calibrate", self.images.count) as step:
             ranges = collect(graph, self.images.chunks(step, _CHUNK_IMAGES), METHODS, tensors or None)
         self.cache.write(key, json.dumps(ranges).encode())
         return ranges
-
-
-def _graph(path: Path) -> Any:
-    return onnx.load(str(path)).graph
 
 
 def _prepared(folder: Path) -> Path:
@@ -268,8 +255,3 @@ def _prepared(folder: Path) -> Path:
         raise
     except Exception as error:  # onnxruntime's and onnx's errors share no base class
         raise JobError(f"nothing but fp32 can be made of this network ({one_line(str(error))})") from error
-
-
-def _parsed(kept: bytes) -> Mapping[Method, Ranges]:
-    found = json.loads(kept)
-    return {method: {name: (low, high) for name, (low, high) in found[method].items()} for method in METHODS}

@@ -285,26 +285,23 @@ class Ladder:
         When time is up, the smallest that is known to pass is taken.
         """
         with self.budget:
-            return self._climb(start, caution)
-
-    def _climb(self, start: int, caution: float) -> int | None:
-        most = self.sensitivity().most
-        failed, count = start - 1, start
-        while count <= most and not self.passes(count, caution):
-            if self.budget.is_over:
-                return None
-            failed, count = count, max(1, 2 * count)
-        if count > most:
-            if failed >= most or not self.passes(most, caution):
-                return None
-            count = most
-        while count - failed > 1 and not self.budget.is_over:
-            middle = (count + failed) // 2
-            if self.passes(middle, caution):
-                count = middle
-            else:
-                failed = middle
-        return count
+            most = self.sensitivity().most
+            failed, count = start - 1, start
+            while count <= most and not self.passes(count, caution):
+                if self.budget.is_over:
+                    return None
+                failed, count = count, max(1, 2 * count)
+            if count > most:
+                if failed >= most or not self.passes(most, caution):
+                    return None
+                count = most
+            while count - failed > 1 and not self.budget.is_over:
+                middle = (count + failed) // 2
+                if self.passes(middle, caution):
+                    count = middle
+                else:
+                    failed = middle
+            return count
 
     def best(self) -> int:
         """How many layers the file keeps that lost least of all that were tried; of equals the fewest."""

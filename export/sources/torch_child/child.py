@@ -87,7 +87,7 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
         except JobError:
             if not networks.has_auxiliary(job):
                 raise
-            network = networks.build_with_auxiliary(job)
+            network = networks.from_torchvision(job, with_auxiliary=True)
             entry = _fill(network, job)
     if job.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
         network.eval()

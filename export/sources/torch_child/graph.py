@@ -23,11 +23,6 @@ from convoy.export.sources.torch_job import TorchJob, one_line
 from convoy.models.errors import JobError
 from convoy.models.samples import some
 
-# More than one, and no number that a network is likely to be fixed at.
-_FEW = 3
-# How torch, the C++ library and the exporter say that memory is short, by parts of their messages.
-_WORDS_OF_WANT = ("can't allocate memory", "bad_alloc", "not enough memory", "Cannot allocate memory", "MemoryError")
-
 
 def normalised(samples: Sequence[torch.Tensor], job: TorchJob) -> Sequence[torch.Tensor]:
     """What the bare network takes, from samples as the job's front takes them: images normalised, [N, C, H, W]."""
@@ -52,8 +47,10 @@ def why_alone(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.T
 
     Raises JobError for want of memory.
     """
-    few, one = ([tensor[:count] for tensor in samples] for count in (_FEW, 1))
-    if len(few[0]) < _FEW:
+    # Several are more than one, and no number that a network is likely to be fixed at.
+    several = 3
+    few, one = ([tensor[:count] for tensor in samples] for count in (several, 1))
+    if len(few[0]) < several:
         return ""
     with torch.no_grad():
         try:
@@ -73,7 +70,8 @@ def why_alone(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.T
 
 def is_want_of_memory(error: BaseException) -> bool:
     """Whether it says so in torch's words, the C++ library's or the exporter's."""
-    return isinstance(error, MemoryError) or any(word in str(error) for word in _WORDS_OF_WANT)
+    words = ("can't allocate memory", "bad_alloc", "not enough memory", "Cannot allocate memory", "MemoryError")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def reference(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -266,7 +264,11 @@ def write_onnx(
     if sum(tensor.nbytes for tensor in tensors) <= job.inline_bytes:
         path.write_bytes(portable(program.model_proto).SerializeToString())
     else:
-        _write_in_two(program, path)
+        # One protobuf holds 2 GiB at most. The graph names the other file.
+        import onnx_ir
+
+        onnx_ir.save(program.model, path, external_data=files.EXTERNAL_DATA)
+        path.write_bytes(portable(onnx.load(path, load_external_data=False)).SerializeToString())
 
 
 def _convert(
@@ -289,16 +291,10 @@ def _convert(
     )
 
 
-def _write_in_two(program: Any, path: Path) -> None:
-    """Graph and weights in two files: one protobuf holds 2 GiB at most. The graph names the other file."""
-    import onnx_ir
-
-    onnx_ir.save(program.model, path, external_data=files.EXTERNAL_DATA)
-    path.write_bytes(portable(onnx.load(path, load_external_data=False)).SerializeToString())
-
-
 def _why_not(error: BaseException) -> str:
-    cause = _root_cause(error)
+    while error.__cause__ is not None:
+        error = error.__cause__
+    cause = str(error).strip() or type(error).__name__
     operator = re.search(r"OpOverload\(op='([\w.:]+)'", cause)
     if operator:
         return f"the operator {operator[1]} has no ONNX form; replace it in the network's forward()"
@@ -306,9 +302,3 @@ def _why_not(error: BaseException) -> str:
         f"torch cannot export this network to ONNX: {one_line(cause)}; "
         "avoid operators without an ONNX form, and control flow that depends on the data"
     )
-
-
-def _root_cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error).strip() or type(error).__name__

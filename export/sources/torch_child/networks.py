@@ -39,7 +39,7 @@ def channels_taken(inquiry: Inquiry) -> tuple[int, ...]:
     network = build(
         TorchJob(
             inquiry.kind,
-            *(inquiry.name or "", inquiry.file, "network", None, None),
+            *(inquiry.name, inquiry.file, "network", None, None),
             uint8_front=False,
             mean=(),
             std=(),
@@ -60,12 +60,6 @@ def channels_taken(inquiry: Inquiry) -> tuple[int, ...]:
             continue
         taken.append(channels)
     return tuple(taken)
-
-
-def build_with_auxiliary(job: TorchJob) -> torch.nn.Module:
-    """One of torchvision's for segmentation, with its second head."""
-    network: torch.nn.Module = _from_torchvision(job, with_auxiliary=True)
-    return network
 
 
 def in_float32(network: torch.nn.Module) -> str:
@@ -123,24 +117,21 @@ def _from_file(job: TorchJob) -> Any:
 
 def has_auxiliary(job: TorchJob) -> bool:
     """Whether there are weights of the network with a second head, `aux`, and some without."""
-    models = registries.torchvision_models()
-    is_segmenter = job.kind == "torchvision" and registries.torchvision_task(models, job.name) == "segment"
+    is_segmenter = job.kind == "torchvision" and registries.torchvision_task(job.name) == "segment"
     return is_segmenter and not job.name.startswith("lraspp")
 
 
-def _from_torchvision(job: TorchJob, *, with_auxiliary: bool = False) -> Any:
-    models = registries.torchvision_models()
-    registries.check_torchvision_name(models, job.name)
+def from_torchvision(job: TorchJob, *, with_auxiliary: bool = False) -> Any:
+    """One of its networks; one for segmentation perhaps with its second head."""
+    models, task = registries.torchvision_models(), registries.torchvision_task(job.name)
     wanted = {} if job.classes is None else {"num_classes": job.classes}
-    task = registries.torchvision_task(models, job.name)
     # Published weights have all of it; nothing is downloaded for one part.
     own: dict[str, Any] = {} if task == "classify" else {"weights_backbone": None}
     if with_auxiliary or (job.weights_from == "registry" and has_auxiliary(job)):
         own["aux_loss"] = True  # the second head of those that are published
     network = models.get_model(job.name, weights=None, **own, **wanted)
     if job.weights_from == "registry":
-        published = registries.published_weights(models, job.name)
-        _fill(network, lambda: published.get_state_dict(progress=False, check_hash=True, weights_only=True), job)
+        _fill(network, models.get_model_weights(job.name).DEFAULT, job)
     return network
 
 
@@ -171,16 +162,16 @@ def _from_archive(job: TorchJob) -> Any:
 
 _BUILDERS = {
     "zoo": lambda job: importlib.import_module("convoy.models.zoo").create(job.name, job.classes),
-    "torchvision": _from_torchvision,
+    "torchvision": from_torchvision,
     "timm": _from_timm,
     "file": _from_file,
     "pt2": _from_archive,
 }
 
 
-def _fill(network: torch.nn.Module, fetch: Any, job: TorchJob) -> None:
+def _fill(network: torch.nn.Module, published: Any, job: TorchJob) -> None:
     try:
-        found = fetch()
+        found = published.get_state_dict(progress=False, check_hash=True, weights_only=True)
     except Exception as error:  # network, disk and hash errors share no base class
         raise _not_downloaded(job, error) from error
     try:

@@ -6,7 +6,7 @@ is a factor. Only where heights and widths are known numbers. The network's own 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +19,8 @@ def exportable() -> Iterator[None]:
     """Such pools of `torch.nn.functional`, which torch's layers call, are others until the end."""
     others: dict[str, Callable[..., Any]] = {}
     for rank in (1, 2, 3):
-        others[f"adaptive_max_pool{rank}d"] = _adaptive(f"adaptive_max_pool{rank}d", rank, _largest)
-        others[f"adaptive_avg_pool{rank}d"] = _adaptive(f"adaptive_avg_pool{rank}d", rank, _mean)
+        others[f"adaptive_max_pool{rank}d"] = _adaptive(f"adaptive_max_pool{rank}d", rank, torch.amax)
+        others[f"adaptive_avg_pool{rank}d"] = _adaptive(f"adaptive_avg_pool{rank}d", rank, torch.mean)
     for rank in (2, 3):
         others[f"avg_pool{rank}d"] = _averaging(f"avg_pool{rank}d", rank)
     before = {name: getattr(functional, name) for name in others}
@@ -33,7 +33,7 @@ def exportable() -> Iterator[None]:
             setattr(functional, name, original)
 
 
-def _adaptive(name: str, rank: int, reduced: Callable[[torch.Tensor, int], torch.Tensor]) -> Callable[..., Any]:
+def _adaptive(name: str, rank: int, reduced: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     original = getattr(functional, name)
 
     def pool(input: torch.Tensor, output_size: Any, return_indices: bool = False) -> Any:
@@ -46,23 +46,11 @@ def _adaptive(name: str, rank: int, reduced: Callable[[torch.Tensor, int], torch
             return original(input, output_size, *more)
         for axis, (size, want) in enumerate(zip(given, sizes, strict=True), -rank):
             ends = [(index * size // want, -(-(index + 1) * size // want)) for index in range(want)]
-            parts = [reduced(input.narrow(axis, start, end - start), axis) for start, end in ends]
-            input = _joined(parts, axis)
+            windows = [input.narrow(axis, start, end - start) for start, end in ends]
+            input = torch.cat([reduced(window, axis, keepdim=True) for window in windows], dim=axis)
         return input
 
     return pool
-
-
-def _joined(parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
-    return torch.cat(list(parts), dim=axis)
-
-
-def _largest(window: torch.Tensor, axis: int) -> torch.Tensor:
-    return window.amax(axis, keepdim=True)
-
-
-def _mean(window: torch.Tensor, axis: int) -> torch.Tensor:
-    return window.mean(axis, keepdim=True)
 
 
 def _averaging(name: str, rank: int) -> Callable[..., Any]:

@@ -22,13 +22,9 @@ from convoy.models.torchvision_preset import known_interpolation, preset_image, 
 def describe(inquiry: Inquiry) -> Description:
     """Raises UsageError for a name and JobError for a library that is not there."""
     if inquiry.kind == "timm":
-        return _describe_timm(inquiry.name or "")
-    models = torchvision_models()
-    if inquiry.name is None:
-        return Description(names=tuple(sorted(models.list_models(module=models), key=lambda name: _cost(models, name))))
-    check_torchvision_name(models, inquiry.name)
-    published = published_weights(models, inquiry.name)
-    task = torchvision_task(models, inquiry.name)
+        return _describe_timm(inquiry.name)
+    models, task = torchvision_models(), torchvision_task(inquiry.name)
+    published = models.get_model_weights(inquiry.name).DEFAULT
     if task == "detect":
         image, why = _read(detector_image, models.get_model(inquiry.name, weights=None, weights_backbone=None))
     else:
@@ -56,25 +52,24 @@ def timm_library() -> Any:
     return timm
 
 
-def check_torchvision_name(models: Any, name: str) -> None:
-    """Raises UsageError for a name that torchvision does not know as a classifier, for segmentation or detection."""
-    known = [one for module, _ in _torchvision_rooms(models) for one in models.list_models(module=module)]
+def torchvision_task(name: str) -> Task:
+    """What the model is published for. Raises UsageError for a name that torchvision does not know as such."""
+    models = torchvision_models()
+    rooms: tuple[tuple[Any, Task], ...]
+    rooms = (models, "classify"), (models.segmentation, "segment"), (models.detection, "detect")
+    known = {one: task for module, task in rooms for one in models.list_models(module=module)}
     if name not in known:
         raise UsageError(
-            f"torchvision has no classification, segmentation or detection model {name!r}; {_near(name, known)}"
+            f"torchvision has no classification, segmentation or detection model {name!r}; {_near(name, list(known))}"
         )
-
-
-def torchvision_task(models: Any, name: str) -> Task:
-    """What the model is published for."""
-    return next(task for module, task in _torchvision_rooms(models) if name in models.list_models(module=module))
+    return known[name]
 
 
 def purpose(job: TorchJob) -> Task | None:
     """What a network that is not a classifier is published for; None where nobody says, or it is one."""
     if job.kind != "torchvision":
         return None
-    task = torchvision_task(torchvision_models(), job.name)
+    task = torchvision_task(job.name)
     return None if task == "classify" else task
 
 
@@ -89,24 +84,10 @@ def detector_image(model: Any) -> ImageSpec:
     return replace(plain, antialias=False, mean=mean, std=std)
 
 
-def _torchvision_rooms(models: Any) -> tuple[tuple[Any, Task], ...]:
-    return ((models, "classify"), (models.segmentation, "segment"), (models.detection, "detect"))
-
-
 def check_timm_name(timm: Any, name: str) -> None:
     """Raises UsageError for a name that timm does not know."""
     if not timm.is_model(name):
         raise UsageError(f"timm has no model {name!r}; {_near(name, timm.list_models())}")
-
-
-def published_weights(models: Any, name: str) -> Any:
-    """The weights that torchvision recommends for the model."""
-    return models.get_model_weights(name).DEFAULT
-
-
-def _cost(models: Any, name: str) -> float:
-    """Billions of operations for one image, as published."""
-    return float(published_weights(models, name).meta["_ops"])
 
 
 def _near(name: str, known: Sequence[str]) -> str:
