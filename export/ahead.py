@@ -54,16 +54,14 @@ class AheadJob:
     max_batch_size: int
 
 
-def installed_version(library: TensorRt) -> str | None:
-    """The version that is installed, without loading it; None where it is not."""
-    if importlib.util.find_spec(library.module) is None:
-        return None
-    return _version_of(library.module)
-
-
 @cache
-def _version_of(module: str) -> str:
-    """Asked once: what every distribution holds is read for it, which takes half a second."""
+def installed_version(module: str) -> str | None:
+    """The version that is installed, without loading it; None where it is not.
+
+    Asked once: what every distribution holds is read for it, which takes half a second.
+    """
+    if importlib.util.find_spec(module) is None:
+        return None
     for distribution in importlib.metadata.packages_distributions().get(module, ()):
         return importlib.metadata.version(distribution)
     return "of unknown version"
@@ -75,7 +73,7 @@ def build_ahead(job: AheadJob, onnx: Path, precision: Precision, limits: BuildLi
     order = BuildOrder(onnx, job.plan_cache, options, library=job.library.name, capabilities=job.targets)
     ended = asyncio.run(PlanBuilder(limits).build(order, lambda progress: None))
     if ended.plan is None:
-        named = f"{job.library.title} {installed_version(job.library) or ''}".strip()
+        named = f"{job.library.title} {installed_version(job.library.module) or ''}".strip()
         reason = _reason(ended, onnx, job.plan_cache)
         return BuilderVerdict(named, False, job.targets, build_s=ended.elapsed_s, reason=reason, asked=ended.refused)
     record = _record_of(ended.plan)
@@ -242,7 +240,7 @@ def _chosen(bundle: Bundle, precisions: str | None) -> tuple[list[Variant], list
 def _builders(targets: tuple[str, ...]) -> list[TensorRt]:
     """The libraries that can build here for these targets. Raises JobError where there is none, and UsageError where
     the one there is knows no such target."""
-    installed = [library for library in LIBRARIES if installed_version(library)]
+    installed = [library for library in LIBRARIES if installed_version(library.module)]
     found = {library.name: find_builder(library, _capabilities_here()) for library in installed}
     able = [library for library in installed if found[library.name].builds]
     if not able:

@@ -53,7 +53,7 @@ from convoy.export.proof.ending import normalised_outputs, read_ending
 from convoy.export.proof.judging import Judge
 from convoy.export.proof.metric import metric_judge
 from convoy.export.proof.outcomes import Outcomes
-from convoy.export.proof.proving import AccuracyGate, LeftOut, Prover, in_words, refused_by_name
+from convoy.export.proof.proving import AccuracyGate, LeftOut, Prover, in_words
 from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference, judge_score
 from convoy.export.proof.verify import ON_NOISE, Score, check_against_torch, compared_batches, observe
 from convoy.export.remeasure import remeasure
@@ -64,8 +64,8 @@ from convoy.export.sources.onnx_sizes import free_sizes, listed
 from convoy.export.sources.to_onnx import reused, to_onnx
 from convoy.export.sources.torch_job import INPUT_NAME, Answered, TorchResult
 from convoy.export.terminal import RichProgress, summary
-from convoy.export.variants.fp8 import why_no_fp8
 from convoy.export.variants.making import Maker
+from convoy.export.variants.pairs import why_no_fp8
 from convoy.export.variants.precision import INT8_OPENVINO, RECIPES, REFERENCE, Recipe, select, without_needless_pairs
 from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
 from convoy.models.bundle import Manifest, busy_words, read_manifest
@@ -109,8 +109,13 @@ def run(options: ExportOptions, console: Console, again: str = "the same command
 def _refuse_missing(options: ExportOptions, manifest: Manifest, left_out: LeftOut) -> None:
     """Raises JobError where precisions that were asked for by name cannot be made, or the gate refuses them."""
     gate = AccuracyGate(options.accuracy_budget_points, options.strict_gate)
-    refused = refused_by_name(manifest.variants, options.precisions, gate)
     asked = {part.strip() for part in (options.precisions or "").split(",")}
+    # What is only slow is not missing.
+    refused = [
+        variant
+        for variant in manifest.variants[1:]
+        if variant.precision in asked and variant.accuracy is not None and not gate.passes(variant.accuracy)
+    ]
     known = {recipe.file: recipe.precision for recipe in RECIPES}
     missing = {file: reason for file, reason in left_out.reasons.items() if known[file] in asked}
     if not refused and not missing:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
 from convoy.models.spec import ImageSpec, TensorSpec
 
 Rows = Mapping[str, np.ndarray]
-NOTHING: Rows = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,42 +168,34 @@ _ARRAY_FLOATS = 16 << 20
 _BUDGET_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What a device attains: 10^9 operations (of which a multiplication and an addition are two) and 10^9 bytes."""
-
-    float_gflop_per_s: float
-    int8_gop_per_s: float
-    gb_per_s: float
-
-
 def measure_roofline(fp32: OpenVariant, threads: int) -> Roofline:
     """The roofline of the fp32 graph on this CPU. Raises JobError where the runtime cannot run the probes."""
     work = count_work(fp32.path, fp32.engine.inputs, batched=fp32.engine.batched)
-    ceilings = measure_ceilings(threads)
+    gflop_per_s, int8_gop_per_s, gb_per_s = _ceilings(threads)
     return Roofline(
         device_fingerprint=fp32.engine.info.device_fingerprint,
         gflop_per_sample=work.flop / 1e9,
         mb_per_sample=work.activation_bytes / 1e6,
         weights_mb=work.weight_bytes / 1e6,
-        device_gflop_per_s=ceilings.float_gflop_per_s,
-        device_gb_per_s=ceilings.gb_per_s,
-        device_int8_gop_per_s=ceilings.int8_gop_per_s,
+        device_gflop_per_s=gflop_per_s,
+        device_gb_per_s=gb_per_s,
+        device_int8_gop_per_s=int8_gop_per_s,
     )
 
 
 @cache
-def measure_ceilings(threads: int) -> Ceilings:
-    """Run the three probes on `threads` threads, for about two seconds, once in a process: they are the device's.
+def _ceilings(threads: int) -> tuple[float, float, float]:
+    """What the device attains a second: 10^9 operations in float32 and in 8 bits, and 10^9 bytes.
 
-    Raises JobError.
+    A multiplication and an addition are two operations. Three probes run on `threads` threads for about two seconds,
+    once in a process: they are the device's. Raises JobError.
     """
     operations = 2.0 * _ROWS_PER_THREAD * threads * _MATRIX**2
     with tempfile.TemporaryDirectory(prefix="convoy-roofline-") as temporary:
         folder = Path(temporary)
         probes = (_matrix_product(folder, threads), _int8_product(folder, threads), _sum_of_arrays(folder, threads))
         float_s, int8_s, sum_s = _fastest_s(probes)
-    return Ceilings(operations / float_s / 1e9, operations / int8_s / 1e9, 3 * 4 * _ARRAY_FLOATS / sum_s / 1e9)
+    return operations / float_s / 1e9, operations / int8_s / 1e9, 3 * 4 * _ARRAY_FLOATS / sum_s / 1e9
 
 
 def _fastest_s(probes: Sequence[Callable[[], None]]) -> list[float]:

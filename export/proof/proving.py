@@ -25,7 +25,7 @@ from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.making import Made, Maker
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import opened
-from convoy.models.bundle import TOP_1, Accuracy, Variant
+from convoy.models.bundle import TOP_1, Accuracy
 from convoy.models.errors import ConvoyError
 from convoy.models.spec import ModelSpec
 from convoy.models.store import disk_errors
@@ -151,7 +151,9 @@ class Prover:
         for looks in range(2, 3 + 1):
             if not self._loses_too_much(score):
                 break
-            kept = self._set_aside(best[0])
+            kept, written = self.folder / f"best-{made.recipe.file}", self.folder / made.recipe.file
+            with disk_errors(self.folder):
+                shutil.copyfile(written, kept)
             # The calibration images promised more than they kept, so they are believed less each time.
             again = maker.retry(tried, caution=float(looks - 1))
             if again is None:
@@ -160,7 +162,7 @@ class Prover:
             if _lost_points(score) < _lost_points(best[1]):
                 best = tried, score
             else:
-                kept.replace(self.folder / made.recipe.file)
+                kept.replace(written)
         drift = ""
         if self._loses_too_much(best[1]) and made.recipe.has_eight_bits and self.data.evaluation is not None:
             drift = maker.drift(self.data.evaluation)
@@ -168,12 +170,6 @@ class Prover:
 
     def _loses_too_much(self, score: Score) -> bool:
         return score.accuracy is not None and score.accuracy.loss_points > self.gate.budget_points
-
-    def _set_aside(self, made: Made) -> Path:
-        aside = self.folder / f"best-{made.recipe.file}"
-        with disk_errors(self.folder):
-            shutil.copyfile(self.folder / made.recipe.file, aside)
-        return aside
 
     def _scores(self, recipes: Sequence[Recipe], looks: int = 1) -> tuple[Score, ...]:
         with opened(self.spec, recipes, self.folder) as candidates:
@@ -231,13 +227,3 @@ def _by_output(score: Score) -> str:
         return ""
     each = ", ".join(f"{100 * error:.2g} % in {name}" for name, error in score.output_errors.items())
     return f" (off by at most {each})"
-
-
-def refused_by_name(variants: Sequence[Variant], precisions: str | None, gate: AccuracyGate) -> tuple[Variant, ...]:
-    """The variants that `--precisions` names and the gate keeps out of service; not those that are only slow."""
-    asked = {part.strip() for part in (precisions or "").split(",")}
-    return tuple(
-        variant
-        for variant in variants[1:]
-        if variant.precision in asked and variant.accuracy is not None and not gate.passes(variant.accuracy)
-    )

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.free_sizes import Size
 from convoy.app.engines.onnxruntime import open_session, read_signature
-from convoy.export.rows import NOTHING, Rows, count_of
+from convoy.export.rows import Rows, count_of
 from convoy.export.sources import onnx_file
 from convoy.export.sources.onnx_file import DoesNotRunError, Original
 from convoy.export.sources.onnx_sizes import write_batched
@@ -71,8 +71,8 @@ def wrap(
     image: ImageSpec,
     samples: Rows,
     folder: Path,
-    others: Sequence[np.ndarray] = (),
-    noise: Rows = NOTHING,
+    others: Sequence[np.ndarray],
+    noise: Rows,
 ) -> TorchResult:
     """Write the graph with our front to `folder`. `samples` are as the image's front says, `others` of other sizes.
     `noise` is more of them, on which it need not run.
@@ -102,10 +102,7 @@ def wrap(
     target.write_bytes(model.SerializeToString())
     reference = _finite_answers(original, found, _normalised(samples[INPUT_NAME], image))
     _check_rows(original, reference, count_of(samples))
-    noisy = None
-    if noise:
-        normalised = _normalised(noise[INPUT_NAME], image)
-        noisy = _on_noise(noise, lambda: _answers(original, found, normalised, quiet=True))
+    normalised = _normalised(noise[INPUT_NAME], image)
     return TorchResult(
         target,
         reference,
@@ -114,7 +111,7 @@ def wrap(
         remark="; ".join(filter(None, (batching.reason, _why_fixed(found, image, others, elsewhere)))),
         original=f"{shown} in ONNX Runtime",
         elsewhere=elsewhere,
-        noise=noisy,
+        noise=_on_noise(noise, lambda: _answers(original, found, normalised, quiet=True)),
     )
 
 
@@ -188,7 +185,7 @@ def tensor_inputs(path: Path, given: Sequence[TensorSpec]) -> tuple[TensorSpec, 
     return tuple(TensorSpec(spec.name, spec.dtype, named[spec.name].shape) for spec in takes)
 
 
-def take(original: Path, shown: str, samples: Rows, folder: Path, noise: Rows = NOTHING) -> TorchResult:
+def take(original: Path, shown: str, samples: Rows, folder: Path, noise: Rows) -> TorchResult:
     """The graph with its own inputs, which the samples are called by. It need not run on the `noise`.
 
     Raises JobError where it cannot be batched.
@@ -208,16 +205,13 @@ def take(original: Path, shown: str, samples: Rows, folder: Path, noise: Rows = 
             f"{original.name} does not run on the samples ({error}); pass arrays such as it takes"
         ) from error
     _check_rows(original, reference, count_of(samples))
-    noisy = None
-    if noise:
-        noisy = _on_noise(noise, lambda: Original(original, quiet=True).one_by_one(noise))
     return TorchResult(
         target,
         reference,
         torch_version="",
         remark=batching.reason,
         original=f"{shown} in ONNX Runtime",
-        noise=noisy,
+        noise=_on_noise(noise, lambda: Original(original, quiet=True).one_by_one(noise)),
     )
 
 

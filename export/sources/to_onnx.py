@@ -19,7 +19,7 @@ from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.free_sizes import Size, other_sizes
 from convoy.app.engines.onnxruntime import first_line, open_session
 from convoy.export.cache import StepCache, step_key
-from convoy.export.data import RandomRows
+from convoy.export.data import random_samples
 from convoy.export.plan import ExportPlan
 from convoy.export.proof.verify import MAX_FP32_ERROR, relative_error
 from convoy.export.rows import Rows, noise_of_both_signs, picked
@@ -30,7 +30,7 @@ from convoy.export.sources.preprocess import InputSize, resized
 from convoy.export.sources.torch_job import INPUT_NAME, Answered, TorchJob, TorchResult
 from convoy.export.sources.torch_process import read_result, run_job
 from convoy.models.bundle import sha256_file
-from convoy.models.spec import ImageSpec
+from convoy.models.spec import ImageSpec, TensorSpec
 
 _OTHER_SAMPLES = 3
 
@@ -52,7 +52,7 @@ def to_onnx(plan: ExportPlan, samples: Rows, folder: Path) -> TorchResult:
     if not result.elsewhere or not (problem := _problem_elsewhere(result, samples)):
         return result
     # What the network does by its sizes was written down for those of the example alone.
-    fixed = run_job(replace(_job(plan), is_free=False), samples, folder, noise=noise)
+    fixed = run_job(replace(_job(plan), is_free=False), samples, folder, (), noise)
     assert plan.image is not None
     return replace(fixed, remark=f"height and width are fixed at {plan.image.height}x{plan.image.width}: {problem}")
 
@@ -77,7 +77,8 @@ def _of_other_sizes(image: ImageSpec) -> tuple[np.ndarray, ...]:
     """Noise, a few samples of each size."""
     sizes = other_sizes(Size(image.height, image.width))
     images = (resized(image, InputSize(image.channels, size.height, size.width)) for size in sizes)
-    return tuple(RandomRows.of_images(_OTHER_SAMPLES, one).samples()[INPUT_NAME] for one in images)
+    inputs = ((TensorSpec(INPUT_NAME, one.tensor_dtype, one.tensor_shape), one) for one in images)
+    return tuple(random_samples(_OTHER_SAMPLES, [spec], one)[INPUT_NAME] for spec, one in inputs)
 
 
 def _job(plan: ExportPlan) -> TorchJob:
@@ -121,7 +122,7 @@ def reused(
     if None not in kept.values():
         for name, content in kept.items():
             (folder / name).write_bytes(content or b"")
-        return read_result(folder, noise=noise)
+        return read_result(folder, (), noise)
     result = to_onnx(plan, samples, folder)
     # A graph with its weights beside it is too large to keep.
     if not any(folder.glob("*.data")):

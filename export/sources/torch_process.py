@@ -21,7 +21,7 @@ import numpy as np
 import safetensors.numpy
 
 from convoy import IMPORT_ROOT
-from convoy.export.rows import NOTHING, Rows
+from convoy.export.rows import Rows
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.torch_job import (
     ANY_BATCH,
@@ -44,9 +44,7 @@ from convoy.models.records import from_jsonable, to_jsonable
 _CHILD = ("-P", "-B", "-m", "convoy.export.sources.torch_child")
 
 
-def run_job(
-    job: TorchJob, samples: Rows, folder: Path, others: Sequence[np.ndarray] = (), noise: Rows = NOTHING
-) -> TorchResult:
+def run_job(job: TorchJob, samples: Rows, folder: Path, others: Sequence[np.ndarray], noise: Rows) -> TorchResult:
     """Have a child do the job; `folder` is an empty one for the exchange. `others` are images of other sizes, `noise`
     samples that it need not run on.
 
@@ -61,7 +59,7 @@ def run_job(
     return read_result(folder, others, noise)
 
 
-def read_result(folder: Path, others: Sequence[np.ndarray] = (), noise: Rows = NOTHING) -> TorchResult:
+def read_result(folder: Path, others: Sequence[np.ndarray], noise: Rows) -> TorchResult:
     """What a job left in its folder. Raises JobError with the child's one line."""
     named = dict(zip(files.OTHERS, others, strict=False))
     outcome = from_jsonable(TorchOutcome, json.loads((folder / files.OUTCOME).read_text()), files.OUTCOME)

@@ -81,7 +81,6 @@ class ActivationHistogram:
 
 
 Counts = npt.NDArray[np.int64]
-Shares = npt.NDArray[np.float64]
 
 _QUANTISED_BINS = 128
 # What an empty bin gets, in counts: of a bin with nothing in it the divergence would be infinite.
@@ -124,11 +123,11 @@ def _divergence(counts: Counts, start: int, end: int) -> float:
     return float(np.sum(of * np.log(of / by)))
 
 
-def _smooth(counts: Counts) -> Shares:
+def _smooth(counts: Counts) -> npt.NDArray[np.float64]:
     """As shares of one, none of them zero: a little of what is filled goes to what is not."""
     empty = counts == 0
     empties = int(empty.sum())
-    shares: Shares = np.where(empty, _LEAST, counts - _LEAST * empties / (len(counts) - empties))
+    shares: npt.NDArray[np.float64] = np.where(empty, _LEAST, counts - _LEAST * empties / (len(counts) - empties))
     shares /= shares.sum()
     return shares
 
@@ -184,7 +183,13 @@ def collect(
     histograms: dict[str, ActivationHistogram] = defaultdict(ActivationHistogram)
     for values in observed(graph, chunks, tensors):
         for name, value in values.items():
-            _count(histograms[name], value, name)
+            try:
+                histograms[name].add(value)
+            except ValueError:
+                raise JobError(
+                    f"the network computes NaN or infinity in {name} on a calibration image; check the weights and "
+                    "--preprocess"
+                ) from None
     seen = {name: histogram for name, histogram in histograms.items() if histogram.counts.any()}
     if not seen:
         raise JobError("there is no image to calibrate on; repair the data set of --calibrate")
@@ -227,15 +232,6 @@ def _observing(graph: Path, tensors: Collection[str] | None) -> tuple[Any, list[
     session = unoptimised_session(model.SerializeToString(), cpu_budget())
     floats = [node.name for node in session.get_outputs() if node.type == "tensor(float)"]
     return session, [name for name in floats if tensors is None or name in tensors]
-
-
-def _count(histogram: ActivationHistogram, values: np.ndarray, name: str) -> None:
-    try:
-        histogram.add(values)
-    except ValueError:
-        raise JobError(
-            f"the network computes NaN or infinity in {name} on a calibration image; check the weights and --preprocess"
-        ) from None
 
 
 def _entropy(histogram: ActivationHistogram) -> Range:

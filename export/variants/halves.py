@@ -9,8 +9,7 @@ so that no node has to stay in FP32 for its values.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +69,16 @@ def out_of_range(graph: Any, ranges: Ranges, limit: float = 512.0) -> dict[str, 
 def as_fp16(model: Any, kept: Iterable[str]) -> Any:
     """The model in FP16 but for its front, the nodes of `kept`, and the types of its inputs and outputs."""
     blocked = [*front_nodes(model.graph), *kept]
+    # The package puts its own folder, full of common names, on the import path for everybody.
+    path = list(sys.path)
     try:
-        with _import_path_restored():
-            from onnxruntime.transformers.float16 import convert_float_to_float16
+        from onnxruntime.transformers.float16 import convert_float_to_float16
 
-            model = convert_float_to_float16(model, keep_io_types=True, node_block_list=blocked)
+        model = convert_float_to_float16(model, keep_io_types=True, node_block_list=blocked)
     except Exception as error:  # the converter's errors share no base class
         raise JobError(f"fp16 cannot be made of this network ({one_line(str(error))})") from error
+    finally:
+        sys.path[:] = path
     _cast_once(model.graph)
     _join_fp32_islands(model.graph)
     tidy(model.graph)
@@ -117,16 +119,6 @@ def _give_out(graph: Any, makers: Mapping[str, Any], tensor: str, cast: Any) -> 
 def _is_from_fp32(node: Any) -> bool:
     """Whether it is the converter's cast of what a node left in FP32 gives."""
     return node.op_type == "Cast" and str(node.name).endswith("_cast_to_fp16_node")
-
-
-@contextmanager
-def _import_path_restored() -> Iterator[None]:
-    """The package puts its own folder, full of common names, on the import path for everybody."""
-    before = list(sys.path)
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def convert_to_bf16(conversion: Conversion, target: Path) -> Mapping[str, str]:

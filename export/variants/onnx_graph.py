@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +152,7 @@ def _computed(model: Any, names: list[str], batch: int = 3) -> dict[str, np.ndar
     if len(model.graph.input) != 1 or not all(dims[1:]):
         return {}
     wanted = sorted(set(names))
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     del copy.graph.output[:]
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
     images = np.zeros([batch, *dims[1:]], onnx.helper.tensor_dtype_to_np_dtype(given.elem_type))
@@ -241,10 +241,6 @@ def _in_order(graph: Any, nodes: list[Any]) -> list[Any]:
 
 
 def _replace(field: Any, items: list[Any]) -> None:
-    copies = []
-    for item in items:
-        copy = type(item)()
-        copy.CopyFrom(item)
-        copies.append(copy)
+    copies = [deepcopy(item) for item in items]
     del field[:]
     field.extend(copies)

@@ -15,9 +15,8 @@ from convoy.app.engines.cpu import has_bf16
 from convoy.app.engines.machine import find_cpu
 from convoy.app.engines.table import ROWS, Row
 from convoy.export.variants.calibrate import Conversion
-from convoy.export.variants.fp8 import FP8
 from convoy.export.variants.halves import convert_to_bf16, convert_to_fp16
-from convoy.export.variants.pairs import FOR_OPENVINO, FOR_TENSORRT, gains_from_pairs
+from convoy.export.variants.pairs import FOR_OPENVINO, FOR_TENSORRT, FP8, gains_from_pairs
 from convoy.export.variants.quantize import quantize_for_cpu
 from convoy.models.bundle import Precision, Target
 from convoy.models.errors import UsageError

@@ -23,8 +23,8 @@ from convoy.app.engines.jobs import Job, Place
 from convoy.app.engines.machine import find_cpu
 from convoy.app.engines.table import REFERENCE, Row
 from convoy.export.rows import Rows
-from convoy.export.variants.fp8 import from_fp8
 from convoy.export.variants.onnx_graph import array, attribute, initializers, tidy
+from convoy.export.variants.pairs import from_fp8
 from convoy.export.variants.precision import Recipe
 from convoy.models.bundle import Variant
 from convoy.models.spec import ModelSpec

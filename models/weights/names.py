@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import torch
 
 from convoy.models.errors import JobError
 from convoy.models.samples import some
 from convoy.models.weights.versions import Versions, renamed
 
-if TYPE_CHECKING:
-    import torch
-
-    Tensors = Mapping[str, torch.Tensor]
+Tensors = Mapping[str, torch.Tensor]
 
 # `torch.compile` puts this before the names of whatever it was given, which may be a part.
 _COMPILED = "_orig_mod."

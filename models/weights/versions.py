@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 # What is said of each part, by its name; the network itself is called "".
 Versions = Mapping[str, Mapping[str, Any]]

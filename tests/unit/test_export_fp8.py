@@ -20,8 +20,8 @@ from convoy.export.tensorrt.engine import Tuned, tune
 from convoy.export.tensorrt.watch import BuildWatch
 from convoy.export.variants.audit import audit
 from convoy.export.variants.calibrate import Calibration, Conversion
-from convoy.export.variants.fp8 import FP8, from_fp8, to_fp8, unfit
 from convoy.export.variants.onnx_graph import array, attribute, initializers, producers
+from convoy.export.variants.pairs import FP8, from_fp8, to_fp8, unfit
 from convoy.export.variants.precision import select
 from convoy.export.variants.variant import write_rounding_twin
 from convoy.models.plans import BuildOptions

@@ -77,7 +77,7 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     task, detection = registries.purpose(job), None
     given = load((folder / files.SAMPLES).read_bytes())
     samples = tuple(given.pop(f"{IN}{name}") for name in job.inputs)
-    noise = tuple(given.pop(f"{NOISE}{name}") for name in job.inputs if f"{NOISE}{name}" in given)
+    noise = tuple(given.pop(f"{NOISE}{name}") for name in job.inputs)
     outputs.check_names(network, job.inputs, is_program=job.kind == "pt2")
     graph.settle(network, job, samples)
     entry = ""
@@ -108,7 +108,7 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
         drawn = graph.normalised([one[: 1 if job.is_alone else None] for one in samples], job)
         untrained.draw(network, lambda: outputs.call(network, job.inputs, drawn))
     reference = graph.reference(network, job, samples)
-    noisy = graph.on_noise(network, job, noise) if noise else {}
+    noisy = graph.on_noise(network, job, noise)
     answers, why_fixed = graph.elsewhere(network, job, given) if job.is_free and not why_alone else ({}, "")
     if job.is_free and why_alone:
         why_fixed = "it is served one by one"

@@ -136,8 +136,7 @@ def from_torchvision(job: TorchJob, *, with_auxiliary: bool = False) -> Any:
 
 
 def _from_timm(job: TorchJob) -> Any:
-    timm = registries.timm_library()
-    registries.check_timm_name(timm, job.name)
+    timm = registries.timm_with(job.name)
     wanted = {} if job.classes is None else {"num_classes": job.classes}
     if job.weights_from != "registry":
         return timm.create_model(job.name, pretrained=False, exportable=True, **wanted)

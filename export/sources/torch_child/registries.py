@@ -43,12 +43,14 @@ def torchvision_models() -> Any:
     return models
 
 
-def timm_library() -> Any:
-    """timm. Raises JobError."""
+def timm_with(name: str) -> Any:
+    """timm, which has a model of this name. Raises JobError, and UsageError where it has none."""
     try:
         import timm
     except ImportError as error:
         raise JobError(f"timm does not load here ({error}); run `pip install timm`") from error
+    if not timm.is_model(name):
+        raise UsageError(f"timm has no model {name!r}; {_near(name, timm.list_models())}")
     return timm
 
 
@@ -84,12 +86,6 @@ def detector_image(model: Any) -> ImageSpec:
     return replace(plain, antialias=False, mean=mean, std=std)
 
 
-def check_timm_name(timm: Any, name: str) -> None:
-    """Raises UsageError for a name that timm does not know."""
-    if not timm.is_model(name):
-        raise UsageError(f"timm has no model {name!r}; {_near(name, timm.list_models())}")
-
-
 def _near(name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known)
     return f"did you mean {some(near)}?" if near else f"it has {some(list(known))}"
@@ -103,9 +99,7 @@ def _read(translate: Any, recipe: Any) -> tuple[ImageSpec | None, str]:
 
 
 def _describe_timm(name: str) -> Description:
-    timm = timm_library()
-    check_timm_name(timm, name)
-    settings = timm.get_pretrained_cfg(name)
+    settings = timm_with(name).get_pretrained_cfg(name)
     if settings is None:
         return Description(why_no_image=f"timm says nothing about images for {name}")
     recipe = settings.to_dict()
