@@ -73,9 +73,8 @@ from convoy.models.png import (
     plainest_pixels,
     png_pixels,
 )
-from convoy.models.resample import sample_without_antialias
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec
-from convoy.models.windowed import resized_window
+from convoy.models.windowed import resized_window, sample_without_antialias
 
 # 64 million pixels is above today's 50-megapixel cameras and costs Pillow 256 MB while it is decoded.
 DEFAULT_MAX_PIXELS = 64_000_000
@@ -90,8 +89,6 @@ QUICK_NS = 250_000
 # Decoding a PNG within these limits takes some tens of microseconds, resizing to as few pixels as many.
 QUICK_PNG_BYTES = 16 << 10
 QUICK_PNG_PIXELS = 64 * 64
-_FEW_SEGMENTS = 32
-_QUICK_JPEG_BYTES = 40 << 10  # more surely take longer
 # Resizing: about so many nanoseconds for each pixel that is read and written, and so many times that by the filter.
 _READ_NS, _WRITTEN_NS = 4, 6
 _DEAR_FILTERS = {"bicubic": 1.7, "lanczos": 2.4}
@@ -105,7 +102,6 @@ _RAW_MODES = {1: "L", 3: "RGB"}
 # an image or an ImageError in any case. `warnings.catch_warnings` is not thread-safe, hence one filter, once.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-_EXIF_ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -283,7 +279,8 @@ def is_quickly_decoded(kind: str, encoded: memoryview, image: ImageSpec) -> bool
             pixels = pixels_alone(encoded)
             return pixels is not None and pixels <= QUICK_PNG_PIXELS
         case "JPEG":
-            return len(encoded) < _QUICK_JPEG_BYTES and _jpeg_ns(bytes(encoded), image) <= QUICK_NS
+            # More bytes surely take longer.
+            return len(encoded) < 40 << 10 and _jpeg_ns(bytes(encoded), image) <= QUICK_NS
     return False
 
 
@@ -295,7 +292,7 @@ def _is_plainest_png(encoded: bytes, image: ImageSpec) -> bool:
 
 def _jpeg_ns(encoded: bytes, image: ImageSpec) -> float:
     """About what a baseline JPEG takes; infinite for others, and for what Pillow decodes."""
-    plain = plain_jpeg(encoded, _FEW_SEGMENTS)
+    plain = plain_jpeg(encoded, 32)
     if plain is None or not plain.is_baseline or not plain.width * plain.height:
         return math.inf
     size = plain.width, plain.height
@@ -420,7 +417,7 @@ def _has_few_markers(encoded: bytes) -> bool:
 def _turned_upright(image: Image.Image, says_how: Image.Image) -> Image.Image:
     """By the metadata of an image that is open in Pillow."""
     try:
-        orientation = says_how.getexif().get(_EXIF_ORIENTATION_TAG, 1)
+        orientation = says_how.getexif().get(0x0112, 1)
         turn = _UPRIGHT.get(orientation)
     except Exception:  # whatever is wrong with the EXIF block, the pixels are sound
         return image

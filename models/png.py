@@ -36,7 +36,6 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _SIGNATURE_BYTES = len(_SIGNATURE)
 _IEND = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 _PIXELS_AT = _SIGNATURE_BYTES + _IHDR.size
-_FEW_CHUNKS = 32
 # Beside the pixels, what cannot become much longer than it is in the file.
 _NOT_COMPRESSED = frozenset((b"PLTE", b"tRNS", b"IDAT", b"gAMA", b"cHRM", b"sRGB", b"pHYs", b"sBIT", b"bKGD", b"tIME"))
 _MODES = {0: "L", 2: "RGB", 6: "RGBA"}  # of eight bits a channel
@@ -174,7 +173,7 @@ def _parts(encoded: bytes) -> list[tuple[int, int]] | None:
 def _chunks(encoded: bytes | memoryview) -> Iterator[tuple[bytes, int, int]]:
     """Kinds of the chunks behind the header, a few at most, and where what they hold begins and should end."""
     position, last = _PIXELS_AT, len(encoded) - _CHUNK.size
-    for _ in range(_FEW_CHUNKS):
+    for _ in range(32):
         if position > last:
             return
         length, kind = _CHUNK.unpack_from(encoded, position)

@@ -40,8 +40,6 @@ def misfit(found: Shapes, expected: Shapes) -> str | None:
 
 
 _UNKNOWN = re.compile(r"Unsupported global: GLOBAL (\S+) was not an allowed global")
-# Each is met by reading the file once more.
-_MOST_CLASSES = 100
 
 
 class _Kind(type):
@@ -78,7 +76,8 @@ def load_tensors(path: Path) -> tuple[Any, list[str]]:
         except Exception as error:  # a zip, pickle or storage error, by format; torch's advice is to trust the file
             unknown = _UNKNOWN.search(str(error))
             name = "" if unknown is None else unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"
-            if not name or name in foreign or len(foreign) == _MOST_CLASSES:
+            # Each is met by reading the file once more.
+            if not name or name in foreign or len(foreign) == 100:
                 raise JobError(
                     f"{path.name} is not plain tensors; save the network's state_dict as safetensors"
                 ) from error
