@@ -17,11 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from convoy.app.engines.cpu import has_int8_dot_product
+from convoy.app.engines.batch import EngineFailure
+from convoy.app.engines.cpu import cpu_budget, has_int8_dot_product
 from convoy.app.engines.speedup import is_worthwhile
+from convoy.export.ahead import judged_by_builder
 from convoy.export.data import ExportData, ImageSet
 from convoy.export.plan import ExportPlan
-from convoy.export.profiling.profile import Timings
+from convoy.export.profiling.profile import Timings, measured_everywhere
+from convoy.export.profiling.roofline import measure_roofline
+from convoy.export.progress import Progress
 from convoy.export.proof.proving import AccuracyGate
 from convoy.export.proof.sanity import NOTHING_FOUND, Sanity
 from convoy.export.proof.verify import Score
@@ -30,7 +34,8 @@ from convoy.export.rows import Rows, bytes_of, count_of, joined, picked
 from convoy.export.sources.onnx_sizes import free_sizes
 from convoy.export.sources.torch_job import EXTERNAL_DATA, TorchResult
 from convoy.export.variants.making import Made
-from convoy.export.variants.variant import OpenVariant
+from convoy.export.variants.precision import RECIPES, Recipe
+from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
 from convoy.models.bundle import (
     CANARY,
     LABELS,
@@ -49,13 +54,14 @@ from convoy.models.bundle import (
     Target,
     Variant,
     canary_bytes,
+    open_bundle,
     seal,
     sha256_file,
 )
 from convoy.models.checkpoint import convoy_version, installed_versions
-from convoy.models.errors import UsageError
+from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.spec import ModelSpec
-from convoy.models.store import Store
+from convoy.models.store import Store, is_version
 
 _DEVICES: dict[Target, str] = {
     "cpu": "time",
@@ -303,3 +309,74 @@ class BundleSigner:
 def signer_of(key_file: Path | None) -> BundleSigner | None:
     """None where nothing is to be signed. Raises UsageError."""
     return None if key_file is None else BundleSigner(key_file)
+
+
+def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigner | None = None) -> Path:
+    """Measure the bundle in `folder`; returns the new version's folder.
+
+    It is written to the store that the bundle lies in, or to `store` where it lies in none. Raises UsageError where
+    there is no folder, and JobError for a bundle that cannot be measured, is of an older version, or was changed.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; pass a version's, such as store/NAME/1")
+    try:
+        bundle = open_bundle(folder)
+    except BundleError as error:
+        raise JobError(str(error)) from error
+    old = bundle.manifest
+    if any(variant.passes_gate is None for variant in old.variants[1:]):
+        raise JobError(
+            f"{folder}: an older version of Convoy exported it, and did not write down which variants are accurate "
+            "enough whatever their speed; export the model again"
+        )
+    timings, roofline = _measured(bundle, progress)
+    measured = [(variant, timings.get(variant.file, Timings())) for variant in old.variants]
+    reference, *others = (
+        replace(variant, latency=own.latency, other_latencies=own.other_latencies) for variant, own in measured
+    )
+    content = replace(
+        old,
+        variants=(reference, *map(_judged, others)),
+        roofline=roofline,
+        provenance=replace(old.provenance, remeasured_at=datetime.now(UTC).isoformat(timespec="microseconds")),
+    )
+    with progress.step("publish"):
+        return publish_again(_store_of(folder, old.spec.name, store), bundle, content, signer)
+
+
+def _measured(bundle: Bundle, progress: Progress) -> tuple[dict[str, Timings], Roofline | None]:
+    """The timings by file, of what this machine runs; and what the machine attains, where the bundle tells that."""
+    spec, folder = bundle.manifest.spec, bundle.folder
+    recipes = [recipe for recipe in map(_recipe, bundle.manifest.variants) if recipe.row is not None]
+    try:
+        with opened(spec, recipes, folder) as candidates, opened_elsewhere(spec, recipes, folder) as others:
+            measured = measured_everywhere(candidates, others, progress)
+            roofline = None
+            if bundle.manifest.roofline is not None:
+                with progress.step("measure this device"):
+                    roofline = measure_roofline(candidates[0], cpu_budget())
+    except EngineFailure as failure:
+        raise JobError(f"the serving engine cannot run the network: {failure}") from failure
+    except BundleError as error:
+        raise JobError(str(error)) from error
+    return {recipe.file: timings for recipe, timings in zip(recipes, measured, strict=True)}, roofline
+
+
+def _recipe(variant: Variant) -> Recipe:
+    known = {recipe.file: recipe for recipe in RECIPES}
+    if variant.file not in known:
+        raise JobError(f"{variant.file} is no file that export makes; its latency is not known how to measure")
+    return known[variant.file]
+
+
+def _judged(variant: Variant) -> Variant:
+    """As when it was exported, with the new latency."""
+    assert variant.passes_gate is not None, "older bundles were refused; this is a bug"
+    judged = judged_by_speed(replace(variant, serve=variant.passes_gate, reason=variant.proof))
+    return judged if variant.builder is None else judged_by_builder(judged, variant.builder)
+
+
+def _store_of(folder: Path, name: str, otherwise: Path) -> Store:
+    whole = folder.resolve()
+    lies_in_store = is_version(whole.name) and whole.parent.name == name
+    return Store(whole.parent.parent) if lies_in_store else Store(otherwise)

@@ -29,6 +29,7 @@ from convoy.export.assemble import (
     provenance,
     publish,
     remarked,
+    remeasure,
     signer_of,
     verdicts,
 )
@@ -50,13 +51,11 @@ from convoy.export.proof.activation import (
     specs_of,
 )
 from convoy.export.proof.ending import normalised_outputs, read_ending
-from convoy.export.proof.judging import Judge
-from convoy.export.proof.metric import metric_judge
+from convoy.export.proof.judging import Judge, metric_judge
 from convoy.export.proof.outcomes import Outcomes
 from convoy.export.proof.proving import AccuracyGate, LeftOut, Prover, in_words
 from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference, judge_score
 from convoy.export.proof.verify import ON_NOISE, Score, check_against_torch, compared_batches, observe
-from convoy.export.remeasure import remeasure
 from convoy.export.report.mistakes import find_mistakes
 from convoy.export.rows import count_of
 from convoy.export.sources.onnx_plain import export_plain, is_plain

@@ -41,8 +41,6 @@ from convoy.models.store import Store, check_name
 from convoy.models.tasks import DetectionOutputs, Task
 from convoy.models.weights.key import refuse_needless_key
 
-# What one input is called that has no name of its own.
-_ONLY = "input"
 _TENSOR = re.compile(r"(?:([A-Za-z_][\w.]*)=)?([1-9]\d{0,8}(?:x[1-9]\d{0,8})*)(?::(\w+))?")
 
 
@@ -63,7 +61,7 @@ def parse_tensors(text: str) -> tuple[TensorSpec, ...]:
                 f"signal=1x1000,age=1:INT64 with one of {', '.join(dtypes)}"
             )
         shape = tuple(int(size) for size in part[2].split("x"))
-        specs.append(TensorSpec(part[1] or _ONLY, (part[3] or "FP32").upper(), shape))
+        specs.append(TensorSpec(part[1] or "input", (part[3] or "FP32").upper(), shape))
     if len({spec.name for spec in specs}) < len(specs):
         raise UsageError(f"--input {text!r} names an input twice; give each its own name")
     return tuple(specs)
@@ -201,9 +199,8 @@ def _has_classes(source: str) -> bool:
 def _tensor_inputs(source: ModelSource, asked: tuple[TensorSpec, ...], arrays: Path | None) -> tuple[TensorSpec, ...]:
     """What a network of tensors takes: as the user says, else as the arrays are; an ONNX file says names and dtypes."""
     if source.kind == "onnx":
-        assert source.file is not None
         given = read_array_file(arrays).specs if arrays is not None else asked
-        return tensor_inputs(source.file, given)
+        return tensor_inputs(source.path, given)
     if asked:
         return asked
     assert arrays is not None

@@ -81,9 +81,10 @@ def summary(manifest: Manifest) -> Group:
     for heading in ("size", _score_heading(manifest), "agreement", "ms b=1", f"ms b={largest}", "speed", "served"):
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in manifest.variants:
+        nbytes = manifest.files[variant.file].bytes
         table.add_row(
             variant.file,
-            _size(manifest.files[variant.file].bytes),
+            f"{nbytes / 1024:.0f} KiB" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.1f} MiB",
             *_accuracy(variant),
             *_latency(variant),
             _speed(variant),
@@ -128,10 +129,6 @@ def _served(manifest: Manifest, variant: Variant) -> str:
 def _score_heading(manifest: Manifest) -> str:
     """The metric; one that would widen the table by its name is a score, and the reasons below it name it."""
     return manifest.metric if len(manifest.metric) <= 8 else "score"
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1024:.0f} KiB" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.1f} MiB"
 
 
 def _accuracy(variant: Variant) -> tuple[str, str]:

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
 
 from convoy.app.engines.onnx_session import Level, new_session, session_options
 from convoy.app.engines.onnxruntime import open_session
@@ -77,10 +76,8 @@ def count_work(path: Path, inputs: tuple[TensorSpec, ...], *, batched: bool = Tr
 
     Raises JobError where the runtime does not run the graph on zeros.
     """
-    arrays = {}
-    for spec in inputs:
-        shape = spec.drawn_shape
-        arrays[spec.name] = np.zeros((1, *shape) if batched else shape, spec.numpy_dtype)
+    first = (1,) if batched else ()
+    arrays = {spec.name: np.zeros((*first, *spec.drawn_shape), spec.numpy_dtype) for spec in inputs}
     operators = _run_once(path, arrays)
     moved = sum(o.output_bytes for o in operators if o.kind not in _MOVES | _IN_PLACE)
     return Work(
@@ -243,17 +240,17 @@ def _prepared(
     """A graph of one node, bound to memory that is there already; the result runs it once, into `output`."""
 
     def tensor(name: str, array: np.ndarray) -> Any:
-        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
 
-    graph = helper.make_graph(
-        [helper.make_node(operator, [*inputs, *constants], ["z"])],
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node(operator, [*inputs, *constants], ["z"])],
         operator,
         [tensor(name, array) for name, array in inputs.items()],
         [tensor("z", output)],
         [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     path = folder / f"{operator}.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
     session = open_session(path, threads)
     binding = session.io_binding()
     for name, array in inputs.items():

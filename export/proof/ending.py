@@ -117,7 +117,8 @@ class _EndingReader(_GraphReader):
             return None
         parts = self._parts(node, steps)
         if parts and all(part.kind == "unbounded" for part in parts):
-            if node.op_type == "Neg" and self._is(node.input[0], "Softplus"):
+            inner = self._node(node.input[0])
+            if node.op_type == "Neg" and inner is not None and inner.op_type == "Softplus":
                 return Ending("derived", "the logarithm of a sigmoid")  # -log(1 + exp(-x))
             return Ending("unbounded", f"{parts[0].words}, {node.op_type}")
         return None
@@ -131,11 +132,7 @@ class _EndingReader(_GraphReader):
         return Ending("derived", f"{of_probabilities[0].words}, {node.op_type}")
 
     def _parts(self, node: Any, steps: int) -> list[Ending]:
-        return [self.read(name, steps - 1) for name in node.input if name and not self._is_constant(name)]
-
-    def _is(self, tensor: str, kind: str) -> bool:
-        node = self._node(tensor)
-        return node is not None and node.op_type == kind
+        return [self.read(name, steps - 1) for name in node.input if name and self._source(name) not in self._constants]
 
     def _is_share(self, value: str, total: str) -> bool:
         """Whether `total` is the sum of `value`."""
@@ -167,9 +164,6 @@ class _EndingReader(_GraphReader):
     def _is_one(self, tensor: str) -> bool:
         values = self._constants.get(self._source(tensor))
         return values is not None and bool(np.all(array(values) == 1))
-
-    def _is_constant(self, tensor: str) -> bool:
-        return self._source(tensor) in self._constants
 
     def _node(self, tensor: str, unchanged: frozenset[str] = _UNCHANGED) -> Any | None:
         """Who makes the values of `tensor`."""

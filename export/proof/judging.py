@@ -7,20 +7,37 @@
     detect       F1 of the best boxes, matched by class and IoU  by --metric alone
     none         1 less the relative error of the worst output   by --metric alone
 
-A function of the user's (`--metric`) takes the place of the score. Knows arrays and specs; knows no engine and no file.
+A function of the user's, `--metric file.py:function`, may give the score instead:
+
+    scores = function(outputs, targets)      a number for each sample, more is better
+
+`outputs` is the one array [n, ...], or a dict of arrays by name where there are several; `targets` [n, ...] are those
+of the data set. The function runs in a process of its own, `convoy.export.proof.metric_child`, because it may import
+anything. That process ends with the export.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import io
+import json
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
 from convoy.export.proof.ending import declared_shares
+from convoy.export.proof.metric_child import OUT, TARGETS, read_frame, write_frame
 from convoy.export.proof.outcomes import Outcomes, ScoredOutcomes, errors_by_output
-from convoy.export.rows import Rows
+from convoy.export.rows import Rows, count_of
+from convoy.export.sources.torch_job import one_line
+from convoy.export.sources.torch_process import child_process
 from convoy.models.activation import class_numbers
 from convoy.models.boxes import InputBoxes, find_boxes
 from convoy.models.bundle import TOP_1
@@ -210,17 +227,6 @@ def judge_of(spec: ModelSpec) -> Judge:
     return ScoreJudge(metric, f"{spec.task} {spec.activation}", like, score, alike, _shares(spec))
 
 
-def with_metric(judge: Judge, metric: str, key: str, score: ScoreOf, spec: ModelSpec) -> Judge:
-    """The judge with a function in the place of its score; how alike answers are stays what it was."""
-
-    def like(answers: Rows, reference: Rows) -> np.ndarray:
-        found = judge.judged(answers, reference, None)
-        return found.right.astype(np.float64) if isinstance(found, Outcomes) else found.agreements
-
-    alike = judge.alike if isinstance(judge, ScoreJudge) else _SAME_CLASS
-    return ScoreJudge(metric, f"{judge.key} {key}", like, score, alike, _shares(spec))
-
-
 def _shares(spec: ModelSpec) -> tuple[str, ...]:
     """The outputs that are probabilities."""
     return tuple(declared_shares(spec))
@@ -298,3 +304,68 @@ _TASKS: Mapping[str, Callable[[ModelSpec], _Parts]] = {
     "detect": _of_detect,
     "none": _of_none,
 }
+
+
+_CHILD = ("-P", "-B", "-m", "convoy.export.proof.metric_child")
+
+
+@contextmanager
+def metric_judge(metric: tuple[Path, str] | None, spec: ModelSpec) -> Iterator[Judge]:
+    """The judge of the spec's task, with the user's function instead of its score while the context lasts.
+
+    How alike answers are stays what it was. Raises JobError for a function that is not there.
+    """
+    judge = judge_of(spec)
+    if metric is None:
+        yield judge
+        return
+    file, name = metric
+
+    def like(answers: Rows, reference: Rows) -> np.ndarray:
+        found = judge.judged(answers, reference, None)
+        return found.right.astype(np.float64) if isinstance(found, Outcomes) else found.agreements
+
+    with tempfile.TemporaryFile() as log, child_process([*_CHILD, str(file), name], subprocess.PIPE, log) as child:
+        process = MetricProcess(file, name, child, log)
+        process.asked(b"")
+        # What else the file imports is not known, so that no score is kept for the next run.
+        key = f"{judge.key} {uuid.uuid4().hex}"
+        alike = judge.alike if isinstance(judge, ScoreJudge) else _SAME_CLASS
+        yield ScoreJudge(process.shown, key, like, process.scores, alike, _shares(spec))
+
+
+class MetricProcess:
+    """A process that has the function. Made by `metric_judge`."""
+
+    def __init__(self, file: Path, name: str, child: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+        self.shown = f"{file.name}:{name}"
+        self._child, self._log = child, log
+
+    def scores(self, outputs: Rows, targets: np.ndarray) -> np.ndarray:
+        """float64 [n], finite. Raises JobError for what the function may not do, and with its own errors."""
+        if len(targets) != count_of(outputs):
+            raise JobError(f"there are {len(targets)} targets for {count_of(outputs)} samples; this is a bug")
+        file = io.BytesIO()
+        arrays: dict[str, Any] = {TARGETS: targets, **{f"{OUT}{name}": array for name, array in outputs.items()}}
+        np.savez(file, **arrays)
+        return np.array(self.asked(file.getvalue())["scores"], np.float64)
+
+    def asked(self, frame: bytes) -> dict[str, list[float]]:
+        """The child's answer to a frame; an empty one only asks whether it is ready."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        try:
+            write_frame(self._child.stdin, frame)
+            answer = json.loads(read_frame(self._child.stdout))
+        except (OSError, EOFError):
+            raise JobError(
+                f"--metric {self.shown} ended its process{self._final_error()}; let it return scores"
+            ) from None
+        if "error" in answer:
+            raise JobError(f"--metric {answer['error']}")
+        return dict(answer)
+
+    def _final_error(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return f" ({one_line(lines[-1], 160)})" if lines else ""

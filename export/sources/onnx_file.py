@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.free_sizes import Size
@@ -64,16 +63,16 @@ def write_out_ceil(model: Any) -> None:
             continue
         kept = [one for one in node.attribute if one.name not in ("ceil_mode", "pads")]
         del node.attribute[:]
-        node.attribute.extend([*kept, helper.make_attribute("pads", [*pads[:rank], *ends])])
+        node.attribute.extend([*kept, onnx.helper.make_attribute("pads", [*pads[:rank], *ends])])
         if is_longer and is_counted:
             # What is beyond the padding must not count: each mean is of fewer values than the kernel has.
             factors = np.ones([1, 1, *[1] * rank])
             for axis, own in enumerate(counts):
                 factors = factors * (kernel[axis] / own).reshape([-1 if i == axis + 2 else 1 for i in range(rank + 2)])
             output, name = node.output[0], f"{node.output[0]}.counts"
-            graph.initializer.append(numpy_helper.from_array(factors.astype(np.float32), name))
+            graph.initializer.append(onnx.numpy_helper.from_array(factors.astype(np.float32), name))
             node.output[0] = f"{output}.means"
-            product = helper.make_node("Mul", [node.output[0], name], [output], f"{node.name or output}.counted")
+            product = onnx.helper.make_node("Mul", [node.output[0], name], [output], f"{node.name or output}.counted")
             graph.node.insert(list(graph.node).index(node) + 1, product)
 
 

@@ -33,7 +33,7 @@ from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.ending import normalised_outputs
 from convoy.export.proof.outcomes import WHOLE
 from convoy.export.proof.verify import MAX_FP32_ERROR
-from convoy.export.rows import Rows, count_of, joined, noise_of_both_signs, picked
+from convoy.export.rows import count_of, joined, noise_of_both_signs, picked
 from convoy.export.sources import onnx_file
 from convoy.export.sources.onnx_file import DoesNotRunError, Original
 from convoy.export.sources.onnx_sizes import PROVED_BATCH, Batching, FreeInput, listed, settle, write_batched
@@ -65,12 +65,11 @@ def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
     _refuse_images(options)
     labels = read_labels(options.labels) if options.labels else ()
     asked = parse_input(options.input) if options.input is not None else None
-    assert source.file is not None
-    _refuse_unprovable(source.file, name)
+    _refuse_unprovable(source.path, name)
     with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
         folder = Path(temporary)
         with progress.step("prove the batch"):
-            known = settle(source.file, asked, folder)
+            known = settle(source.path, asked, folder)
             largest = max(PROVED_BATCH, options.max_batch)
             batching = write_batched(known.file, folder / REFERENCE.file, known.size, largest)
         batching = replace(batching, reason="; ".join(filter(None, (known.remark, batching.reason))))
@@ -150,11 +149,10 @@ def _per_sample(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
 def _prove(
     source: ModelSource, spec: ModelSpec, known: FreeInput, batching: Batching, folder: Path, progress: Progress
 ) -> tuple[Variant, Canary]:
-    assert source.file is not None
     with opened(spec, [REFERENCE], folder) as (served,):
         with progress.step("compare with the file"):
-            canary = _record(source.file, spec, 8)
-            noise = _noisy(source.file, spec)
+            canary = _record(source.path, spec, 8)
+            noise = _noisy(source.path, spec)
             normalised = normalised_outputs(folder / REFERENCE.file, spec, canary.outputs)
             error = max(_worst_error(served, one, normalised, batched=batching.batched) for one in (canary, *noise))
 
@@ -164,7 +162,7 @@ def _prove(
 
             for size in known.sizes[1:]:
                 # Enough for a batch that is no power of two.
-                elsewhere = _record(source.file, _at(spec, size), 3)
+                elsewhere = _record(source.path, _at(spec, size), 3)
                 error = max(error, _worst_error(served, elsewhere, normalised, batched=batching.batched))
         with opened_elsewhere(spec, [REFERENCE], folder, as_file) as others:
             (timings,) = measured_everywhere([served], others, progress)
@@ -222,14 +220,14 @@ def _noisy(original: Path, spec: ModelSpec) -> list[Canary]:
     except DoesNotRunError:
         return []
     # A batch that has one row without a number may have none in another.
-    finite = [Canary(one, answers) for one, answers in answered if _are_finite(answers)]
+    finite = [
+        Canary(one, answers)
+        for one, answers in answered
+        if all(np.isfinite(array).all() for array in answers.values() if array.dtype.kind == "f")
+    ]
     if not spec.max_batch_size or not finite:
         return finite
     return [Canary(joined([one.inputs for one in finite]), joined([one.outputs for one in finite]))]
-
-
-def _are_finite(outputs: Rows) -> bool:
-    return all(np.isfinite(one).all() for one in outputs.values() if one.dtype.kind == "f")
 
 
 def _worst_error(served: OpenVariant, canary: Canary, normalised: Collection[str], *, batched: bool) -> float:
@@ -267,7 +265,6 @@ def _error(answers: np.ndarray, expected: np.ndarray, least_size: float) -> floa
 
 
 def _provenance(source: ModelSource, known: FreeInput) -> Provenance:
-    assert source.file is not None
     tools: Mapping[str, str] = {
         "convoy": convoy_version(),
         "python": platform.python_version(),
@@ -275,4 +272,4 @@ def _provenance(source: ModelSource, known: FreeInput) -> Provenance:
     }
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     sizes = tuple(map(str, known.sizes))
-    return Provenance(source.shown, sha256_file(source.file), None, None, dict(tools), now, free_sizes=sizes)
+    return Provenance(source.shown, sha256_file(source.path), None, None, dict(tools), now, free_sizes=sizes)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from convoy.app.engines.batching import check_rows
 from convoy.app.engines.cpu import cpu_budget
@@ -118,7 +117,7 @@ def _free_reshapes(graph: Any) -> int:
         node.attribute.extend(kept)
         # A name of its own: others may read the same constant.
         own = f"{node.input[1]}.freed{count}"
-        graph.initializer.append(numpy_helper.from_array(np.array([0, *shape[1:]], np.int64), own))
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, *shape[1:]], np.int64), own))
         node.input[1] = own
         count += 1
     return count

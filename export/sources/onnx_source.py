@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.free_sizes import Size
@@ -252,17 +251,17 @@ def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: boo
     mean, std = (np.array(values, np.float32).reshape(per_channel) for values in (image.mean, image.std))
     steps: list[tuple[str, list[str], dict[str, Any]]] = []
     if is_bytes:  # first of all, because TensorRT takes uint8 inputs only straight into a Cast
-        steps.append(("Cast", [], {"to": TensorProto.FLOAT}))
+        steps.append(("Cast", [], {"to": onnx.TensorProto.FLOAT}))
     if is_bytes != found.last:
         steps.append(("Transpose", [], {"perm": [0, 3, 1, 2] if is_bytes else [0, 2, 3, 1]}))
     if is_bytes:
         for name, array in (("convoy.scale", 1 / (255 * std)), ("convoy.shift", -mean / std)):
-            graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+            graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
         steps += [("Mul", ["convoy.scale"], {}), ("Add", ["convoy.shift"], {})]
     nodes, tensor = [], INPUT_NAME
     for index, (kind, others, attributes) in enumerate(steps or [("Identity", [], {})]):
         output = inner if index == max(len(steps), 1) - 1 else f"convoy.front{index}"
-        nodes.append(helper.make_node(kind, [tensor, *others], [output], f"convoy.{kind.lower()}", **attributes))
+        nodes.append(onnx.helper.make_node(kind, [tensor, *others], [output], f"convoy.{kind.lower()}", **attributes))
         tensor = output
     own = list(graph.node)
     del graph.node[:]
@@ -272,8 +271,8 @@ def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: boo
     sizes = image.free_tensor_shape if is_free else image.tensor_shape
     names = iter(("height", "width"))
     shape = ["batch" if batched else 1, *(next(names) if size < 0 else size for size in sizes)]
-    dtype = TensorProto.UINT8 if is_bytes else TensorProto.FLOAT
-    graph.input.extend([helper.make_tensor_value_info(INPUT_NAME, dtype, shape), *kept])
+    dtype = onnx.TensorProto.UINT8 if is_bytes else onnx.TensorProto.FLOAT
+    graph.input.extend([onnx.helper.make_tensor_value_info(INPUT_NAME, dtype, shape), *kept])
 
 
 def _rename(graph: Any, old: str, new: str) -> None:

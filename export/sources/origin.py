@@ -37,6 +37,12 @@ class ModelSource:
     published: str = ""
 
     @property
+    def path(self) -> Path:
+        """The file of a source that is one."""
+        assert self.file is not None
+        return self.file
+
+    @property
     def shown(self) -> str:
         """As it stands in the manifest: a user's file by its name alone, for folders are the machine's business."""
         beside = f" ({self.published})" if self.published else ""
@@ -179,8 +185,7 @@ def channels_of(source: ModelSource, size: Size) -> int:
     asked.
     """
     if source.kind == "onnx":
-        assert source.file is not None
-        taken = image_channels(source.file)
+        taken = image_channels(source.path)
     elif source.kind in ("file", "pt2"):
         taken = ask(Inquiry(source.kind, source.name, str(source.file), (size.height, size.width))).channels
     else:

@@ -43,8 +43,7 @@ def to_onnx(plan: ExportPlan, samples: Rows, folder: Path) -> TorchResult:
     noise = noise_of_both_signs(plan.inputs, plan.image)
     others = _of_other_sizes(plan.image) if plan.is_free and plan.image else ()
     if plan.source.kind == "onnx":
-        assert plan.source.file is not None
-        original = plan.source.file, plan.source.shown
+        original = plan.source.path, plan.source.shown
         if plan.image is None:
             return take(*original, samples, folder, noise)
         return wrap(*original, plan.image, samples, folder, others, noise)

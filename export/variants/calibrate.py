@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -64,11 +64,6 @@ class ActivationHistogram:
         right = int(np.searchsorted(cumulated, 1 - cut)) + 1
         edges = np.linspace(-self.limit, self.limit, BINS + 1)
         return max(self.lowest, float(edges[left])), min(self.highest, float(edges[min(right, BINS)]))
-
-    def coarse(self, bins: int) -> tuple[np.ndarray, np.ndarray]:
-        """Counts [bins] and edges [bins + 1] with bins merged; `bins` divides BINS."""
-        merged = self.counts.reshape(bins, -1).sum(axis=1)
-        return merged, np.linspace(-self.limit, self.limit, bins + 1, dtype=np.float32)
 
     def _widen(self, limit: float) -> None:
         if self.limit == 0:
@@ -200,7 +195,18 @@ def observed(
     graph: Path, chunks: Iterable[Chunk], tensors: Collection[str] | None = None
 ) -> Iterator[Mapping[str, np.ndarray]]:
     """The values that float tensors take, [n, ...] by name, for a few images at a time; of all, or of `tensors`."""
-    session, names = _observing(graph, tensors)
+    model = onnx.load(str(graph))
+    given_out = {output.name for output in model.graph.output}
+    for node in model.graph.node:
+        model.graph.output.extend(
+            onnx.ValueInfoProto(name=name)
+            for name in node.output
+            if name and name not in given_out and (tensors is None or name in tensors)
+        )
+    # Fused, a tensor between two nodes is not there to be looked at.
+    session = unoptimised_session(model.SerializeToString(), cpu_budget())
+    outputs = [node.name for node in session.get_outputs() if node.type == "tensor(float)"]
+    names = [name for name in outputs if tensors is None or name in tensors]
     floats = [given.name for given in session.get_inputs() if given.type == "tensor(float)"]
     # What cannot be batched has a fixed number of samples; a free one has a name here.
     fixed = [given.shape[0] for given in session.get_inputs() if given.shape and isinstance(given.shape[0], int)]
@@ -218,25 +224,10 @@ def observed(
             batch = max(1, int(min(most, count_of(chunk.inputs), (256 << 20) // max(1, nbytes))))
 
 
-def _observing(graph: Path, tensors: Collection[str] | None) -> tuple[Any, list[str]]:
-    """A session of the graph that gives out every float tensor, or those of `tensors`, and their names."""
-    model = onnx.load(str(graph))
-    given = {output.name for output in model.graph.output}
-    for node in model.graph.node:
-        model.graph.output.extend(
-            onnx.ValueInfoProto(name=name)
-            for name in node.output
-            if name and name not in given and (tensors is None or name in tensors)
-        )
-    # Fused, a tensor between two nodes is not there to be looked at.
-    session = unoptimised_session(model.SerializeToString(), cpu_budget())
-    floats = [node.name for node in session.get_outputs() if node.type == "tensor(float)"]
-    return session, [name for name in floats if tensors is None or name in tensors]
-
-
 def _entropy(histogram: ActivationHistogram) -> Range:
-    counts, edges = histogram.coarse(_ENTROPY_BINS)
-    start, end = least_divergent(counts)
+    # With bins merged, which divide `BINS`.
+    start, end = least_divergent(histogram.counts.reshape(_ENTROPY_BINS, -1).sum(axis=1))
+    edges = np.linspace(-histogram.limit, histogram.limit, _ENTROPY_BINS + 1, dtype=np.float32)
     return max(histogram.lowest, float(edges[start])), min(histogram.highest, float(edges[end]))
 
 

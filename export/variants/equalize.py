@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
 from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import observed
@@ -134,7 +133,7 @@ def _cross(graph: Any, node: Any, scales: np.ndarray) -> list[str]:
     """Let a node that is not homogeneous see what it saw before, or keep to the scaled limits; the tensors added."""
 
     def constant(name: str, values: np.ndarray) -> str:
-        graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), name))
+        graph.initializer.append(onnx.numpy_helper.from_array(values.astype(np.float32), name))
         return name
 
     (source, *limits), (output,) = node.input, node.output
@@ -142,26 +141,26 @@ def _cross(graph: Any, node: Any, scales: np.ndarray) -> list[str]:
         top = array(initializers(graph)[limits[1]]) * scales
         own = constant(f"{node.name}.limits", top)
         positive = f"{output}.positive"
-        graph.node.append(helper.make_node("Relu", [source], [positive], f"{node.name}.positive"))
-        graph.node.append(helper.make_node("Min", [positive, own], [output], f"{node.name}.limited"))
+        graph.node.append(onnx.helper.make_node("Relu", [source], [positive], f"{node.name}.positive"))
+        graph.node.append(onnx.helper.make_node("Min", [positive, own], [output], f"{node.name}.limited"))
         graph.node.remove(node)
         return [positive]
     before = f"{source}.for.{node.name}"
     factors = constant(f"{node.name}.scales", 1 / scales)
-    graph.node.append(helper.make_node("Mul", [source, factors], [before], f"{node.name}.unscale"))
+    graph.node.append(onnx.helper.make_node("Mul", [source, factors], [before], f"{node.name}.unscale"))
     if node.op_type in GATES:
         node.input[0] = before
         return [before]
     gate = f"{output}.gate"
-    made = helper.make_node("HardSigmoid", [before], [gate], f"{node.name}.gate", alpha=1 / 6, beta=0.5)
-    graph.node.extend([made, helper.make_node("Mul", [source, gate], [output], f"{node.name}.gated")])
+    made = onnx.helper.make_node("HardSigmoid", [before], [gate], f"{node.name}.gate", alpha=1 / 6, beta=0.5)
+    graph.node.extend([made, onnx.helper.make_node("Mul", [source, gate], [output], f"{node.name}.gated")])
     graph.node.remove(node)
     return [before, gate]
 
 
 def multiply(tensor: Any, factors: np.ndarray) -> None:
     """Multiply a constant of the graph, in place."""
-    tensor.CopyFrom(numpy_helper.from_array(array(tensor) * factors, tensor.name))
+    tensor.CopyFrom(onnx.numpy_helper.from_array(array(tensor) * factors, tensor.name))
 
 
 # Channels brought to one range where a layer reads them in 8 bits, by a product in front of the layer. For engines
@@ -196,8 +195,8 @@ def level_inputs(graph: Path, levels: Levels, target: Path) -> tuple[Path, tuple
         rank = len(constants[nodes[0].input[1]].dims)
         factors, levelled = f"{tensor}.scales", f"{tensor}.levelled"
         shaped = scales.reshape(1, -1, *[1] * (rank - 2))
-        model.graph.initializer.append(numpy_helper.from_array(shaped, factors))
-        model.graph.node.append(helper.make_node("Mul", [tensor, factors], [levelled], f"{tensor}.level"))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(shaped, factors))
+        model.graph.node.append(onnx.helper.make_node("Mul", [tensor, factors], [levelled], f"{tensor}.level"))
         for node in nodes:
             multiply(constants[node.input[1]], for_reader(node, constants, 1 / scales))
             node.input[0] = levelled

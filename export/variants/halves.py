@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
 
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.calibrate import Conversion, Ranges
@@ -98,7 +97,7 @@ def _join_fp32_islands(graph: Any) -> None:
     """Take out casts to FP16 and straight back between two FP32 nodes: the very values that do not fit go there."""
     makers = producers(graph)
     for node in list(graph.node):
-        if node.op_type != "Cast" or attribute(node, "to", None) != TensorProto.FLOAT:
+        if node.op_type != "Cast" or attribute(node, "to", None) != onnx.TensorProto.FLOAT:
             continue
         before = makers.get(node.input[0])
         if before is not None and _is_from_fp32(before):
@@ -129,21 +128,23 @@ def convert_to_bf16(conversion: Conversion, target: Path) -> Mapping[str, str]:
     """
     model = onnx.load(str(conversion.calibration.graph))
     graph, constants = model.graph, initializers(model.graph)
-    narrow = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
+    narrow = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
     for node in list(graph.node):
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or not conversion.takes(node.name):
             continue
         for index, name in enumerate(node.input):
             weight = constants.get(name)
-            if weight is None or weight.data_type != TensorProto.FLOAT or len(weight.dims) < 2:
+            if weight is None or weight.data_type != onnx.TensorProto.FLOAT or len(weight.dims) < 2:
                 continue
             stored = array(weight).astype(narrow)
             short, wide = f"{name}_bf16", f"{node.name}_{name}_wide"
             if short not in constants:
-                values = helper.make_tensor(short, TensorProto.BFLOAT16, stored.shape, stored.tobytes(), raw=True)
+                values = onnx.helper.make_tensor(
+                    short, onnx.TensorProto.BFLOAT16, stored.shape, stored.tobytes(), raw=True
+                )
                 graph.initializer.append(values)
                 constants[short] = values
-            graph.node.insert(0, helper.make_node("Cast", [short], [wide], to=TensorProto.FLOAT))
+            graph.node.insert(0, onnx.helper.make_node("Cast", [short], [wide], to=onnx.TensorProto.FLOAT))
             node.input[index] = wide
     tidy(graph)
     onnx.save(model, str(target))

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from convoy.app.engines.onnx_session import Level, new_session, session_options, unoptimised_session
 
@@ -187,7 +186,7 @@ def constants(graph: Any) -> dict[str, Any]:
 
 def array(tensor: Any) -> np.ndarray:
     """A constant tensor's values."""
-    values: np.ndarray = numpy_helper.to_array(tensor)
+    values: np.ndarray = onnx.numpy_helper.to_array(tensor)
     return values
 
 

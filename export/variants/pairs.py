@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.calibrate import Conversion, Ranges
@@ -240,7 +239,7 @@ def _with_whole_hardswish(model: Any) -> Any:
             continue
         if math.isclose(factor, 1 / 6, rel_tol=1e-6) and math.isclose(bias, 0.5):
             (product,) = products
-            whole = helper.make_node("HardSwish", [source], [product.output[0]], product.name)
+            whole = onnx.helper.make_node("HardSwish", [source], [product.output[0]], product.name)
             graph.node.remove(product)
             graph.node.append(whole)
     tidy(graph)
@@ -311,7 +310,7 @@ def _is_of_int8_pair(node: Any, constants: Mapping[str, Any]) -> bool:
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) < 3:
         return False
     zero = constants.get(node.input[2])
-    if zero is None or zero.data_type != TensorProto.INT8 or array(zero).any():
+    if zero is None or zero.data_type != onnx.TensorProto.INT8 or array(zero).any():
         return False
     return node.op_type == "QuantizeLinear" or node.input[0] not in constants
 
@@ -319,18 +318,18 @@ def _is_of_int8_pair(node: Any, constants: Mapping[str, Any]) -> bool:
 def _rescale(scale: Any) -> None:
     """INT8's scale made FP8's, and one that FP16 holds: weights are rounded with what they are multiplied by later."""
     wanted = np.maximum(array(scale) * np.float32(127.0 / LARGEST), SMALLEST_SCALE)
-    scale.CopyFrom(numpy_helper.from_array(wanted.astype(np.float16).astype(np.float32), scale.name))
+    scale.CopyFrom(onnx.numpy_helper.from_array(wanted.astype(np.float16).astype(np.float32), scale.name))
 
 
 def _stored(name: str, values: np.ndarray) -> Any:
     """Bytes as a constant of FP8; in that, too, zero has no bit set."""
-    return helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, values.shape, values.tobytes(), raw=True)
+    return onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT8E4M3FN, values.shape, values.tobytes(), raw=True)
 
 
 def to_fp8(values: np.ndarray, scale: np.ndarray, axis: int) -> np.ndarray:
     """E4M3 [...] of float32 values over their scale, one number or one for each index of `axis`; saturating."""
     shares = np.clip(values / _along(scale, values.ndim, axis), -LARGEST, LARGEST)
-    rounded: np.ndarray = shares.astype(helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT8E4M3FN))
+    rounded: np.ndarray = shares.astype(onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.FLOAT8E4M3FN))
     return rounded
 
 

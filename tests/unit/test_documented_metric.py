@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from convoy.export.proof.metric import metric_judge
+from convoy.export.proof.judging import metric_judge
 from convoy.export.proof.outcomes import ScoredOutcomes
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 from convoy.models.tasks import DetectionOutputs

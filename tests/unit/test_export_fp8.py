@@ -18,8 +18,8 @@ from convoy.export.sources.torch_job import TorchResult
 from convoy.export.tensorrt.audit import read_listing
 from convoy.export.tensorrt.engine import Tuned, tune
 from convoy.export.tensorrt.watch import BuildWatch
-from convoy.export.variants.audit import audit
 from convoy.export.variants.calibrate import Calibration, Conversion
+from convoy.export.variants.making import audit
 from convoy.export.variants.onnx_graph import array, attribute, initializers, producers
 from convoy.export.variants.pairs import FP8, from_fp8, to_fp8, unfit
 from convoy.export.variants.precision import select

@@ -9,9 +9,9 @@ from export_fixtures import answers, write_red_or_blue
 from onnx import TensorProto, helper, numpy_helper
 from precision_fixtures import calibrated, far, inputs, residual, run
 
-from convoy.export.variants.audit import audit
 from convoy.export.variants.calibrate import BINS, ActivationHistogram, Calibration, Conversion
 from convoy.export.variants.halves import convert_to_bf16, convert_to_fp16
+from convoy.export.variants.making import audit
 from convoy.export.variants.onnx_graph import front_nodes
 from convoy.export.variants.pairs import FOR_TENSORRT, unprofitable
 from convoy.export.variants.quantize import layers, quantize_for_cpu

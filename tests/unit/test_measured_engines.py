@@ -17,10 +17,10 @@ from convoy.app.engines.machine import find_cpu
 from convoy.app.engines.openvino import OpenVinoEngine
 from convoy.app.engines.parts import Landed, Shapes
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
+from convoy.export.assemble import remeasure
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.export.progress import SILENT
-from convoy.export.remeasure import remeasure
 from convoy.export.report.page import render
 from convoy.export.report.verdict import verdict_of
 from convoy.models.bundle import MANIFEST, Interval, Manifest, Variant, read_manifest, seal

@@ -118,7 +118,10 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     if not why_fixed and answers:
         # Sizes that differ, where the network allows it, are not taken for one.
         oblong = given[next(iter(answers))]
-        why_fixed = graph.write_free_onnx(network, job, (oblong,), tuple(reference), folder / files.ONNX)
+        try:
+            graph.write_onnx(network, job, (oblong,), tuple(reference), folder / files.ONNX, is_free=True)
+        except JobError as error:
+            why_fixed = one_line(f"torch does not export them free ({error})")
     if why_fixed or not answers:
         answers = {}
         try:

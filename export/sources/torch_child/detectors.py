@@ -59,8 +59,7 @@ def _decoded(moved: torch.Tensor, anchors: torch.Tensor, coder: Any, height: int
     """Corners [N, K, 4] in the picture, from what boxes differ from their anchors [K, 4] (Girshick et al., 2014)."""
     sizes = anchors[:, 2:] - anchors[:, :2]
     centres = anchors[:, :2] + 0.5 * sizes
-    weights = torch.tensor(coder.weights)
-    moved = moved / weights
+    moved = moved / torch.tensor(coder.weights)
     middle = moved[..., :2] * sizes + centres
     half = 0.5 * torch.exp(moved[..., 2:].clamp(max=coder.bbox_xform_clip)) * sizes
     # Each coordinate has its own bound, and a clip takes one.

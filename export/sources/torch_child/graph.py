@@ -216,17 +216,6 @@ def _wrapped(network: torch.nn.Module, job: TorchJob) -> torch.nn.Module:
     return wrapped
 
 
-def write_free_onnx(
-    network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor], names: Sequence[str], path: Path
-) -> str:
-    """The same with free height and width; returns why that cannot be done, or nothing where it is."""
-    try:
-        write_onnx(network, job, samples, names, path, is_free=True)
-    except JobError as error:
-        return one_line(f"torch does not export them free ({error})")
-    return ""
-
-
 def write_onnx(
     network: torch.nn.Module,
     job: TorchJob,
