@@ -1,6 +1,6 @@
 """From measured variants to a published bundle: what may serve and why, the canary, the manifest, the folder.
 
-Knows the rules of choice and what lies in a bundle. Measures nothing itself.
+A bundle is signed here, and `convoy export --remeasure` makes another of one that is there.
 """
 
 from __future__ import annotations
@@ -283,6 +283,10 @@ def _published(store: Store, name: str, manifest: bytes) -> Path:
     raise AssertionError("the published version is not there; this is a bug")
 
 
+# Signatures are OpenSSF's (https://github.com/sigstore/model-transparency): `model_signing verify key` reads what is
+# written here, and a server with `--require-signature` loads what `model_signing sign key` has signed.
+
+
 class BundleSigner:
     """Has a private key, read at once: a long export is not to end with a wrong one. Raises UsageError."""
 
@@ -309,6 +313,10 @@ class BundleSigner:
 def signer_of(key_file: Path | None) -> BundleSigner | None:
     """None where nothing is to be signed. Raises UsageError."""
     return None if key_file is None else BundleSigner(key_file)
+
+
+# `convoy export --remeasure`: accuracy, files and what a builder said stay as they are. A version of a model never
+# changes, because a server may be serving it; what comes of this is the next version.
 
 
 def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigner | None = None) -> Path:

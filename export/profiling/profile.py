@@ -19,9 +19,6 @@ from convoy.export.progress import Progress
 from convoy.export.variants.variant import OpenVariant, OtherEngines
 from convoy.models.bundle import LatencyTable
 
-_STAT = Path("/proc/stat")
-
-
 # Was the machine busy with something else while it was measured? CPU time of others, against what was left for us.
 # Linux counts in /proc/stat what all processes take of each CPU, in hundredths of a second, and what a hypervisor
 # gives to other guests. Without our own time that is what others took.
@@ -39,7 +36,7 @@ class CpuReading:
 class CpuWatch:
     """Reads when it is told to; what it read tells how busy others were between two times."""
 
-    def __init__(self, stat: Path = _STAT) -> None:
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         self._stat = stat
         self._cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
         self._readings: list[CpuReading] = []

@@ -32,7 +32,6 @@ from convoy.models.tasks import DetectionOutputs, SegmentationOutput, Task
 
 # What the outputs of a detector are looked for under.
 _BOXES, _SCORES, _LABELS, _COUNT = "boxes", "scores", "labels", "count"
-_FLOAT = "FP32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +87,11 @@ def _guessed(outputs: Sequence[TensorSpec], labels: Sequence[str], *, takes_imag
 
 
 def _is_class_row(spec: TensorSpec) -> bool:
-    return spec.dtype == _FLOAT and len(spec.shape) == 1
+    return spec.dtype == "FP32" and len(spec.shape) == 1
 
 
 def _is_map(spec: TensorSpec) -> bool:
-    return (spec.dtype == _FLOAT and len(spec.shape) == 3) or (spec.dtype != _FLOAT and len(spec.shape) == 2)
+    return (spec.dtype == "FP32" and len(spec.shape) == 3) or (spec.dtype != "FP32" and len(spec.shape) == 2)
 
 
 def _first_map(outputs: Sequence[TensorSpec]) -> str:

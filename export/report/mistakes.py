@@ -149,13 +149,10 @@ def _cell(label: str, answered: str, count: int, images: int) -> Element:
         opacity = f"{max(0.18, share):.2f}"
         add(made, element("rect", class_=f"bar {'k0' if is_right else 'bad'}", fill_opacity=opacity, **square))
         class_ = "count middle strong" if share > 0.55 else "count middle"
-        add(made, element("text", _brief(count), x=size / 2, y=size / 2 + 3.5, class_=class_))
+        # In at most four characters.
+        brief = str(count) if count < 10_000 else f"{count / 1000:.0f}k"
+        add(made, element("text", brief, x=size / 2, y=size / 2 + 3.5, class_=class_))
     return made
-
-
-def _brief(count: int) -> str:
-    """In at most four characters."""
-    return str(count) if count < 10_000 else f"{count / 1000:.0f}k"
 
 
 def _short(label: str) -> str:

@@ -33,7 +33,13 @@ def refuse(network: torch.nn.Module, build_again: Callable[[], torch.nn.Module],
             again = build_again()
     except Exception:  # the user's code need not work twice; then accuracy must tell
         return
-    drawn = _drawn(network, again)
+    others = dict(again.named_parameters())
+    # The parameters that are others the second time.
+    drawn = {
+        name: parameter
+        for name, parameter in network.named_parameters()
+        if name in others and others[name].shape == parameter.shape and not torch.equal(parameter, others[name])
+    }
     if not drawn:
         return
     with torch.random.fork_rng(devices=[]):
@@ -48,16 +54,6 @@ def refuse(network: torch.nn.Module, build_again: Callable[[], torch.nn.Module],
         f"({'all of them' if whole else some(names)}); pass --weights FILE, load them in the function, or "
         "pass --random-weights to export an untrained network"
     )
-
-
-def _drawn(network: torch.nn.Module, again: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters that are others the second time."""
-    others = dict(again.named_parameters())
-    return {
-        name: parameter
-        for name, parameter in network.named_parameters()
-        if name in others and others[name].shape == parameter.shape and not torch.equal(parameter, others[name])
-    }
 
 
 def _reached(network: torch.nn.Module, drawn: Mapping[str, torch.nn.Parameter], answer: Answer) -> list[str]:
