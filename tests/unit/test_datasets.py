@@ -202,15 +202,6 @@ def test_the_digits_are_split_once_and_for_all() -> None:
 
 
 @pytest.mark.slow
-def test_a_digit_arrives_as_a_png_of_32x32_rgb() -> None:
-    member = load("digits").part("test")[0]
-    encoded = member.encoded()
-    assert encoded.startswith(b"\x89PNG")
-    image = ImageSpec(32, 32, 3, "exact", 32, "bilinear", True, (0.0,) * 3, (1.0,) * 3, "uint8_nhwc")
-    assert np.array_equal(preprocess(encoded, image), shown(member))
-
-
-@pytest.mark.slow
 def test_the_shipped_images_are_what_their_maker_writes() -> None:
     from PIL import Image
 

@@ -62,11 +62,6 @@ def readings(*steps: tuple[float, float, float]) -> list[CpuReading]:
     return found
 
 
-def test_each_time_has_its_share():
-    found = shares_of_others(readings((1, 0, 2), (1, 1, 1), (2, 0.4, 2)), cpus=2, budget=2)
-    assert found == pytest.approx([0, 0.5, 0.1])
-
-
 def test_others_that_find_room_beside_us_take_nothing_of_ours():
     steps = readings((1, 6, 2), (1, 7, 1))
     assert shares_of_others(steps, cpus=8, budget=2) == pytest.approx([0, 0.5])
