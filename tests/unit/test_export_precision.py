@@ -408,7 +408,9 @@ def test_the_range_is_the_librarys(kind: str, seed: int, monkeypatch: pytest.Mon
     assert least_divergent(counts) == of_the_library(counts)
 
 
-@pytest.mark.parametrize("counts", [np.zeros(ENTROPY_BINS, np.int64), np.eye(1, ENTROPY_BINS, ENTROPY_BINS // 2, dtype=np.int64)[0]])
+@pytest.mark.parametrize(
+    "counts", [np.zeros(ENTROPY_BINS, np.int64), np.eye(1, ENTROPY_BINS, ENTROPY_BINS // 2, dtype=np.int64)[0]]
+)
 def test_where_nothing_or_one_value_was_seen_there_is_a_range_around_it(counts: np.ndarray) -> None:
     start, end = least_divergent(counts)
     assert 0 <= start <= ENTROPY_BINS // 2 < end <= ENTROPY_BINS
