@@ -139,7 +139,7 @@ def targets_for(variant: Variant, targets: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _reason(ended: PlanBuild, onnx: Path, plan_cache: Path) -> str:
-    """The builder's words without folders of this machine, which are of no interest to whoever reads a manifest."""
+    """The builder's words without folders of this machine, which do not belong into a manifest."""
     reason = (ended.reason or "it gave no reason").replace(f"{onnx.parent}/", "")
     if ended.refused:  # by the library, whose words have names of nodes that look like folders
         return reason
@@ -287,7 +287,7 @@ def _show(rows: list[_BuiltPlan], left: list[str], cache: Path, console: Console
         console.print(Text(line), soft_wrap=True)
     if any(row.verdict.accepted for row in rows):
         console.print(Text(f"plans are in {cache}"), soft_wrap=True)
-    elif not all(row.verdict.asked for row in rows):  # it may be to blame, and nobody may have named it
+    elif not all(row.verdict.asked for row in rows):  # it may be to blame, and the user need not have named it
         console.print(Text(f"the plan cache is {cache}"), soft_wrap=True)
 
 

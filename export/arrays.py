@@ -82,7 +82,7 @@ class ArraySet:
             yield Chunk(inputs, targets, np.arange(start, start + count_of(inputs)))
 
     def thinned(self, most: int) -> ArraySet:
-        """At most so many of the rows, evenly spread."""
+        """At most `most` of the rows, evenly spread."""
         if self.count <= most:
             return self
         return self._of(np.linspace(0, self.count - 1, most).astype(int))

@@ -163,7 +163,7 @@ def export_bundle(
 def _without_fp8(
     recipes: tuple[Recipe, ...], torch: TorchResult, graph: Path
 ) -> tuple[tuple[Recipe, ...], TorchResult]:
-    """What nobody asked for by name is left out where it cannot be made, and that is said."""
+    """Leave FP8 out where it cannot be made and was not asked for by name, and say so."""
     if not any(recipe.precision == "fp8" for recipe in recipes) or not (why := why_no_fp8(graph)):
         return recipes, torch
     remark = "; ".join(filter(None, (torch.remark, why)))
@@ -185,7 +185,7 @@ def _without_openvino(
 
 
 def _without_fixed_sizes(recipes: Sequence[Recipe], torch: TorchResult) -> tuple[Sequence[Recipe], TorchResult]:
-    """The same for all that only engines would run which take no free height and width, whoever asked for it."""
+    """The same for files whose engines take no free height and width, even where they were asked for by name."""
     left = [recipe for recipe in recipes if recipe.target == "cpu"]
     files = ", ".join(recipe.file for recipe in recipes if recipe not in left)
     why = f"no {files}: the engines that run it take no free height and width" if files else ""

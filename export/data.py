@@ -101,7 +101,7 @@ class ImageSet:
             )
 
     def thinned(self, most: int) -> ImageSet:
-        """At most so many of the images, evenly spread, because folders are in the order of their classes."""
+        """At most `most` of the images, evenly spread, because folders are in the order of their classes."""
         if len(self.samples) <= most:
             return self
         picked = np.linspace(0, len(self.samples) - 1, most).astype(int)

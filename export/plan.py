@@ -94,7 +94,7 @@ class ExportPlan:
     found out. `stated` is what the checkpoint says of its accuracy. `is_free`: other heights and widths than the
     pictures' are to be served, too.
 
-    `image` None: the network takes `inputs` that are no images, or of which nobody said how images become them. `task`
+    `image` None: the network takes `inputs` that are no images, or it is not known how images become them. `task`
     None asks for it to be found out. `detection` is how boxes are read, where the user says it. `metric` is the user's
     file and the function in it.
     """

@@ -1,4 +1,4 @@
-"""How long work reports how far it is, without knowing who listens: `convoy.export.terminal` draws it on a terminal."""
+"""How long work reports its progress. `convoy.export.terminal` draws it; by default it is not shown."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from contextlib import contextmanager
 
 
 class Step:
-    """One step under way. This one is not shown to anybody."""
+    """One step under way, which is not shown."""
 
     def advance(self, count: int = 1) -> None:
-        """So many more of the step's units are done."""
+        """`count` more of the step's units are done."""
 
     def expect(self, total: int) -> None:
-        """The step has so many units, which was not known when it was entered."""
+        """The step has `total` units, which was not known when it was entered."""
 
 
 class Progress:
-    """A sequence of named steps. This one is not shown to anybody."""
+    """A sequence of named steps, which is not shown."""
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Step]:

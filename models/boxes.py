@@ -1,7 +1,6 @@
-"""From a detection network's raw outputs to boxes of its input, by what its spec declares: for who serves it, and for
-who holds one file's boxes against another's.
+"""From a detection network's raw outputs for one sample to boxes of its input, by what its spec declares.
 
-Knows the arrays of one sample. Knows nothing of pictures and of labels.
+The server answers with them, and export compares the boxes of one file with those of another.
 """
 
 from __future__ import annotations

@@ -370,7 +370,7 @@ def _compiled(network: nn.Module) -> Callable[..., Any]:
 
 def _does_not_compile(error: Exception) -> FormRefused:
     # After the first paragraph torch tells how to have more told.
-    # Beyond that much of what a compiler says nobody reads on.
+    # The rest of a compiler's message is of no use here.
     why = " ".join(str(error).strip().split("\n\n")[0].split())[:200] or type(error).__name__
     return FormRefused(f"torch.compile does not work here: {why}; train without it")
 

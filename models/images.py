@@ -258,7 +258,7 @@ def refuse_oversized(size: tuple[int, int], max_pixels: int, advice: str = "send
 
 
 def _refuse_unannounced(size: tuple[int, int], name: str, encoded: bytes) -> None:
-    """What nobody could foresee has no memory, and may be large; `size` is what Pillow found."""
+    """What could not be foreseen has no memory, and may be large; `size` is what Pillow found."""
     header = read_header(name, memoryview(encoded))
     if header is None or min(size) > min(header[:2]) or max(size) > max(header[:2]):
         raise ImageError(f"the header of this {name} image does not say that it is {size[0]}x{size[1]}; save it anew")

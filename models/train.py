@@ -49,7 +49,7 @@ LEARNING_RATES: dict[Optimizer, float] = {"adamw": 0.004, "sgd": 0.05}
 WEIGHT_DECAYS: dict[Optimizer, float] = {"adamw": 0.05, "sgd": 5e-4}
 # A mirrored photograph shows the same thing; a mirrored digit does not, nor need a class in a user's folder.
 _MIRRORED_SOURCES = frozenset({"cifar10"})
-# Larger images are evaluated in batches as they are learned from: so many of them would not fit.
+# Larger images are evaluated in batches of the size that they are learned from, for the sake of memory.
 _EVALUATION_BATCH, _SMALL_IMAGE_PIXELS = 256, 64 * 64
 
 

@@ -52,7 +52,7 @@ def purpose_of(
     takes_images: bool,
     detection: DetectionOutputs | None = None,
 ) -> Purpose:
-    """The purpose of a network with these outputs, whose task is `asked` for by the user or by whoever published it.
+    """The purpose of a network with these outputs, whose task is `asked` for by the user, or given by its publisher.
 
     `detection` is how its boxes are read, where that is known. Raises JobError where the outputs do not fit the task.
     """

@@ -166,7 +166,7 @@ class _EndingReader(_GraphReader):
         return values is not None and bool(np.all(array(values) == 1))
 
     def _node(self, tensor: str, unchanged: frozenset[str] = _UNCHANGED) -> Any | None:
-        """Who makes the values of `tensor`."""
+        """The node that makes the values of `tensor`."""
         return self._made.get(self._source(tensor, unchanged))
 
     def _source(self, tensor: str, unchanged: frozenset[str] = _UNCHANGED) -> str:

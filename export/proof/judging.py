@@ -73,7 +73,7 @@ def mean_iou(maps: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def _mean_iou(one: np.ndarray, target: np.ndarray) -> float:
-    # In masks, as everywhere since Pascal VOC: a pixel that nobody labelled.
+    # In masks 255 is a pixel without a label, by the convention of Pascal VOC.
     counts = target != 255
     found, wanted = one[counts], target[counts].astype(np.int64)
     if not len(wanted):
@@ -93,7 +93,7 @@ def boxes_f1(answers: Rows, others: Rows, spec: ModelSpec) -> np.ndarray:
     same class, with an IoU of 0.5 and more; each box is matched once, best first.
     """
     said = spec.detection
-    assert said is not None, "whoever asks has seen to it; this is a bug"
+    assert said is not None, "only detectors have boxes; this is a bug"
     return np.array([_f1(answers, others, spec, said, sample) for sample in range(len(others[said.boxes]))])
 
 

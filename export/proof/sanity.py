@@ -252,7 +252,8 @@ def _against_claim(
 def _mixed_up(outcomes: Outcomes, labels: Sequence[str], *, is_sample: bool) -> tuple[str, bool]:
     """The classes that are answered under another's name, where the images of most of them are, in words.
 
-    And whether it is by so many images that the labels must be wrong. Nothing in words where there are none.
+    And whether there are enough such images to be sure that the labels are wrong. The words are empty where there are
+    none.
     """
     classes = len(labels)
     if not 2 <= classes <= 2000:

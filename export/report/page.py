@@ -128,7 +128,7 @@ def _verdict(variant: Variant) -> str:
 
 
 def _overview(manifest: Manifest) -> Element:
-    # Of a few classes nobody counts the best five.
+    # Of a few classes the best five say nothing.
     has_top5 = any(one.accuracy and one.accuracy.top5 is not None for one in manifest.variants)
     score = f"{TOP_1}, %" if manifest.metric == TOP_1 else manifest.metric
     accuracy = [score, *(one for one in _ACCURACY if one != _TOP5 or has_top5)]

@@ -167,7 +167,7 @@ def write(model: Any, path: Path) -> None:
 def portable(model: Any) -> Any:
     """The model, changed in place, without what tells of its maker and in words that every runtime takes.
 
-    Exporters note source lines with their paths on every node: nobody else's business, and bulk.
+    Exporters note source lines with their paths on every node. They give away folders, and take space.
     """
     write_out_ceil(model)
     graph = model.graph
@@ -184,7 +184,7 @@ def portable(model: Any) -> Any:
 def _in_small_letters(equation: str) -> str:
     """The same product of tensors: TensorRT refuses capitals, which ONNX allows and torchvision's MaxViT has."""
     letters = list(dict.fromkeys(filter(str.isalpha, equation)))
-    # Without an arrow the result's order is that of the letters; and there are only so many small ones.
+    # Without an arrow the result's order is that of the letters; and there are 26 small ones.
     if equation.islower() or "->" not in equation or len(letters) > len(ascii_lowercase):
         return equation
     return equation.translate(str.maketrans("".join(letters), ascii_lowercase[: len(letters)]))

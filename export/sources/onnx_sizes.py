@@ -1,4 +1,4 @@
-"""Sizes of a graph that somebody else made: its batch, and the heights and widths that it leaves free.
+"""Sizes of a graph that was made elsewhere: its batch, and the heights and widths that it leaves free.
 
 A fixed batch of 1 is made dynamic only where the result is shown to answer every row of a batch as the original answers
 that row alone. Heights and widths stay free where the network takes several, and are fixed in a copy where it does not.
@@ -33,7 +33,7 @@ from convoy.export.variants.onnx_graph import array, constants
 from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.spec import ImageSpec, TensorSpec
 
-# Where nobody says how large a batch will be.
+# Where the largest batch is not given.
 PROVED_BATCH = 8
 
 
@@ -123,7 +123,7 @@ def _free_reshapes(graph: Any) -> int:
     return count
 
 
-# At so many a network is shown to take any.
+# How many sizes show that a network takes any.
 _PROOF_SIZES = 3
 
 

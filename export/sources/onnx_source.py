@@ -131,7 +131,7 @@ def _elsewhere(
 def _why_fixed(
     found: _ImageInput, image: ImageSpec, others: Sequence[np.ndarray], elsewhere: Sequence[Answered]
 ) -> str:
-    """What is said of a height and width that are not free, where anybody may have thought so."""
+    """Why height and width are not free, where the user may expect it; else nothing."""
     fixed = f"height and width are fixed at {_shown(_px(image))}"
     if not others:
         free = f"--input {image.channels}x{image.height}?x{image.width}? leaves them free, as the file does"

@@ -52,7 +52,7 @@ class ModelSource:
 
     @property
     def has_registry(self) -> bool:
-        """Whether somebody publishes the network with weights, and says how images are prepared for them."""
+        """Whether a registry publishes the network with weights and their preprocessing."""
         return self.kind in ("torchvision", "timm")
 
     @property
@@ -213,7 +213,7 @@ def _weights(weights: Path | None, source: ModelSource, *, is_random: bool) -> t
         if is_random:
             return None, "random"
         if source.has_registry:
-            ask(Inquiry(source.kind, source.name))  # a name that nobody has needs no weights, but another name
+            ask(Inquiry(source.kind, source.name))  # an unknown name is refused first
         download = ", --weights default to download the published ones" if source.has_registry else ""
         raise UsageError(
             f"{source.shown} has no weights of its own; pass --weights FILE.safetensors{download}, or --random-weights "

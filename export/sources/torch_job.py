@@ -31,7 +31,7 @@ EXTERNAL_DATA = "fp32.onnx.data"
 IN, OUT = "in:", "out:"
 # And where the samples are noise, to which the network may answer anything, or nothing.
 NOISE = "noise:"
-# A network of free height and width has samples of its one input at other sizes, of which so many must run.
+# A network of free height and width has samples of its one input at other sizes, of which two must run.
 OTHERS = ("other0", "other1", "other2", "other3")
 OTHER_SIZES = 2
 INPUT_NAME = "images"

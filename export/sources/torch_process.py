@@ -140,7 +140,7 @@ def child_process(
 
 def _obituary(status: int, log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    # A limit on memory shows as an exception of C++ that nobody catches, or as Python's own.
+    # A limit on memory shows as an uncaught exception of C++, or as Python's own.
     starved = any("bad_alloc" in line or line.startswith("MemoryError") for line in lines[-5:])
     if status == -signal.SIGKILL or starved:
         return "the torch step was killed, most likely for want of memory; close other programs or use a larger machine"

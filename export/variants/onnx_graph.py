@@ -1,4 +1,4 @@
-"""Small truths about ONNX graphs that several variants need: who makes a tensor, who reads it, what is dead.
+"""Questions about ONNX graphs that several variants ask: which node makes a tensor, which read it, what is unused.
 
 Knows onnx's protobufs. Knows nothing of precisions.
 """
@@ -33,7 +33,7 @@ def front_nodes(graph: Any) -> list[str]:
     names: list[str] = []
     tensor = graph.input[0].name
     while True:
-        # Who only asks for the number of images does not read them.
+        # A node that only asks for the number of images does not read them.
         readers = [node for node in graph.node if tensor in node.input and node.op_type != "Shape"]
         if len(readers) != 1 or readers[0].op_type not in _FRONT_OPS:
             return names
@@ -145,7 +145,7 @@ def _drop_copies_in_order(model: Any) -> None:
 
 
 def _computed(model: Any, names: list[str], batch: int = 3) -> dict[str, np.ndarray]:
-    """What tensors are for so many images of zeros; none where the images' size is open."""
+    """The values of tensors for `batch` images of zeros; none where the images' size is open."""
     given = model.graph.input[0].type.tensor_type
     dims = [dim.dim_value for dim in given.shape.dim]
     if len(model.graph.input) != 1 or not all(dims[1:]):

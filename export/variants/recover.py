@@ -39,8 +39,7 @@ _BATCH = 16
 
 # Trying out INT8 files on the calibration images, before any of them is held against the evaluation images. Decides
 # nothing. The ranges come from the same images, so that no value here is cut off unseen, and a file looks a little
-# better than it is. Whoever then finds it worse on other images should believe these less (`Ladder.passes` with
-# caution).
+# better than it is. Where it is then found worse on other images, these count less (`Ladder.passes` with caution).
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Literal
 
 Schedule = Literal["one_cycle", "cosine", "step"]
 
-# The part of the run in which the rate rises, where nobody says another.
+# The part of the run in which the rate rises, by default.
 WARM_UP_SHARES: dict[Schedule, float] = {"one_cycle": 0.25, "cosine": 0.05, "step": 0.05}
 START_FACTOR = 0.04
 # Three equal stages after the warm-up, each at a tenth of the rate before.

@@ -57,7 +57,7 @@ def _uncompiled(
 
 
 def _unpruned(found: Tensors, expected: Tensors, said: list[str]) -> dict[str, torch.Tensor]:
-    """The product of each pair that `torch.nn.utils.prune` leaves, in the place of the pair."""
+    """The product of each pair that `torch.nn.utils.prune` leaves, instead of the pair."""
     stems = [name.removesuffix("_orig") for name in found if name.endswith("_orig")]
     pruned = [
         stem for stem in stems if f"{stem}_mask" in found and stem not in found and f"{stem}_orig" not in expected

@@ -57,7 +57,7 @@ class StandIn(metaclass=_Kind):
         return object.__new__(cls)
 
     def __setitem__(self, key: object, value: object) -> None:
-        """A kind of dict is filled; nobody reads it."""
+        """A kind of dict is filled, and not read."""
 
     def __setstate__(self, state: object) -> None:
         self.state = state

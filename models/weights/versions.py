@@ -17,7 +17,7 @@ Versions = Mapping[str, Mapping[str, Any]]
 
 
 def versions_of(state: object) -> Versions:
-    """Those that a state_dict carries; empty where it has none. It may come from anybody's file."""
+    """Those that a state_dict carries; empty where it has none. Its file may be untrusted."""
     found = getattr(state, "_metadata", None)
     if not isinstance(found, Mapping):
         return {}

@@ -35,7 +35,7 @@ class RepVGGBlock(nn.Module):
 
     @torch.no_grad()
     def reparameterize(self) -> None:
-        """Leave one convolution of 3x3 in the place of the three ways, as they are in evaluation mode."""
+        """Leave one convolution of 3x3 instead of the three ways, as they are in evaluation mode."""
         if self.fused is not None:
             return
         assert isinstance(self.wide, nn.Sequential)

@@ -45,7 +45,7 @@ class GainedLayer(nn.Module):
         return answer
 
     def fold(self, reader: nn.Conv2d | nn.Linear) -> None:
-        """Put the gains into the normalisation, and out of them into who reads this layer."""
+        """Put the gains into the normalisation, and their inverse into the layers that read this one."""
         self.norm.weight.mul_(self.gains)
         self.norm.bias.mul_(self.gains)
         if isinstance(reader, nn.Conv2d) and reader.groups > 1:

@@ -34,7 +34,7 @@ class Detector(nn.Module):
             scores="scores",
             # The first class of SSD stands for nothing; RetinaNet's stand each for itself.
             background=0 if self.is_ssd else None,
-            # What the server answers where nobody says: below, torchvision's own detectors hardly ever mean an object.
+            # The server's default: below, torchvision's own detectors hardly ever mean an object.
             threshold=0.05,
             iou_threshold=float(model.nms_thresh),
             max_candidates=10_000,

@@ -45,7 +45,7 @@ def settle(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tens
 def why_alone(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> str:
     """Why the network cannot be shown several samples at once, where it can be shown one; else nothing.
 
-    Raises JobError for want of memory.
+    Raises JobError where memory is short.
     """
     # Several are more than one, and no number that a network is likely to be fixed at.
     several = 3

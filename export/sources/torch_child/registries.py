@@ -68,7 +68,7 @@ def torchvision_task(name: str) -> Task:
 
 
 def purpose(job: TorchJob) -> Task | None:
-    """What a network that is not a classifier is published for; None where nobody says, or it is one."""
+    """What a network that is not a classifier is published for; None where it is not known, or is one."""
     if job.kind != "torchvision":
         return None
     task = torchvision_task(job.name)
