@@ -370,12 +370,12 @@ def test_broken_images_are_left_out_until_they_are_too_many(fp32, images):
     assert score.accuracy.images == 240
 
 
-IMAGE = ImageSpec(224, 224, 3, "shorter_side", 256, "bilinear", True, (0.5,) * 3, (0.5,) * 3, "uint8_nhwc")
+LARGE_IMAGE = ImageSpec(224, 224, 3, "shorter_side", 256, "bilinear", True, (0.5,) * 3, (0.5,) * 3, "uint8_nhwc")
 
 
 def manifest_of(*variants: Variant, **changes: object) -> Manifest:
     manifest = full_manifest()
-    spec = replace(manifest.spec, image=IMAGE)
+    spec = replace(manifest.spec, image=LARGE_IMAGE)
     return replace(manifest, spec=spec, variants=variants or manifest.variants, **changes)  # type: ignore[arg-type]
 
 
