@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from export_fixtures import save_graph
 from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.onnx_session import new_session, session_options
@@ -39,9 +40,9 @@ def weights(name: str, outputs: int, inputs: int, kernel: int = 1, gains: np.nda
 
 
 def saved(path: Path, nodes: Sequence[Any], constants: Mapping[str, Any], outputs: Sequence[str] = ("y",)) -> Path:
-    graph = helper.make_graph(
+    return save_graph(
+        path,
         nodes,
-        "network",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
         [
@@ -49,8 +50,6 @@ def saved(path: Path, nodes: Sequence[Any], constants: Mapping[str, Any], output
             for name, values in constants.items()
         ],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
 
 
 def chain(path: Path, between: Sequence[Any], constants: Mapping[str, Any] | None = None, **changes: Any) -> Path:

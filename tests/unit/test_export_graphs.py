@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from export_fixtures import SIZE_PX, make_quick
+from export_fixtures import SIZE_PX, make_quick, save_graph
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -265,15 +265,13 @@ def quick(monkeypatch) -> None:
 
 
 def proof_write(path: Path, nodes, constants, outputs, given=("images", FLOAT, ["batch", 3, SIZE_PX, SIZE_PX])) -> Path:
-    graph = helper.make_graph(
+    return save_graph(
+        path,
         nodes,
-        "net",
         [helper.make_tensor_value_info(*given)],
         [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in outputs.items()],
         [numpy_helper.from_array(np.asarray(values), name) for name, values in constants.items()],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
-    return path
 
 
 def write_padded(path: Path) -> Path:

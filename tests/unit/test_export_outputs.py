@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from export_fixtures import make_quick
+from export_fixtures import make_quick, save_graph
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -83,15 +82,13 @@ def network(path: Path, steps: Sequence[Step], classes: int = CLASSES) -> Path:
     nodes = [helper.make_node("MatMul", ["x", "weight"], ["logits" if steps else "y"])]
     for kind, inputs, output, *attributes in steps:
         nodes.append(helper.make_node(kind, list(inputs), [output], **(attributes[0] if attributes else {})))
-    graph = helper.make_graph(
+    return save_graph(
+        path,
         nodes,
-        "network",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", classes])],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
 
 
 def answers(path: Path) -> np.ndarray:
@@ -237,15 +234,14 @@ def write_detector(path: Path) -> Path:
         helper.make_node("Reshape", ["flat_loc", "loc_shape"], ["loc"]),
         helper.make_node("Reshape", ["flat_conf", "conf_shape"], ["conf"]),
     ]
-    graph = helper.make_graph(
+    return save_graph(
+        path,
         nodes,
-        "detector",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2, size]) for name, size in HEADS],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
+        opset=17,
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
-    return path
 
 
 def export(tmp_path: Path, head: object, **changes: object) -> Bundle:

@@ -12,9 +12,8 @@ from typing import Any
 
 import jsonschema
 import numpy as np
-import onnx
 import pytest
-from export_fixtures import IMAGE, options
+from export_fixtures import IMAGE, options, save_graph
 from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.machine import CPU_ONLY
@@ -288,14 +287,14 @@ def test_a_network_that_does_not_tell_leaves_it_to_the_user(tmp_path, monkeypatc
 @pytest.mark.parametrize("channels", [1, 3])
 def test_an_onnx_file_of_free_size_says_its_channels_itself(tmp_path, channels):
     weights = numpy_helper.from_array(np.ones((2, channels, 1, 1), np.float32), "w")
-    graph = helper.make_graph(
+    save_graph(
+        tmp_path / "n.onnx",
         [helper.make_node("Conv", ["x", "w"], ["y"]), helper.make_node("GlobalAveragePool", ["y"], ["z"])],
-        "net",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", channels, "h", "w"])],
         [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
         [weights],
+        opset=17,
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), tmp_path / "n.onnx")
     image = make_plan(options(tmp_path, **(ONE_VALUE | {"source": f"{tmp_path}/n.onnx"}))).image
     assert (image.channels, len(image.mean)) == (channels, channels)
 

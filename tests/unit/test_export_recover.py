@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import onnx
 import pytest
-from export_fixtures import IMAGE, SIZE_PX, write_images
+from export_fixtures import IMAGE, SIZE_PX, save_graph, write_images
 from onnx import TensorProto, helper, numpy_helper
 
 from convoy.export.cache import StepCache
@@ -192,15 +192,13 @@ def lopsided(path: Path, *, clipped: bool, channels: int = 3, quiet: float = 1.0
         helper.make_node("Flatten", ["p"], ["f"], "flatten"),
         helper.make_node("Gemm", ["f", "head.w"], ["logits"], "head", transB=1),
     ]
-    graph = helper.make_graph(
+    return save_graph(
+        path,
         nodes,
-        "lopsided",
         [helper.make_tensor_value_info("images", TensorProto.UINT8, ["batch", SIZE_PX, SIZE_PX, 3])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 2])],
         [numpy_helper.from_array(values.astype(np.float32), name) for name, values in constants.items()],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
 
 
 def maker(folder: Path, *, clipped: bool, channels: int = 3, quiet: float = 1.0) -> Maker:

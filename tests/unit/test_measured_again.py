@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from export_fixtures import fake_torch, make_quick, options, write_images
+from export_fixtures import fake_torch, make_quick, options, save_graph, write_images
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -288,10 +287,7 @@ def engines_exported(tmp_path, monkeypatch) -> Path:
     values = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size]) for name, size in (("x", 4), ("y", 3))
     ]
-    graph = helper.make_graph(nodes, "net", values[:1], values[1:], [numpy_helper.from_array(weights, "w")])
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), tmp_path / "net.onnx"
-    )
+    save_graph(tmp_path / "net.onnx", nodes, values[:1], values[1:], [numpy_helper.from_array(weights, "w")])
     options = ExportOptions(str(tmp_path / "net.onnx"), "net", store=tmp_path / "store", max_batch=4)
     return export_bundle(options)
 
