@@ -33,14 +33,17 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str):
     return to_onnx.to_onnx(make_plan(options(tmp_path)), {"images": SAMPLES}, exchange)
 
 
-def test_a_child_killed_for_memory_is_said_to_be(tmp_path, monkeypatch):
-    with pytest.raises(JobError, match="killed, most likely for want of memory"):
-        run(tmp_path, monkeypatch, "os.kill(os.getpid(), 9)")
-
-
-def test_a_child_that_dies_leaves_its_last_words(tmp_path, monkeypatch, capfd):
-    with pytest.raises(JobError, match="died with exit code 3: last words"):
-        run(tmp_path, monkeypatch, "print('first')\nprint('last words', flush=True)\nos._exit(3)")
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("os.kill(os.getpid(), 9)", "killed, most likely for want of memory"),
+        ("print('first')\nprint('last words', flush=True)\nos._exit(3)", "died with exit code 3: last words"),
+        ("import stat\nassert not stat.S_ISFIFO(os.fstat(0).st_mode), 'it is a pipe'", "it is a pipe"),
+    ],
+)
+def test_a_child_that_dies_leaves_its_last_words(tmp_path, monkeypatch, capfd, script, words):
+    with pytest.raises(JobError, match=words):
+        run(tmp_path, monkeypatch, script)
     assert capfd.readouterr() == ("", "")
 
 
@@ -50,12 +53,6 @@ def test_an_interrupt_ends_the_child(tmp_path, monkeypatch):
         run(tmp_path, monkeypatch, interrupt)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "exchange" / "pid").read_text()), 0)
-
-
-def test_the_child_gets_its_end_of_our_pipe(tmp_path, monkeypatch):
-    script = "import stat\nassert not stat.S_ISFIFO(os.fstat(0).st_mode), 'it is a pipe'"
-    with pytest.raises(JobError, match="it is a pipe"):
-        run(tmp_path, monkeypatch, script)
 
 
 def test_weights_that_do_not_fit_are_listed():

@@ -173,22 +173,6 @@ def folder(tmp_path: Path) -> Path:
 recipe_options = partial(training_fixtures.options, epochs=3)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"schedule": "linear"}, "--schedule linear is not known; use one of: one_cycle, cosine, step"),
-        ({"class_weights": "all"}, "--class-weights all is not known"),
-        ({"warm_up": 1.0}, "--lr-warm-up is a share"),
-        ({"label_smoothing": -0.1}, "--label-smoothing is a share"),
-        ({"weight_decay": float("nan")}, "--weight-decay must be 0 or above"),
-        ({"ema": 1.0}, "--ema is a decay between 0 and 1"),
-    ],
-)
-def test_a_wrong_option_is_named_with_what_is_right(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        recipe_options(Path("digits"), **changes)
-
-
 # --- the learning rate
 
 
@@ -331,9 +315,3 @@ def test_an_image_that_breaks_while_the_network_learns_is_named(workers_folder: 
     with pytest.raises(JobError, match=r"could be read before can be no longer: .*\.png") as caught:
         train(workers_options(workers_folder), break_all)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_a_number_of_processes_that_cannot_be_is_refused(workers_folder: Path) -> None:
-    with pytest.raises(UsageError, match="--loader-workers must be from 0"):
-        replace(workers_options(workers_folder), loader_workers=-1)
