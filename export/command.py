@@ -166,8 +166,7 @@ def _without_fp8(
     """Leave FP8 out where it cannot be made and was not asked for by name, and say so."""
     if not any(recipe.precision == "fp8" for recipe in recipes) or not (why := why_no_fp8(graph)):
         return recipes, torch
-    remark = "; ".join(filter(None, (torch.remark, why)))
-    return tuple(recipe for recipe in recipes if recipe.precision != "fp8"), replace(torch, remark=remark)
+    return tuple(recipe for recipe in recipes if recipe.precision != "fp8"), torch.with_remarks(why)
 
 
 def _without_openvino(
@@ -180,8 +179,8 @@ def _without_openvino(
             return recipes, torch
     except Exception as error:  # whatever it is, the others are made
         files = " and no ".join(recipe.file for recipe in found)
-        remark = "; ".join(filter(None, (torch.remark, f"no {files}: {error}")))
-    return [recipe for recipe in recipes if recipe not in found], replace(torch, remark=remark)
+        torch = torch.with_remarks(f"no {files}: {error}")
+    return [recipe for recipe in recipes if recipe not in found], torch
 
 
 def _without_fixed_sizes(recipes: Sequence[Recipe], torch: TorchResult) -> tuple[Sequence[Recipe], TorchResult]:
@@ -189,7 +188,7 @@ def _without_fixed_sizes(recipes: Sequence[Recipe], torch: TorchResult) -> tuple
     left = [recipe for recipe in recipes if recipe.target == "cpu"]
     files = ", ".join(recipe.file for recipe in recipes if recipe not in left)
     why = f"no {files}: the engines that run it take no free height and width" if files else ""
-    return left, replace(torch, remark="; ".join(filter(None, (torch.remark, why))))
+    return left, torch.with_remarks(why)
 
 
 def _prove_and_publish(
@@ -214,7 +213,7 @@ def _prove_and_publish(
         unused = ""
         if data.evaluation and data.evaluation.has_targets and not judge.scores_targets:
             unused = f"the targets of {data.evaluation.source} say nothing where the task is {spec.task}; pass --metric"
-        torch = replace(torch, remark="; ".join(filter(None, (torch.remark, purpose.remark, unused))))
+        torch = torch.with_remarks(purpose.remark, unused)
         return _prove(plan, recipes, data, torch, spec, decision, gate, judge, progress, cache, signer, left_out)
 
 
@@ -280,7 +279,7 @@ def _prove(
     left, timings = left_out.without_failing([made.recipe for made, _ in rows], timed)
     proved = {made.recipe.file: (made, score) for made, score in rows}
     measured = [Measured(*proved[recipe.file], own) for recipe, own in zip(left, timings, strict=True)]
-    torch = replace(torch, remark="; ".join(filter(None, (torch.remark, in_words(left_out.reasons)))))
+    torch = torch.with_remarks(in_words(left_out.reasons))
     variants = remarked(verdicts(measured, errors, data, gate, torch, plan.samples), _remark(plan, torch))
     variants = accepted(variants, folder, spec.max_batch_size, plan.plan_cache, progress)
     with opened(spec, [REFERENCE], folder) as (fp32,):

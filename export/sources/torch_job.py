@@ -10,7 +10,7 @@ Knows neither torch nor the child's ways; both sides import it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -127,6 +127,10 @@ class TorchResult:
     task: Task | None = None
     detection: DetectionOutputs | None = None
     noise: Answered | None = None
+
+    def with_remarks(self, *remarks: str) -> TorchResult:
+        """The same with more to be said; empty remarks say nothing."""
+        return replace(self, remark="; ".join(filter(None, (self.remark, *remarks))))
 
 
 @dataclass(frozen=True, slots=True)
