@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import io
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
+
 import numpy as np
 import onnx
 import pytest
-from export_fixtures import IMAGE, SIZE_PX, save_graph, write_images
+from export_fixtures import IMAGE, SIZE_PX, fake_torch, make_quick, options, save_graph, write_images
 from onnx import TensorProto, helper, numpy_helper
-from convoy.export.cache import StepCache
+from rich.console import Console
+
+from convoy.export import command
+from convoy.export.cache import StepCache, default_root, step_key
+from convoy.export.command import export_bundle
 from convoy.export.data import ImageSet
 from convoy.export.progress import SILENT, Step
+from convoy.export.terminal import RichProgress
+from convoy.export.variants import making as variants
 from convoy.export.variants.calibrate import METHODS, Method
 from convoy.export.variants.making import Maker
 from convoy.export.variants.onnx_graph import array, initializers
@@ -28,25 +40,9 @@ from convoy.export.variants.recover import (
     measure_sensitivity,
     ordered,
 )
-from convoy.models.bundle import Accuracy
+from convoy.models.bundle import Accuracy, open_bundle
 from convoy.models.datasets import load
 from convoy.models.spec import ModelSpec, TensorSpec
-import io
-import os
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from export_fixtures import fake_torch, make_quick, options, write_images
-from rich.console import Console
-from convoy.export import command
-from convoy.export.cache import StepCache, default_root, step_key
-from convoy.export.command import export_bundle
-from convoy.export.terminal import RichProgress
-from convoy.export.variants import making as variants
-from convoy.export.variants.recover import Ladder
-from convoy.models.bundle import open_bundle
-
 
 LAYERS = tuple((f"layer{index}", 1 / (index + 1)) for index in range(20))
 

@@ -7,31 +7,17 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
-import pytest
-from convoy.models.bundle import FileRecord
-from convoy.models.errors import JobError, UsageError
-from convoy.models.onnx_digest import external_data, onnx_digest
-from convoy.models.plan_cache import find_plan
-from convoy.models.plans import (
-    SCHEMA_VERSION,
-    BuildOptions,
-    Gpu,
-    NoPlan,
-    Plan,
-    PlanAudit,
-    PlanKey,
-    PlanPaths,
-    PlanRecord,
-    plan_key,
-    tensorrt_target,
-)
-from convoy.models.records import to_jsonable
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from convoy.models.bundle import FileRecord, Precision
-from convoy.models.plan_cache import PlanQuery, records_in, search_plan
+from convoy.models.errors import JobError, UsageError
+from convoy.models.onnx_digest import external_data, onnx_digest
+from convoy.models.plan_cache import PlanQuery, find_plan, records_in, search_plan
 from convoy.models.plans import (
     SCHEMA_VERSION,
     BuildOptions,
@@ -39,13 +25,15 @@ from convoy.models.plans import (
     LibraryName,
     NoPlan,
     Plan,
+    PlanAudit,
+    PlanKey,
     PlanPaths,
     PlanRecord,
     PlanTarget,
     plan_key,
     tensorrt_target,
 )
-
+from convoy.models.records import to_jsonable
 
 H200 = Gpu("NVIDIA H200", "9.0")
 OPTIONS = BuildOptions("fp16", (1, 8))
