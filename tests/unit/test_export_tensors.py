@@ -312,16 +312,3 @@ def test_a_file_of_a_newer_ir_version_says_how_to_save_it(tmp_path, network):
     network.write_bytes(model.SerializeToString())
     with pytest.raises(ConvoyError, match=r"IR version is 99, .*; save it again .* set model.ir_version = \d+, and"):
         export(tmp_path, network)
-
-
-def test_strings_are_refused_without_advice_that_does_not_help(tmp_path):
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "strings",
-        [helper.make_tensor_value_info("x", TensorProto.STRING, ["n", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.STRING, ["n", 4])],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "s.onnx")
-    with pytest.raises(ConvoyError, match="takes strings") as caught:
-        export(tmp_path, tmp_path / "s.onnx", preprocess="unit", input="3x32x32")
-    assert "leave --preprocess out" not in str(caught.value)
