@@ -180,7 +180,7 @@ def export(**asked: Any) -> None:
 @_of_record("convoy.export.options", "BuildAheadOptions")
 def build(**asked: Any) -> None:
     """Build TensorRT plans ahead, with or without a GPU; exit 1 where one is refused."""
-    from convoy.export.build_command import run
+    from convoy.export.ahead import run
     from convoy.export.options import BuildAheadOptions
 
     raise typer.Exit(run(BuildAheadOptions(**asked), _console()))

@@ -1,7 +1,8 @@
 """Plans built ahead of any server: a variant's file given to a real TensorRT builder, and what that said.
 
-The builder is a child process, as it is for a server. What it makes lies in the plan cache, where a server looks; what
-it says becomes part of the proof. Knows nothing of terminals.
+The builder is a child process, as it is for a server. What it makes lies in the plan cache, where a server looks. What
+it says becomes part of an export's proof. `convoy build` has the plans of a model's newest version built, with or
+without a GPU.
 """
 
 from __future__ import annotations
@@ -10,27 +11,35 @@ import asyncio
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import get_args
+
+from rich import box
+from rich.console import Console
+from rich.progress import Progress as Bars
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
 from convoy.app.engines.cuda.engine import bucket_sizes
 from convoy.app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuilder
 from convoy.app.engines.table import row_named
-from convoy.app.engines.tensorrt_library import RTX, TensorRt
+from convoy.app.engines.tensorrt_library import LIBRARIES, RTX, TensorRt, find_builder
+from convoy.export.options import BuildAheadOptions
 from convoy.export.progress import Progress
 from convoy.export.sources.torch_job import one_line
-from convoy.models.bundle import BuilderVerdict, Precision, Variant
-from convoy.models.errors import JobError
-from convoy.models.gpus import FP8_SINCE, as_number
-from convoy.models.plan_cache import NotTrusted, read_record
+from convoy.export.tensorrt.library import check_targets, find_gpu
+from convoy.models.bundle import BuilderVerdict, Bundle, Precision, Variant, open_bundle
+from convoy.models.errors import JobError, UsageError
+from convoy.models.gpus import FP8_SINCE, PORTABLE, as_number, parse_targets
+from convoy.models.plan_cache import NotTrusted, plan_folder, read_record
 from convoy.models.plans import BuildOptions, NoPlan, PlanBuild, PlanRecord
+from convoy.models.store import DEMO_STORE, Store
 
 _LIMITS = BuildLimits(niceness=0)
-# An export was good without any plan, and shall not wait for one as long as for the rest. What takes seconds is given
-# minutes.
-_WITHIN_EXPORT = BuildLimits(niceness=0, time_limit_s=300.0)
 
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:;,()]+/)+")
 
@@ -45,16 +54,14 @@ class AheadJob:
     max_batch_size: int
 
 
-def installed_version(library: TensorRt) -> str | None:
-    """The version that is installed, without loading it; None where it is not."""
-    if importlib.util.find_spec(library.module) is None:
-        return None
-    return _version_of(library.module)
-
-
 @cache
-def _version_of(module: str) -> str:
-    """Asked once: what every distribution holds is read for it, which takes half a second."""
+def installed_version(module: str) -> str | None:
+    """The version that is installed, without loading it; None where it is not.
+
+    Asked once: what every distribution holds is read for it, which takes half a second.
+    """
+    if importlib.util.find_spec(module) is None:
+        return None
     for distribution in importlib.metadata.packages_distributions().get(module, ()):
         return importlib.metadata.version(distribution)
     return "of unknown version"
@@ -66,7 +73,7 @@ def build_ahead(job: AheadJob, onnx: Path, precision: Precision, limits: BuildLi
     order = BuildOrder(onnx, job.plan_cache, options, library=job.library.name, capabilities=job.targets)
     ended = asyncio.run(PlanBuilder(limits).build(order, lambda progress: None))
     if ended.plan is None:
-        named = f"{job.library.title} {installed_version(job.library) or ''}".strip()
+        named = f"{job.library.title} {installed_version(job.library.module) or ''}".strip()
         reason = _reason(ended, onnx, job.plan_cache)
         return BuilderVerdict(named, False, job.targets, build_s=ended.elapsed_s, reason=reason, asked=ended.refused)
     record = _record_of(ended.plan)
@@ -109,7 +116,8 @@ def accepted(
 def _asked(job: AheadJob, onnx: Path, precision: Precision) -> BuilderVerdict:
     """As `build_ahead`; that it cannot be asked, for whatever reason, is a verdict that refuses nothing."""
     try:
-        return build_ahead(job, onnx, precision, _WITHIN_EXPORT)
+        # An export is good without any plan, and shall not wait long for one. What takes seconds is given minutes.
+        return build_ahead(job, onnx, precision, BuildLimits(niceness=0, time_limit_s=300.0))
     except Exception as error:  # a plan that is not to be read, a full disk, or the library's own
         why = one_line(str(error)) or type(error).__name__
         return BuilderVerdict(job.library.title, False, job.targets, reason=why, asked=False)
@@ -131,7 +139,7 @@ def targets_for(variant: Variant, targets: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _reason(ended: PlanBuild, onnx: Path, plan_cache: Path) -> str:
-    """The builder's words without folders of this machine, which are of no interest to whoever reads a manifest."""
+    """The builder's words without folders of this machine, which do not belong into a manifest."""
     reason = (ended.reason or "it gave no reason").replace(f"{onnx.parent}/", "")
     if ended.refused:  # by the library, whose words have names of nodes that look like folders
         return reason
@@ -148,3 +156,144 @@ def _record_of(plan: Path) -> PlanRecord:
     if isinstance(record, NoPlan):
         raise JobError(f"{plan} was built and cannot be read: {record.reason}")
     return record
+
+
+# `convoy build`: its options, and its table.
+
+
+@dataclass(frozen=True, slots=True)
+class _BuiltPlan:
+    variant: Variant
+    library: TensorRt
+    verdict: BuilderVerdict
+
+
+def run(options: BuildAheadOptions, console: Console) -> int:
+    """Build what the options ask for and print the table; 1 where a plan is refused. Raises UsageError and JobError."""
+    targets = parse_targets(options.targets) if options.targets is not None else ()
+    cache = plan_folder(options.plan_cache)
+    try:
+        return _run(options, targets, cache, console)
+    except KeyboardInterrupt:
+        raise JobError(f"interrupted; the plans that were finished are in {cache}") from None
+
+
+def _run(options: BuildAheadOptions, targets: tuple[str, ...], cache: Path, console: Console) -> int:
+    bundle = _newest(options)
+    variants, left = _chosen(bundle, options.precisions)
+    rows: list[_BuiltPlan] = []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        for library in _builders(targets):
+            for variant in variants:
+                suited = targets_for(variant, targets)
+                if targets and not suited and options.precisions is None:
+                    left.append(f"{variant.file}: not built, {variant.precision} wants {FP8_SINCE} or later")
+                    continue
+                bars.add_task(f"{variant.file} with {library.title}", total=None)
+                asked = suited if options.precisions is None else targets
+                job = AheadJob(cache, library, asked, bundle.manifest.spec.max_batch_size)
+                rows.append(
+                    _BuiltPlan(variant, library, build_ahead(job, bundle.path(variant.file), variant.precision))
+                )
+    _show(rows, left, cache, console)
+    # What was not asked for and may not serve is no loss.
+    counted = [row for row in rows if row.variant.serve or options.precisions is not None]
+    return 0 if all(row.verdict.accepted for row in counted) else 1
+
+
+def _newest(options: BuildAheadOptions) -> Bundle:
+    store = Store.at(options.store or DEMO_STORE, options.name)
+    try:
+        versions, names = store.versions(options.name), store.names()
+    except OSError as error:
+        raise JobError(f"{error.filename}: {error.strerror}; make the store readable") from error
+    if not versions:
+        have = ", ".join(names) or "none"
+        raise UsageError(f"there is no model {options.name!r} in {store.root} (there is: {have}); name one of these")
+    newest = versions[0]
+    if not newest.is_bundle:
+        raise UsageError(
+            f"{options.name} version {newest.version} is a bare model, which has no answers that a plan could be held "
+            "to; make a bundle of it with `convoy export`"
+        )
+    return open_bundle(newest.folder)
+
+
+def _chosen(bundle: Bundle, precisions: str | None) -> tuple[list[Variant], list[str]]:
+    """The variants to build, and what should be said of them. Raises UsageError for a precision that there is not."""
+    fitting = [variant for variant in bundle.manifest.variants if row_named("tensorrt").takes(variant)]
+    if precisions is not None:
+        asked = [part.strip() for part in precisions.split(",")]
+        have = sorted({variant.precision for variant in fitting})
+        unknown = [part for part in asked if part not in have]
+        if unknown:
+            known = "" if unknown[0] in get_args(Precision) else " is no precision"
+            raise UsageError(
+                f"--precisions {unknown[0]}{known}: the bundle has {', '.join(have)} for GPUs; choose from these, or "
+                "export the model with others"
+            )
+        return [variant for variant in fitting if variant.precision in asked], []
+    return fitting, [f"{v.file}: may not serve, whatever its plan ({v.reason})" for v in fitting if not v.serve]
+
+
+def _builders(targets: tuple[str, ...]) -> list[TensorRt]:
+    """The libraries that can build here for these targets. Raises JobError where there is none, and UsageError where
+    the one there is knows no such target."""
+    installed = [library for library in LIBRARIES if installed_version(library.module)]
+    found = {library.name: find_builder(library, _capabilities_here()) for library in installed}
+    able = [library for library in installed if found[library.name].builds]
+    if not able:
+        said = "; ".join(one.reason for one in found.values()) or f"run {RTX.install}, which needs no GPU"
+        raise JobError(f"no TensorRT can build plans here: {said}")
+    if RTX in able:
+        check_targets(f"{RTX.title} {found[RTX.name].version}", found[RTX.name].targets, targets)
+    fitting = [one for one in able if one.builds_anywhere or targets in ((), found[one.name].targets)]
+    if not fitting:
+        here = ", ".join(found[able[0].name].targets)
+        raise UsageError(f"{able[0].title} builds only for the GPU here ({here}); for others run {RTX.install}")
+    return fitting
+
+
+def _capabilities_here() -> tuple[str, ...]:
+    try:
+        return (find_gpu().compute_capability,)
+    except JobError:
+        return ()
+
+
+def _show(rows: list[_BuiltPlan], left: list[str], cache: Path, console: Console) -> None:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("variant", no_wrap=True, min_width=max((len(row.variant.file) for row in rows), default=0))
+    table.add_column("library", no_wrap=True)
+    table.add_column("for")
+    for heading in ("MB", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("layers")
+    for row in rows:
+        verdict = row.verdict
+        size = f"{verdict.plan_bytes / 1e6:.1f}" if verdict.accepted else "refused" if verdict.asked else "failed"
+        targets = ", ".join(verdict.targets) or PORTABLE
+        seconds = f"{verdict.build_s:.1f}"
+        layers = ", ".join(f"{count} {precision}" for precision, count in verdict.layers.items()) or "-"
+        version = verdict.library.rpartition(" ")[2]
+        table.add_row(row.variant.file, f"{row.library.engine} {version}", targets, size, seconds, layers)
+    console.print(table)
+    for said, files in _by_words((row.verdict.in_words, row) for row in rows if not row.verdict.accepted).items():
+        console.print(Text(f"{files}: {said}", style="bold red"), soft_wrap=True)
+    for said, files in _by_words((warning, row) for row in rows for warning in row.verdict.warnings).items():
+        console.print(Text(f"{files}: the builder warns: {said}"), soft_wrap=True)
+    for line in left:
+        console.print(Text(line), soft_wrap=True)
+    if any(row.verdict.accepted for row in rows):
+        console.print(Text(f"plans are in {cache}"), soft_wrap=True)
+    elif not all(row.verdict.asked for row in rows):  # it may be to blame, and the user need not have named it
+        console.print(Text(f"the plan cache is {cache}"), soft_wrap=True)
+
+
+def _by_words(said: Iterable[tuple[str, _BuiltPlan]]) -> dict[str, str]:
+    """The files of which each thing was said, in a line: what holds for all of them is not told of each."""
+    files: dict[str, list[str]] = {}
+    for words, row in said:
+        files.setdefault(words, []).append(row.variant.file)
+    return {words: ", ".join(dict.fromkeys(names)) for words, names in files.items()}

@@ -21,10 +21,8 @@ from convoy.models.errors import JobError, UsageError
 from convoy.models.samples import Part, split_by_hash
 from convoy.models.spec import OIP_NAMES, TensorSpec
 
-SUFFIX = ".npz"
 # An array of one of these names is what should come out, and no input.
 TARGETS = ("targets", "labels")
-_CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class ArraySet:
 
     def chunks(self, step: Step, limit: int) -> Iterator[Chunk]:
         """All rows in order, at most `limit` and about 16 MB at a time."""
-        size = max(1, min(limit, _CHUNK_BYTES * self.count // max(1, bytes_of(self.inputs))))
+        size = max(1, min(limit, (16 << 20) * self.count // max(1, bytes_of(self.inputs))))
         for start in range(0, self.count, size):
             rows = slice(start, start + size)
             targets = None if self.targets is None else self.targets[rows]
@@ -84,7 +82,7 @@ class ArraySet:
             yield Chunk(inputs, targets, np.arange(start, start + count_of(inputs)))
 
     def thinned(self, most: int) -> ArraySet:
-        """At most so many of the rows, evenly spread."""
+        """At most `most` of the rows, evenly spread."""
         if self.count <= most:
             return self
         return self._of(np.linspace(0, self.count - 1, most).astype(int))
@@ -131,7 +129,7 @@ class ArrayFile:
 
 def is_array_file(source: str) -> bool:
     """Whether a data set's name is that of a file of arrays."""
-    return source.endswith(SUFFIX)
+    return source.endswith(".npz")
 
 
 def read_array_file(path: Path) -> ArrayFile:
@@ -144,8 +142,8 @@ def read_array_file(path: Path) -> ArrayFile:
             for member in archive.namelist():
                 with archive.open(member) as stream:
                     version = np.lib.format.read_magic(stream)
-                    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else _read_header_2_0
-                    shape, _, dtype = read(stream)
+                    first, later = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
+                    shape, _, dtype = first(stream) if version == (1, 0) else later(stream)
                     headers[member.removesuffix(".npy")] = (shape, dtype)
     except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
         raise JobError(f"{path.name} cannot be read as .npz ({error}); write it with numpy.savez") from error
@@ -162,11 +160,6 @@ def read_array_file(path: Path) -> ArrayFile:
         raise JobError(f"{path.name} has {what}; it needs the inputs by their names, and one array of targets at most")
     inputs = {name: (shape[1:], dtype) for name, (shape, dtype) in headers.items() if name not in targets}
     return ArrayFile(path, next(iter(lengths.values())), inputs, targets[0] if targets else None)
-
-
-def _read_header_2_0(stream: object) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    found: tuple[tuple[int, ...], bool, np.dtype[np.generic]] = np.lib.format.read_array_header_2_0(stream)  # type: ignore[arg-type]
-    return found
 
 
 def load_arrays(path: Path, specs: tuple[TensorSpec, ...]) -> ArraySet:

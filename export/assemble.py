@@ -1,6 +1,6 @@
 """From measured variants to a published bundle: what may serve and why, the canary, the manifest, the folder.
 
-Knows the rules of choice and what lies in a bundle. Measures nothing itself.
+A bundle is signed here, and `convoy export --remeasure` makes another of one that is there.
 """
 
 from __future__ import annotations
@@ -11,31 +11,38 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from convoy.app.engines.cpu import has_int8_dot_product
+from convoy.app.engines.batch import EngineFailure
+from convoy.app.engines.cpu import cpu_budget, has_int8_dot_product
 from convoy.app.engines.speedup import is_worthwhile
+from convoy.export.ahead import judged_by_builder
 from convoy.export.data import ExportData, ImageSet
 from convoy.export.plan import ExportPlan
-from convoy.export.profiling.profile import OtherLatencies
-from convoy.export.proof.gate import AccuracyGate
+from convoy.export.profiling.profile import Timings, measured_everywhere
+from convoy.export.profiling.roofline import measure_roofline
+from convoy.export.progress import Progress
+from convoy.export.proof.proving import AccuracyGate
 from convoy.export.proof.sanity import NOTHING_FOUND, Sanity
 from convoy.export.proof.verify import Score
 from convoy.export.report.page import render
 from convoy.export.rows import Rows, bytes_of, count_of, joined, picked
-from convoy.export.signing import BundleSigner
-from convoy.export.sources.free_input import free_sizes
+from convoy.export.sources.onnx_sizes import free_sizes
 from convoy.export.sources.torch_job import EXTERNAL_DATA, TorchResult
 from convoy.export.variants.making import Made
-from convoy.export.variants.variant import OpenVariant
+from convoy.export.variants.precision import RECIPES, Recipe
+from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
 from convoy.models.bundle import (
     CANARY,
     LABELS,
     MANIFEST,
     REPORT,
     SCHEMA_VERSION,
+    SIGNATURE,
     Bundle,
     Canary,
     FileRecord,
@@ -47,15 +54,15 @@ from convoy.models.bundle import (
     Target,
     Variant,
     canary_bytes,
+    open_bundle,
     seal,
     sha256_file,
 )
 from convoy.models.checkpoint import convoy_version, installed_versions
+from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.spec import ModelSpec
-from convoy.models.store import Store
+from convoy.models.store import Store, is_version
 
-_CANARY_SAMPLES = 32
-_CANARY_BYTES = 4 << 20
 _DEVICES: dict[Target, str] = {
     "cpu": "time",
     "openvino": "OpenVINO on a processor with BF16",
@@ -71,8 +78,7 @@ class Measured:
 
     made: Made
     score: Score
-    latency: LatencyTable | None
-    elsewhere: OtherLatencies
+    timings: Timings
 
 
 def verdicts(
@@ -147,7 +153,7 @@ def _variant(
         reason=proof,
         max_relative_error=max(finite.values()),
         accuracy=one.score.accuracy,
-        latency=one.latency,
+        latency=one.timings.latency,
         calibration_method=one.made.method,
         audit=one.made.audit,
         trade_offs=one.made.trade_offs,
@@ -159,8 +165,8 @@ def _variant(
         search=one.made.search,
         output_errors=finite if len(finite) > 1 else {},
         agreement=None if one.score.accuracy else one.score.agreement,
-        other_latencies=one.elsewhere.latencies,
-        refused_by=dict(one.elsewhere.refused_by),
+        other_latencies=one.timings.other_latencies,
+        refused_by=dict(one.timings.refused_by),
     )
 
 
@@ -175,7 +181,7 @@ def make_canary(fp32: OpenVariant, samples: Rows) -> Canary:
     first = fp32.answers(picked(samples, slice(1)))
     sample_bytes = bytes_of(picked(samples, slice(1))) + bytes_of(first)
     # The file's header takes some of it.
-    count = max(1, min(_CANARY_SAMPLES, (_CANARY_BYTES - 4096) // sample_bytes, count_of(samples)))
+    count = max(1, min(32, ((4 << 20) - 4096) // sample_bytes, count_of(samples)))
     answers = [first, *(fp32.answers(picked(samples, slice(row, row + 1))) for row in range(1, count))]
     inputs = {name: np.ascontiguousarray(array) for name, array in picked(samples, slice(count)).items()}
     return Canary(inputs, joined(answers))
@@ -275,3 +281,110 @@ def _published(store: Store, name: str, manifest: bytes) -> Path:
         if stored.is_bundle and (stored.folder / MANIFEST).read_bytes() == manifest:
             return stored.folder
     raise AssertionError("the published version is not there; this is a bug")
+
+
+# Signatures are OpenSSF's (https://github.com/sigstore/model-transparency): `model_signing verify key` reads what is
+# written here, and a server with `--require-signature` loads what `model_signing sign key` has signed.
+
+
+class BundleSigner:
+    """Has a private key, read at once: a long export is not to end with a wrong one. Raises UsageError."""
+
+    def __init__(self, key_file: Path) -> None:
+        try:
+            library: Any = import_module("model_signing.signing")
+            self._hashing: Any = import_module("model_signing.hashing")
+        except ImportError as error:
+            raise UsageError(f"--sign needs {error.name}; pip install 'convoy-serve[signing]'") from error
+        try:
+            self._config = library.Config().use_elliptic_key_signer(private_key=key_file)
+        except Exception as error:  # whatever the libraries make of a file that is none
+            raise UsageError(
+                f"--sign {key_file} is no private key of an elliptic curve in PEM without a password ({error}); make "
+                "one with `openssl ecparam -name prime256v1 -genkey -noout`"
+            ) from error
+
+    def sign(self, folder: Path) -> None:
+        """Write the signature of all other files in the folder."""
+        left_out = self._hashing.Config().set_ignored_paths(paths=[Path(SIGNATURE)])
+        self._config.set_hashing_config(left_out).sign(folder, folder / SIGNATURE)
+
+
+def signer_of(key_file: Path | None) -> BundleSigner | None:
+    """None where nothing is to be signed. Raises UsageError."""
+    return None if key_file is None else BundleSigner(key_file)
+
+
+# `convoy export --remeasure`: accuracy, files and what a builder said stay as they are. A version of a model never
+# changes, because a server may be serving it; what comes of this is the next version.
+
+
+def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigner | None = None) -> Path:
+    """Measure the bundle in `folder`; returns the new version's folder.
+
+    It is written to the store that the bundle lies in, or to `store` where it lies in none. Raises UsageError where
+    there is no folder, and JobError for a bundle that cannot be measured, is of an older version, or was changed.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; pass a version's, such as store/NAME/1")
+    try:
+        bundle = open_bundle(folder)
+    except BundleError as error:
+        raise JobError(str(error)) from error
+    old = bundle.manifest
+    if any(variant.passes_gate is None for variant in old.variants[1:]):
+        raise JobError(
+            f"{folder}: an older version of Convoy exported it, and did not write down which variants are accurate "
+            "enough whatever their speed; export the model again"
+        )
+    timings, roofline = _measured(bundle, progress)
+    measured = [(variant, timings.get(variant.file, Timings())) for variant in old.variants]
+    reference, *others = (
+        replace(variant, latency=own.latency, other_latencies=own.other_latencies) for variant, own in measured
+    )
+    content = replace(
+        old,
+        variants=(reference, *map(_judged, others)),
+        roofline=roofline,
+        provenance=replace(old.provenance, remeasured_at=datetime.now(UTC).isoformat(timespec="microseconds")),
+    )
+    with progress.step("publish"):
+        return publish_again(_store_of(folder, old.spec.name, store), bundle, content, signer)
+
+
+def _measured(bundle: Bundle, progress: Progress) -> tuple[dict[str, Timings], Roofline | None]:
+    """The timings by file, of what this machine runs; and what the machine attains, where the bundle tells that."""
+    spec, folder = bundle.manifest.spec, bundle.folder
+    recipes = [recipe for recipe in map(_recipe, bundle.manifest.variants) if recipe.row is not None]
+    try:
+        with opened(spec, recipes, folder) as candidates, opened_elsewhere(spec, recipes, folder) as others:
+            measured = measured_everywhere(candidates, others, progress)
+            roofline = None
+            if bundle.manifest.roofline is not None:
+                with progress.step("measure this device"):
+                    roofline = measure_roofline(candidates[0], cpu_budget())
+    except EngineFailure as failure:
+        raise JobError(f"the serving engine cannot run the network: {failure}") from failure
+    except BundleError as error:
+        raise JobError(str(error)) from error
+    return {recipe.file: timings for recipe, timings in zip(recipes, measured, strict=True)}, roofline
+
+
+def _recipe(variant: Variant) -> Recipe:
+    known = {recipe.file: recipe for recipe in RECIPES}
+    if variant.file not in known:
+        raise JobError(f"{variant.file} is no file that export makes; its latency is not known how to measure")
+    return known[variant.file]
+
+
+def _judged(variant: Variant) -> Variant:
+    """As when it was exported, with the new latency."""
+    assert variant.passes_gate is not None, "older bundles were refused; this is a bug"
+    judged = judged_by_speed(replace(variant, serve=variant.passes_gate, reason=variant.proof))
+    return judged if variant.builder is None else judged_by_builder(judged, variant.builder)
+
+
+def _store_of(folder: Path, name: str, otherwise: Path) -> Store:
+    whole = folder.resolve()
+    lies_in_store = is_version(whole.name) and whole.parent.name == name
+    return Store(whole.parent.parent) if lies_in_store else Store(otherwise)

@@ -26,7 +26,6 @@ from convoy.models.files import replace_file
 from convoy.models.plan_cache import default_plan_cache
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_PREFIX = ".writing-"
 
 
 def default_root() -> Path:
@@ -85,7 +84,7 @@ class StepCache:
         with suppress(OSError):
             self.root.mkdir(parents=True, exist_ok=True)
             content = hashlib.sha256(result).digest() + result
-            replace_file(self.root / key, content, prefix=_PREFIX, mode=0o600)
+            replace_file(self.root / key, content, prefix=".writing-", mode=0o600)
             self._shrink()
 
     def read_arrays(self, key: str) -> dict[str, np.ndarray] | None:

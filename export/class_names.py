@@ -16,17 +16,15 @@ from convoy.export.sources.torch_process import ask
 from convoy.models.errors import UsageError
 from convoy.models.samples import some
 
-_IMAGENET = Path("imagenet")
-# Any network of torchvision's would do: all of its weights name the same classes in the same order.
-_OF_IMAGENET = Inquiry("torchvision", "resnet50")
 _FORM = 'it as in {"n01440764": "tench", "n01443537": 1}'
 _CLASS_MAP = TypeAdapter(dict[str, StrictInt | StrictStr])
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
     """One class a line, or ImageNet's where `path` is the word and no file. Raises UsageError, JobError."""
-    if path == _IMAGENET and not path.is_file():
-        return imagenet_labels()
+    if path == Path("imagenet") and not path.is_file():
+        # Any network of torchvision's would do: all of its weights name the same classes in the same order.
+        return distinct(ask(Inquiry("torchvision", "resnet50")).labels)
     try:
         lines = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     except OSError as error:
@@ -39,11 +37,6 @@ def read_labels(path: Path) -> tuple[str, ...]:
     if len(lines) < 2:
         raise UsageError(f"--labels {path}: {len(lines)} classes, at least 2 are needed, one a line")
     return lines
-
-
-def imagenet_labels() -> tuple[str, ...]:
-    """The 1,000 classes in the order of torchvision's published weights, which say them. Raises JobError."""
-    return distinct(ask(_OF_IMAGENET).labels)
 
 
 def distinct(labels: Sequence[str]) -> tuple[str, ...]:

@@ -22,12 +22,22 @@ from rich.text import Text
 from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cpu import cpu_budget
 from convoy.export.ahead import accepted
-from convoy.export.assemble import Measured, make_canary, provenance, publish, remarked, verdicts
+from convoy.export.assemble import (
+    BundleSigner,
+    Measured,
+    make_canary,
+    provenance,
+    publish,
+    remarked,
+    remeasure,
+    signer_of,
+    verdicts,
+)
 from convoy.export.cache import NO_CACHE, StepCache, default_root
 from convoy.export.data import ExportData, ImageSet, load_data
 from convoy.export.options import ExportOptions
 from convoy.export.plan import ExportPlan, make_plan
-from convoy.export.profiling.profile import OtherLatencies, measured_everywhere
+from convoy.export.profiling.profile import Timings, measured_everywhere
 from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.activation import (
@@ -40,29 +50,24 @@ from convoy.export.proof.activation import (
     purpose_of,
     specs_of,
 )
-from convoy.export.proof.gate import AccuracyGate, refused_by_name
-from convoy.export.proof.judging import Judge
-from convoy.export.proof.metric import metric_judge
-from convoy.export.proof.mistakes import find_mistakes
+from convoy.export.proof.ending import normalised_outputs, read_ending
+from convoy.export.proof.judging import Judge, metric_judge
 from convoy.export.proof.outcomes import Outcomes
-from convoy.export.proof.proving import LeftOut, Prover, in_words
-from convoy.export.proof.ranges import normalised_outputs
+from convoy.export.proof.proving import AccuracyGate, LeftOut, Prover, in_words
 from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference, judge_score
 from convoy.export.proof.verify import ON_NOISE, Score, check_against_torch, compared_batches, observe
-from convoy.export.remeasure import remeasure
+from convoy.export.report.mistakes import find_mistakes
 from convoy.export.rows import count_of
-from convoy.export.signing import BundleSigner, signer_of
-from convoy.export.sources.ending import read_ending
-from convoy.export.sources.free_input import free_sizes, listed
 from convoy.export.sources.onnx_plain import export_plain, is_plain
+from convoy.export.sources.onnx_sizes import free_sizes, listed
 from convoy.export.sources.to_onnx import reused, to_onnx
 from convoy.export.sources.torch_job import INPUT_NAME, Answered, TorchResult
 from convoy.export.terminal import RichProgress, summary
-from convoy.export.variants.fp8 import why_no_fp8
 from convoy.export.variants.making import Maker
+from convoy.export.variants.pairs import why_no_fp8
 from convoy.export.variants.precision import INT8_OPENVINO, RECIPES, REFERENCE, Recipe, select, without_needless_pairs
 from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
-from convoy.models.bundle import LatencyTable, Manifest, busy_words, read_manifest
+from convoy.models.bundle import Manifest, busy_words, read_manifest
 from convoy.models.datasets import source_labels
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import ModelSpec, TensorSpec
@@ -103,8 +108,13 @@ def run(options: ExportOptions, console: Console, again: str = "the same command
 def _refuse_missing(options: ExportOptions, manifest: Manifest, left_out: LeftOut) -> None:
     """Raises JobError where precisions that were asked for by name cannot be made, or the gate refuses them."""
     gate = AccuracyGate(options.accuracy_budget_points, options.strict_gate)
-    refused = refused_by_name(manifest.variants, options.precisions, gate)
     asked = {part.strip() for part in (options.precisions or "").split(",")}
+    # What is only slow is not missing.
+    refused = [
+        variant
+        for variant in manifest.variants[1:]
+        if variant.precision in asked and variant.accuracy is not None and not gate.passes(variant.accuracy)
+    ]
     known = {recipe.file: recipe.precision for recipe in RECIPES}
     missing = {file: reason for file, reason in left_out.reasons.items() if known[file] in asked}
     if not refused and not missing:
@@ -153,11 +163,10 @@ def export_bundle(
 def _without_fp8(
     recipes: tuple[Recipe, ...], torch: TorchResult, graph: Path
 ) -> tuple[tuple[Recipe, ...], TorchResult]:
-    """What nobody asked for by name is left out where it cannot be made, and that is said."""
+    """Leave FP8 out where it cannot be made and was not asked for by name, and say so."""
     if not any(recipe.precision == "fp8" for recipe in recipes) or not (why := why_no_fp8(graph)):
         return recipes, torch
-    remark = "; ".join(filter(None, (torch.remark, why)))
-    return tuple(recipe for recipe in recipes if recipe.precision != "fp8"), replace(torch, remark=remark)
+    return tuple(recipe for recipe in recipes if recipe.precision != "fp8"), torch.with_remarks(why)
 
 
 def _without_openvino(
@@ -170,16 +179,16 @@ def _without_openvino(
             return recipes, torch
     except Exception as error:  # whatever it is, the others are made
         files = " and no ".join(recipe.file for recipe in found)
-        remark = "; ".join(filter(None, (torch.remark, f"no {files}: {error}")))
-    return [recipe for recipe in recipes if recipe not in found], replace(torch, remark=remark)
+        torch = torch.with_remarks(f"no {files}: {error}")
+    return [recipe for recipe in recipes if recipe not in found], torch
 
 
 def _without_fixed_sizes(recipes: Sequence[Recipe], torch: TorchResult) -> tuple[Sequence[Recipe], TorchResult]:
-    """The same for all that only engines would run which take no free height and width, whoever asked for it."""
+    """The same for files whose engines take no free height and width, even where they were asked for by name."""
     left = [recipe for recipe in recipes if recipe.target == "cpu"]
     files = ", ".join(recipe.file for recipe in recipes if recipe not in left)
     why = f"no {files}: the engines that run it take no free height and width" if files else ""
-    return left, replace(torch, remark="; ".join(filter(None, (torch.remark, why))))
+    return left, torch.with_remarks(why)
 
 
 def _prove_and_publish(
@@ -204,7 +213,7 @@ def _prove_and_publish(
         unused = ""
         if data.evaluation and data.evaluation.has_targets and not judge.scores_targets:
             unused = f"the targets of {data.evaluation.source} say nothing where the task is {spec.task}; pass --metric"
-        torch = replace(torch, remark="; ".join(filter(None, (torch.remark, purpose.remark, unused))))
+        torch = torch.with_remarks(purpose.remark, unused)
         return _prove(plan, recipes, data, torch, spec, decision, gate, judge, progress, cache, signer, left_out)
 
 
@@ -263,16 +272,14 @@ def _prove(
                 noise = torch.noise.samples, torch.noise.reference
                 check_against_torch(one, *noise, normalised=normalised, original=torch.original, on=ON_NOISE)
 
-    def timed(chosen: Sequence[Recipe]) -> tuple[tuple[LatencyTable | None, ...], tuple[OtherLatencies, ...]]:
+    def timed(chosen: Sequence[Recipe]) -> tuple[Timings, ...]:
         with opened(spec, chosen, folder) as candidates, opened_elsewhere(spec, chosen, folder, as_fp32) as others:
             return measured_everywhere(candidates, others, progress)
 
-    left, (tables, elsewhere) = left_out.without_failing([made.recipe for made, _ in rows], timed)
+    left, timings = left_out.without_failing([made.recipe for made, _ in rows], timed)
     proved = {made.recipe.file: (made, score) for made, score in rows}
-    measured = [
-        Measured(*proved[recipe.file], own, other) for recipe, own, other in zip(left, tables, elsewhere, strict=True)
-    ]
-    torch = replace(torch, remark="; ".join(filter(None, (torch.remark, in_words(left_out.reasons)))))
+    measured = [Measured(*proved[recipe.file], own) for recipe, own in zip(left, timings, strict=True)]
+    torch = torch.with_remarks(in_words(left_out.reasons))
     variants = remarked(verdicts(measured, errors, data, gate, torch, plan.samples), _remark(plan, torch))
     variants = accepted(variants, folder, spec.max_batch_size, plan.plan_cache, progress)
     with opened(spec, [REFERENCE], folder) as (fp32,):

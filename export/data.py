@@ -18,7 +18,7 @@ import numpy as np
 from convoy.export.arrays import ArraySet, is_array_file, load_arrays
 from convoy.export.plan import ExportPlan
 from convoy.export.progress import Step
-from convoy.export.rows import Chunk, Rows, count_of, joined, picked
+from convoy.export.rows import Chunk, Rows, joined
 from convoy.export.sources.torch_job import INPUT_NAME
 from convoy.models.bundle import DatasetRecord
 from convoy.models.datasets import is_flat_folder, load, load_flat_folder, source_labels
@@ -30,8 +30,6 @@ from convoy.models.spec import NUMPY_DTYPES, ImageSpec, TensorSpec
 # Ranges settle within a few hundred images; more of them cost time and change nothing.
 _CALIBRATION_SAMPLES = 512
 _SAMPLES, _SAMPLES_AT_ONCE = 64, 8
-_SAMPLES_BYTES = 64 << 20
-_CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class ImageSet:
         Images that do not decode are left out; more than 1 % of them is a JobError.
         """
         shape, dtype = self.image.tensor_shape, NUMPY_DTYPES[self.image.tensor_dtype]
-        size = max(1, min(limit, _CHUNK_BYTES // (int(np.prod(shape)) * dtype.itemsize)))
+        size = max(1, min(limit, (16 << 20) // (int(np.prod(shape)) * dtype.itemsize)))
         broken: list[str] = []
         for start in range(0, len(self.samples), size):
             images, labels, positions = [], [], []
@@ -103,77 +101,38 @@ class ImageSet:
             )
 
     def thinned(self, most: int) -> ImageSet:
-        """At most so many of the images, evenly spread, because folders are in the order of their classes."""
+        """At most `most` of the images, evenly spread, because folders are in the order of their classes."""
         if len(self.samples) <= most:
             return self
         picked = np.linspace(0, len(self.samples) - 1, most).astype(int)
         return replace(self, samples=tuple(self.samples[index] for index in picked))
 
 
-@dataclass(frozen=True, slots=True)
-class RandomRows:
-    """Noise in the place of samples: it shows that two graphs compute the same, and nothing about accuracy.
+def random_samples(count: int, inputs: Sequence[TensorSpec], image: ImageSpec | None) -> dict[str, np.ndarray]:
+    """Noise: it shows that two graphs compute the same, and nothing about accuracy. The same numbers each time.
 
-    `image` says how normalised pixels are spread, where the one input is an image.
+    Of images, if `image` says how they are prepared, these are pixels; else floats are signals around zero, and whole
+    numbers are 0 or 1, which are the numbers of something in most networks that take any.
     """
+    generator = np.random.default_rng(0)
 
-    count: int
-    inputs: tuple[TensorSpec, ...]
-    image: ImageSpec | None = None
-    source: str = "random numbers"
-    labels: tuple[str, ...] = ()
-    has_targets: bool = False
-
-    @staticmethod
-    def of_images(count: int, image: ImageSpec) -> RandomRows:
-        """Pictures of noise, as the network takes them."""
-        return RandomRows(count, (TensorSpec(INPUT_NAME, image.tensor_dtype, image.tensor_shape),), image)
-
-    @property
-    def record(self) -> DatasetRecord:
-        return DatasetRecord(self.source, self.count, hashlib.sha256(self.source.encode()).hexdigest())
-
-    @property
-    def key(self) -> str:
-        return hashlib.sha256(f"{self.source}{self.count}{self.inputs}{self.image}".encode()).hexdigest()
-
-    def chunks(self, step: Step, limit: int) -> Iterator[Chunk]:
-        """All of it, at most `limit` at a time."""
-        samples = self.samples()
-        for start in range(0, self.count, limit):
-            rows = picked(samples, slice(start, start + limit))
-            step.advance(count_of(rows))
-            yield Chunk(rows, None, np.arange(start, start + count_of(rows)))
-
-    def thinned(self, most: int) -> RandomRows:
-        """At most so many."""
-        return replace(self, count=min(self.count, most))
-
-    def samples(self) -> dict[str, np.ndarray]:
-        """The same numbers each time: bytes, values as normalised pixels have them, or as signals around zero do."""
-        generator = np.random.default_rng(0)
-        return {spec.name: self._drawn(generator, spec) for spec in self.inputs}
-
-    def _drawn(self, generator: np.random.Generator, spec: TensorSpec) -> np.ndarray:
-        shape = (self.count, *spec.drawn_shape)
-        if self.image is None:
-            return _noise(generator, spec, shape)
-        if self.image.front == "uint8_nhwc":
+    def drawn(spec: TensorSpec) -> np.ndarray:
+        shape = (count, *spec.drawn_shape)
+        if image is None and spec.numpy_dtype.kind == "f":
+            return generator.standard_normal(shape).astype(spec.numpy_dtype)
+        if image is None:
+            return generator.integers(0, 2, shape).astype(spec.numpy_dtype)
+        if image.front == "uint8_nhwc":
             return generator.integers(0, 256, shape, dtype=np.uint8)
-        mean, std = (np.array(values, np.float32)[:, None, None] for values in (self.image.mean, self.image.std))
+        mean, std = (np.array(values, np.float32)[:, None, None] for values in (image.mean, image.std))
         normalised: np.ndarray = (generator.random(shape, dtype=np.float32) - mean) / std
         return normalised
 
-
-def _noise(generator: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...]) -> np.ndarray:
-    """Whole numbers are 0 or 1, which are the numbers of something in most networks that take any."""
-    if spec.numpy_dtype.kind == "f":
-        return generator.standard_normal(shape).astype(spec.numpy_dtype)
-    return generator.integers(0, 2, shape).astype(spec.numpy_dtype)
+    return {spec.name: drawn(spec) for spec in inputs}
 
 
 # What a network can be shown, a chunk at a time. `labels` is empty where the samples have none of the model's.
-SampleSet = ImageSet | ArraySet | RandomRows
+SampleSet = ImageSet | ArraySet
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +140,7 @@ class ExportData:
     """`samples` are inputs to compare outputs on; `real` tells what the user has from random numbers."""
 
     calibration: SampleSet | None
-    evaluation: ImageSet | ArraySet | None
+    evaluation: SampleSet | None
     samples: Rows
     real: bool
 
@@ -197,15 +156,16 @@ def load_data(plan: ExportPlan, step: Step) -> ExportData:
     if calibration and evaluation:
         _refuse_shared(calibration, evaluation)
     sample_bytes = sum(spec.sample_bytes or 1 for spec in (replace(one, shape=one.drawn_shape) for one in plan.inputs))
-    noise = RandomRows(max(2, min(_SAMPLES, _SAMPLES_BYTES // sample_bytes)), plan.inputs, plan.image)
+    count = max(2, min(_SAMPLES, (64 << 20) // sample_bytes))
+    noise = ArraySet("random numbers", random_samples(count, plan.inputs, plan.image), None)
     shown = calibration or (noise if plan.asked.allow_random_calibration else None)
     compared = evaluation or held_out
     if compared is None:
-        return ExportData(shown, evaluation, noise.samples(), real=False)
-    return ExportData(shown, evaluation, _decoded(compared.thinned(noise.count), step), real=True)
+        return ExportData(shown, evaluation, noise.inputs, real=False)
+    return ExportData(shown, evaluation, _decoded(compared.thinned(count), step), real=True)
 
 
-def _evaluated(plan: ExportPlan) -> ImageSet | ArraySet:
+def _evaluated(plan: ExportPlan) -> SampleSet:
     source = plan.asked.evaluate
     assert source is not None
     if is_array_file(source):
@@ -217,7 +177,7 @@ def _evaluated(plan: ExportPlan) -> ImageSet | ArraySet:
     return _part(dataset, source, "test", plan)
 
 
-def _calibrated(plan: ExportPlan) -> tuple[ImageSet | ArraySet, ImageSet | ArraySet | None]:
+def _calibrated(plan: ExportPlan) -> tuple[SampleSet, SampleSet | None]:
     """What to calibrate on, and what of the same data set is held out, where anything is."""
     source = plan.asked.calibrate
     assert source is not None
@@ -254,7 +214,7 @@ def _part(dataset: Dataset, source: str, part: Part, plan: ExportPlan) -> ImageS
     return ImageSet(shown, tuple(dataset.part(part)), plan.image, labels)
 
 
-def _refuse_shared(calibration: ImageSet | ArraySet, evaluation: ImageSet | ArraySet) -> None:
+def _refuse_shared(calibration: SampleSet, evaluation: SampleSet) -> None:
     seen = set(calibration.hashes)
     shared = [name for name, sha256 in zip(evaluation.names, evaluation.hashes, strict=True) if sha256 in seen]
     if shared:
@@ -264,7 +224,7 @@ def _refuse_shared(calibration: ImageSet | ArraySet, evaluation: ImageSet | Arra
         )
 
 
-def _decoded(chosen: ImageSet | ArraySet, step: Step) -> dict[str, np.ndarray]:
+def _decoded(chosen: SampleSet, step: Step) -> dict[str, np.ndarray]:
     step.expect(chosen.count)
     chunks: Sequence[Chunk] = list(chosen.chunks(step, _SAMPLES_AT_ONCE))
     if not chunks:

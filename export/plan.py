@@ -18,11 +18,17 @@ from convoy.export.arrays import is_array_file, read_array_file
 from convoy.export.class_names import read_class_map, read_labels
 from convoy.export.options import ExportOptions
 from convoy.export.proof.sanity import Claim, Expectations
-from convoy.export.sources.image_changes import ImageChanges, parse_changes
 from convoy.export.sources.onnx_source import tensor_inputs
-from convoy.export.sources.origin import Origin, Stated, channels_of, find_origin
-from convoy.export.sources.preprocess import parse_front, parse_input, resolve_image
-from convoy.export.sources.source import ModelSource, parse_function, parse_source
+from convoy.export.sources.origin import (
+    ModelSource,
+    Origin,
+    Stated,
+    channels_of,
+    find_origin,
+    parse_function,
+    parse_source,
+)
+from convoy.export.sources.preprocess import ImageChanges, parse_changes, parse_front, parse_input, resolve_image
 from convoy.export.sources.torch_job import INPUT_NAME, WeightsFrom
 from convoy.models.datasets import is_flat_folder, source_labels
 from convoy.models.errors import BundleError, UsageError
@@ -35,8 +41,6 @@ from convoy.models.store import Store, check_name
 from convoy.models.tasks import DetectionOutputs, Task
 from convoy.models.weights.key import refuse_needless_key
 
-# What one input is called that has no name of its own.
-_ONLY = "input"
 _TENSOR = re.compile(r"(?:([A-Za-z_][\w.]*)=)?([1-9]\d{0,8}(?:x[1-9]\d{0,8})*)(?::(\w+))?")
 
 
@@ -57,7 +61,7 @@ def parse_tensors(text: str) -> tuple[TensorSpec, ...]:
                 f"signal=1x1000,age=1:INT64 with one of {', '.join(dtypes)}"
             )
         shape = tuple(int(size) for size in part[2].split("x"))
-        specs.append(TensorSpec(part[1] or _ONLY, (part[3] or "FP32").upper(), shape))
+        specs.append(TensorSpec(part[1] or "input", (part[3] or "FP32").upper(), shape))
     if len({spec.name for spec in specs}) < len(specs):
         raise UsageError(f"--input {text!r} names an input twice; give each its own name")
     return tuple(specs)
@@ -90,7 +94,7 @@ class ExportPlan:
     found out. `stated` is what the checkpoint says of its accuracy. `is_free`: other heights and widths than the
     pictures' are to be served, too.
 
-    `image` None: the network takes `inputs` that are no images, or of which nobody said how images become them. `task`
+    `image` None: the network takes `inputs` that are no images, or it is not known how images become them. `task`
     None asks for it to be found out. `detection` is how boxes are read, where the user says it. `metric` is the user's
     file and the function in it.
     """
@@ -195,9 +199,8 @@ def _has_classes(source: str) -> bool:
 def _tensor_inputs(source: ModelSource, asked: tuple[TensorSpec, ...], arrays: Path | None) -> tuple[TensorSpec, ...]:
     """What a network of tensors takes: as the user says, else as the arrays are; an ONNX file says names and dtypes."""
     if source.kind == "onnx":
-        assert source.file is not None
         given = read_array_file(arrays).specs if arrays is not None else asked
-        return tensor_inputs(source.file, given)
+        return tensor_inputs(source.path, given)
     if asked:
         return asked
     assert arrays is not None

@@ -1,46 +1,29 @@
-"""How long work reports how far it is, without knowing who listens.
-
-The pipeline takes a `Progress` and never prints; `convoy.export.terminal` draws it, tests and libraries pass `SILENT`.
-What runs inside of a step is given a `Step`, or `IGNORED`.
-"""
+"""How long work reports its progress. `convoy.export.terminal` draws it; by default it is not shown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from contextlib import contextmanager
 
 
-class Step(Protocol):
-    """One step under way."""
+class Step:
+    """One step under way, which is not shown."""
 
     def advance(self, count: int = 1) -> None:
-        """So many more of the step's units are done."""
+        """`count` more of the step's units are done."""
 
     def expect(self, total: int) -> None:
-        """The step has so many units, which was not known when it was entered."""
+        """The step has `total` units, which was not known when it was entered."""
 
 
-class Progress(Protocol):
-    """A sequence of named steps."""
+class Progress:
+    """A sequence of named steps, which is not shown."""
 
-    def step(self, name: str, total: int | None = None) -> AbstractContextManager[Step]:
-        """Enter a step of `total` units, or of unknown length."""
-
-
-class _SilentStep:
-    def advance(self, count: int = 1) -> None:
-        return None
-
-    def expect(self, total: int) -> None:
-        return None
-
-
-class _Silent:
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Step]:
+        """Enter a step of `total` units, or of unknown length."""
         yield IGNORED
 
 
-IGNORED: Step = _SilentStep()
-SILENT: Progress = _Silent()
+IGNORED = Step()
+SILENT = Progress()

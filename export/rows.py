@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
 from convoy.models.spec import ImageSpec, TensorSpec
 
 Rows = Mapping[str, np.ndarray]
-NOTHING: Rows = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +49,6 @@ def bytes_of(rows: Rows) -> int:
     return sum(array.nbytes for array in rows.values())
 
 
-# Of each kind. All together they are a small part of what a proof compares.
-_SAMPLES_EACH = 4
-_MOST_BYTES = 16 << 20
-_BLOCK_PX = 8
-_HALF = 128
-
-
 # Noise of both signs to hold two graphs against each other: it reaches values that no picture at hand may reach. What
 # only few pictures show, such as a wrong edge where values are below zero, it shows at once; of accuracy it says
 # nothing.
@@ -71,17 +62,12 @@ def noise_of_both_signs(inputs: Sequence[TensorSpec], image: ImageSpec | None = 
     numbers are 0 or 1, which are the numbers of something in most networks that take any.
     """
     sample_bytes = sum(int(np.prod(spec.drawn_shape)) * spec.numpy_dtype.itemsize for spec in inputs)
-    count = max(1, min(_SAMPLES_EACH, _MOST_BYTES // (3 * max(1, sample_bytes))))
+    # Of each kind. All together they are a small part of what a proof compares.
+    count = max(1, min(4, (16 << 20) // (3 * max(1, sample_bytes))))
     generator = np.random.default_rng(1)
-    axes = _spatial_axes(image)
+    # Height and width of a batch.
+    axes = () if image is None else (1, 2) if image.front == "uint8_nhwc" else (2, 3)
     return {spec.name: _drawn(generator, spec, count, axes) for spec in inputs}
-
-
-def _spatial_axes(image: ImageSpec | None) -> tuple[int, ...]:
-    """Height and width of a batch."""
-    if image is None:
-        return ()
-    return (1, 2) if image.front == "uint8_nhwc" else (2, 3)
 
 
 def _drawn(generator: np.random.Generator, spec: TensorSpec, count: int, axes: tuple[int, ...]) -> np.ndarray:
@@ -94,14 +80,15 @@ def _drawn(generator: np.random.Generator, spec: TensorSpec, count: int, axes: t
     values = np.concatenate([fine, blocks, even])
     if spec.numpy_dtype == np.uint8:
         # A standard deviation is a quarter of the range, so that both ends are reached.
-        whole: np.ndarray = np.clip(_HALF + values * (_HALF // 2), 0, 255).astype(np.uint8)
+        whole: np.ndarray = np.clip(128 + values * 64, 0, 255).astype(np.uint8)
         return whole
     return values.astype(spec.numpy_dtype)
 
 
 def _in_blocks(generator: np.random.Generator, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-    small = tuple(-(-size // _BLOCK_PX) if axis in axes else size for axis, size in enumerate(shape))
+    block_px = 8
+    small = tuple(-(-size // block_px) if axis in axes else size for axis, size in enumerate(shape))
     blocks = generator.standard_normal(small)
     for axis in axes:
-        blocks = np.repeat(blocks, _BLOCK_PX, axis)
+        blocks = np.repeat(blocks, block_px, axis)
     return blocks[tuple(slice(size) for size in shape)]

@@ -16,17 +16,12 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from convoy.export.progress import Step
+from convoy.export.progress import Progress, Step
 from convoy.export.report.verdict import verdict_of
 from convoy.models.bundle import BUSY_MARK, ON_CPU, LatencyPoint, Manifest, Variant
 
-# Bars stand in line below each other in 80 columns.
-_LONGEST_NAME = 26
 
-_WIDEST_METRIC = 8
-
-
-class _BarStep:
+class _BarStep(Step):
     def __init__(self, bars: Bars, task: TaskID) -> None:
         self._bars, self._task = bars, task
 
@@ -37,8 +32,8 @@ class _BarStep:
         self._bars.update(self._task, total=total)
 
 
-class RichProgress:
-    """One line per step with a bar and the time it took; a `Progress`, and a context to draw it in.
+class RichProgress(Progress):
+    """One line per step with a bar and the time it took; a context to draw it in.
 
     Draws on a terminal only: in a pipe or a log a bar would be a line that was true for a moment.
     """
@@ -46,7 +41,8 @@ class RichProgress:
     def __init__(self, console: Console) -> None:
         self._bars = Bars(
             SpinnerColumn(finished_text="[green]✓[/]"),
-            TextColumn(f"{{task.description:<{_LONGEST_NAME}}}"),
+            # As wide as the longest name, so that bars stand below each other in 80 columns.
+            TextColumn("{task.description:<26}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -85,9 +81,10 @@ def summary(manifest: Manifest) -> Group:
     for heading in ("size", _score_heading(manifest), "agreement", "ms b=1", f"ms b={largest}", "speed", "served"):
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in manifest.variants:
+        nbytes = manifest.files[variant.file].bytes
         table.add_row(
             variant.file,
-            _size(manifest.files[variant.file].bytes),
+            f"{nbytes / 1024:.0f} KiB" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.1f} MiB",
             *_accuracy(variant),
             *_latency(variant),
             _speed(variant),
@@ -107,10 +104,10 @@ def summary(manifest: Manifest) -> Group:
         for variant in manifest.variants
         if variant.audit and (variant.audit.share_in_words or variant.search)
     ]
-    return Group(Text(), sentence, Text(), table, Text(), *reasons, *eight, *built, *told(manifest))
+    return Group(Text(), sentence, Text(), table, Text(), *reasons, *eight, *built, *_told(manifest))
 
 
-def told(manifest: Manifest) -> list[Text]:
+def _told(manifest: Manifest) -> list[Text]:
     """What else was found, a line each; last, in red, what speaks against the model."""
     entry, said = manifest.provenance.weights_entry, manifest.provenance.preprocessing
     return [
@@ -131,11 +128,7 @@ def _served(manifest: Manifest, variant: Variant) -> str:
 
 def _score_heading(manifest: Manifest) -> str:
     """The metric; one that would widen the table by its name is a score, and the reasons below it name it."""
-    return manifest.metric if len(manifest.metric) <= _WIDEST_METRIC else "score"
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1024:.0f} KiB" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.1f} MiB"
+    return manifest.metric if len(manifest.metric) <= 8 else "score"
 
 
 def _accuracy(variant: Variant) -> tuple[str, str]:

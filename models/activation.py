@@ -41,8 +41,6 @@ def _softmax_of_rows(logits: np.ndarray) -> np.ndarray:
 
 ClassNumbers = npt.NDArray[np.uint8]
 
-_HALF = 0.5
-
 
 def class_numbers(values: npt.NDArray[np.generic], activation: Activation) -> ClassNumbers:
     """[h, w] of scores [C, h, w], or of the classes themselves [h, w]; of one score, 0 or 1. Raises ModelFailed."""
@@ -55,7 +53,7 @@ def class_numbers(values: npt.NDArray[np.generic], activation: Activation) -> Cl
     if np.isnan(values.max()):
         raise ModelFailed(NAN)
     if len(values) == 1:
-        return (activate(values[0].astype(np.float32), activation) >= _HALF).astype(np.uint8)
+        return (activate(values[0].astype(np.float32), activation) >= 0.5).astype(np.uint8)
     return _largest(values)  # type: ignore[arg-type]
 
 

@@ -11,11 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-MAX_ROTATION_DEGREES = 12.0
-MAX_SHIFT_FRACTION = 0.1
-MAX_SCALE_CHANGE = 0.1
-MAX_SHEAR = 0.1
-
 
 def distort(images: Tensor, generator: torch.Generator, *, mirror: bool) -> Tensor:
     """Each image rotated, shifted, scaled and sheared a little, and mirrored every second time if `mirror`.
@@ -34,11 +29,11 @@ def _affine_maps(count: int, generator: torch.Generator, *, mirror: bool) -> Ten
     def uniform(limit: float) -> Tensor:
         return (torch.rand(count, generator=generator) * 2 - 1) * limit
 
-    angle = uniform(math.radians(MAX_ROTATION_DEGREES))
-    scale_x, scale_y = 1 + uniform(MAX_SCALE_CHANGE), 1 + uniform(MAX_SCALE_CHANGE)
-    shear = uniform(MAX_SHEAR)
-    # Coordinates span 2, hence twice the fraction of the side.
-    shift_x, shift_y = uniform(2 * MAX_SHIFT_FRACTION), uniform(2 * MAX_SHIFT_FRACTION)
+    angle = uniform(math.radians(12.0))
+    scale_x, scale_y = 1 + uniform(0.1), 1 + uniform(0.1)
+    shear = uniform(0.1)
+    # A tenth of the side: coordinates span 2.
+    shift_x, shift_y = uniform(0.2), uniform(0.2)
     if mirror:
         scale_x = scale_x * (torch.randint(2, (count,), generator=generator) * 2 - 1)
     cos, sin = torch.cos(angle), torch.sin(angle)

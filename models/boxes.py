@@ -1,7 +1,6 @@
-"""From a detection network's raw outputs to boxes of its input, by what its spec declares: for who serves it, and for
-who holds one file's boxes against another's.
+"""From a detection network's raw outputs for one sample to boxes of its input, by what its spec declares.
 
-Knows the arrays of one sample. Knows nothing of pictures and of labels.
+The server answers with them, and export compares the boxes of one file with those of another.
 """
 
 from __future__ import annotations
@@ -24,10 +23,6 @@ from convoy.models.tasks import AnchorLevel, DetectionOutputs
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.int64]
 Values = Mapping[str, npt.NDArray[np.generic]]
-
-# An untrained size would overflow; no picture is so much larger than an anchor (Detectron's and torchvision's limit).
-_LARGEST_LOG = math.log(1000 / 16)
-_CLOSE = 1e-6  # more than a share in float32 may be off
 
 
 class InputBoxes(NamedTuple):
@@ -117,7 +112,8 @@ def _candidates(values: Values, said: DetectionOutputs, activation: Activation, 
     per_row = scores.shape[1] if scores.ndim == 2 else 1
     flat = scores.reshape(-1)
     # A sigmoid of all would take longer than all the rest; what is close to the threshold is looked at again below.
-    places = np.flatnonzero(flat >= (_logit(threshold - _CLOSE) if is_sigmoid else threshold))
+    # A share in float32 may be off by less than this.
+    places = np.flatnonzero(flat >= (_logit(threshold - 1e-6) if is_sigmoid else threshold))
     rows, classes = np.divmod(places, per_row)
     if said.labels is not None:
         classes = values[said.labels][rows].astype(np.int64)
@@ -150,7 +146,9 @@ def _corners(
         anchors = anchor_boxes(said.anchors)[rows]
         moved = boxes / np.array(said.anchor_weights)
         centres = anchors[:, :2] + moved[:, :2] * anchors[:, 2:]
-        sizes = anchors[:, 2:] * np.exp(np.minimum(moved[:, 2:], _LARGEST_LOG))
+        # An untrained size would overflow; no picture is so much larger than an anchor (Detectron's and torchvision's
+        # limit).
+        sizes = anchors[:, 2:] * np.exp(np.minimum(moved[:, 2:], math.log(1000 / 16)))
         return np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1)
     if said.box_unit == "fractions":
         boxes *= np.tile(window, 2)

@@ -36,14 +36,6 @@ from convoy.models.training.meters import EnergyMeter, peak_memory_bytes, start_
 from convoy.models.training.schedule import Schedule, factor
 from convoy.models.weights.versions import versions_of, with_versions
 
-# A step of a network below this many parameters is over before a second thread has woken up. Where other
-# programs want the cores too, threads that wait for each other made such a step over ten times slower.
-SMALL_PARAMETERS = 200_000
-# Beyond that much of what a compiler says nobody reads on.
-_MOST_OF_A_REASON = 200
-# What a second head inside of a network counts beside the one that answers (Szegedy et al., 2014).
-AUXILIARY_WEIGHT = 0.3
-
 
 @dataclass(frozen=True, slots=True)
 class FitPlan:
@@ -117,7 +109,9 @@ def seeded(seed: int, build: Callable[[], nn.Module]) -> nn.Module:
 def _threads_for(network: nn.Module) -> Iterator[None]:
     """torch's threads for as long as this network learns: one where it is small, else as many as there were."""
     before = torch.get_num_threads()
-    small = sum(parameter.numel() for parameter in network.parameters()) < SMALL_PARAMETERS
+    # A step of a network below this many parameters is over before a second thread has woken up. Where other
+    # programs want the cores too, threads that wait for each other made such a step over ten times slower.
+    small = sum(parameter.numel() for parameter in network.parameters()) < 200_000
     torch.set_num_threads(1 if small else before)
     try:
         yield
@@ -315,7 +309,8 @@ class Trainer:
         loss = self._loss(outputs.logits.float(), wanted)
         for name, logits in outputs._asdict().items():
             if name != "logits" and logits is not None:
-                loss = loss + AUXILIARY_WEIGHT * self._loss(logits.float(), wanted)
+                # What a second head inside of a network counts beside the one that answers (Szegedy et al., 2014).
+                loss = loss + 0.3 * self._loss(logits.float(), wanted)
         return loss
 
     def _on_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -375,7 +370,8 @@ def _compiled(network: nn.Module) -> Callable[..., Any]:
 
 def _does_not_compile(error: Exception) -> FormRefused:
     # After the first paragraph torch tells how to have more told.
-    why = " ".join(str(error).strip().split("\n\n")[0].split())[:_MOST_OF_A_REASON] or type(error).__name__
+    # The rest of a compiler's message is of no use here.
+    why = " ".join(str(error).strip().split("\n\n")[0].split())[:200] or type(error).__name__
     return FormRefused(f"torch.compile does not work here: {why}; train without it")
 
 

@@ -17,7 +17,6 @@ _MOST_PARTS = 5_000
 _MOST_JUNK_BYTES = 64 << 10  # Pillow skips it
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-_SEQUENTIAL = (0xC0, 0xC1)
 _COEFFICIENT_BYTES = 6  # of a pixel, in three components without subsampling
 _CANVAS_BYTES = 14  # of WebP
 _TIFF_BYTES = {3: 2, 4: 4, 16: 8}  # of its short, long and, since BigTIFF, long of eight bytes
@@ -85,7 +84,7 @@ def _jpeg(encoded: memoryview) -> Header | None:
         if kind in _FRAMES:
             height, width = max(height, _big(encoded, start + 3)), max(width, _big(encoded, start + 5))
             components = max(components, encoded[start + 7])
-            extra_bytes = extra_bytes if kind in _SEQUENTIAL else _COEFFICIENT_BYTES
+            extra_bytes = extra_bytes if kind in (0xC0, 0xC1) else _COEFFICIENT_BYTES
         elif kind == 0xE1:
             may_turn |= _says_orientation(encoded[start + 2 : position])
     else:

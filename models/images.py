@@ -54,9 +54,8 @@ from convoy.models.geometry import Extent, crop_corner, full_size
 from convoy.models.headers import JPEG_SEGMENT, Header, read_header
 from convoy.models.jpeg import LARGE_PIXELS, large_jpeg, large_jpeg_bytes, plain_jpeg
 from convoy.models.kept_memory import KeptMemory
-from convoy.models.resample import sample_without_antialias
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec
-from convoy.models.windowed import resized_window
+from convoy.models.windowed import resized_window, sample_without_antialias
 
 # 64 million pixels is above today's 50-megapixel cameras and costs Pillow 256 MB while it is decoded.
 DEFAULT_MAX_PIXELS = 64_000_000
@@ -81,7 +80,6 @@ _RAW_MODES = {1: "L", 3: "RGB"}
 # an image or an ImageError in any case. `warnings.catch_warnings` is not thread-safe, hence one filter, once.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-_EXIF_ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -224,7 +222,7 @@ def refuse_oversized(size: tuple[int, int], max_pixels: int, advice: str = "send
 
 
 def _refuse_unannounced(size: tuple[int, int], name: str, encoded: bytes) -> None:
-    """What nobody could foresee has no memory, and may be large; `size` is what Pillow found."""
+    """What could not be foreseen has no memory, and may be large; `size` is what Pillow found."""
     header = read_header(name, memoryview(encoded))
     if header is None or min(size) > min(header[:2]) or max(size) > max(header[:2]):
         raise ImageError(f"the header of this {name} image does not say that it is {size[0]}x{size[1]}; save it anew")
@@ -306,7 +304,7 @@ def _refuse_endless(encoded: bytes) -> None:
 def _turned_upright(image: Image.Image, says_how: Image.Image) -> Image.Image:
     """By the metadata of an image that is open in Pillow."""
     try:
-        orientation = says_how.getexif().get(_EXIF_ORIENTATION_TAG, 1)
+        orientation = says_how.getexif().get(0x0112, 1)
         turn = _UPRIGHT.get(orientation)
     except Exception:  # whatever is wrong with the EXIF block, the pixels are sound
         return image

@@ -16,7 +16,6 @@ import numpy as np
 from convoy.models.spec import TensorSpec
 
 _LENGTH = Struct("<I")
-_LARGEST_RANDOM = 100
 
 
 class TensorBytes(NamedTuple):
@@ -92,7 +91,7 @@ def random_values(
     """
     if spec.dtype == "BOOL" or (are_indices and spec.numpy_dtype.kind in "iu" and spec.numpy_dtype.itemsize > 1):
         return generator.integers(0, 2, shape).astype(spec.numpy_dtype)
-    values = np.asarray(generator.random(shape) * _LARGEST_RANDOM)
+    values = np.asarray(generator.random(shape) * 100)
     if spec.is_strings:
         digits = np.empty(shape, object)
         digits.reshape(-1)[:] = [b"%d" % int(value) for value in values.flat]

@@ -47,11 +47,9 @@ if TYPE_CHECKING:
 
 LEARNING_RATES: dict[Optimizer, float] = {"adamw": 0.004, "sgd": 0.05}
 WEIGHT_DECAYS: dict[Optimizer, float] = {"adamw": 0.05, "sgd": 5e-4}
-# How many times more images the largest class may have than the smallest before that is said.
-_UNEQUAL = 3
 # A mirrored photograph shows the same thing; a mirrored digit does not, nor need a class in a user's folder.
 _MIRRORED_SOURCES = frozenset({"cifar10"})
-# Larger images are evaluated in batches as they are learned from: so many of them would not fit.
+# Larger images are evaluated in batches of the size that they are learned from, for the sake of memory.
 _EVALUATION_BATCH, _SMALL_IMAGE_PIXELS = 256, 64 * 64
 
 
@@ -262,7 +260,8 @@ def balanced(images_by_class: Sequence[int]) -> tuple[float, ...]:
 def imbalance(labels: Sequence[str], images_by_class: Sequence[int], options: TrainOptions) -> str:
     """What is to be said of classes with very different numbers of training images; empty where they have not."""
     fewest, most = min(images_by_class), max(images_by_class)
-    if most < _UNEQUAL * fewest or (options.class_weights != "none" and fewest):
+    # How many times more images the largest class may have than the smallest before that is said.
+    if most < 3 * fewest or (options.class_weights != "none" and fewest):
         return ""
     rare, common = labels[images_by_class.index(fewest)], labels[images_by_class.index(most)]
     advice = "--class-weights balanced lets each class count alike" if fewest else "add images of it"

@@ -46,7 +46,7 @@ WORK = {
     "convoy.app.commands.inspect": "run",
     "convoy.app.commands.predict": "predict",
     "convoy.app.server.main": "serve",
-    "convoy.export.build_command": "run",
+    "convoy.export.ahead": "run",
     "convoy.export.command": "run",
     "convoy.loadtest.command": "run",
     "convoy.loadtest.compare": "compare",

@@ -19,13 +19,6 @@ from convoy.export.progress import Progress
 from convoy.export.variants.variant import OpenVariant, OtherEngines
 from convoy.models.bundle import LatencyTable
 
-_STAT = Path("/proc/stat")
-# Below it, ticks of a hundredth of a second say little.
-_SHORTEST_WINDOW_S = 0.5
-# Of a line of /proc/stat: user, nice, system, irq, softirq, steal. The rest is idle, or counted in user already.
-_BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)
-
-
 # Was the machine busy with something else while it was measured? CPU time of others, against what was left for us.
 # Linux counts in /proc/stat what all processes take of each CPU, in hundredths of a second, and what a hypervisor
 # gives to other guests. Without our own time that is what others took.
@@ -43,7 +36,7 @@ class CpuReading:
 class CpuWatch:
     """Reads when it is told to; what it read tells how busy others were between two times."""
 
-    def __init__(self, stat: Path = _STAT) -> None:
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         self._stat = stat
         self._cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
         self._readings: list[CpuReading] = []
@@ -70,7 +63,9 @@ def taken_s(stat: str, cpus: Collection[int], ticks_per_s: int) -> float:
     found = {name: fields for line in stat.splitlines() if line for name, *fields in [line.split()] if name in wanted}
     if len(found) < len(wanted):
         raise ValueError("some CPUs are not told of")
-    return sum(int(fields[at]) for fields in found.values() for at in _BUSY_COLUMNS if at < len(fields)) / ticks_per_s
+    # Of a line of /proc/stat: user, nice, system, irq, softirq, steal. The rest is idle, or counted in user already.
+    busy = (0, 1, 2, 5, 6, 7)
+    return sum(int(fields[at]) for fields in found.values() for at in busy if at < len(fields)) / ticks_per_s
 
 
 def shares_of_others(readings: Sequence[CpuReading], cpus: int, budget: int) -> Sequence[float]:
@@ -92,7 +87,8 @@ def shares_of_others(readings: Sequence[CpuReading], cpus: int, budget: int) -> 
 def _window(readings: Sequence[CpuReading], index: int) -> tuple[int, int]:
     """The readings around the time after one of them, as few as make it long enough."""
     first, last = index, index + 1
-    while readings[last].at_s - readings[first].at_s < _SHORTEST_WINDOW_S and (first > 0 or last + 1 < len(readings)):
+    # Below it, ticks of a hundredth of a second say little.
+    while readings[last].at_s - readings[first].at_s < 0.5 and (first > 0 or last + 1 < len(readings)):
         first, last = max(0, first - 1), min(len(readings) - 1, last + 1)
     return first, last
 
@@ -122,27 +118,27 @@ def measure_latencies(candidates: Sequence[OpenVariant], progress: Progress) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class OtherLatencies:
-    """One variant in the other engines of this machine: `refused_by` is as in `Variant`."""
+class Timings:
+    """One variant's: its `latency` in the engine that serves it, and in the others; the fields are as in `Variant`."""
 
-    latencies: tuple[LatencyTable, ...] = ()
+    latency: LatencyTable | None = None
+    other_latencies: tuple[LatencyTable, ...] = ()
     refused_by: Mapping[str, str] = field(default_factory=dict)
 
 
 def measured_everywhere(
     candidates: Sequence[OpenVariant], others: OtherEngines, progress: Progress
-) -> tuple[tuple[LatencyTable | None, ...], tuple[OtherLatencies, ...]]:
-    """The candidates' own tables, and for each what the other engines take, all in turns."""
+) -> tuple[Timings, ...]:
+    """The candidates in their own engines and in the others, all in turns."""
     measured = measure_latencies([*candidates, *others.candidates], progress)
-    own, rest = measured[: len(candidates)], measured[len(candidates) :]
-    found: dict[Path, list[LatencyTable]] = {}
-    for candidate, table in zip(others.candidates, rest, strict=True):
+    elsewhere: dict[Path, list[LatencyTable]] = {}
+    for candidate, table in zip(others.candidates, measured[len(candidates) :], strict=True):
         if table is not None:
-            found.setdefault(candidate.path, []).append(table)
-    elsewhere = (
-        OtherLatencies(tuple(found.get(one.path, ())), others.refused.get(one.recipe.file, {})) for one in candidates
+            elsewhere.setdefault(candidate.path, []).append(table)
+    return tuple(
+        Timings(own, tuple(elsewhere.get(one.path, ())), dict(others.refused.get(one.recipe.file, {})))
+        for one, own in zip(candidates, measured, strict=False)
     )
-    return own, tuple(elsewhere)
 
 
 def _told(table: LatencyTable, shares: Sequence[float | None]) -> LatencyTable:

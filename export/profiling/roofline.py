@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from convoy.app.engines.onnx_session import Level, new_session, session_options
 from convoy.app.engines.onnxruntime import open_session
@@ -75,10 +76,8 @@ def count_work(path: Path, inputs: tuple[TensorSpec, ...], *, batched: bool = Tr
 
     Raises JobError where the runtime does not run the graph on zeros.
     """
-    arrays = {}
-    for spec in inputs:
-        shape = spec.drawn_shape
-        arrays[spec.name] = np.zeros((1, *shape) if batched else shape, spec.numpy_dtype)
+    first = (1,) if batched else ()
+    arrays = {spec.name: np.zeros((*first, *spec.drawn_shape), spec.numpy_dtype) for spec in inputs}
     operators = _run_once(path, arrays)
     moved = sum(o.output_bytes for o in operators if o.kind not in _MOVES | _IN_PLACE)
     return Work(
@@ -164,45 +163,36 @@ _MATRIX = 768
 _ROWS_PER_THREAD = 384
 _ARRAY_FLOATS = 16 << 20
 _BUDGET_S = 2.0
-_FEWEST_ROUNDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What a device attains: 10^9 operations (of which a multiplication and an addition are two) and 10^9 bytes."""
-
-    float_gflop_per_s: float
-    int8_gop_per_s: float
-    gb_per_s: float
 
 
 def measure_roofline(fp32: OpenVariant, threads: int) -> Roofline:
     """The roofline of the fp32 graph on this CPU. Raises JobError where the runtime cannot run the probes."""
     work = count_work(fp32.path, fp32.engine.inputs, batched=fp32.engine.batched)
-    ceilings = measure_ceilings(threads)
+    gflop_per_s, int8_gop_per_s, gb_per_s = _ceilings(threads)
     return Roofline(
         device_fingerprint=fp32.engine.info.device_fingerprint,
         gflop_per_sample=work.flop / 1e9,
         mb_per_sample=work.activation_bytes / 1e6,
         weights_mb=work.weight_bytes / 1e6,
-        device_gflop_per_s=ceilings.float_gflop_per_s,
-        device_gb_per_s=ceilings.gb_per_s,
-        device_int8_gop_per_s=ceilings.int8_gop_per_s,
+        device_gflop_per_s=gflop_per_s,
+        device_gb_per_s=gb_per_s,
+        device_int8_gop_per_s=int8_gop_per_s,
     )
 
 
 @cache
-def measure_ceilings(threads: int) -> Ceilings:
-    """Run the three probes on `threads` threads, for about two seconds, once in a process: they are the device's.
+def _ceilings(threads: int) -> tuple[float, float, float]:
+    """What the device attains a second: 10^9 operations in float32 and in 8 bits, and 10^9 bytes.
 
-    Raises JobError.
+    A multiplication and an addition are two operations. Three probes run on `threads` threads for about two seconds,
+    once in a process: they are the device's. Raises JobError.
     """
     operations = 2.0 * _ROWS_PER_THREAD * threads * _MATRIX**2
     with tempfile.TemporaryDirectory(prefix="convoy-roofline-") as temporary:
         folder = Path(temporary)
         probes = (_matrix_product(folder, threads), _int8_product(folder, threads), _sum_of_arrays(folder, threads))
         float_s, int8_s, sum_s = _fastest_s(probes)
-    return Ceilings(operations / float_s / 1e9, operations / int8_s / 1e9, 3 * 4 * _ARRAY_FLOATS / sum_s / 1e9)
+    return operations / float_s / 1e9, operations / int8_s / 1e9, 3 * 4 * _ARRAY_FLOATS / sum_s / 1e9
 
 
 def _fastest_s(probes: Sequence[Callable[[], None]]) -> list[float]:
@@ -210,7 +200,7 @@ def _fastest_s(probes: Sequence[Callable[[], None]]) -> list[float]:
     for run in probes:
         run()
     fastest_s, end_s, rounds = [float("inf")] * len(probes), time.monotonic() + _BUDGET_S, 0
-    while rounds < _FEWEST_ROUNDS or time.monotonic() < end_s:
+    while rounds < 3 or time.monotonic() < end_s:
         for index, run in enumerate(probes):
             started_s = time.perf_counter()
             run()
@@ -248,21 +238,19 @@ def _prepared(
     output: np.ndarray,
 ) -> Callable[[], None]:
     """A graph of one node, bound to memory that is there already; the result runs it once, into `output`."""
-    import onnx
-    from onnx import helper
 
     def tensor(name: str, array: np.ndarray) -> Any:
-        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
 
-    graph = helper.make_graph(
-        [helper.make_node(operator, [*inputs, *constants], ["z"])],
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node(operator, [*inputs, *constants], ["z"])],
         operator,
         [tensor(name, array) for name, array in inputs.items()],
         [tensor("z", output)],
         [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     path = folder / f"{operator}.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
     session = open_session(path, threads)
     binding = session.io_binding()
     for name, array in inputs.items():

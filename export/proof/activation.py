@@ -24,16 +24,14 @@ from typing import Literal
 
 import numpy as np
 
+from convoy.export.proof.ending import Ending
 from convoy.export.rows import Rows
-from convoy.export.sources.ending import Ending
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import OIP_NAMES, Activation, TensorSpec
 from convoy.models.tasks import DetectionOutputs, SegmentationOutput, Task
 
 # What the outputs of a detector are looked for under.
 _BOXES, _SCORES, _LABELS, _COUNT = "boxes", "scores", "labels", "count"
-_IOU = 0.5
-_FLOAT = "FP32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ def purpose_of(
     takes_images: bool,
     detection: DetectionOutputs | None = None,
 ) -> Purpose:
-    """The purpose of a network with these outputs, whose task is `asked` for by the user or by whoever published it.
+    """The purpose of a network with these outputs, whose task is `asked` for by the user, or given by its publisher.
 
     `detection` is how its boxes are read, where that is known. Raises JobError where the outputs do not fit the task.
     """
@@ -89,11 +87,11 @@ def _guessed(outputs: Sequence[TensorSpec], labels: Sequence[str], *, takes_imag
 
 
 def _is_class_row(spec: TensorSpec) -> bool:
-    return spec.dtype == _FLOAT and len(spec.shape) == 1
+    return spec.dtype == "FP32" and len(spec.shape) == 1
 
 
 def _is_map(spec: TensorSpec) -> bool:
-    return (spec.dtype == _FLOAT and len(spec.shape) == 3) or (spec.dtype != _FLOAT and len(spec.shape) == 2)
+    return (spec.dtype == "FP32" and len(spec.shape) == 3) or (spec.dtype != "FP32" and len(spec.shape) == 2)
 
 
 def _first_map(outputs: Sequence[TensorSpec]) -> str:
@@ -124,7 +122,7 @@ def _detection(outputs: Sequence[TensorSpec]) -> DetectionOutputs:
         labels=_LABELS if has_labels else None,
         count=_COUNT if _COUNT in named else None,
         # One score a box is what is left when overlaps have gone; a score for each class is what the head gave.
-        iou_threshold=None if has_labels else _IOU,
+        iou_threshold=None if has_labels else 0.5,
     )
     found.check(outputs)
     return found

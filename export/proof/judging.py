@@ -7,30 +7,43 @@
     detect       F1 of the best boxes, matched by class and IoU  by --metric alone
     none         1 less the relative error of the worst output   by --metric alone
 
-A function of the user's (`--metric`) takes the place of the score. Knows arrays and specs; knows no engine and no file.
+A function of the user's, `--metric file.py:function`, may give the score instead:
+
+    scores = function(outputs, targets)      a number for each sample, more is better
+
+`outputs` is the one array [n, ...], or a dict of arrays by name where there are several; `targets` [n, ...] are those
+of the data set. The function runs in a process of its own, `convoy.export.proof.metric_child`, because it may import
+anything. That process ends with the export.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import io
+import json
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
-from convoy.export.proof.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes, errors_by_output
-from convoy.export.proof.ranges import declared_shares
-from convoy.export.rows import Rows
+from convoy.export.proof.ending import declared_shares
+from convoy.export.proof.metric_child import OUT, TARGETS, read_frame, write_frame
+from convoy.export.proof.outcomes import Outcomes, ScoredOutcomes, errors_by_output
+from convoy.export.rows import Rows, count_of
+from convoy.export.sources.torch_job import one_line
+from convoy.export.sources.torch_process import child_process
 from convoy.models.activation import class_numbers
 from convoy.models.boxes import InputBoxes, find_boxes
-from convoy.models.bundle import TOP_1, Accuracy
+from convoy.models.bundle import TOP_1
 from convoy.models.errors import JobError, ModelFailed
 from convoy.models.spec import Activation, ModelSpec
 from convoy.models.tasks import DetectionOutputs, Task
-
-# In masks, as everywhere since Pascal VOC: a pixel that nobody labelled.
-UNLABELLED = 255
-_SAME_IOU = 0.5
 
 
 def decisions(outputs: np.ndarray, activation: Activation) -> np.ndarray:
@@ -60,7 +73,8 @@ def mean_iou(maps: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def _mean_iou(one: np.ndarray, target: np.ndarray) -> float:
-    counts = target != UNLABELLED
+    # In masks 255 is a pixel without a label, by the convention of Pascal VOC.
+    counts = target != 255
     found, wanted = one[counts], target[counts].astype(np.int64)
     if not len(wanted):
         return 1.0
@@ -79,7 +93,7 @@ def boxes_f1(answers: Rows, others: Rows, spec: ModelSpec) -> np.ndarray:
     same class, with an IoU of 0.5 and more; each box is matched once, best first.
     """
     said = spec.detection
-    assert said is not None, "whoever asks has seen to it; this is a bug"
+    assert said is not None, "only detectors have boxes; this is a bug"
     return np.array([_f1(answers, others, spec, said, sample) for sample in range(len(others[said.boxes]))])
 
 
@@ -91,7 +105,7 @@ def _f1(answers: Rows, others: Rows, spec: ModelSpec, said: DetectionOutputs, sa
     both = len(found.corners) + len(wanted.corners)
     if not both:
         return 1.0
-    is_near = _iou(found.corners, wanted.corners) >= _SAME_IOU
+    is_near = _iou(found.corners, wanted.corners) >= 0.5
     is_near &= found.classes[:, None] == wanted.classes[None, :]
     free, matched = np.ones(len(wanted.corners), bool), 0
     for row in is_near:
@@ -138,41 +152,12 @@ def what_scores(task: Task) -> str:
     return "--evaluate FILE.npz" if task in _SCORED else "--evaluate FILE.npz and --metric"
 
 
-class Judge(Protocol):
-    """`metric` says what a score is, `key` what the judgement depends on beside the answers.
-
-    `scores_targets`: targets make scores. Without, only likeness to fp32 is known.
-    """
-
-    @property
-    def metric(self) -> str: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def scores_targets(self) -> bool: ...
-
-    def judged(self, answers: Rows, reference: Rows, targets: np.ndarray | None) -> AnyOutcomes:
-        """Of one variant's answers, against fp32's; without targets these are the measure. Raises JobError."""
-        ...
-
-    def restored(self, arrays: Mapping[str, np.ndarray]) -> AnyOutcomes:
-        """Outcomes from their `arrays()`."""
-        ...
-
-    def accuracy(
-        self, own: AnyOutcomes, reference: AnyOutcomes, labels: Sequence[str], budget_points: float, *, looks: int = 1
-    ) -> Accuracy:
-        """The outcomes in figures."""
-        ...
-
-    def likeness(self, agreement: float) -> str:
-        """How alike fp32's answers others are, in words that end before what was answered."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ClassJudge:
-    """Of a classifier: its first output [n, classes] is right or wrong."""
+    """Of a classifier: its first output [n, classes] is right or wrong.
+
+    `metric` says what a score is. `scores_targets`: targets make scores. Without, only likeness to fp32 is known.
+    """
 
     spec: ModelSpec
     metric: str = TOP_1
@@ -180,32 +165,32 @@ class ClassJudge:
 
     @property
     def key(self) -> str:
+        """What the judgement depends on beside the answers."""
         return self.spec.activation
 
     def judged(self, answers: Rows, reference: Rows, targets: np.ndarray | None) -> Outcomes:
+        """Of one variant's answers, against fp32's; without targets these are the measure. Raises JobError."""
         name, activation = self.spec.outputs[0].name, self.spec.activation
         if targets is not None:
             targets = _class_numbers(targets, max(2, answers[name].shape[1]))
         outcomes = Outcomes.of(answers[name], reference[name], targets, activation)
-        return outcomes.with_errors(errors_by_output(answers, reference, _shares(self.spec)))
+        return replace(outcomes, errors=errors_by_output(answers, reference, _shares(self.spec)))
 
     def restored(self, arrays: Mapping[str, np.ndarray]) -> Outcomes:
+        """Outcomes from their `arrays()`."""
         return Outcomes(**arrays)
 
     def likeness(self, agreement: float) -> str:
+        """How alike fp32's answers others are, in words that end before what was answered."""
         return _SAME_CLASS.format(100 * agreement)
-
-    def accuracy(
-        self, own: AnyOutcomes, reference: AnyOutcomes, labels: Sequence[str], budget_points: float, *, looks: int = 1
-    ) -> Accuracy:
-        assert isinstance(own, Outcomes)
-        assert isinstance(reference, Outcomes)
-        return own.accuracy(reference, labels, budget_points, looks=looks)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreJudge:
-    """Of everything else: `like` gives 0..1 for each sample, `score` a number for each, of which more is better."""
+    """Of everything else: `like` gives 0..1 for each sample, `score` a number for each, of which more is better.
+
+    It is asked as `ClassJudge` is.
+    """
 
     metric: str
     key: str
@@ -230,12 +215,8 @@ class ScoreJudge:
     def likeness(self, agreement: float) -> str:
         return self.alike.format(100 * agreement, 100 * (1 - agreement))
 
-    def accuracy(
-        self, own: AnyOutcomes, reference: AnyOutcomes, labels: Sequence[str], budget_points: float, *, looks: int = 1
-    ) -> Accuracy:
-        assert isinstance(own, ScoredOutcomes)
-        assert isinstance(reference, ScoredOutcomes)
-        return replace(own.accuracy(reference, budget_points, looks=looks), metric=self.metric)
+
+Judge = ClassJudge | ScoreJudge
 
 
 def judge_of(spec: ModelSpec) -> Judge:
@@ -244,17 +225,6 @@ def judge_of(spec: ModelSpec) -> Judge:
         return ClassJudge(spec)
     metric, like, score, alike = _TASKS[spec.task](spec)
     return ScoreJudge(metric, f"{spec.task} {spec.activation}", like, score, alike, _shares(spec))
-
-
-def with_metric(judge: Judge, metric: str, key: str, score: ScoreOf, spec: ModelSpec) -> Judge:
-    """The judge with a function in the place of its score; how alike answers are stays what it was."""
-
-    def like(answers: Rows, reference: Rows) -> np.ndarray:
-        found = judge.judged(answers, reference, None)
-        return found.right.astype(np.float64) if isinstance(found, Outcomes) else found.agreements
-
-    alike = judge.alike if isinstance(judge, ScoreJudge) else _SAME_CLASS
-    return ScoreJudge(metric, f"{judge.key} {key}", like, score, alike, _shares(spec))
 
 
 def _shares(spec: ModelSpec) -> tuple[str, ...]:
@@ -310,10 +280,7 @@ def _of_segment(spec: ModelSpec) -> _Parts:
 
 
 def _of_detect(spec: ModelSpec) -> _Parts:
-    def like(answers: Rows, reference: Rows) -> np.ndarray:
-        return boxes_f1(answers, reference, spec)
-
-    return "F1 of boxes", like, None, "finds {0:.1f} % (F1) of fp32's boxes on"
+    return "F1 of boxes", partial(boxes_f1, spec=spec), None, "finds {0:.1f} % (F1) of fp32's boxes on"
 
 
 def _of_none(spec: ModelSpec) -> _Parts:
@@ -337,3 +304,68 @@ _TASKS: Mapping[str, Callable[[ModelSpec], _Parts]] = {
     "detect": _of_detect,
     "none": _of_none,
 }
+
+
+_CHILD = ("-P", "-B", "-m", "convoy.export.proof.metric_child")
+
+
+@contextmanager
+def metric_judge(metric: tuple[Path, str] | None, spec: ModelSpec) -> Iterator[Judge]:
+    """The judge of the spec's task, with the user's function instead of its score while the context lasts.
+
+    How alike answers are stays what it was. Raises JobError for a function that is not there.
+    """
+    judge = judge_of(spec)
+    if metric is None:
+        yield judge
+        return
+    file, name = metric
+
+    def like(answers: Rows, reference: Rows) -> np.ndarray:
+        found = judge.judged(answers, reference, None)
+        return found.right.astype(np.float64) if isinstance(found, Outcomes) else found.agreements
+
+    with tempfile.TemporaryFile() as log, child_process([*_CHILD, str(file), name], subprocess.PIPE, log) as child:
+        process = MetricProcess(file, name, child, log)
+        process.asked(b"")
+        # What else the file imports is not known, so that no score is kept for the next run.
+        key = f"{judge.key} {uuid.uuid4().hex}"
+        alike = judge.alike if isinstance(judge, ScoreJudge) else _SAME_CLASS
+        yield ScoreJudge(process.shown, key, like, process.scores, alike, _shares(spec))
+
+
+class MetricProcess:
+    """A process that has the function. Made by `metric_judge`."""
+
+    def __init__(self, file: Path, name: str, child: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+        self.shown = f"{file.name}:{name}"
+        self._child, self._log = child, log
+
+    def scores(self, outputs: Rows, targets: np.ndarray) -> np.ndarray:
+        """float64 [n], finite. Raises JobError for what the function may not do, and with its own errors."""
+        if len(targets) != count_of(outputs):
+            raise JobError(f"there are {len(targets)} targets for {count_of(outputs)} samples; this is a bug")
+        file = io.BytesIO()
+        arrays: dict[str, Any] = {TARGETS: targets, **{f"{OUT}{name}": array for name, array in outputs.items()}}
+        np.savez(file, **arrays)
+        return np.array(self.asked(file.getvalue())["scores"], np.float64)
+
+    def asked(self, frame: bytes) -> dict[str, list[float]]:
+        """The child's answer to a frame; an empty one only asks whether it is ready."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        try:
+            write_frame(self._child.stdin, frame)
+            answer = json.loads(read_frame(self._child.stdout))
+        except (OSError, EOFError):
+            raise JobError(
+                f"--metric {self.shown} ended its process{self._final_error()}; let it return scores"
+            ) from None
+        if "error" in answer:
+            raise JobError(f"--metric {answer['error']}")
+        return dict(answer)
+
+    def _final_error(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return f" ({one_line(lines[-1], 160)})" if lines else ""

@@ -6,15 +6,14 @@ Knows labels and answers as arrays. Knows nothing of engines, files or budgets.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
-from scipy.special import expit, logsumexp
+from scipy.special import betainc, betaincinv, expit, logsumexp
 
-from convoy.export.proof.bound import LEVEL, loss_bound_points, score_loss_bound_points
 from convoy.export.rows import Rows
-from convoy.models.bundle import Accuracy, ClassAccuracy
+from convoy.models.bundle import TOP_1, Accuracy, ClassAccuracy
 from convoy.models.spec import Activation
 
 # Of a probability, a millionth is no more than a rounding error: float32's own sigmoid is off by more than 1e-9.
@@ -28,10 +27,15 @@ def _fields(outcomes: Any) -> list[str]:
     return [field.name for field in fields(outcomes)]
 
 
-class _Joinable:
+class _PerSample:
     """Arrays of n samples each, by field name."""
 
     __slots__ = ()
+    errors: np.ndarray
+
+    @property
+    def worst_error(self) -> float:
+        return float(self.errors.max(initial=0.0))
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -44,7 +48,7 @@ class _Joinable:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcomes(_Joinable):
+class Outcomes(_PerSample):
     """One variant on n images of classes: `labels` and `top1` int64 [n], `in_top5` bool [n], `errors` and `scores`
     float64 [n].
 
@@ -87,30 +91,20 @@ class Outcomes(_Joinable):
         places = np.arange(len(labels)) if positions is None else positions
         return Outcomes(labels, answers.argmax(axis=1), in_top5, errors, scores, places)
 
-    def with_errors(self, errors: np.ndarray) -> Outcomes:
-        """The same with errors of several outputs, float64 [n, outputs]."""
-        return replace(self, errors=errors)
-
-    def at(self, positions: np.ndarray) -> Outcomes:
-        """The same of images at these places in their set, int64 [n]."""
-        return replace(self, positions=positions)
-
     @property
     def right(self) -> np.ndarray:
         """bool [n]."""
         matches: np.ndarray = self.top1 == self.labels
         return matches
 
-    @property
-    def worst_error(self) -> float:
-        return float(self.errors.max(initial=0.0))
-
-    def agreement(self, reference: Outcomes) -> float:
+    def agreement(self, reference: Any) -> float:
         """The share of images with the same best class as fp32's."""
         return float((self.top1 == reference.top1).mean())
 
-    def accuracy(self, reference: Outcomes, labels: Sequence[str], budget_points: float, *, looks: int = 1) -> Accuracy:
-        """The scores against the fp32 reference. `labels` name the classes.
+    def accuracy(
+        self, reference: Any, labels: Sequence[str], budget_points: float, *, looks: int = 1, metric: str = TOP_1
+    ) -> Accuracy:
+        """The scores against the outcomes of the fp32 reference. `labels` name the classes.
 
         `looks` is how many variants were held against these very images until one passed; the bound's error is
         divided among them (Bonferroni), for the best of several tries is always a little lucky.
@@ -128,6 +122,7 @@ class Outcomes(_Joinable):
             loss_bound_points=bound if self is not reference else 0.0,
             is_proved=self is reference or bound <= budget_points,
             per_class=self._per_class(labels),
+            metric=metric,
         )
 
     def _per_class(self, labels: Sequence[str]) -> tuple[ClassAccuracy, ...]:
@@ -156,7 +151,7 @@ def best_scores(answers: np.ndarray, activation: Activation, *, is_single: bool 
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredOutcomes(_Joinable):
+class ScoredOutcomes(_PerSample):
     """One variant on n samples that are not simply right or wrong: float64 [n] each, and `errors` [n, outputs].
 
     `scores` say how good an answer is, and more is better. `agreements` in 0..1 say how alike fp32's answer it is.
@@ -166,16 +161,14 @@ class ScoredOutcomes(_Joinable):
     agreements: np.ndarray
     errors: np.ndarray
 
-    @property
-    def worst_error(self) -> float:
-        return float(self.errors.max(initial=0.0))
-
-    def agreement(self, reference: ScoredOutcomes) -> float:
+    def agreement(self, reference: Any) -> float:
         """How alike fp32's answers these are, on average; `reference` was what they were held against."""
         return float(self.agreements.mean())
 
-    def accuracy(self, reference: ScoredOutcomes, budget_points: float, *, looks: int = 1) -> Accuracy:
-        """The mean score, in the place of the top-1, and what it lost; a point is a hundredth. As of `Outcomes`.
+    def accuracy(
+        self, reference: Any, labels: Sequence[str], budget_points: float, *, looks: int = 1, metric: str = "score"
+    ) -> Accuracy:
+        """The mean score instead of the top-1, and what it lost; a point is a hundredth. Otherwise as of `Outcomes`.
 
         Scores that are all 0 or 1 have the exact bound, others a bootstrap's.
         """
@@ -195,6 +188,7 @@ class ScoredOutcomes(_Joinable):
             loss_points=100 * float(lost.mean()),
             loss_bound_points=0.0 if is_reference else bound,
             is_proved=is_reference or (bound is not None and bound <= budget_points),
+            metric=metric,
         )
 
 
@@ -228,3 +222,49 @@ def errors_by_output(answers: Rows, expected: Rows, shares: Collection[str] = ()
         ],
         axis=1,
     )
+
+
+LEVEL = 0.05
+# The share of the error that is spent on what was lost. Most of it: `won` is often 0, and its bound then is too.
+_SHARE_OF_LOST = 0.9
+
+
+def loss_bound_points(lost: int, won: int, images: int, *, level: float = LEVEL) -> float:
+    """The upper end of the one-sided confidence interval of the accuracy lost, in percentage points.
+
+    Exact for every number of images, and conservative: the true loss lies above it in at most `level` of all
+    samples. Method: the loss is P(turned wrong) - P(turned right); each is bounded by Clopper and Pearson's
+    exact interval (Biometrika 26, 1934), and the two errors add up to `level` (Bonferroni).
+    """
+    upper = binomial_upper(lost, images, level * _SHARE_OF_LOST)
+    lower = 1 - binomial_upper(images - won, images, level * (1 - _SHARE_OF_LOST))
+    return 100 * (upper - lower)
+
+
+def score_loss_bound_points(lost: np.ndarray, *, level: float = LEVEL) -> float | None:
+    """The same for scores: `lost` float64 [n] is what each sample lost. None for fewer than 30 samples.
+
+    Method: percentile bootstrap of the paired differences' mean (Efron & Tibshirani, An Introduction to the Bootstrap,
+    1993, ch. 13), which needs some tens of samples, and knows of no loss that none of them shows.
+    """
+    count = len(lost)
+    if count < 30:
+        return None
+    generator = np.random.default_rng(0)
+    means = np.array([lost[generator.integers(0, count, count)].mean() for _ in range(2_000)])
+    return 100 * float(np.quantile(means, 1 - level))
+
+
+def binomial_upper(hits: int, trials: int, level: float) -> float:
+    """The largest p for which as few as `hits` of `trials` would be seen with a probability of `level` or more."""
+    return 1.0 if hits >= trials else float(betaincinv(hits + 1, trials - hits, 1 - level))
+
+
+def at_least(hits: int, trials: int, share: float) -> float:
+    """The probability of `hits` or more of `trials` that each succeed with probability `share`."""
+    return 1.0 if hits <= 0 else float(betainc(hits, trials - hits + 1, share))
+
+
+def at_most(hits: int, trials: int, share: float) -> float:
+    """The probability of `hits` or fewer of `trials` that each succeed with probability `share`."""
+    return 1.0 if hits >= trials else 1 - at_least(hits + 1, trials, share)

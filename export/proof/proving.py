@@ -19,13 +19,13 @@ from typing import TypeVar
 from convoy.export.cache import StepCache
 from convoy.export.data import ExportData
 from convoy.export.progress import Progress
-from convoy.export.proof.gate import AccuracyGate
 from convoy.export.proof.judging import Judge
 from convoy.export.proof.verify import Score, compare, measure_accuracy
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.making import Made, Maker
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import opened
+from convoy.models.bundle import TOP_1, Accuracy
 from convoy.models.errors import ConvoyError
 from convoy.models.spec import ModelSpec
 from convoy.models.store import disk_errors
@@ -111,8 +111,6 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
-_MOST_LOOKS = 3
-
 Proved = tuple[Made, Score]
 
 
@@ -150,10 +148,12 @@ class Prover:
     def _improved(self, made: Made, score: Score, maker: Maker) -> Proved:
         """Tried again where it lost too much; what is given back, and lies in the folder, is the best of it."""
         best, tried = (made, score), made
-        for looks in range(2, _MOST_LOOKS + 1):
+        for looks in range(2, 3 + 1):
             if not self._loses_too_much(score):
                 break
-            kept = self._set_aside(best[0])
+            kept, written = self.folder / f"best-{made.recipe.file}", self.folder / made.recipe.file
+            with disk_errors(self.folder):
+                shutil.copyfile(written, kept)
             # The calibration images promised more than they kept, so they are believed less each time.
             again = maker.retry(tried, caution=float(looks - 1))
             if again is None:
@@ -162,7 +162,7 @@ class Prover:
             if _lost_points(score) < _lost_points(best[1]):
                 best = tried, score
             else:
-                kept.replace(self.folder / made.recipe.file)
+                kept.replace(written)
         drift = ""
         if self._loses_too_much(best[1]) and made.recipe.has_eight_bits and self.data.evaluation is not None:
             drift = maker.drift(self.data.evaluation)
@@ -170,12 +170,6 @@ class Prover:
 
     def _loses_too_much(self, score: Score) -> bool:
         return score.accuracy is not None and score.accuracy.loss_points > self.gate.budget_points
-
-    def _set_aside(self, made: Made) -> Path:
-        aside = self.folder / f"best-{made.recipe.file}"
-        with disk_errors(self.folder):
-            shutil.copyfile(self.folder / made.recipe.file, aside)
-        return aside
 
     def _scores(self, recipes: Sequence[Recipe], looks: int = 1) -> tuple[Score, ...]:
         with opened(self.spec, recipes, self.folder) as candidates:
@@ -194,3 +188,42 @@ class Prover:
 
 def _lost_points(score: Score) -> float:
     return math.inf if score.accuracy is None else score.accuracy.loss_points
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyGate:
+    """`budget_points` of top-1 a variant may lose against fp32; `strict` wants that proved."""
+
+    budget_points: float
+    strict: bool = False
+
+    def passes(self, accuracy: Accuracy) -> bool:
+        """Whether a variant with these scores may serve."""
+        return accuracy.loss_points <= self.budget_points and (accuracy.is_proved or not self.strict)
+
+    def verdict(self, score: Score, *, real: bool = True, samples: str = "images") -> tuple[bool, str]:
+        """Whether the variant may serve, and why, for people. `real`: the inputs were not random, and are `samples`."""
+        accuracy = score.accuracy
+        if accuracy is None:
+            what = "samples" if real else "random inputs"
+            return False, (
+                f"not verified on labels: {score.likeness} some {what}{_by_output(score)}; "
+                f"export with {score.wanted} to let it serve"
+            )
+        samples = samples if accuracy.metric == TOP_1 else "samples"
+        loss = f"loses {accuracy.loss_points:.2f} points of {accuracy.metric} on {accuracy.images} {samples}"
+        if accuracy.loss_points > self.budget_points:
+            return False, f"{loss}, over the budget of {self.budget_points:g}"
+        bound = "" if accuracy.loss_bound_points is None else f" (at most {accuracy.loss_bound_points:.2f} with 95 %)"
+        if accuracy.is_proved:
+            return True, f"{loss}{bound}, within the budget of {self.budget_points:g}"
+        doubt = f"{loss}{bound}; a budget of {self.budget_points:g} is not proved with {accuracy.images} {samples}"
+        return not self.strict, f"{doubt}, and --strict-gate wants it proved" if self.strict else doubt
+
+
+def _by_output(score: Score) -> str:
+    """The error of each output, where there are several."""
+    if len(score.output_errors) < 2:
+        return ""
+    each = ", ".join(f"{100 * error:.2g} % in {name}" for name, error in score.output_errors.items())
+    return f" (off by at most {each})"

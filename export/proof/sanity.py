@@ -16,8 +16,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.special import gammaln
 
-from convoy.export.proof.bound import at_least, at_most
-from convoy.export.proof.outcomes import Outcomes
+from convoy.export.proof.outcomes import Outcomes, at_least, at_most
 from convoy.models.bundle import Accuracy
 
 _SHOWN_NAMES = 6
@@ -103,10 +102,6 @@ _USEFUL_SHARE, _USEFUL_SHARE_IN_SAMPLE = 0.5, 0.1
 # The share of the images that another order must gain: a few classes that are taken for their siblings are a fault of
 # the network, or of the images, and not of the labels.
 _LEAST_GAIN = 0.05
-_FEWEST_OF_CLASS = 5
-# The share of classes of a few images each whose answers may lie elsewhere than a shift says.
-_MOST_ELSEWHERE = 0.1
-_MOST_CLASSES = 2000
 _SHOWN_CLASSES = 4
 _CHECK = "; check --preprocess and --input first, then the weights and the order of --labels"
 _LABELS_FIRST = "check that --labels lists the classes in the order of the network's outputs"
@@ -159,10 +154,9 @@ def judge_reference(
     shown = f"{100 * right / count:.2f} % of {count:,} {samples} are right"
     findings: list[str] = []
     objections: list[str] = []
-    mixed_up = _mixed_up(outcomes, labels, is_sample=is_sample)
-    is_mixed_up = mixed_up is not None and mixed_up.is_sure
-    if not expected.untrained and mixed_up is not None:
-        (objections if is_mixed_up else findings).append(f"{shown}; {mixed_up.words}")
+    mixed_up, is_mixed_up = _mixed_up(outcomes, labels, is_sample=is_sample)
+    if not expected.untrained and mixed_up:
+        (objections if is_mixed_up else findings).append(f"{shown}; {mixed_up}")
     if not expected.untrained and not is_mixed_up:
         _against_chance(outcomes, shown, findings, objections, is_sample=is_sample, samples=samples)
     advice = "" if is_mixed_up else _CHECK
@@ -255,19 +249,15 @@ def _against_claim(
     return is_below, f"{claim.who} says {claim.percent:.2f} %{on}; {shown}"
 
 
-@dataclass(frozen=True, slots=True)
-class _MixUp:
-    """Classes that are answered under another's name. `is_sure`: by so many images that the labels must be wrong."""
+def _mixed_up(outcomes: Outcomes, labels: Sequence[str], *, is_sample: bool) -> tuple[str, bool]:
+    """The classes that are answered under another's name, where the images of most of them are, in words.
 
-    words: str
-    is_sure: bool
-
-
-def _mixed_up(outcomes: Outcomes, labels: Sequence[str], *, is_sample: bool) -> _MixUp | None:
-    """The classes that are answered under another's name, where the images of most of them are; None for none."""
+    And whether there are enough such images to be sure that the labels are wrong. The words are empty where there are
+    none.
+    """
     classes = len(labels)
-    if not 2 <= classes <= _MOST_CLASSES:
-        return None
+    if not 2 <= classes <= 2000:
+        return "", False
     confusion = np.zeros((classes, classes), np.int64)
     np.add.at(confusion, (outcomes.labels, outcomes.top1), 1)
     rows, columns = linear_sum_assignment(-confusion)
@@ -276,7 +266,7 @@ def _mixed_up(outcomes: Outcomes, labels: Sequence[str], *, is_sample: bool) -> 
     known = {
         row: column
         for row, column in order.items()
-        if confusion[row].sum() >= _FEWEST_OF_CLASS and 2 * confusion[row, column] > confusion[row].sum()
+        if confusion[row].sum() >= 5 and 2 * confusion[row, column] > confusion[row].sum()
     }
     shift = _shift(outcomes, confusion, known)
     if shift:
@@ -284,25 +274,23 @@ def _mixed_up(outcomes: Outcomes, labels: Sequence[str], *, is_sample: bool) -> 
         most = [(row, to) for row, to in shifted.items() if 2 * confusion[row, to] > confusion[row].sum()]
         share = 100 * float(((outcomes.labels + shift) % classes == outcomes.top1).mean())
         by = f"{shift}" if shift <= classes // 2 else f"{shift - classes}"
-        return _MixUp(
+        return (
             f"the labels are shifted by {by}: images of {_listed(most, labels)}; shifted back, {share:.2f} % would be "
-            f"right; {_LABELS_FIRST}",
-            is_sure=True,
-        )
+            f"right; {_LABELS_FIRST}"
+        ), True
     moved = [(row, column) for row, column in known.items() if row != column]
     gained, lost = (sum(int(confusion[pair]) for pair in pairs) for pairs in (moved, [(row, row) for row, _ in moved]))
     if len(moved) < 2 or gained < 2 * lost:
-        return None
+        return "", False
     examples = _listed(moved, labels)
     if not _is_substantial(gained, lost, int(confusion.sum()), is_sample=is_sample):
-        return _MixUp(f"most images of {examples}; {_LABELS_FIRST}", is_sure=False)
+        return f"most images of {examples}; {_LABELS_FIRST}", False
     share = 100 * confusion[rows, columns].sum() / confusion.sum()
     sort = described(known, labels)
-    return _MixUp(
+    return (
         f"the labels are in another order than the outputs: images of {examples}; {f'{sort}; ' if sort else ''}in the "
-        f"right order {share:.2f} % would be right; {_LABELS_FIRST}",
-        is_sure=True,
-    )
+        f"right order {share:.2f} % would be right; {_LABELS_FIRST}"
+    ), True
 
 
 def _is_substantial(gained: int, lost: int, count: int, *, is_sample: bool) -> bool:
@@ -333,7 +321,8 @@ def _shift(outcomes: Outcomes, confusion: np.ndarray, known: Mapping[int, int]) 
         return 0
     seen = np.flatnonzero(confusion.max(axis=1) >= 2)
     elsewhere = confusion[seen].argmax(axis=1) != (seen + best) % classes
-    if not known and elsewhere.sum() > _MOST_ELSEWHERE * len(seen):
+    # The share of classes of a few images each whose answers may lie elsewhere than a shift says.
+    if not known and elsewhere.sum() > 0.1 * len(seen):
         return 0
     shifted = replace(outcomes, labels=(outcomes.labels + best) % classes)
     return best if at_least(int(distances[best]), count, chance_of(shifted)) < LEVEL / classes else 0

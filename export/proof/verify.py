@@ -1,14 +1,14 @@
 """Is it still right? The fp32 graph against torch, and every variant against the labels.
 
 Knows the comparisons and the one bound that is not negotiable. Knows nothing of files or budgets' consequences
-(`convoy.export.proof.gate` does). All answers come from the serving engine, and all images through
+(`convoy.export.proof.proving` does). All answers come from the serving engine, and all images through
 `convoy.models.images` from their encoded bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,7 @@ from convoy.models.errors import JobError
 
 # Two correct float32 implementations of a CNN differ by rounding alone, some 1e-6.
 MAX_FP32_ERROR = 1e-4
-# And of whole numbers that were decided by floats, so few of a sample's are close calls.
-MAX_CLOSE_CALLS = 1e-3
 ON_NOISE = " on noise of both signs"
-# Noise says nothing clearly.
-MAX_CLOSE_CALLS_ON_NOISE = 2e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +131,8 @@ def _allowed(exact: np.ndarray, *, is_noise: bool) -> float:
     """Of numbers `MAX_FP32_ERROR`; of what was decided by them, such as a class per pixel, a few close calls."""
     if exact.dtype.kind == "f":
         return MAX_FP32_ERROR
-    return MAX_CLOSE_CALLS_ON_NOISE if is_noise else MAX_CLOSE_CALLS
+    # Noise says nothing clearly.
+    return 2e-2 if is_noise else 1e-3
 
 
 def compared_batches(fp32: OpenVariant) -> list[int]:
@@ -163,7 +160,7 @@ def compare(candidates: Sequence[OpenVariant], samples: Rows, judge: Judge | Non
 
 
 def _unlabelled(own: AnyOutcomes, reference: AnyOutcomes, fp32: OpenVariant, judge: Judge) -> Score:
-    agreement = own.agreement(reference)  # type: ignore[arg-type]
+    agreement = own.agreement(reference)
     errors, wanted = _by_output(own, fp32), what_scores(fp32.spec.task)
     return Score(None, own.worst_error, agreement, None, errors, judge.likeness(agreement), wanted)
 
@@ -197,9 +194,9 @@ def measure_accuracy(
         return tuple(_unlabelled(own, reference, candidates[0], judge) for own in outcomes)
     return tuple(
         Score(
-            judge.accuracy(own, reference, images.labels, budget_points, looks=looks),
+            own.accuracy(reference, images.labels, budget_points, looks=looks, metric=judge.metric),
             own.worst_error,
-            own.agreement(reference),  # type: ignore[arg-type]
+            own.agreement(reference),
             own,
             _by_output(own, candidates[0]),
         )
@@ -260,5 +257,7 @@ def _answered(candidates: Sequence[OpenVariant], chunks: Iterable[Chunk], judge:
             for candidate, own in zip(candidates, parts, strict=True):
                 answers = reference if candidate is candidates[0] else candidate.answers(inputs)
                 outcomes = judge.judged(answers, reference, targets)
-                own.append(outcomes.at(chunk.positions[rows]) if isinstance(outcomes, Outcomes) else outcomes)
+                if isinstance(outcomes, Outcomes):
+                    outcomes = replace(outcomes, positions=chunk.positions[rows])
+                own.append(outcomes)
     return tuple(type(own[0]).joined(own) for own in parts if own)

@@ -1,23 +1,78 @@
-"""The report's part on what fp32 answers wrongly: which classes it takes for which, and its surest mistakes.
+"""What fp32 answers wrongly: which classes it takes for which, and its surest mistakes; found, and drawn in the report.
 
-Knows the manifest's records and where a matrix is still legible. Of many classes the pairs are told, for a matrix would
-be wider than any page.
+What is found is bounded in number and size, because it lies in the manifest. Of many classes the report lists pairs,
+because a matrix would be wider than any page.
 """
 
 from __future__ import annotations
 
+import base64
+import io
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from xml.etree.ElementTree import Element
 
-from convoy.models.bundle import Accuracy, Manifest, Mistake, Mistakes
+import numpy as np
+from PIL import Image
+
+from convoy.export.data import ImageSet
+from convoy.export.proof.outcomes import Outcomes
+from convoy.models.bundle import Accuracy, Confusion, Manifest, Mistake, Mistakes
+from convoy.models.images import preprocess
 from convoy.models.page.markup import add, element, table
+from convoy.models.spec import ImageSpec
 
 MOST_IN_MATRIX = 20
-_MOST_PAIRS = 15
 # In pixels, where the page is wide enough; with the page all of it becomes smaller.
 _CELL, _GAP, _LETTER = 27.0, 1.0, 6.4
 _MOST_LETTERS = 16
 _PICTURE_PX = 72
+
+
+MOST_PICTURES = 12
+
+
+def find_mistakes(outcomes: Outcomes, images: ImageSet) -> Mistakes:
+    """The mistakes among the answers to `images`. Raises ImageError where one of them is no longer there."""
+    wrong = np.flatnonzero(~outcomes.right)
+    labels = images.labels
+    pairs = Counter(zip(outcomes.labels[wrong].tolist(), outcomes.top1[wrong].tolist(), strict=True))
+    # Most first; of equals in the order of the labels, so that it is the same each time.
+    ranked = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
+    surest = wrong[np.argsort(-outcomes.scores[wrong], kind="stable")][:MOST_PICTURES]
+    return Mistakes(
+        images=len(wrong),
+        pairs=len(pairs),
+        confusions=tuple(
+            # All pairs of 20 classes.
+            Confusion(labels[label], labels[answered], count)
+            for (label, answered), count in ranked[:380]
+        ),
+        most_confident=tuple(
+            Mistake(
+                label=labels[outcomes.labels[index]],
+                answered=labels[outcomes.top1[index]],
+                score=float(np.nan_to_num(outcomes.scores[index])),
+                picture=picture_of(images.samples[outcomes.positions[index]].encoded(), images.image),
+            )
+            for index in surest
+        ),
+    )
+
+
+def picture_of(encoded: bytes, image: ImageSpec) -> str:
+    """The part of an image that the network sees, at most 64 pixels high and wide, as the base64 of a PNG.
+
+    Raises ImageError.
+    """
+    pixels = preprocess(encoded, replace(image, front="uint8_nhwc"))
+    picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    # At most 12 KB of pixels, which PNG makes smaller or hardly larger.
+    picture.thumbnail((64, 64))
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode("ascii")
 
 
 def wrong_answers(manifest: Manifest) -> list[Element | None]:
@@ -38,7 +93,7 @@ def wrong_answers(manifest: Manifest) -> list[Element | None]:
 
 
 def _pairs(mistakes: Mistakes) -> Element:
-    rows = [[one.label, one.answered, f"{one.images:,}"] for one in mistakes.confusions[:_MOST_PAIRS]]
+    rows = [[one.label, one.answered, f"{one.images:,}"] for one in mistakes.confusions[:15]]
     more = mistakes.pairs - len(rows)
     rest = element("p", f"and {more:,} more pairs", class_="note") if more else None
     listed = table(("class", "answered as", "images"), rows, class_="pairs")
@@ -94,13 +149,10 @@ def _cell(label: str, answered: str, count: int, images: int) -> Element:
         opacity = f"{max(0.18, share):.2f}"
         add(made, element("rect", class_=f"bar {'k0' if is_right else 'bad'}", fill_opacity=opacity, **square))
         class_ = "count middle strong" if share > 0.55 else "count middle"
-        add(made, element("text", _brief(count), x=size / 2, y=size / 2 + 3.5, class_=class_))
+        # In at most four characters.
+        brief = str(count) if count < 10_000 else f"{count / 1000:.0f}k"
+        add(made, element("text", brief, x=size / 2, y=size / 2 + 3.5, class_=class_))
     return made
-
-
-def _brief(count: int) -> str:
-    """In at most four characters."""
-    return str(count) if count < 10_000 else f"{count / 1000:.0f}k"
 
 
 def _short(label: str) -> str:

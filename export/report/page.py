@@ -37,7 +37,6 @@ from convoy.models.page.axis import number
 from convoy.models.page.markup import Content, add, element, page, section, spanning_cell, table
 
 _STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-_MOST_CLASSES = 25
 _MOST_CARDS_IN_ROW = 4
 _TOP5 = "top-5, %"
 _ACCURACY = (_TOP5, "agrees with fp32, %", "points lost", "at most (95 %)")
@@ -129,7 +128,7 @@ def _verdict(variant: Variant) -> str:
 
 
 def _overview(manifest: Manifest) -> Element:
-    # Of a few classes nobody counts the best five.
+    # Of a few classes the best five say nothing.
     has_top5 = any(one.accuracy and one.accuracy.top5 is not None for one in manifest.variants)
     score = f"{TOP_1}, %" if manifest.metric == TOP_1 else manifest.metric
     accuracy = [score, *(one for one in _ACCURACY if one != _TOP5 or has_top5)]
@@ -237,7 +236,7 @@ def _classes(variants: Sequence[Variant]) -> list[Element]:
         return min((recalls.get(one.label, one.recall) - one.recall for recalls in others), default=0.0), one.recall
 
     rows: list[list[Element | str]] = []
-    for one in sorted(reference, key=worst_first)[:_MOST_CLASSES]:
+    for one in sorted(reference, key=worst_first)[:25]:
         row: list[Element | str] = [one.label, f"{one.images:,}", _bar(one.recall, scored[0][0])]
         row += [_bar(r.get(one.label, 0.0), colour) for r, (colour, _, _) in zip(others, scored[1:], strict=True)]
         rows.append(row)

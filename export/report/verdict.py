@@ -70,7 +70,7 @@ def _accuracy(manifest: Manifest, serving: Variant) -> str:
     accuracy = serving.accuracy
     is_of_images = manifest.spec.image is not None
     if accuracy is not None:
-        samples = _counted(accuracy.images, "image" if is_of_images else "sample")
+        samples = f"{accuracy.images:,} {'image' if is_of_images else 'sample'}{'s' * (accuracy.images != 1)}"
         if accuracy.metric == TOP_1:
             told = f"right on {100 * accuracy.top1:.2f} % of {samples}"
         else:
@@ -88,10 +88,6 @@ def _change(accuracy: Accuracy) -> str:
     known = "" if bound is None else f" (it loses at most {bound:.2f} with 95 %)"
     doubt = "" if accuracy.is_proved else ", not proved to be within the budget"
     return f"{change}{known}{doubt}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _others(variants: Sequence[Variant]) -> str:

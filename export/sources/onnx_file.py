@@ -1,24 +1,28 @@
-"""ONNX files that others made: read safely, written whole or in two files.
+"""ONNX files that others made: read safely, asked for their own answers, written whole or in two files.
 
-Knows protobufs and external data. An ONNX file may name other files as its weights; one that names a file
-outside its own folder is refused, for it would put somebody's secrets into the graph. Pools with a ceiling are
-written with their padding, because ONNX Runtime's blocked kernels count one window more than its plain ones.
+An ONNX file may name other files as its weights. One that names a file outside its own folder is refused, because its
+contents would become part of the graph.
 """
 
 from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
+import onnx
 
+from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.free_sizes import Size
+from convoy.app.engines.onnxruntime import first_line, open_original, open_session
+from convoy.export.rows import Rows, count_of, joined, picked
 from convoy.export.sources.torch_job import EXTERNAL_DATA, one_line
+from convoy.export.variants.onnx_graph import attribute
 from convoy.models.errors import JobError
 
 # Pools whose last window reaches beyond the padding, with that padding written out. What a runtime makes of
@@ -28,21 +32,21 @@ from convoy.models.errors import JobError
 
 def write_out_ceil(model: Any) -> None:
     """Change every such pool of known sizes, in place; what is not known stays as it is."""
-    from onnx import helper, numpy_helper
-
     graph = model.graph
-    found = [node for node in graph.node if node.op_type in ("MaxPool", "AveragePool") and _value(node, "ceil_mode", 0)]
+    found = [
+        node for node in graph.node if node.op_type in ("MaxPool", "AveragePool") and attribute(node, "ceil_mode", 0)
+    ]
     if not found:
         return
     shapes = _shapes(model)
     for node in found:
         size = shapes.get(node.input[0], [])[2:]
-        if not size or not all(size) or _value(node, "auto_pad", b"NOTSET") != b"NOTSET":
+        if not size or not all(size) or attribute(node, "auto_pad", b"NOTSET") != b"NOTSET":
             continue
         rank = len(size)
-        kernel = list(_value(node, "kernel_shape", [1] * rank))
-        steps, holes = (list(_value(node, name, [1] * rank)) for name in ("strides", "dilations"))
-        pads = list(_value(node, "pads", [0] * 2 * rank))
+        kernel = list(attribute(node, "kernel_shape", [1] * rank))
+        steps, holes = (list(attribute(node, name, [1] * rank)) for name in ("strides", "dilations"))
+        pads = list(attribute(node, "pads", [0] * 2 * rank))
         spans = [hole * (length - 1) + 1 for hole, length in zip(holes, kernel, strict=True)]
         ends, counts = list(pads[rank:]), []
         for axis in range(rank):
@@ -54,50 +58,38 @@ def write_out_ceil(model: Any) -> None:
             starts = np.arange(windows) * steps[axis]
             counts.append(np.minimum(starts + spans[axis], whole) - starts)
         is_longer = ends != pads[rank:]
-        is_counted = node.op_type == "AveragePool" and bool(_value(node, "count_include_pad", 0))
+        is_counted = node.op_type == "AveragePool" and bool(attribute(node, "count_include_pad", 0))
         if is_longer and is_counted and any(hole != 1 for hole in holes):
             continue
         kept = [one for one in node.attribute if one.name not in ("ceil_mode", "pads")]
         del node.attribute[:]
-        node.attribute.extend([*kept, helper.make_attribute("pads", [*pads[:rank], *ends])])
+        node.attribute.extend([*kept, onnx.helper.make_attribute("pads", [*pads[:rank], *ends])])
         if is_longer and is_counted:
             # What is beyond the padding must not count: each mean is of fewer values than the kernel has.
             factors = np.ones([1, 1, *[1] * rank])
             for axis, own in enumerate(counts):
                 factors = factors * (kernel[axis] / own).reshape([-1 if i == axis + 2 else 1 for i in range(rank + 2)])
             output, name = node.output[0], f"{node.output[0]}.counts"
-            graph.initializer.append(numpy_helper.from_array(factors.astype(np.float32), name))
+            graph.initializer.append(onnx.numpy_helper.from_array(factors.astype(np.float32), name))
             node.output[0] = f"{output}.means"
-            product = helper.make_node("Mul", [node.output[0], name], [output], f"{node.name or output}.counted")
+            product = onnx.helper.make_node("Mul", [node.output[0], name], [output], f"{node.name or output}.counted")
             graph.node.insert(list(graph.node).index(node) + 1, product)
-
-
-def _value(node: Any, name: str, default: Any) -> Any:
-    import onnx
-
-    return next((onnx.helper.get_attribute_value(one) for one in node.attribute if one.name == name), default)
 
 
 def _shapes(model: Any) -> dict[str, list[int]]:
     """Of every tensor whose shape is known or inferred, with 0 for what is free."""
-    import onnx
-
     with suppress(Exception):  # larger than a protobuf may be, or with operators that onnx does not know
         model = onnx.shape_inference.infer_shapes(model)
     declared = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     return {one.name: [dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in declared}
 
 
-# Tensors below this stay in the graph, where shape inference can read them.
-_SMALL_BYTES = 1024
-# A side that metadata name is tried up to so many pixels, whatever memory that takes.
-_MOST_PX = 4096
+# Of weights in the graph. A protobuf holds 2 GiB at most, and the graph itself takes some of it.
+INLINE_BYTES = int(1.8 * (1 << 30))
 
 
 def read(path: Path) -> Any:
     """The model with all of its weights in memory. Raises JobError for what is not ONNX, or reaches outside."""
-    import onnx
-
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf's errors share no base class with onnx's
@@ -122,7 +114,8 @@ def stated_size(model: Any) -> Size | None:
         size = Size(operator.index(height), operator.index(width))
     except (ValueError, TypeError):
         return None
-    return size if 0 < min(size.height, size.width) <= max(size.height, size.width) <= _MOST_PX else None
+    # A larger one might not fit into memory.
+    return size if 0 < min(size.height, size.width) <= max(size.height, size.width) <= 4096 else None
 
 
 def tensors(graph: Any) -> Iterator[Any]:
@@ -131,11 +124,11 @@ def tensors(graph: Any) -> Iterator[Any]:
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
     for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+        for own in node.attribute:
+            if own.HasField("t"):
+                yield own.t
+            yield from own.tensors
+            for inner in (*([own.g] if own.HasField("g") else []), *own.graphs):
                 yield from tensors(inner)
 
 
@@ -155,25 +148,26 @@ def _check_location(path: Path, location: str) -> None:
         raise JobError(f"{path.name} needs its weights in {location!r}, which is not beside it; copy that file, too")
 
 
-def write(model: Any, path: Path, inline_bytes: int) -> None:
-    """Write the model, with weights of more than `inline_bytes` in `EXTERNAL_DATA` beside it."""
-    import onnx
-
+def write(model: Any, path: Path) -> None:
+    """Write the model, with weights of more than `INLINE_BYTES` in `EXTERNAL_DATA` beside it."""
     portable(model)
-    if sum(len(tensor.raw_data) for tensor in tensors(model.graph)) <= inline_bytes:
+    if sum(len(tensor.raw_data) for tensor in tensors(model.graph)) <= INLINE_BYTES:
         path.write_bytes(model.SerializeToString())
         return
     # Saving appends to a file that is there already.
     (path.parent / EXTERNAL_DATA).unlink(missing_ok=True)
     copy = onnx.ModelProto()
     copy.CopyFrom(model)  # saving moves the weights out of the model that it is given
-    onnx.save_model(copy, str(path), save_as_external_data=True, location=EXTERNAL_DATA, size_threshold=_SMALL_BYTES)
+    # Small tensors stay in the graph, where shape inference can read them.
+    onnx.save_model(
+        copy, str(path), save_as_external_data=True, location=EXTERNAL_DATA, size_threshold=min(1024, INLINE_BYTES)
+    )
 
 
 def portable(model: Any) -> Any:
     """The model, changed in place, without what tells of its maker and in words that every runtime takes.
 
-    Exporters note source lines with their paths on every node: nobody else's business, and bulk.
+    Exporters note source lines with their paths on every node. They give away folders, and take space.
     """
     write_out_ceil(model)
     graph = model.graph
@@ -181,16 +175,89 @@ def portable(model: Any) -> Any:
         item.ClearField("metadata_props")
         item.ClearField("doc_string")
     for node in graph.node:
-        for attribute in node.attribute:
-            if node.op_type == "Einsum" and attribute.name == "equation":
-                attribute.s = _in_small_letters(attribute.s.decode()).encode()
+        for own in node.attribute:
+            if node.op_type == "Einsum" and own.name == "equation":
+                own.s = _in_small_letters(own.s.decode()).encode()
     return model
 
 
 def _in_small_letters(equation: str) -> str:
     """The same product of tensors: TensorRT refuses capitals, which ONNX allows and torchvision's MaxViT has."""
     letters = list(dict.fromkeys(filter(str.isalpha, equation)))
-    # Without an arrow the result's order is that of the letters; and there are only so many small ones.
+    # Without an arrow the result's order is that of the letters; and there are 26 small ones.
     if equation.islower() or "->" not in equation or len(letters) > len(ascii_lowercase):
         return equation
     return equation.translate(str.maketrans("".join(letters), ascii_lowercase[: len(letters)]))
+
+
+# What a file answers is what ONNX Runtime makes of it without any optimisation of the graph, node by node: what serves
+# is optimised, and a fault of that is what a proof has to find. Files that compute in fewer bits answer otherwise when
+# their nodes are not fused, by as much as they round. They are run as they will serve, and only gross differences from
+# the other way are refused.
+
+
+def _rounding_of(model: Any) -> float:
+    """How far the file's answers, ||a - b|| / ||b||, may be from each other, optimised and not.
+
+    0 where it computes in 32 bits or more.
+    """
+    quantising = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+    if any(node.op_type in quantising or node.op_type.startswith(("QLinear", "QGemm")) for node in model.graph.node):
+        return 0.5
+    halves = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+    types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    types |= {tensor.data_type for tensor in tensors(model.graph)}
+    casts = {a.i for node in model.graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
+    return 0.05 if (types | casts) & halves else 0.0
+
+
+class DoesNotRunError(JobError):
+    """The library's own words for why it does not run."""
+
+
+class Original:
+    """A file whose answers count as the truth. A `quiet` one does not log what fails in it. Raises BundleError.
+
+    Its answers raise DoesNotRunError, and another JobError where the graph's optimisation changes what it answers.
+    """
+
+    def __init__(self, path: Path, *, quiet: bool = False) -> None:
+        self._path = path
+        self._plain = open_original(path, cpu_budget(), quiet=quiet)
+        self._rounding = _rounding_of(read(path))
+        self._optimised = open_session(path, cpu_budget(), quiet=quiet) if self._rounding else None
+        self._names = [output.name for output in self._plain.get_outputs()]
+
+    def answer(self, inputs: Rows) -> dict[str, np.ndarray]:
+        """The outputs by name, in the file's order."""
+        sessions = [self._plain] if self._optimised is None else [self._optimised, self._plain]
+        try:
+            answers, *others = [session.run(self._names, dict(inputs)) for session in sessions]
+        except Exception as error:  # onnxruntime's errors share no base class
+            raise DoesNotRunError(first_line(error)) from error
+        for plain in others:
+            self._check(answers, plain)
+        return dict(zip(self._names, answers, strict=True))
+
+    def one_by_one(self, samples: Rows) -> dict[str, np.ndarray]:
+        """The answers to all samples, each asked by itself."""
+        answers = [self.answer(picked(samples, slice(row, row + 1))) for row in range(count_of(samples))]
+        try:
+            return joined(answers)
+        except ValueError as error:  # of shapes that differ from sample to sample
+            raise DoesNotRunError(first_line(error)) from error
+
+    def _check(self, answers: Sequence[np.ndarray], plain: Sequence[np.ndarray]) -> None:
+        for name, own, other in zip(self._names, answers, plain, strict=True):
+            if own.dtype.kind == "f" and (error := _difference(own, other)) > self._rounding:
+                raise JobError(
+                    f"{self._path.name} answers otherwise in {name} when ONNX Runtime optimises its graph, by "
+                    f"{error:.2g} of it: what would serve is not what the file means; export it again, in FP32"
+                )
+
+
+def _difference(answers: np.ndarray, expected: np.ndarray) -> float:
+    usual = np.isfinite(expected) & np.isfinite(answers)
+    own, other = (np.where(usual, one, 0).astype(np.float64).ravel() for one in (answers, expected))
+    # What is next to nothing is nothing but rounding.
+    return float(np.linalg.norm(own - other) / max(float(np.linalg.norm(other)), 1e-2))

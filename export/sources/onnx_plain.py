@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,26 +21,24 @@ from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.batching import random_rows
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.free_sizes import Size, at_size, with_examples
-from convoy.app.engines.onnxruntime import LIBRARY, first_line, open_session, read_signature
+from convoy.app.engines.onnxruntime import LIBRARY, open_session, read_signature
 from convoy.export.ahead import accepted
 from convoy.export.arrays import is_array_file
-from convoy.export.assemble import publish
+from convoy.export.assemble import publish, signer_of
 from convoy.export.class_names import read_labels
 from convoy.export.options import ExportOptions
 from convoy.export.plan import check_max_batch, parse_activation, priorities_of
 from convoy.export.profiling.profile import measured_everywhere
 from convoy.export.progress import SILENT, Progress
+from convoy.export.proof.ending import normalised_outputs
 from convoy.export.proof.outcomes import WHOLE
-from convoy.export.proof.ranges import normalised_outputs
 from convoy.export.proof.verify import MAX_FP32_ERROR
-from convoy.export.rows import Rows, count_of, joined, noise_of_both_signs, picked
-from convoy.export.signing import signer_of
-from convoy.export.sources import onnx_file, to_onnx
-from convoy.export.sources.free_input import FreeInput, listed, settle
-from convoy.export.sources.onnx_batch import PROVED_BATCH, Batching, write_batched
-from convoy.export.sources.original import OptimisedOtherwiseError, open_reference
+from convoy.export.rows import count_of, joined, noise_of_both_signs, picked
+from convoy.export.sources import onnx_file
+from convoy.export.sources.onnx_file import DoesNotRunError, Original
+from convoy.export.sources.onnx_sizes import PROVED_BATCH, Batching, FreeInput, listed, settle, write_batched
+from convoy.export.sources.origin import ModelSource, parse_source
 from convoy.export.sources.preprocess import parse_input
-from convoy.export.sources.source import ModelSource, parse_source
 from convoy.export.variants.precision import REFERENCE
 from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
 from convoy.models.bundle import Canary, Provenance, Variant, sha256_file
@@ -50,10 +47,6 @@ from convoy.models.errors import JobError, UsageError
 from convoy.models.plan_cache import plan_folder
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.store import Store, check_name, disk_errors
-from convoy.models.tasks import Task
-
-# Of the second and third size, where there are several: enough for a batch that is no power of two.
-_SAMPLES, _OTHER_SAMPLES = 8, 3
 
 
 def is_plain(options: ExportOptions) -> bool:
@@ -68,21 +61,19 @@ def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
     source, signer = parse_source(options.source), signer_of(options.sign)
     name = check_name(options.name)
     check_max_batch(options.max_batch)
-    priorities = priorities_of(options)
+    priorities_of(options)
     _refuse_images(options)
     labels = read_labels(options.labels) if options.labels else ()
     asked = parse_input(options.input) if options.input is not None else None
-    assert source.file is not None
-    _refuse_unprovable(source.file, name)
+    _refuse_unprovable(source.path, name)
     with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
         folder = Path(temporary)
         with progress.step("prove the batch"):
-            known = settle(source.file, asked, folder, cpu_budget(), to_onnx.INLINE_BYTES)
-            target, inline_bytes = folder / REFERENCE.file, to_onnx.INLINE_BYTES
+            known = settle(source.path, asked, folder)
             largest = max(PROVED_BATCH, options.max_batch)
-            batching = write_batched(known.file, target, cpu_budget(), inline_bytes, known.size, largest)
+            batching = write_batched(known.file, folder / REFERENCE.file, known.size, largest)
         batching = replace(batching, reason="; ".join(filter(None, (known.remark, batching.reason))))
-        spec = replace(_spec(name, known.file, known.size, batching, options.max_batch, labels), priorities=priorities)
+        spec = _spec(options, known, batching, labels)
         try:
             variant, canary = _prove(source, spec, known, batching, folder, progress)
         except EngineFailure as failure:
@@ -135,18 +126,20 @@ def _refuse_unprovable(original: Path, name: str) -> None:
             )
 
 
-def _spec(
-    name: str, graph: Path, size: Size | None, batching: Batching, max_batch: int, labels: tuple[str, ...]
-) -> ModelSpec:
-    signature = read_signature(open_session(graph, cpu_budget()), graph)
-    signature = with_examples(graph, signature, cpu_budget(), size)
+def _spec(options: ExportOptions, known: FreeInput, batching: Batching, labels: tuple[str, ...]) -> ModelSpec:
+    signature = read_signature(open_session(known.file, cpu_budget()), known.file)
+    signature = with_examples(known.file, signature, cpu_budget(), known.size)
     inputs, outputs = signature.inputs, signature.outputs
     if labels and outputs[0].shape[-1:] != (len(labels),):
         raise UsageError(f"there are {len(labels)} labels, but {outputs[0].name} is {list(outputs[0].shape)}")
-    task: Task = "classify" if labels else "none"
-    if not batching.batched:
-        return ModelSpec(name, inputs, outputs, 0, None, "none", labels, task=task)
-    return ModelSpec(name, _per_sample(inputs), _per_sample(outputs), max_batch, None, "none", labels, task=task)
+    if batching.batched:
+        inputs, outputs = _per_sample(inputs), _per_sample(outputs)
+    largest = options.max_batch if batching.batched else 0
+    return ModelSpec(
+        *(options.name, inputs, outputs, largest, None, "none", labels),
+        priorities=priorities_of(options),
+        task="classify" if labels else "none",
+    )
 
 
 def _per_sample(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -156,11 +149,10 @@ def _per_sample(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
 def _prove(
     source: ModelSource, spec: ModelSpec, known: FreeInput, batching: Batching, folder: Path, progress: Progress
 ) -> tuple[Variant, Canary]:
-    assert source.file is not None
     with opened(spec, [REFERENCE], folder) as (served,):
         with progress.step("compare with the file"):
-            canary = _record(source.file, spec, _SAMPLES)
-            noise = _noisy(source.file, spec)
+            canary = _record(source.path, spec, 8)
+            noise = _noisy(source.path, spec)
             normalised = normalised_outputs(folder / REFERENCE.file, spec, canary.outputs)
             error = max(_worst_error(served, one, normalised, batched=batching.batched) for one in (canary, *noise))
 
@@ -169,18 +161,19 @@ def _prove(
                     _worst_error(one, shown, normalised, batched=batching.batched)
 
             for size in known.sizes[1:]:
-                elsewhere = _record(source.file, _at(spec, size), _OTHER_SAMPLES)
+                # Enough for a batch that is no power of two.
+                elsewhere = _record(source.path, _at(spec, size), 3)
                 error = max(error, _worst_error(served, elsewhere, normalised, batched=batching.batched))
         with opened_elsewhere(spec, [REFERENCE], folder, as_file) as others:
-            (latency,), (other,) = measured_everywhere([served], others, progress)
+            (timings,) = measured_everywhere([served], others, progress)
     count = f"{canary.samples if batching.batched else 1} random inputs, for want of --preprocess"
     if noise:
         count = f"{count}, and on noise of both signs"
     if known.sizes:
         count = f"{count}, at heights and widths of {listed(known.sizes)}; its times are those of {known.size}"
     reason = f"equals {source.shown} in ONNX Runtime to {error:.1g} on {count}; {batching.reason}"
-    made = (REFERENCE.file, REFERENCE.precision, REFERENCE.target, True, reason, error, None, latency)
-    return Variant(*made, other_latencies=other.latencies, refused_by=dict(other.refused_by)), canary
+    made = (REFERENCE.file, REFERENCE.precision, REFERENCE.target, True, reason, error, None, timings.latency)
+    return Variant(*made, other_latencies=timings.other_latencies, refused_by=dict(timings.refused_by)), canary
 
 
 def _at(spec: ModelSpec, size: Size) -> ModelSpec:
@@ -200,58 +193,41 @@ def _record(original: Path, spec: ModelSpec, samples: int) -> Canary:
 
 
 def _record_random(original: Path, spec: ModelSpec, samples: int, *, are_indices: bool) -> Canary:
-    session = open_reference(original, cpu_budget(), quiet=not are_indices)
-    names = [output.name for output in spec.outputs]
+    session = Original(original, quiet=not are_indices)
     inputs: dict[str, np.ndarray] = {}
     for index, tensor in enumerate(spec.inputs):
         # A dimension in front for the rows; a model without a batch has one row, and gets it without the dimension.
         whole = replace(tensor, shape=(-1, *tensor.shape), example=(1, *tensor.drawn_shape))
         rows = random_rows(np.random.default_rng(20 + index), whole, samples, are_indices=are_indices)
         inputs[tensor.name] = rows if spec.max_batch_size else rows[0]
-    if not spec.max_batch_size:
-        return Canary(inputs, dict(zip(names, _run(session, names, inputs, original), strict=True)))
-    alone = [{name: array[row : row + 1] for name, array in inputs.items()} for row in range(samples)]
-    runs = [_run(session, names, one, original) for one in alone]
-    return Canary(
-        inputs, {name: np.concatenate(parts) for name, parts in zip(names, zip(*runs, strict=True), strict=True)}
-    )
+    try:
+        return Canary(inputs, session.one_by_one(inputs) if spec.max_batch_size else session.answer(inputs))
+    except DoesNotRunError as error:
+        raise JobError(
+            f"{original.name} does not run on random numbers from 0 to 100 ({error}), and with others nothing can be "
+            "proved; let the graph take any number, as with a Clip before a Gather"
+        ) from error
 
 
 def _noisy(original: Path, spec: ModelSpec) -> list[Canary]:
     """Noise of both signs and the file's answers to it; none where it does not run on that."""
-    session, noise = open_reference(original, cpu_budget(), quiet=True), noise_of_both_signs(spec.inputs)
-    names, rows = [output.name for output in spec.outputs], count_of(noise)
-    alone = [picked(noise, slice(row, row + 1)) for row in range(rows)]
+    session, noise = Original(original, quiet=True), noise_of_both_signs(spec.inputs)
+    alone = [picked(noise, slice(row, row + 1)) for row in range(count_of(noise))]
     if not spec.max_batch_size:
         alone = [{name: array[0] for name, array in one.items()} for one in alone]
     try:
-        answered = [dict(zip(names, _run(session, names, one, original), strict=True)) for one in alone]
-    except OptimisedOtherwiseError:
-        raise
-    except JobError:
+        answered = [(one, session.answer(one)) for one in alone]
+    except DoesNotRunError:
         return []
-    if not spec.max_batch_size:
-        return [Canary(*both) for both in zip(alone, answered, strict=True) if _are_finite(both[1])]
     # A batch that has one row without a number may have none in another.
-    finite = [both for both in zip(alone, answered, strict=True) if _are_finite(both[1])]
-    return [Canary(joined([one for one, _ in finite]), joined([one for _, one in finite]))] if finite else []
-
-
-def _are_finite(outputs: Rows) -> bool:
-    return all(np.isfinite(one).all() for one in outputs.values() if one.dtype.kind == "f")
-
-
-def _run(session: Any, names: Sequence[str], inputs: Mapping[str, np.ndarray], original: Path) -> list[np.ndarray]:
-    try:
-        answers: list[np.ndarray] = session.run(names, inputs)
-    except OptimisedOtherwiseError:
-        raise
-    except Exception as error:  # onnxruntime's errors share no base class
-        raise JobError(
-            f"{original.name} does not run on random numbers from 0 to 100 ({first_line(error)}), and with others "
-            "nothing can be proved; let the graph take any number, as with a Clip before a Gather"
-        ) from error
-    return answers
+    finite = [
+        Canary(one, answers)
+        for one, answers in answered
+        if all(np.isfinite(array).all() for array in answers.values() if array.dtype.kind == "f")
+    ]
+    if not spec.max_batch_size or not finite:
+        return finite
+    return [Canary(joined([one.inputs for one in finite]), joined([one.outputs for one in finite]))]
 
 
 def _worst_error(served: OpenVariant, canary: Canary, normalised: Collection[str], *, batched: bool) -> float:
@@ -289,7 +265,6 @@ def _error(answers: np.ndarray, expected: np.ndarray, least_size: float) -> floa
 
 
 def _provenance(source: ModelSource, known: FreeInput) -> Provenance:
-    assert source.file is not None
     tools: Mapping[str, str] = {
         "convoy": convoy_version(),
         "python": platform.python_version(),
@@ -297,4 +272,4 @@ def _provenance(source: ModelSource, known: FreeInput) -> Provenance:
     }
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     sizes = tuple(map(str, known.sizes))
-    return Provenance(source.shown, sha256_file(source.file), None, None, dict(tools), now, free_sizes=sizes)
+    return Provenance(source.shown, sha256_file(source.path), None, None, dict(tools), now, free_sizes=sizes)

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
+from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.free_sizes import Size
-from convoy.app.engines.onnxruntime import first_line, open_session, read_signature
-from convoy.export.rows import NOTHING, Rows, count_of, joined, picked
+from convoy.app.engines.onnxruntime import open_session, read_signature
+from convoy.export.rows import Rows, count_of
 from convoy.export.sources import onnx_file
-from convoy.export.sources.onnx_batch import write_batched
-from convoy.export.sources.original import OptimisedOtherwiseError, open_reference
+from convoy.export.sources.onnx_file import DoesNotRunError, Original
+from convoy.export.sources.onnx_sizes import write_batched
 from convoy.export.sources.preprocess import InputSize
-from convoy.export.sources.source import ModelSource
 from convoy.export.sources.torch_job import ANY_BATCH, INPUT_NAME, ONNX, OTHER_SIZES, Answered, TorchResult
 from convoy.models.errors import JobError
 from convoy.models.spec import ImageSpec, TensorSpec, fits
@@ -44,7 +45,7 @@ class _ImageInput:
 def image_size(path: Path) -> InputSize | None:
     """What the graph takes, where it or its metadata say so and it can be an image."""
     try:
-        found = _image_input(path, threads=1)
+        found = _image_input(path)
     except JobError:
         return None
     height, width = found.size
@@ -58,20 +59,19 @@ def image_size(path: Path) -> InputSize | None:
 def image_channels(path: Path) -> tuple[int, ...]:
     """How many channels the graph's images have, whatever their size; nothing where it does not say so."""
     try:
-        return (_image_input(path, threads=1).channels,)
+        return (_image_input(path).channels,)
     except JobError:
         return ()
 
 
 def wrap(
-    source: ModelSource,
+    original: Path,
+    shown: str,
     image: ImageSpec,
     samples: Rows,
     folder: Path,
-    threads: int,
-    inline_bytes: int,
-    others: Sequence[np.ndarray] = (),
-    noise: Rows = NOTHING,
+    others: Sequence[np.ndarray],
+    noise: Rows,
 ) -> TorchResult:
     """Write the graph with our front to `folder`. `samples` are as the image's front says, `others` of other sizes.
     `noise` is more of them, on which it need not run.
@@ -81,10 +81,8 @@ def wrap(
     The input's name becomes `INPUT_NAME`, outputs keep their own. Raises JobError for a graph that does not take
     one image of that kind or does not give numbers.
     """
-    assert source.file is not None
-    original = source.file
-    found = _image_input(original, threads)
-    _check_outputs(original, threads)
+    found = _image_input(original)
+    _check_outputs(original)
     if found.batch > 1:
         raise JobError(
             f"{original.name} takes exactly {found.batch} images at a time; export it again with a dynamic batch, or a "
@@ -95,40 +93,35 @@ def wrap(
             f"{original.name} takes {found.channels} channels of {_shown(found.size)}, the preprocessing gives "
             f"{image.channels} of {_shown(_px(image))}; pass another --input or --preprocess"
         )
-    import onnx
-
     target = folder / ONNX
-    batching = write_batched(original, target, threads, inline_bytes, Size(*_px(image)))
-    elsewhere = _elsewhere(original, found, image, others, threads) if -1 in found.size else ()
+    batching = write_batched(original, target, Size(*_px(image)))
+    elsewhere = _elsewhere(original, found, image, others) if -1 in found.size else ()
     model = onnx.load(str(target), load_external_data=False)
     _add_front(model.graph, found, image, batched=batching.batched, is_free=bool(elsewhere))
     target.write_bytes(model.SerializeToString())
-    reference = _finite(original, _answers(original, found, _normalised(samples[INPUT_NAME], image), threads))
+    reference = _finite_answers(original, found, _normalised(samples[INPUT_NAME], image))
     _check_rows(original, reference, count_of(samples))
-    noisy = None
-    if noise:
-        normalised = _normalised(noise[INPUT_NAME], image)
-        noisy = _on_noise(noise, lambda: _answers(original, found, normalised, threads, quiet=True))
+    normalised = _normalised(noise[INPUT_NAME], image)
     return TorchResult(
         target,
         reference,
         torch_version="",
         max_batch=ANY_BATCH if batching.batched else 1,
         remark="; ".join(filter(None, (batching.reason, _why_fixed(found, image, others, elsewhere)))),
-        original=f"{source.shown} in ONNX Runtime",
+        original=f"{shown} in ONNX Runtime",
         elsewhere=elsewhere,
-        noise=noisy,
+        noise=_on_noise(noise, lambda: _answers(original, found, normalised, quiet=True)),
     )
 
 
 def _elsewhere(
-    original: Path, found: _ImageInput, image: ImageSpec, others: Sequence[np.ndarray], threads: int
+    original: Path, found: _ImageInput, image: ImageSpec, others: Sequence[np.ndarray]
 ) -> tuple[Answered, ...]:
     """The original's answers at the first sizes at which it runs; none where they are too few."""
     answered: list[Answered] = []
     for samples in others:
         with suppress(JobError):
-            reference = _finite(original, _answers(original, found, _normalised(samples, image), threads, quiet=True))
+            reference = _finite_answers(original, found, _normalised(samples, image), quiet=True)
             answered.append(Answered({INPUT_NAME: samples}, reference))
         if len(answered) == OTHER_SIZES:
             return tuple(answered)
@@ -138,7 +131,7 @@ def _elsewhere(
 def _why_fixed(
     found: _ImageInput, image: ImageSpec, others: Sequence[np.ndarray], elsewhere: Sequence[Answered]
 ) -> str:
-    """What is said of a height and width that are not free, where anybody may have thought so."""
+    """Why height and width are not free, where the user may expect it; else nothing."""
     fixed = f"height and width are fixed at {_shown(_px(image))}"
     if not others:
         free = f"--input {image.channels}x{image.height}?x{image.width}? leaves them free, as the file does"
@@ -148,9 +141,9 @@ def _why_fixed(
     return f"{fixed}: {'the file runs hardly at any other size' if -1 in found.size else 'the file fixes them'}"
 
 
-def _image_input(path: Path, threads: int) -> _ImageInput:
+def _image_input(path: Path) -> _ImageInput:
     onnx_file.read(path)
-    signature = read_signature(open_session(path, threads), path)
+    signature = read_signature(open_session(path, cpu_budget()), path)
     shown = ", ".join(f"{spec.name} {spec.dtype} {list(spec.shape)}" for spec in signature.inputs)
     if len(signature.inputs) != 1:
         raise JobError(f"{path.name} has {len(signature.inputs)} inputs ({shown}), not one image; {_AS_TENSORS}")
@@ -177,7 +170,7 @@ def tensor_inputs(path: Path, given: Sequence[TensorSpec]) -> tuple[TensorSpec, 
     Raises JobError where these do not fit.
     """
     onnx_file.read(path)
-    takes = read_signature(open_session(path, threads=1), path).inputs
+    takes = read_signature(open_session(path, cpu_budget()), path).inputs
     named = {spec.name: spec for spec in given}
     if len(takes) == len(given) == 1:
         named = {takes[0].name: given[0]}
@@ -191,42 +184,33 @@ def tensor_inputs(path: Path, given: Sequence[TensorSpec]) -> tuple[TensorSpec, 
     return tuple(TensorSpec(spec.name, spec.dtype, named[spec.name].shape) for spec in takes)
 
 
-def take(
-    source: ModelSource, samples: Rows, folder: Path, threads: int, inline_bytes: int, noise: Rows = NOTHING
-) -> TorchResult:
+def take(original: Path, shown: str, samples: Rows, folder: Path, noise: Rows) -> TorchResult:
     """The graph with its own inputs, which the samples are called by. It need not run on the `noise`.
 
     Raises JobError where it cannot be batched.
     """
-    assert source.file is not None
-    original, target = source.file, folder / ONNX
-    _check_outputs(original, threads)
-    batching = write_batched(original, target, threads, inline_bytes)
+    target = folder / ONNX
+    _check_outputs(original)
+    batching = write_batched(original, target)
     if not batching.batched:
         raise JobError(
             f"{original.name} is {batching.reason}, and variants are made of what can be batched alone; leave "
             "--calibrate and --evaluate out to serve it as it is, a sample at a time"
         )
-    session = open_reference(original, threads)
     try:
-        reference = _finite(original, _one_by_one(session, samples))
-    except JobError:
-        raise
-    except Exception as error:  # onnxruntime's errors share no base class
+        reference = _finite(original, Original(original).one_by_one(samples))
+    except DoesNotRunError as error:
         raise JobError(
-            f"{original.name} does not run on the samples ({first_line(error)}); pass arrays such as it takes"
+            f"{original.name} does not run on the samples ({error}); pass arrays such as it takes"
         ) from error
     _check_rows(original, reference, count_of(samples))
-    noisy = None
-    if noise:
-        noisy = _on_noise(noise, lambda: _one_by_one(open_reference(original, threads, quiet=True), noise))
     return TorchResult(
         target,
         reference,
         torch_version="",
         remark=batching.reason,
-        original=f"{source.shown} in ONNX Runtime",
-        noise=noisy,
+        original=f"{shown} in ONNX Runtime",
+        noise=_on_noise(noise, lambda: Original(original, quiet=True).one_by_one(noise)),
     )
 
 
@@ -234,24 +218,13 @@ def _on_noise(noise: Rows, answer: Callable[[], Rows]) -> Answered | None:
     """None where the original does not run on it, or not to a row for each sample."""
     try:
         answers = answer()
-    except OptimisedOtherwiseError:
-        raise
-    except Exception:  # onnxruntime's errors share no base class
+    except DoesNotRunError:
         return None
     return Answered(noise, answers) if all(len(one) == count_of(noise) for one in answers.values()) else None
 
 
-def _one_by_one(session: Any, samples: Rows) -> dict[str, np.ndarray]:
-    return joined([_run(session, picked(samples, slice(row, row + 1))) for row in range(count_of(samples))])
-
-
-def _run(session: Any, inputs: Rows) -> dict[str, np.ndarray]:
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
-
-
-def _check_outputs(path: Path, threads: int) -> None:
-    for spec in read_signature(open_session(path, threads), path).outputs:
+def _check_outputs(path: Path) -> None:
+    for spec in read_signature(open_session(path, cpu_budget()), path).outputs:
         if spec.dtype in ("BF16", "BYTES"):
             kind = "strings" if spec.dtype == "BYTES" else "BF16"
             raise JobError(
@@ -270,8 +243,6 @@ def _check_rows(path: Path, reference: Rows, count: int) -> None:
 
 def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: bool, is_free: bool) -> None:
     """Replace the graph's input by ours: bytes [N, H, W, C] are laid out, cast and normalised as x * a + b."""
-    from onnx import TensorProto, helper, numpy_helper
-
     inner = "convoy.input"
     _rename(graph, found.name, inner)
     _rename(graph, INPUT_NAME, "convoy.images")
@@ -280,17 +251,17 @@ def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: boo
     mean, std = (np.array(values, np.float32).reshape(per_channel) for values in (image.mean, image.std))
     steps: list[tuple[str, list[str], dict[str, Any]]] = []
     if is_bytes:  # first of all, because TensorRT takes uint8 inputs only straight into a Cast
-        steps.append(("Cast", [], {"to": TensorProto.FLOAT}))
+        steps.append(("Cast", [], {"to": onnx.TensorProto.FLOAT}))
     if is_bytes != found.last:
         steps.append(("Transpose", [], {"perm": [0, 3, 1, 2] if is_bytes else [0, 2, 3, 1]}))
     if is_bytes:
         for name, array in (("convoy.scale", 1 / (255 * std)), ("convoy.shift", -mean / std)):
-            graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+            graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
         steps += [("Mul", ["convoy.scale"], {}), ("Add", ["convoy.shift"], {})]
     nodes, tensor = [], INPUT_NAME
     for index, (kind, others, attributes) in enumerate(steps or [("Identity", [], {})]):
         output = inner if index == max(len(steps), 1) - 1 else f"convoy.front{index}"
-        nodes.append(helper.make_node(kind, [tensor, *others], [output], f"convoy.{kind.lower()}", **attributes))
+        nodes.append(onnx.helper.make_node(kind, [tensor, *others], [output], f"convoy.{kind.lower()}", **attributes))
         tensor = output
     own = list(graph.node)
     del graph.node[:]
@@ -300,8 +271,8 @@ def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: boo
     sizes = image.free_tensor_shape if is_free else image.tensor_shape
     names = iter(("height", "width"))
     shape = ["batch" if batched else 1, *(next(names) if size < 0 else size for size in sizes)]
-    dtype = TensorProto.UINT8 if is_bytes else TensorProto.FLOAT
-    graph.input.extend([helper.make_tensor_value_info(INPUT_NAME, dtype, shape), *kept])
+    dtype = onnx.TensorProto.UINT8 if is_bytes else onnx.TensorProto.FLOAT
+    graph.input.extend([onnx.helper.make_tensor_value_info(INPUT_NAME, dtype, shape), *kept])
 
 
 def _rename(graph: Any, old: str, new: str) -> None:
@@ -326,19 +297,19 @@ def _normalised(samples: np.ndarray, image: ImageSpec) -> np.ndarray:
     return values
 
 
-def _answers(
-    original: Path, found: _ImageInput, images: np.ndarray, threads: int, *, quiet: bool = False
-) -> dict[str, np.ndarray]:
-    session = open_reference(original, threads, quiet=quiet)
+def _answers(original: Path, found: _ImageInput, images: np.ndarray, *, quiet: bool = False) -> dict[str, np.ndarray]:
     laid_out = images.transpose(0, 2, 3, 1) if found.last else images
-    one_by_one = (np.ascontiguousarray(laid_out[i : i + 1]) for i in range(len(images)))
+    return Original(original, quiet=quiet).one_by_one({found.name: np.ascontiguousarray(laid_out)})
+
+
+def _finite_answers(
+    original: Path, found: _ImageInput, images: np.ndarray, *, quiet: bool = False
+) -> dict[str, np.ndarray]:
     try:
-        return joined([_run(session, {found.name: one}) for one in one_by_one])
-    except OptimisedOtherwiseError:
-        raise
-    except Exception as error:  # onnxruntime's errors share no base class
+        return _finite(original, _answers(original, found, images, quiet=quiet))
+    except DoesNotRunError as error:
         size = _shown((images.shape[2], images.shape[3]))
-        raise JobError(f"{original.name} does not run at {size} ({first_line(error)}); pass another --input") from error
+        raise JobError(f"{original.name} does not run at {size} ({error}); pass another --input") from error
 
 
 def _finite(original: Path, reference: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,26 +1,120 @@
-"""What is known about a network before it is loaded: whose weights, which classes, how it wants its images.
+"""SOURCE on the command line, and what is known of the network before it is loaded.
 
-Asks the checkpoint's header, the zoo, an ONNX file's declarations, or the registry that published the model (in
-a child, for it needs torch). Knows nothing of what the user says to the contrary; `convoy.export.plan` does.
+That is whose weights it has, which classes, and how it wants its images: as the checkpoint's header, the zoo, an ONNX
+file's declarations or the registry says that published the model. The registry is asked in a child, because it needs
+torch. What the user says to the contrary is for `convoy.export.plan`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from convoy.app.engines.free_sizes import Size
 from convoy.export.class_names import distinct
 from convoy.export.options import ExportOptions
-from convoy.export.sources.image_changes import Side
 from convoy.export.sources.onnx_source import image_channels, image_size
 from convoy.export.sources.preprocess import InputSize, resized
-from convoy.export.sources.source import ModelSource
-from convoy.export.sources.torch_job import Inquiry, WeightsFrom
+from convoy.export.sources.torch_job import Inquiry, SourceKind, WeightsFrom
 from convoy.export.sources.torch_process import ask
 from convoy.models import zoo
 from convoy.models.checkpoint import CheckpointHeader, read_checkpoint_header
 from convoy.models.errors import JobError, UsageError
 from convoy.models.spec import ImageSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """`name` is the registry's name, the factory in `file`, or the file's own name.
+
+    `published` names the registry's weights where those are used, or says that they are random.
+    """
+
+    kind: SourceKind
+    name: str
+    file: Path | None = None
+    published: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The file of a source that is one."""
+        assert self.file is not None
+        return self.file
+
+    @property
+    def shown(self) -> str:
+        """As it stands in the manifest: a user's file by its name alone, for folders are the machine's business."""
+        beside = f" ({self.published})" if self.published else ""
+        if self.file is None:
+            return f"{self.kind}:{self.name}{beside}"
+        return f"{self.file.name}:{self.name}{beside}" if self.kind == "file" else self.file.name
+
+    @property
+    def has_registry(self) -> bool:
+        """Whether a registry publishes the network with weights and their preprocessing."""
+        return self.kind in ("torchvision", "timm")
+
+    @property
+    def carries_weights(self) -> bool:
+        """Whether graph and weights are one file."""
+        return self.kind in ("onnx", "pt2")
+
+
+def parse_source(text: str, *, trust: bool = False) -> ModelSource:
+    """SOURCE as a record. Raises UsageError for what is not one, is not there, or needs `trust` and lacks it."""
+    head, _, tail = text.rpartition(":")
+    if head == "zoo":
+        zoo.entry(tail)
+        return ModelSource("zoo", tail)
+    if head == "torchvision":
+        return ModelSource("torchvision", tail)
+    if head == "timm":
+        if importlib.util.find_spec("timm") is None:
+            raise UsageError(f"SOURCE {text!r} needs timm, which is not installed; run `pip install timm`")
+        return ModelSource("timm", tail)
+    if head.endswith(".py"):
+        return _factory(text, head, tail)
+    if text.endswith(".py"):
+        raise UsageError(
+            f"SOURCE {text!r} lacks its function; write {text}:factory, a function that returns the network"
+        )
+    if text.endswith(".onnx"):
+        return ModelSource("onnx", Path(text).name, _existing(text, text))
+    if text.endswith(".pt2"):
+        if not trust:
+            raise UsageError(
+                f"SOURCE {text!r} carries pickle, which can run any code when it is read; pass --trust if you know "
+                "who made it"
+            )
+        return ModelSource("pt2", Path(text).name, _existing(text, text))
+    raise UsageError(
+        f"SOURCE {text!r} is not understood; use zoo:NAME, torchvision:NAME, timm:NAME, path/to/file.py:factory, "
+        "model.onnx or model.pt2"
+    )
+
+
+def _factory(text: str, head: str, tail: str) -> ModelSource:
+    file = _existing(text, head)
+    if not tail.isidentifier():
+        raise UsageError(f"SOURCE {text!r}: {tail!r} is not the name of a function; write {head}:factory")
+    return ModelSource("file", tail, file)
+
+
+def parse_function(text: str, flag: str) -> tuple[Path, str]:
+    """`file.py:function` of an option. Raises UsageError."""
+    head, _, tail = text.rpartition(":")
+    if not head.endswith(".py") or not tail.isidentifier():
+        raise UsageError(f"{flag} {text!r} is not understood; write file.py:function")
+    return _existing(text, head, flag), tail
+
+
+def _existing(text: str, path: str, flag: str = "SOURCE") -> Path:
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"{flag} {text!r}: there is no file {path}; check the path")
+    return file.resolve()
+
 
 # What `--weights` says for the weights that the registry publishes.
 PUBLISHED = Path("default")
@@ -84,17 +178,16 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
     )
 
 
-def channels_of(source: ModelSource, size: Side) -> int:
+def channels_of(source: ModelSource, size: Size) -> int:
     """How many channels the images of this network have, 1 or 3, by the network itself.
 
     `size` is the images'. Raises UsageError where it takes both, or runs on neither, and JobError for what cannot be
     asked.
     """
     if source.kind == "onnx":
-        assert source.file is not None
-        taken = image_channels(source.file)
+        taken = image_channels(source.path)
     elif source.kind in ("file", "pt2"):
-        taken = ask(Inquiry(source.kind, source.name, str(source.file), size)).channels
+        taken = ask(Inquiry(source.kind, source.name, str(source.file), (size.height, size.width))).channels
     else:
         taken = (3,)  # the zoo says it of itself, and registries are of coloured pictures
     if len(taken) != 1:
@@ -120,7 +213,7 @@ def _weights(weights: Path | None, source: ModelSource, *, is_random: bool) -> t
         if is_random:
             return None, "random"
         if source.has_registry:
-            ask(Inquiry(source.kind, source.name))  # a name that nobody has needs no weights, but another name
+            ask(Inquiry(source.kind, source.name))  # an unknown name is refused first
         download = ", --weights default to download the published ones" if source.has_registry else ""
         raise UsageError(
             f"{source.shown} has no weights of its own; pass --weights FILE.safetensors{download}, or --random-weights "

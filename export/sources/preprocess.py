@@ -1,6 +1,7 @@
 """How images become the network's input: `--preprocess`, else what the checkpoint says, else a refusal.
 
-Knows the named recipes. It never guesses: a wrong mean costs accuracy without an error.
+`--mean --std --resize --crop --interpolation` change single steps of a recipe, or are one where together they leave
+nothing open. Nothing is guessed: a wrong mean costs accuracy without an error.
 """
 
 from __future__ import annotations
@@ -9,19 +10,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, cast, get_args
 
 from convoy.app.engines.free_sizes import Size
-from convoy.export.sources.image_changes import NOTHING_CHANGED, ImageChanges, Side, changed, whole
 from convoy.export.sources.preprocess_file import read_preprocess_file
-from convoy.models.errors import UsageError
-from convoy.models.spec import Front, ImageSpec
+from convoy.models.errors import BundleError, UsageError
+from convoy.models.spec import Front, ImageSpec, Interpolation
 
 _INPUT = re.compile(r"([13])x(?:([1-9]\d{0,5})(\??)x([1-9]\d{0,5})\3|\?x\?)")
 _FRONTS: dict[str, Front] = {"uint8": "uint8_nhwc", "none": "float32_nchw"}
-# The sizes of torchvision's ImageNet recipes: scale the shorter side to 256, cut the 224 in the centre.
-_IMAGENET_PX, _IMAGENET_RESIZE_PX = 224, 256
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +26,9 @@ class InputSize:
     channels: Literal[1, 3]
     height: int
     width: int
+
+    def __str__(self) -> str:
+        return f"{self.channels}x{self.height}x{self.width}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,57 @@ def parse_front(text: str) -> Front:
     return _FRONTS[text]
 
 
+class ImageChanges(NamedTuple):
+    """None is what was not said. `typed` are the options as they were written.
+
+    `mean` and `std` have a value per channel, or one for all. `resize_px` is the shorter side before the crop,
+    `exact` what images are scaled to straight; at most one of the two is given.
+    """
+
+    typed: str = ""
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    resize_px: int | None = None
+    exact: Size | None = None
+    crop: Size | None = None
+    interpolation: Interpolation | None = None
+
+
+def parse_changes(
+    mean: str | None, std: str | None, resize: str | None, crop: str | None, interpolation: str | None
+) -> ImageChanges:
+    """Raises UsageError."""
+    given = {"--mean": mean, "--std": std, "--resize": resize, "--crop": crop, "--interpolation": interpolation}
+    typed = " ".join(f"{flag} {text}" for flag, text in given.items() if text is not None)
+    if interpolation is not None and interpolation not in get_args(Interpolation):
+        raise UsageError(
+            f"--interpolation {interpolation!r} is not known; use {', '.join(map(str, get_args(Interpolation)))}"
+        )
+    resized = _side("--resize", resize) if resize is not None else None
+    is_exact = resize is not None and "x" in resize.lower()
+    cut = _side("--crop", crop) if crop is not None else None
+    if is_exact and cut not in (None, resized):
+        raise UsageError(f"--resize {resize} leaves nothing to --crop; pass --resize N for the shorter side")
+    return ImageChanges(
+        typed,
+        _values("--mean", mean) if mean is not None else None,
+        _values("--std", std) if std is not None else None,
+        resized.height if resized and not is_exact else None,
+        resized if is_exact else None,
+        cut,
+        cast(Interpolation | None, interpolation),
+    )
+
+
 def resolve_image(
     preprocess: str | None,
     size: InputSize | None,
     default_size: InputSize | None,
     header: ImageSpec | None,
     front: Front,
-    why_no_header: str = "the checkpoint does not say",
-    changes: ImageChanges = NOTHING_CHANGED,
-    find_channels: Callable[[Side], int] | None = None,
+    why_no_header: str,
+    changes: ImageChanges,
+    find_channels: Callable[[Size], int],
 ) -> ImageSpec:
     """The image specification.
 
@@ -81,33 +123,29 @@ def resolve_image(
     carries or the registry says. `changes` go before all of that, and `find_channels` is asked where they do not tell
     grey from colours. Raises UsageError where they contradict each other or leave something open.
     """
+    known = size or default_size
     if preprocess is None:
-        if header is None and changes.typed:
-            known = size or default_size
-            side = Side(known.height, known.width) if known else None
-            image = whole(changes, side, known.channels if known else None, front, find_channels)
-        elif header is None:
+        if header is not None:
+            image = replace(header, front=front)
+        elif changes.typed:
+            image = _whole(changes, known, front, find_channels)
+        else:
             raise UsageError(
                 f"how images are prepared for this network is not known: {why_no_header}; "
                 "pass --preprocess imagenet, unit or FILE.json"
             )
-        else:
-            image = replace(header, front=front)
     elif preprocess == "imagenet":
-        image = _imagenet(size or default_size or InputSize(3, _IMAGENET_PX, _IMAGENET_PX), front)
+        image = _imagenet(known or InputSize(3, 224, 224), front)
     elif preprocess == "unit":
-        known = size or default_size
         if known is None:
             raise UsageError("--preprocess unit needs the size of the input; pass --input, as in --input 3x32x32")
         image = ImageSpec.plain(known.height, known.width, known.channels, front)
     else:
         image = read_preprocess_file(Path(preprocess), front)
-    image = changed(image, changes) if changes.typed else image
+    image = _changed(image, changes) if changes.typed else image
     found = InputSize(image.channels, image.height, image.width)
     if size is not None and size != found:
-        raise UsageError(
-            f"--input says {_shown(size)}, the preprocessing {_shown(found)}; leave --input out or change --preprocess"
-        )
+        raise UsageError(f"--input says {size}, the preprocessing {found}; leave --input out or change --preprocess")
     return image
 
 
@@ -121,6 +159,7 @@ def resized(image: ImageSpec, size: InputSize) -> ImageSpec:
 
 
 def _imagenet(size: InputSize, front: Front) -> ImageSpec:
+    """torchvision's recipe, which scales the shorter side to 256 where it cuts out 224."""
     if size.channels != 3:
         raise UsageError("--preprocess imagenet is for 3 channels; use unit or a FILE.json")
     return ImageSpec(
@@ -128,14 +167,92 @@ def _imagenet(size: InputSize, front: Front) -> ImageSpec:
         width=size.width,
         channels=3,
         resize_mode="shorter_side",
-        resize_px=round(max(size.height, size.width) * _IMAGENET_RESIZE_PX / _IMAGENET_PX),
+        resize_px=round(max(size.height, size.width) * 256 / 224),
         interpolation="bilinear",
         antialias=True,
-        mean=_IMAGENET_MEAN,
-        std=_IMAGENET_STD,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
         front=front,
     )
 
 
-def _shown(size: InputSize) -> str:
-    return f"{size.channels}x{size.height}x{size.width}"
+def _changed(image: ImageSpec, changes: ImageChanges) -> ImageSpec:
+    """The recipe with what the user says. Raises UsageError where that does not fit."""
+    size = changes.exact or changes.crop or Size(image.height, image.width)
+    mode, resize_px = image.resize_mode, image.resize_px
+    if changes.exact is not None:
+        mode, resize_px = "exact", max(size.height, size.width)
+    elif changes.resize_px is not None:
+        mode, resize_px = "shorter_side", changes.resize_px
+    elif mode == "exact" and changes.crop not in (None, Size(image.height, image.width)):
+        raise UsageError(
+            f"--crop cuts nothing, for images are scaled straight to {image.height}x{image.width}; pass --resize, too"
+        )
+    try:
+        return replace(
+            image,
+            height=size.height,
+            width=size.width,
+            resize_mode=mode,
+            resize_px=resize_px,
+            mean=_per_channel(changes.mean or image.mean, image.channels),
+            std=_per_channel(changes.std or image.std, image.channels),
+            interpolation=changes.interpolation or image.interpolation,
+        )
+    except BundleError as error:
+        raise UsageError(f"{changes.typed} does not fit the preprocessing: {error}") from error
+
+
+def _whole(
+    changes: ImageChanges, known: InputSize | None, front: Front, find_channels: Callable[[Size], int]
+) -> ImageSpec:
+    """A recipe of the user's words alone; `known` is the network's input, where that is known.
+
+    One value for `--mean` and one for `--std` may be those of grey or of each colour; `find_channels` tells the
+    network's own for images of a size. Raises UsageError, which names what is missing.
+    """
+    cut = changes.exact or changes.crop or (Size(known.height, known.width) if known else None)
+    said = {
+        "--mean": changes.mean,
+        "--std": changes.std,
+        "--resize": changes.exact or changes.resize_px,
+        "--crop": cut,
+        "--interpolation": changes.interpolation,
+    }
+    missing = [flag for flag, value in said.items() if value is None]
+    if missing or cut is None:
+        raise UsageError(
+            f"how images are prepared is said in part only; pass {', '.join(missing)}, too, or --preprocess"
+        )
+    count = known.channels if known else max(len(changes.mean or ()), len(changes.std or ()))
+    if known is None and count == 1:
+        count = find_channels(cut)
+    if count not in (1, 3):
+        raise UsageError(f"--mean and --std have {count} values; pass 1 or 3, one per channel")
+    plain = ImageSpec.plain(cut.height, cut.width, 3 if count == 3 else 1, front)
+    return _changed(replace(plain, antialias=True), changes)
+
+
+def _values(flag: str, text: str) -> tuple[float, ...]:
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) not in (1, 3) or not all(abs(value) < float("inf") for value in values):
+        raise UsageError(f"{flag} {text!r} is not one number per channel; write {flag} 0.5,0.5,0.5, or one for all")
+    if flag == "--std" and min(values) <= 0:
+        raise UsageError(f"--std {text} must be above 0")
+    if max(values) > 1:
+        raise UsageError(f"{flag} {text} must be of pixels scaled to 0..1; divide it by 255")
+    return values
+
+
+def _side(flag: str, text: str) -> Size:
+    parts = text.lower().split("x")
+    if not all(part.isascii() and part.isdigit() and int(part) for part in parts) or len(parts) > 2:
+        raise UsageError(f"{flag} {text!r} is not a size in pixels; write {flag} 224, or height x width, as in 224x192")
+    return Size(int(parts[0]), int(parts[-1]))
+
+
+def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    return values * channels if len(values) == 1 else values

@@ -8,9 +8,8 @@ result is never kept.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -20,21 +19,19 @@ from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.free_sizes import Size, other_sizes
 from convoy.app.engines.onnxruntime import first_line, open_session
 from convoy.export.cache import StepCache, step_key
-from convoy.export.data import RandomRows
+from convoy.export.data import random_samples
 from convoy.export.plan import ExportPlan
 from convoy.export.proof.verify import MAX_FP32_ERROR, relative_error
-from convoy.export.rows import NOTHING, Rows, noise_of_both_signs, picked
+from convoy.export.rows import Rows, noise_of_both_signs, picked
+from convoy.export.sources import onnx_file
+from convoy.export.sources import torch_job as files
 from convoy.export.sources.onnx_source import take, wrap
 from convoy.export.sources.preprocess import InputSize, resized
-from convoy.export.sources.torch_job import INPUT_NAME, NOISE, Answered, TorchJob, TorchResult
-from convoy.export.sources.torch_process import run_job
+from convoy.export.sources.torch_job import INPUT_NAME, Answered, TorchJob, TorchResult
+from convoy.export.sources.torch_process import read_result, run_job
 from convoy.models.bundle import sha256_file
-from convoy.models.records import from_jsonable, to_jsonable
-from convoy.models.spec import ImageSpec
-from convoy.models.tasks import DetectionOutputs, Task
+from convoy.models.spec import ImageSpec, TensorSpec
 
-# A protobuf holds 2 GiB at most, and the graph itself takes some of it.
-INLINE_BYTES = int(1.8 * (1 << 30))
 _OTHER_SAMPLES = 3
 
 
@@ -45,16 +42,16 @@ def to_onnx(plan: ExportPlan, samples: Rows, folder: Path) -> TorchResult:
     """
     noise = noise_of_both_signs(plan.inputs, plan.image)
     others = _of_other_sizes(plan.image) if plan.is_free and plan.image else ()
-    if plan.source.kind == "onnx" and plan.image is None:
-        return take(plan.source, samples, folder, cpu_budget(), INLINE_BYTES, noise)
     if plan.source.kind == "onnx":
-        assert plan.image is not None
-        return wrap(plan.source, plan.image, samples, folder, cpu_budget(), INLINE_BYTES, others, noise)
+        original = plan.source.path, plan.source.shown
+        if plan.image is None:
+            return take(*original, samples, folder, noise)
+        return wrap(*original, plan.image, samples, folder, others, noise)
     result = run_job(_job(plan), samples, folder, others, noise)
     if not result.elsewhere or not (problem := _problem_elsewhere(result, samples)):
         return result
     # What the network does by its sizes was written down for those of the example alone.
-    fixed = run_job(replace(_job(plan), is_free=False), samples, folder, noise=noise)
+    fixed = run_job(replace(_job(plan), is_free=False), samples, folder, (), noise)
     assert plan.image is not None
     return replace(fixed, remark=f"height and width are fixed at {plan.image.height}x{plan.image.width}: {problem}")
 
@@ -79,7 +76,8 @@ def _of_other_sizes(image: ImageSpec) -> tuple[np.ndarray, ...]:
     """Noise, a few samples of each size."""
     sizes = other_sizes(Size(image.height, image.width))
     images = (resized(image, InputSize(image.channels, size.height, size.width)) for size in sizes)
-    return tuple(RandomRows.of_images(_OTHER_SAMPLES, one).samples()[INPUT_NAME] for one in images)
+    inputs = ((TensorSpec(INPUT_NAME, one.tensor_dtype, one.tensor_shape), one) for one in images)
+    return tuple(random_samples(_OTHER_SAMPLES, [spec], one)[INPUT_NAME] for spec, one in inputs)
 
 
 def _job(plan: ExportPlan) -> TorchJob:
@@ -95,7 +93,7 @@ def _job(plan: ExportPlan) -> TorchJob:
         std=plan.image.std if plan.image else (),
         max_batch=plan.asked.max_batch,
         threads=cpu_budget(),
-        inline_bytes=INLINE_BYTES,
+        inline_bytes=onnx_file.INLINE_BYTES,
         weights_key=plan.asked.weights_key,
         is_free=plan.is_free,
         refuse_random=plan.weights_from == "network" and not plan.asked.random_weights,
@@ -103,22 +101,8 @@ def _job(plan: ExportPlan) -> TorchJob:
     )
 
 
-_REUSABLE = frozenset({"zoo", "torchvision"})
-_PACKAGES = ("torch", "torchvision", "onnxscript")
-
-
 # The torch step's result from the run before, where nothing that it depends on has changed. A user's Python file may
 # import anything from anywhere, so it runs every time; the steps behind it are reused where it makes the same graph.
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """What a result says beside its graph and its answers; `outputs` are in the graph's order."""
-
-    outputs: tuple[str, ...]
-    weights_entry: str
-    task: Task | None
-    detection: DetectionOutputs | None
 
 
 def reused(
@@ -129,36 +113,25 @@ def reused(
     to_onnx: Callable[[ExportPlan, Rows, Path], TorchResult],
 ) -> TorchResult:
     """What `to_onnx` gives, from the cache where it can be; either way the graph lies in `folder`."""
-    if plan.source.kind not in _REUSABLE or plan.weights is None or plan.is_free:
+    if plan.source.kind not in ("zoo", "torchvision") or plan.weights is None or plan.is_free:
         return to_onnx(plan, samples, folder)
-    key = _key(plan, samples)
-    graph, answers, said = cache.read(f"{key}-onnx"), cache.read_arrays(f"{key}-answers"), cache.read(f"{key}-said")
-    if graph is not None and answers is not None and said is not None:
-        path = folder / "model.onnx"
-        path.write_bytes(graph)
-        kept = from_jsonable(_Kept, json.loads(said), "said")
-        reference = {name: answers[name] for name in kept.outputs}
-        on_noise = {name: answers[f"{NOISE}{name}"] for name in kept.outputs if f"{NOISE}{name}" in answers}
-        noise = Answered(noise_of_both_signs(plan.inputs, plan.image), on_noise) if on_noise else None
-        torch = metadata.version("torch")
-        entry, task, detection = kept.weights_entry, kept.task, kept.detection
-        return TorchResult(path, reference, torch, weights_entry=entry, task=task, detection=detection, noise=noise)
+    noise = noise_of_both_signs(plan.inputs, plan.image)
+    key = _key(plan, samples, noise)
+    kept = {name: cache.read(f"{key}-{name}") for name in (files.ONNX, files.REFERENCE, files.OUTCOME)}
+    if None not in kept.values():
+        for name, content in kept.items():
+            (folder / name).write_bytes(content or b"")
+        return read_result(folder, (), noise)
     result = to_onnx(plan, samples, folder)
     # A graph with its weights beside it is too large to keep.
     if not any(folder.glob("*.data")):
-        cache.write(f"{key}-onnx", result.onnx.read_bytes())
-        answered = result.noise.reference if result.noise else NOTHING
-        noisy = {f"{NOISE}{name}": array for name, array in answered.items()}
-        cache.write_arrays(f"{key}-answers", {**result.reference, **noisy})
-        kept = _Kept(tuple(result.reference), result.weights_entry, result.task, result.detection)
-        cache.write(f"{key}-said", json.dumps(to_jsonable(kept)).encode())
+        for name in kept:
+            cache.write(f"{key}-{name}", (folder / name).read_bytes())
     return result
 
 
-def _key(plan: ExportPlan, samples: Rows) -> str:
+def _key(plan: ExportPlan, samples: Rows, noise: Rows) -> str:
     assert plan.weights is not None
-    noise = noise_of_both_signs(plan.inputs, plan.image)
-    packages = ",".join(metadata.version(name) for name in _PACKAGES)
     return step_key(
         "torch",
         plan.source.shown,
@@ -167,13 +140,9 @@ def _key(plan: ExportPlan, samples: Rows) -> str:
         repr(plan.image),
         repr(plan.labels),
         str(plan.asked.max_batch),
-        packages,
+        ",".join(metadata.version(name) for name in ("torch", "torchvision", "onnxscript")),
         *(
             hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
             for array in (*samples.values(), *noise.values())
         ),
     )
-
-
-def _digest(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()

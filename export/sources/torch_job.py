@@ -10,7 +10,7 @@ Knows neither torch nor the child's ways; both sides import it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +31,7 @@ EXTERNAL_DATA = "fp32.onnx.data"
 IN, OUT = "in:", "out:"
 # And where the samples are noise, to which the network may answer anything, or nothing.
 NOISE = "noise:"
-# A network of free height and width has samples of its one input at other sizes, of which so many must run.
+# A network of free height and width has samples of its one input at other sizes, of which two must run.
 OTHERS = ("other0", "other1", "other2", "other3")
 OTHER_SIZES = 2
 INPUT_NAME = "images"
@@ -128,16 +128,20 @@ class TorchResult:
     detection: DetectionOutputs | None = None
     noise: Answered | None = None
 
+    def with_remarks(self, *remarks: str) -> TorchResult:
+        """The same with more to be said; empty remarks say nothing."""
+        return replace(self, remark="; ".join(filter(None, (self.remark, *remarks))))
+
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """What does a registry say of a model? `name` None asks which models it has.
+    """What does a registry say of a model?
 
     With `file`, which is the user's, it asks what its network runs on: 1 channel or 3, at `size` (height and width).
     """
 
     kind: SourceKind
-    name: str | None
+    name: str
     file: str | None = None
     size: tuple[int, ...] = ()
 
@@ -148,8 +152,7 @@ class Description:
 
     `image` is how the published weights want their images, with front "uint8_nhwc"; None with the reason in
     `why_no_image`. `labels` are those of the published weights, whose name is `weights`; both may be empty.
-    `names` answers the question for all models: those of torchvision, the cheapest to run first. `channels` answers the
-    one about a file.
+    `channels` answers the question about a file.
     """
 
     error: str | None = None
@@ -158,7 +161,6 @@ class Description:
     why_no_image: str = ""
     labels: tuple[str, ...] = ()
     weights: str = ""
-    names: tuple[str, ...] = ()
     channels: tuple[int, ...] = ()
 
 

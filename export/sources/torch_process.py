@@ -12,14 +12,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import safetensors.numpy
 
 from convoy import IMPORT_ROOT
-from convoy.export.rows import NOTHING, Rows
+from convoy.export.rows import Rows
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.torch_job import (
     ANY_BATCH,
@@ -38,14 +40,11 @@ from convoy.export.sources.torch_job import (
 from convoy.models.errors import JobError, UsageError
 from convoy.models.records import from_jsonable, to_jsonable
 
-_LOG = "child.log"
 # -P: not the folder of the script, whose `profile.py` is also a module of Python's. -B: no litter in the user's folder.
 _CHILD = ("-P", "-B", "-m", "convoy.export.sources.torch_child")
 
 
-def run_job(
-    job: TorchJob, samples: Rows, folder: Path, others: Sequence[np.ndarray] = (), noise: Rows = NOTHING
-) -> TorchResult:
+def run_job(job: TorchJob, samples: Rows, folder: Path, others: Sequence[np.ndarray], noise: Rows) -> TorchResult:
     """Have a child do the job; `folder` is an empty one for the exchange. `others` are images of other sizes, `noise`
     samples that it need not run on.
 
@@ -56,7 +55,14 @@ def run_job(
     own = {f"{IN}{name}": np.ascontiguousarray(array) for name, array in samples.items()}
     noisy = {f"{NOISE}{name}": np.ascontiguousarray(array) for name, array in noise.items()}
     (folder / files.SAMPLES).write_bytes(safetensors.numpy.save({**own, **noisy, **named}))
-    outcome = from_jsonable(TorchOutcome, json.loads(_run(folder, files.OUTCOME)), files.OUTCOME)
+    _run(folder, files.OUTCOME)
+    return read_result(folder, others, noise)
+
+
+def read_result(folder: Path, others: Sequence[np.ndarray], noise: Rows) -> TorchResult:
+    """What a job left in its folder. Raises JobError with the child's one line."""
+    named = dict(zip(files.OTHERS, others, strict=False))
+    outcome = from_jsonable(TorchOutcome, json.loads((folder / files.OUTCOME).read_text()), files.OUTCOME)
     if outcome.error is not None:
         raise JobError(outcome.error)
     answers = safetensors.numpy.load((folder / files.REFERENCE).read_bytes())
@@ -98,39 +104,43 @@ def ask(inquiry: Inquiry) -> Description:
 
 def _run(folder: Path, answer: str) -> str:
     """The text of the file `answer` that a child leaves in `folder`."""
-    command = [sys.executable, *_CHILD, str(folder)]
-    path = os.pathsep.join([str(IMPORT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with (folder / _LOG).open("wb") as log:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,
-        )
-        try:
-            status = child.wait()
-        finally:
-            _end(child)
+    log_file = folder / "child.log"
+    with log_file.open("wb") as log, child_process([*_CHILD, str(folder)], log, log) as child:
+        status = child.wait()
     try:
         return (folder / answer).read_text()
     except FileNotFoundError:
-        raise JobError(_obituary(status, folder / _LOG)) from None
+        raise JobError(_obituary(status, log_file)) from None
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Leave nothing running, not even what the user's code started."""
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    assert child.stdin is not None
-    child.stdin.close()
+@contextmanager
+def child_process(
+    arguments: Sequence[str], stdout: IO[bytes] | int, stderr: IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python with Convoy in a session of its own, which ends with the block, and all that the user's code started.
+
+    It holds our pipe as its stdin.
+    """
+    path = os.pathsep.join([str(IMPORT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    child = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
 
 
 def _obituary(status: int, log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    # A limit on memory shows as an exception of C++ that nobody catches, or as Python's own.
+    # A limit on memory shows as an uncaught exception of C++, or as Python's own.
     starved = any("bad_alloc" in line or line.startswith("MemoryError") for line in lines[-5:])
     if status == -signal.SIGKILL or starved:
         return "the torch step was killed, most likely for want of memory; close other programs or use a larger machine"

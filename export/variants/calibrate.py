@@ -13,10 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.onnx_session import unoptimised_session
@@ -24,8 +25,6 @@ from convoy.export.rows import Chunk, count_of, picked
 from convoy.models.errors import JobError
 
 BINS = 2048
-# So many values of one tensor and batch are enough for its shape; the extremes are always taken from all.
-_MOST_VALUES = 1 << 18
 
 
 # How the values of one tensor are spread, in bounded memory however many there are. The bins are symmetric around
@@ -53,7 +52,8 @@ class ActivationHistogram:
         self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
         self._widen(max(abs(low), abs(high)))
         # An odd stride walks through all positions of a power-of-two map instead of hitting one column.
-        stride = (flat.size // _MOST_VALUES) | 1
+        # So many values of one tensor and batch are enough for its shape; the extremes are always taken from all.
+        stride = (flat.size // (1 << 18)) | 1
         self.counts += np.histogram(flat[::stride], BINS, (-self.limit, self.limit))[0]
 
     def percentile(self, percent: float) -> tuple[float, float]:
@@ -64,11 +64,6 @@ class ActivationHistogram:
         right = int(np.searchsorted(cumulated, 1 - cut)) + 1
         edges = np.linspace(-self.limit, self.limit, BINS + 1)
         return max(self.lowest, float(edges[left])), min(self.highest, float(edges[min(right, BINS)]))
-
-    def coarse(self, bins: int) -> tuple[np.ndarray, np.ndarray]:
-        """Counts [bins] and edges [bins + 1] with bins merged; `bins` divides BINS."""
-        merged = self.counts.reshape(bins, -1).sum(axis=1)
-        return merged, np.linspace(-self.limit, self.limit, bins + 1, dtype=np.float32)
 
     def _widen(self, limit: float) -> None:
         if self.limit == 0:
@@ -81,7 +76,6 @@ class ActivationHistogram:
 
 
 Counts = npt.NDArray[np.int64]
-Shares = npt.NDArray[np.float64]
 
 _QUANTISED_BINS = 128
 # What an empty bin gets, in counts: of a bin with nothing in it the divergence would be infinite.
@@ -124,11 +118,11 @@ def _divergence(counts: Counts, start: int, end: int) -> float:
     return float(np.sum(of * np.log(of / by)))
 
 
-def _smooth(counts: Counts) -> Shares:
+def _smooth(counts: Counts) -> npt.NDArray[np.float64]:
     """As shares of one, none of them zero: a little of what is filled goes to what is not."""
     empty = counts == 0
     empties = int(empty.sum())
-    shares: Shares = np.where(empty, _LEAST, counts - _LEAST * empties / (len(counts) - empties))
+    shares: npt.NDArray[np.float64] = np.where(empty, _LEAST, counts - _LEAST * empties / (len(counts) - empties))
     shares /= shares.sum()
     return shares
 
@@ -138,11 +132,8 @@ METHODS: tuple[Method, ...] = get_args(Method)
 Range = tuple[float, float]
 Ranges = Mapping[str, Range]
 
-_PERCENT = 99.99
 # Enough for a threshold within half a percent of the range, and for the search to take milliseconds.
 _ENTROPY_BINS = 512
-# Intermediate values of one batch; a 224-pixel ResNet-50 makes some 100 MB per image.
-_BATCH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +178,13 @@ def collect(
     histograms: dict[str, ActivationHistogram] = defaultdict(ActivationHistogram)
     for values in observed(graph, chunks, tensors):
         for name, value in values.items():
-            _count(histograms[name], value, name)
+            try:
+                histograms[name].add(value)
+            except ValueError:
+                raise JobError(
+                    f"the network computes NaN or infinity in {name} on a calibration image; check the weights and "
+                    "--preprocess"
+                ) from None
     seen = {name: histogram for name, histogram in histograms.items() if histogram.counts.any()}
     if not seen:
         raise JobError("there is no image to calibrate on; repair the data set of --calibrate")
@@ -198,7 +195,18 @@ def observed(
     graph: Path, chunks: Iterable[Chunk], tensors: Collection[str] | None = None
 ) -> Iterator[Mapping[str, np.ndarray]]:
     """The values that float tensors take, [n, ...] by name, for a few images at a time; of all, or of `tensors`."""
-    session, names = _observing(graph, tensors)
+    model = onnx.load(str(graph))
+    given_out = {output.name for output in model.graph.output}
+    for node in model.graph.node:
+        model.graph.output.extend(
+            onnx.ValueInfoProto(name=name)
+            for name in node.output
+            if name and name not in given_out and (tensors is None or name in tensors)
+        )
+    # Fused, a tensor between two nodes is not there to be looked at.
+    session = unoptimised_session(model.SerializeToString(), cpu_budget())
+    outputs = [node.name for node in session.get_outputs() if node.type == "tensor(float)"]
+    names = [name for name in outputs if tensors is None or name in tensors]
     floats = [given.name for given in session.get_inputs() if given.type == "tensor(float)"]
     # What cannot be batched has a fixed number of samples; a free one has a name here.
     fixed = [given.shape[0] for given in session.get_inputs() if given.shape and isinstance(given.shape[0], int)]
@@ -212,53 +220,24 @@ def observed(
             own = {name: inputs[name] for name in floats} if tensors is None else {}
             yield {**dict(zip(names, values, strict=True)), **own}
             nbytes = sum(value.nbytes for value in values) // count
-            batch = max(1, int(min(most, count_of(chunk.inputs), _BATCH_BYTES // max(1, nbytes))))
-
-
-def _observing(graph: Path, tensors: Collection[str] | None) -> tuple[Any, list[str]]:
-    """A session of the graph that gives out every float tensor, or those of `tensors`, and their names."""
-    import onnx
-
-    model = onnx.load(str(graph))
-    given = {output.name for output in model.graph.output}
-    for node in model.graph.node:
-        model.graph.output.extend(
-            onnx.ValueInfoProto(name=name)
-            for name in node.output
-            if name and name not in given and (tensors is None or name in tensors)
-        )
-    # Fused, a tensor between two nodes is not there to be looked at.
-    session = unoptimised_session(model.SerializeToString(), cpu_budget())
-    floats = [node.name for node in session.get_outputs() if node.type == "tensor(float)"]
-    return session, [name for name in floats if tensors is None or name in tensors]
-
-
-def _count(histogram: ActivationHistogram, values: np.ndarray, name: str) -> None:
-    try:
-        histogram.add(values)
-    except ValueError:
-        raise JobError(
-            f"the network computes NaN or infinity in {name} on a calibration image; check the weights and --preprocess"
-        ) from None
+            # Intermediate values of one batch; a 224-pixel ResNet-50 makes some 100 MB per image.
+            batch = max(1, int(min(most, count_of(chunk.inputs), (256 << 20) // max(1, nbytes))))
 
 
 def _entropy(histogram: ActivationHistogram) -> Range:
-    counts, edges = histogram.coarse(_ENTROPY_BINS)
-    start, end = least_divergent(counts)
+    # With bins merged, which divide `BINS`.
+    start, end = least_divergent(histogram.counts.reshape(_ENTROPY_BINS, -1).sum(axis=1))
+    edges = np.linspace(-histogram.limit, histogram.limit, _ENTROPY_BINS + 1, dtype=np.float32)
     return max(histogram.lowest, float(edges[start])), min(histogram.highest, float(edges[end]))
 
 
 _RANGE: dict[Method, Callable[[ActivationHistogram], Range]] = {
     "minmax": lambda histogram: (histogram.lowest, histogram.highest),
     "entropy": _entropy,
-    "percentile": lambda histogram: histogram.percentile(_PERCENT),
+    "percentile": lambda histogram: histogram.percentile(99.99),
 }
 
 
-# Held-out images of the same kind go beyond the range of as many others, in a few tensors and by a little; and they use
-# most of it.
-_BEYOND = 0.25
-_UNUSED = 4.0
 _SHARE = 0.25
 
 
@@ -272,8 +251,8 @@ def drift_of(calibrated: Ranges, seen: Ranges) -> str:
     shared = [name for name in seen if name in calibrated and _width(calibrated[name]) > 0]
     beyond = {name: _beyond(calibrated[name], seen[name]) for name in shared}
     unused = {name: _width(calibrated[name]) / max(_width(seen[name]), 1e-30) for name in shared}
-    over = [name for name in shared if beyond[name] > _BEYOND]
-    under = [name for name in shared if unused[name] > _UNUSED]
+    over = [name for name in shared if beyond[name] > 0.25]
+    under = [name for name in shared if unused[name] > 4.0]
     if len(over) < _SHARE * len(shared) and len(under) < _SHARE * len(shared):
         return ""
     if len(over) >= len(under):

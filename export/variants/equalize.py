@@ -21,18 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import observed
 from convoy.export.variants.onnx_graph import array, attribute, front_nodes, initializers, tidy
 from convoy.export.variants.streams import GATES, Stream, input_channels, is_scalable, own_weights, streams
-
-# How many of its 8 bits a channel may lack on average before its stream is touched. Trained with batch normalisation
-# ResNet-18 and MobileNetV2 lack 0.4 to 0.9, where balancing gains nothing; over three decades they lack 4 to 5.
-_BITS_LACKING = 2.0
-# A channel that was all but silent on the calibration images may wake up on others, and then must not be cut off.
-_MOST_BITS = 12
-
 
 Levels = Mapping[str, list[float]]
 
@@ -57,8 +51,6 @@ def equalize(graph: Path, levels: Levels, target: Path) -> tuple[Path, tuple[str
 
     Where all are balanced nothing is written, and `graph` is returned.
     """
-    import onnx
-
     model = onnx.load(str(graph))
     scaled: list[str] = []
     for stream in streams(model.graph):
@@ -90,10 +82,14 @@ def scales_for(levels: np.ndarray) -> np.ndarray | None:
         return None
     bits = np.zeros(len(levels))
     bits[alive] = np.log2(levels.max() / levels[alive])
-    if bits[alive].mean() < _BITS_LACKING:
+    # How many of its 8 bits a channel may lack on average before its stream is touched. Trained with batch
+    # normalisation ResNet-18 and MobileNetV2 lack 0.4 to 0.9, where balancing gains nothing; over three decades they
+    # lack 4 to 5.
+    if bits[alive].mean() < 2.0:
         return None
     # Rounded down, so that the tensor's range stays as it was, and what fitted into FP16 still does.
-    return np.exp2(np.minimum(np.floor(bits), _MOST_BITS)).astype(np.float32)
+    # A channel that was all but silent on the calibration images may wake up on others, and then must not be cut off.
+    return np.exp2(np.minimum(np.floor(bits), 12)).astype(np.float32)
 
 
 def _scale(graph: Any, stream: Stream, scales: np.ndarray) -> list[str]:
@@ -135,10 +131,9 @@ def for_reader(node: Any, constants: Mapping[str, Any], factors: np.ndarray) -> 
 
 def _cross(graph: Any, node: Any, scales: np.ndarray) -> list[str]:
     """Let a node that is not homogeneous see what it saw before, or keep to the scaled limits; the tensors added."""
-    from onnx import helper, numpy_helper
 
     def constant(name: str, values: np.ndarray) -> str:
-        graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), name))
+        graph.initializer.append(onnx.numpy_helper.from_array(values.astype(np.float32), name))
         return name
 
     (source, *limits), (output,) = node.input, node.output
@@ -146,28 +141,26 @@ def _cross(graph: Any, node: Any, scales: np.ndarray) -> list[str]:
         top = array(initializers(graph)[limits[1]]) * scales
         own = constant(f"{node.name}.limits", top)
         positive = f"{output}.positive"
-        graph.node.append(helper.make_node("Relu", [source], [positive], f"{node.name}.positive"))
-        graph.node.append(helper.make_node("Min", [positive, own], [output], f"{node.name}.limited"))
+        graph.node.append(onnx.helper.make_node("Relu", [source], [positive], f"{node.name}.positive"))
+        graph.node.append(onnx.helper.make_node("Min", [positive, own], [output], f"{node.name}.limited"))
         graph.node.remove(node)
         return [positive]
     before = f"{source}.for.{node.name}"
     factors = constant(f"{node.name}.scales", 1 / scales)
-    graph.node.append(helper.make_node("Mul", [source, factors], [before], f"{node.name}.unscale"))
+    graph.node.append(onnx.helper.make_node("Mul", [source, factors], [before], f"{node.name}.unscale"))
     if node.op_type in GATES:
         node.input[0] = before
         return [before]
     gate = f"{output}.gate"
-    made = helper.make_node("HardSigmoid", [before], [gate], f"{node.name}.gate", alpha=1 / 6, beta=0.5)
-    graph.node.extend([made, helper.make_node("Mul", [source, gate], [output], f"{node.name}.gated")])
+    made = onnx.helper.make_node("HardSigmoid", [before], [gate], f"{node.name}.gate", alpha=1 / 6, beta=0.5)
+    graph.node.extend([made, onnx.helper.make_node("Mul", [source, gate], [output], f"{node.name}.gated")])
     graph.node.remove(node)
     return [before, gate]
 
 
 def multiply(tensor: Any, factors: np.ndarray) -> None:
     """Multiply a constant of the graph, in place."""
-    from onnx import numpy_helper
-
-    tensor.CopyFrom(numpy_helper.from_array(array(tensor) * factors, tensor.name))
+    tensor.CopyFrom(onnx.numpy_helper.from_array(array(tensor) * factors, tensor.name))
 
 
 # Channels brought to one range where a layer reads them in 8 bits, by a product in front of the layer. For engines
@@ -193,9 +186,6 @@ def level_inputs(graph: Path, levels: Levels, target: Path) -> tuple[Path, tuple
 
     Where all are balanced nothing is written, and `graph` is returned.
     """
-    import onnx
-    from onnx import helper, numpy_helper
-
     model = onnx.load(str(graph))
     constants, added = initializers(model.graph), []
     for tensor, nodes in _readers(model.graph).items():
@@ -205,8 +195,8 @@ def level_inputs(graph: Path, levels: Levels, target: Path) -> tuple[Path, tuple
         rank = len(constants[nodes[0].input[1]].dims)
         factors, levelled = f"{tensor}.scales", f"{tensor}.levelled"
         shaped = scales.reshape(1, -1, *[1] * (rank - 2))
-        model.graph.initializer.append(numpy_helper.from_array(shaped, factors))
-        model.graph.node.append(helper.make_node("Mul", [tensor, factors], [levelled], f"{tensor}.level"))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(shaped, factors))
+        model.graph.node.append(onnx.helper.make_node("Mul", [tensor, factors], [levelled], f"{tensor}.level"))
         for node in nodes:
             multiply(constants[node.input[1]], for_reader(node, constants, 1 / scales))
             node.input[0] = levelled

@@ -1,19 +1,25 @@
 """Making the variants: channels balanced, the ranges that measure best, and layers kept where 8 bits still hurt.
 
-Knows the order of making. What a file is worth it learns from the calibration images alone
-(`convoy.export.variants.recover`); whether it may serve is decided elsewhere, on images that nothing here has seen.
+What a file is worth shows on the calibration images alone (`convoy.export.variants.recover`). Whether it may serve is
+decided elsewhere, on images that nothing here has seen. Each file is audited: how much of it runs in which precision.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
+import onnx
+
+from convoy.app.engines.onnx_session import new_session, session_options
+from convoy.app.engines.openvino import layers_in_8_bits
 from convoy.export.cache import StepCache, step_key
 from convoy.export.data import SampleSet
 from convoy.export.plan import MethodChoice
@@ -21,10 +27,9 @@ from convoy.export.profiling.roofline import multiply_adds
 from convoy.export.progress import Progress
 from convoy.export.proof.judging import Judge
 from convoy.export.sources.torch_job import one_line
-from convoy.export.variants.audit import audit
 from convoy.export.variants.calibrate import METHODS, Calibration, Conversion, Method, Ranges, collect, drift_of
 from convoy.export.variants.equalize import Levels, channels_of, equalize, level_inputs, measure_levels, read_channels
-from convoy.export.variants.onnx_graph import prepare
+from convoy.export.variants.onnx_graph import prepare, producers
 from convoy.export.variants.precision import INT8_CPU, REFERENCE, Recipe
 from convoy.export.variants.quantize import layers
 from convoy.export.variants.recover import (
@@ -37,13 +42,12 @@ from convoy.export.variants.recover import (
     ordered,
 )
 from convoy.export.variants.streams import streams
-from convoy.models.bundle import NodeAudit, TradeOff, sha256_file
+from convoy.models.bundle import NodeAudit, Target, TradeOff, sha256_file
 from convoy.models.errors import JobError
 from convoy.models.spec import ModelSpec
 from convoy.models.store import disk_errors
 
 _CHUNK_IMAGES = 32
-_DRIFT_IMAGES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Made:
     search: str = ""
 
 
-@dataclass(slots=True)
+@dataclass
 class Maker:
     """Makes variants in `folder`, where the fp32 graph lies; `images` are the calibration images."""
 
@@ -75,14 +79,9 @@ class Maker:
     cache: StepCache
     search_budget_s: float = math.inf
     judge: Judge | None = None
-    _plain: Calibration | None = None
     _unprepared: Exception | None = None
-    _balanced: Calibration | None = None
-    _levelled: Calibration | None = None
-    _bench: Bench | None = None
     _sensitivities: dict[str, Sensitivity] = field(default_factory=dict)
     _ladders: dict[str, Ladder] = field(default_factory=dict)
-    _multiply_adds: Mapping[str, float] = field(default_factory=dict)
 
     def make(self, recipe: Recipe) -> Made:
         """Write the variant; one of 8 bits with as many layers kept as the calibration images ask for.
@@ -116,7 +115,7 @@ class Maker:
     def drift(self, images: SampleSet) -> str:
         """How the calibration images move the network otherwise than these; empty where they do not."""
         calibration = self._calibrated(REFERENCE)
-        fewer = images.thinned(max(2, min(_DRIFT_IMAGES, self.images.count)))
+        fewer = images.thinned(max(2, min(64, self.images.count)))
         with self.progress.step("compare the images", fewer.count) as step:
             found = collect(calibration.graph, fewer.chunks(step, _CHUNK_IMAGES), ["minmax"])
         return drift_of(calibration.ranges["minmax"], found["minmax"])
@@ -132,20 +131,19 @@ class Maker:
         conversion = Conversion(self._calibrated(made.recipe), made.method or "minmax", frozenset(kept))
         with self.progress.step(f"write {made.recipe.file}"), disk_errors(self.folder):
             by_rule = made.recipe.make(conversion, path)
-        counts = self._counts() if made.recipe.has_eight_bits else None
+        counts = self._counts if made.recipe.has_eight_bits else None
         return replace(made, audit=audit(path, made.recipe.target, {**by_rule, **kept}, counts))
 
+    @cached_property
     def _counts(self) -> Mapping[str, float]:
         """The multiply-adds of each layer that 8 bits are made of."""
-        if not self._multiply_adds:
-            self._multiply_adds = multiply_adds(self._calibrated(INT8_CPU).graph, self.spec.inputs)
-        return self._multiply_adds
+        return multiply_adds(self._calibrated(INT8_CPU).graph, self.spec.inputs)
 
     def _ladder(self, recipe: Recipe) -> Ladder:
         if recipe.file not in self._ladders:
             # Its images are measured before the steps of trying files begin.
             self._calibrated(recipe)
-            bench = self._ready_bench()
+            bench = self._bench
             method = best_method(bench, recipe, self._methods(recipe), self.progress)
             sensitivity = partial(self._sensitive_layers, recipe)
             budget = TimeBudget(self.search_budget_s)
@@ -164,11 +162,11 @@ class Maker:
         """One pass for the INT8 files of ONNX Runtime and TensorRT: the layers that hurt are the same."""
         tried = INT8_CPU if recipe.precision == "int8" and recipe.target != "openvino" else recipe
         if tried.file not in self._sensitivities:
-            bench, method = self._ready_bench(), self._ladder(tried).method
+            bench, method = self._bench, self._ladder(tried).method
             step = "sensitivity" if tried is INT8_CPU else f"sensitivity {tried.file}"
             calibration = self._calibrated(tried)
             key = step_key(step, sha256_file(calibration.graph), self.images.key, method)
-            counts = self._counts()
+            counts = self._counts
             # All that stands between layers is computed with one of them by OpenVINO, and can only go with it.
             names = [name for name in layers(calibration) if name in counts or tried.target != "openvino"]
             shares = {name: counts.get(name, 0.0) / sum(counts.values()) for name in names}
@@ -183,25 +181,18 @@ class Maker:
             self._sensitivities[tried.file] = found
         return self._sensitivities[tried.file]
 
-    def _ready_bench(self) -> Bench:
-        if self._bench is None:
-            self._bench = Bench(self.spec, self._calibrated, self.images, self.folder, self.progress, self.judge)
-        return self._bench
+    @cached_property
+    def _bench(self) -> Bench:
+        return Bench(self.spec, self._calibrated, self.images, self.folder, self.progress, self.judge)
 
     def _calibrated(self, recipe: Recipe) -> Calibration:
         """What the variant is made of: the prepared fp32 graph, for 8 bits with its channels balanced."""
-        self._plain = self._plain or self._prepared_once()
         if not recipe.has_eight_bits:
             return self._plain
-        if recipe.target == "openvino":
-            if self._levelled is None:
-                self._levelled = self._with_level_inputs(self._plain)
-            return self._levelled
-        if self._balanced is None:
-            self._balanced = self._with_balanced_channels(self._plain)
-        return self._balanced
+        return self._levelled if recipe.target == "openvino" else self._balanced
 
-    def _prepared_once(self) -> Calibration:
+    @cached_property
+    def _plain(self) -> Calibration:
         """The prepared graph and its ranges. What fails for one variant fails for all, and is not tried again."""
         if self._unprepared is not None:
             raise self._unprepared
@@ -213,23 +204,26 @@ class Maker:
             self._unprepared = error
             raise
 
-    def _with_balanced_channels(self, plain: Calibration) -> Calibration:
-        channels = channels_of(streams(_graph(plain.graph)))
-        levels = self._levels("levels", plain.graph, channels)
+    @cached_property
+    def _balanced(self) -> Calibration:
+        graph = self._plain.graph
+        levels = self._levels("levels", graph, channels_of(streams(onnx.load(str(graph)).graph)))
         with disk_errors(self.folder):
-            return self._changed(plain, *equalize(plain.graph, levels, self.folder / "equalised.onnx"))
+            return self._changed(*equalize(graph, levels, self.folder / "equalised.onnx"))
 
-    def _with_level_inputs(self, plain: Calibration) -> Calibration:
-        levels = self._levels("levels read", plain.graph, read_channels(_graph(plain.graph)))
+    @cached_property
+    def _levelled(self) -> Calibration:
+        graph = self._plain.graph
+        levels = self._levels("levels read", graph, read_channels(onnx.load(str(graph)).graph))
         with disk_errors(self.folder):
-            return self._changed(plain, *level_inputs(plain.graph, levels, self.folder / "levelled.onnx"))
+            return self._changed(*level_inputs(graph, levels, self.folder / "levelled.onnx"))
 
-    def _changed(self, plain: Calibration, graph: Path, scaled: tuple[str, ...]) -> Calibration:
+    def _changed(self, graph: Path, scaled: tuple[str, ...]) -> Calibration:
         """Only what was scaled is measured again: all other tensors are what they were, to the bit."""
         if not scaled:
-            return plain
+            return self._plain
         again = self._ranges(graph, scaled)
-        return Calibration(graph, {method: {**plain.ranges[method], **again[method]} for method in METHODS})
+        return Calibration(graph, {method: {**self._plain.ranges[method], **again[method]} for method in METHODS})
 
     def _levels(self, step_name: str, graph: Path, channels: Mapping[str, int]) -> Levels:
         """The level of each channel of these tensors, from one pass over the images or from the cache."""
@@ -249,17 +243,12 @@ class Maker:
         key = step_key("ranges", sha256_file(graph), self.images.key, *tensors)
         kept = self.cache.read(key)
         if kept is not None:
-            return _parsed(kept)
+            found = json.loads(kept)
+            return {method: {name: (low, high) for name, (low, high) in found[method].items()} for method in METHODS}
         with self.progress.step("calibrate", self.images.count) as step:
             ranges = collect(graph, self.images.chunks(step, _CHUNK_IMAGES), METHODS, tensors or None)
         self.cache.write(key, json.dumps(ranges).encode())
         return ranges
-
-
-def _graph(path: Path) -> Any:
-    import onnx
-
-    return onnx.load(str(path)).graph
 
 
 def _prepared(folder: Path) -> Path:
@@ -271,6 +260,120 @@ def _prepared(folder: Path) -> Path:
         raise JobError(f"nothing but fp32 can be made of this network ({one_line(str(error))})") from error
 
 
-def _parsed(kept: bytes) -> Mapping[Method, Ranges]:
-    found = json.loads(kept)
-    return {method: {name: (low, high) for name, (low, high) in found[method].items()} for method in METHODS}
+# The audit: what of a file really runs in 8, 16 or 32 bits. A pair of nodes that was not fused leaves the layer between
+# in float, and the file no faster than before: so the optimised graph is read, not the written one. That is possible
+# where the runtime optimises for the variant's own device; a variant for another device is counted as it is written.
+
+
+# These change how a value is written down, not the value.
+_CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "ReorderInput", "ReorderOutput"})
+_MOVES = frozenset(
+    {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Concat", "Split", "Gather"}
+    | {"Identity", "Shape"}
+)
+_ONNX_NAMES = {
+    1: "fp32",
+    2: "int8",
+    3: "int8",
+    6: "int32",
+    7: "int64",
+    9: "bool",
+    10: "fp16",
+    11: "fp64",
+    16: "bf16",
+    17: "fp8",
+}
+_COMPUTING = frozenset({"int8", "fp8", "fp16", "fp32", "fp64", "bf16"})
+
+
+def audit(
+    path: Path, target: Target, kept: Mapping[str, str], multiply_adds: Mapping[str, float] | None = None
+) -> NodeAudit:
+    """Counts of the nodes that compute, by precision; conversions between precisions count as "conversion".
+
+    `multiply_adds` are those of the float graph's nodes; with them the share that is done in 8 bits is counted, too.
+    """
+    if target == "cpu":
+        with tempfile.TemporaryDirectory(prefix="convoy-audit-") as folder:
+            graph = _optimised(path, Path(folder) / "optimised.onnx")
+    else:
+        graph = onnx.load(str(path)).graph
+    share = _share(path, target, multiply_adds) if multiply_adds else None
+    return NodeAudit(dict(sorted(count_nodes(graph).items())), dict(kept), share)
+
+
+def _share(path: Path, target: Target, multiply_adds: Mapping[str, float]) -> float:
+    """Of the multiply-adds those of layers in 8 bits: as OpenVINO has compiled them, for others as the file says.
+
+    The graph that ONNX Runtime has optimised has other names.
+    """
+    graph = onnx.load(str(path)).graph
+    if target == "openvino":
+        known = layers_in_8_bits(path)
+        in_eight = {node.name for node in graph.node if known & {node.name, *node.output}}
+    else:
+        makers = producers(graph)
+        in_eight = {node.name for node in graph.node if _eight_bits(node, makers, {})}
+    return sum(count for name, count in multiply_adds.items() if name in in_eight) / sum(multiply_adds.values())
+
+
+def _optimised(path: Path, aside: Path) -> Any:
+    options = session_options()
+    options.optimized_model_filepath = str(aside)
+    new_session(path, options)
+    return onnx.load(str(aside)).graph
+
+
+def count_nodes(graph: Any) -> Counter[str]:
+    """How many nodes compute in which precision, and how many only convert.
+
+    A node computes in the type of its first input. Behind a dequantisation of both input and weight, a layer
+    is what TensorRT makes a kernel of 8 bits of, and is counted so.
+    """
+    types = {tensor.name: _ONNX_NAMES.get(tensor.data_type, "other") for tensor in graph.initializer}
+    for tensor in (*graph.input, *graph.value_info):
+        types[tensor.name] = _ONNX_NAMES.get(tensor.type.tensor_type.elem_type, "other")
+    makers = producers(graph)
+    found: Counter[str] = Counter()
+    for node in graph.node:
+        first = types.get(node.input[0], "other") if node.input else "other"
+        for output in node.output:
+            types.setdefault(output, _result(node, first, types))
+        if node.op_type in _CONVERSIONS:
+            found["conversion"] += 1
+            continue
+        if node.op_type in _MOVES:
+            continue
+        precision = _eight_bits(node, makers, types) or _bf16(node, makers, types) or first
+        if precision in _COMPUTING:
+            found[precision] += 1
+    return found
+
+
+def _bf16(node: Any, makers: Mapping[str, Any], types: Mapping[str, str]) -> str:
+    """BF16 where the weight is cast from that: so OpenVINO computes the layer."""
+    casts = [makers[name] for name in node.input[1:2] if name in makers and makers[name].op_type == "Cast"]
+    return "bf16" if casts and types.get(casts[0].input[0]) == "bf16" else ""
+
+
+def _eight_bits(node: Any, makers: Mapping[str, Any], types: Mapping[str, str]) -> str:
+    """The 8 bits that a layer computes in; empty where it does not."""
+    if node.op_type.startswith("QLinear") or node.op_type in ("QGemm", "ConvInteger", "MatMulInteger"):
+        return "int8"
+    pairs = [makers[name] for name in node.input[:2] if name in makers and makers[name].op_type == "DequantizeLinear"]
+    if len(pairs) < 2:
+        return ""
+    return "fp8" if types.get(pairs[0].input[0]) == "fp8" else "int8"
+
+
+def _result(node: Any, first: str, types: Mapping[str, str]) -> str:
+    if node.op_type == "Cast":
+        return next(_ONNX_NAMES.get(a.i, "other") for a in node.attribute if a.name == "to")
+    if node.op_type == "QuantizeLinear":
+        return "fp8" if types.get(node.input[-1]) == "fp8" else "int8"
+    if node.op_type == "DequantizeLinear":
+        return types.get(node.input[1], "fp32")
+    if node.op_type == "QGemm":
+        # Without a scale for its result, which would be the eighth input, it gives floats.
+        return "int8" if len(node.input) > 7 and node.input[7] else "fp32"
+    return first

@@ -1,4 +1,4 @@
-"""Small truths about ONNX graphs that several variants need: who makes a tensor, who reads it, what is dead.
+"""Questions about ONNX graphs that several variants ask: which node makes a tensor, which read it, what is unused.
 
 Knows onnx's protobufs. Knows nothing of precisions.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from convoy.app.engines.onnx_session import Level, new_session, session_options, unoptimised_session
 
@@ -26,14 +28,12 @@ def front_nodes(graph: Any) -> list[str]:
     They are the chain from the input through operators of the front, each the only reader of the one
     before. Empty for a graph whose input is float already.
     """
-    import onnx
-
     if graph.input[0].type.tensor_type.elem_type != onnx.TensorProto.UINT8:
         return []
     names: list[str] = []
     tensor = graph.input[0].name
     while True:
-        # Who only asks for the number of images does not read them.
+        # A node that only asks for the number of images does not read them.
         readers = [node for node in graph.node if tensor in node.input and node.op_type != "Shape"]
         if len(readers) != 1 or readers[0].op_type not in _FRONT_OPS:
             return names
@@ -46,7 +46,6 @@ def prepare(fp32: Path, target: Path) -> Path:
 
     Ranges are then measured where a rounding will be: batch normalisation is inside its convolution.
     """
-    import onnx
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     with tempfile.TemporaryDirectory(prefix="convoy-folded-") as folder:
@@ -90,8 +89,6 @@ def _raised(fp32: Path, target: Path) -> Path:
 
     onnx's converter knows not every operator, and is believed where both graphs answer noise alike.
     """
-    import onnx
-
     if opset_of(onnx.load(str(fp32), load_external_data=False)) >= QDQ_OPSET:
         return fp32
     try:
@@ -148,16 +145,13 @@ def _drop_copies_in_order(model: Any) -> None:
 
 
 def _computed(model: Any, names: list[str], batch: int = 3) -> dict[str, np.ndarray]:
-    """What tensors are for so many images of zeros; none where the images' size is open."""
-    import onnx
-
+    """The values of tensors for `batch` images of zeros; none where the images' size is open."""
     given = model.graph.input[0].type.tensor_type
     dims = [dim.dim_value for dim in given.shape.dim]
     if len(model.graph.input) != 1 or not all(dims[1:]):
         return {}
     wanted = sorted(set(names))
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     del copy.graph.output[:]
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
     images = np.zeros([batch, *dims[1:]], onnx.helper.tensor_dtype_to_np_dtype(given.elem_type))
@@ -192,16 +186,12 @@ def constants(graph: Any) -> dict[str, Any]:
 
 def array(tensor: Any) -> np.ndarray:
     """A constant tensor's values."""
-    from onnx import numpy_helper
-
-    values: np.ndarray = numpy_helper.to_array(tensor)
+    values: np.ndarray = onnx.numpy_helper.to_array(tensor)
     return values
 
 
 def attribute(node: Any, name: str, default: Any) -> Any:
     """A node's attribute, or the default that the operator has."""
-    import onnx
-
     for candidate in node.attribute:
         if candidate.name == name:
             return onnx.helper.get_attribute_value(candidate)
@@ -250,10 +240,6 @@ def _in_order(graph: Any, nodes: list[Any]) -> list[Any]:
 
 
 def _replace(field: Any, items: list[Any]) -> None:
-    copies = []
-    for item in items:
-        copy = type(item)()
-        copy.CopyFrom(item)
-        copies.append(copy)
+    copies = [deepcopy(item) for item in items]
     del field[:]
     field.extend(copies)

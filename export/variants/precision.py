@@ -9,15 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
+
 from convoy.app.engines.cpu import has_bf16
 from convoy.app.engines.machine import find_cpu
 from convoy.app.engines.table import ROWS, Row
-from convoy.export.variants.bf16 import convert_to_bf16
 from convoy.export.variants.calibrate import Conversion
-from convoy.export.variants.fp8 import quantize_to_fp8
-from convoy.export.variants.fp16 import convert_to_fp16
-from convoy.export.variants.int8_openvino import gains_from_pairs, quantize_for_openvino
-from convoy.export.variants.int8_trt import quantize_for_tensorrt
+from convoy.export.variants.halves import convert_to_bf16, convert_to_fp16
+from convoy.export.variants.pairs import FOR_OPENVINO, FOR_TENSORRT, FP8, gains_from_pairs
 from convoy.export.variants.quantize import quantize_for_cpu
 from convoy.models.bundle import Precision, Target
 from convoy.models.errors import UsageError
@@ -64,15 +63,15 @@ class Recipe:
 
 REFERENCE = Recipe("fp32.onnx", "fp32", "cpu", None)
 INT8_CPU = Recipe("int8-cpu.onnx", "int8", "cpu", quantize_for_cpu)
-INT8_OPENVINO = Recipe("int8-openvino.onnx", "int8", "openvino", quantize_for_openvino)
+INT8_OPENVINO = Recipe("int8-openvino.onnx", "int8", "openvino", FOR_OPENVINO.quantize)
 RECIPES = (
     REFERENCE,
     Recipe("bf16.onnx", "bf16", "openvino", convert_to_bf16),
     Recipe("fp16.onnx", "fp16", "cuda", convert_to_fp16),
     INT8_CPU,
     INT8_OPENVINO,
-    Recipe("int8-trt.onnx", "int8", "tensorrt", quantize_for_tensorrt),
-    Recipe("fp8.onnx", "fp8", "tensorrt", quantize_to_fp8),
+    Recipe("int8-trt.onnx", "int8", "tensorrt", FOR_TENSORRT.quantize),
+    Recipe("fp8.onnx", "fp8", "tensorrt", FP8.quantize),
 )
 
 
@@ -103,8 +102,6 @@ def select(precisions: str | None, *, can_calibrate: bool) -> tuple[Recipe, ...]
 
 def without_needless_pairs(recipes: Sequence[Recipe], graph: Path) -> tuple[Recipe, ...]:
     """Where all that is between layers has kernels of 8 bits, one INT8 file is right for both engines of CPUs."""
-    import onnx
-
     if INT8_OPENVINO not in recipes or gains_from_pairs(onnx.load(str(graph), load_external_data=False).graph):
         return tuple(recipes)
     return tuple(recipe for recipe in recipes if recipe is not INT8_OPENVINO)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from convoy.app.engines.cpu import has_int8_dot_product
 from convoy.export.sources.torch_job import one_line
@@ -36,8 +37,6 @@ _LAYERS = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"}
     | {"Sigmoid", "LeakyRelu", "Softmax", "Resize"}
 )
-# Factors that differ by so much leave the smallest channel with less than six of its eight bits.
-_UNLEVEL = 4.0
 
 
 def quantize_for_cpu(conversion: Conversion, target: Path) -> Mapping[str, str]:
@@ -47,8 +46,6 @@ def quantize_for_cpu(conversion: Conversion, target: Path) -> Mapping[str, str]:
     Returns no nodes: of those that multiply and add the scheme itself keeps none in float.
     Raises JobError when the graph cannot be quantised, OSError when the disk is full.
     """
-    import onnx
-
     graph = onnx.load(str(conversion.calibration.graph)).graph
     quantize_with_ranges(
         conversion.calibration.graph,
@@ -70,8 +67,6 @@ def quantize_for_cpu(conversion: Conversion, target: Path) -> Mapping[str, str]:
 
 def layers(calibration: Calibration) -> tuple[str, ...]:
     """The names of the nodes that quantisation rounds, in the graph's order; its front is not among them."""
-    import onnx
-
     graph = onnx.load(str(calibration.graph)).graph
     left, floats = {*front_nodes(graph), *_unlevel(graph)}, calibration.ranges["minmax"]
     return tuple(
@@ -92,7 +87,8 @@ def _unlevel(graph: Any) -> list[str]:
         factors = [array(constants[name]) for name in node.input if name in constants]
         if node.op_type != "Mul" or not factors or np.ptp(factors[0]) == 0 or (factors[0] <= 0).any():
             continue
-        if factors[0].max() < _UNLEVEL * factors[0].min():
+        # Factors that differ by so much leave the smallest channel with less than six of its eight bits.
+        if factors[0].max() < 4.0 * factors[0].min():
             continue
         gates = [reader for reader in readers[node.output[0]] if reader.op_type in GATES]
         products = [reader for gate in gates for reader in readers[gate.output[0]]]
@@ -113,7 +109,6 @@ def quantize_with_ranges(
 
     Raises JobError when the quantiser refuses the graph, OSError when the disk is full.
     """
-    import onnx
     from onnxruntime import quantization
 
     model = onnx.load(str(graph), load_external_data=False)

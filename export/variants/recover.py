@@ -34,15 +34,12 @@ from convoy.models.spec import ModelSpec
 
 # Enough to tell a broken layer from a sound one, and few enough to try every layer.
 _SAMPLES = 256
-_SAMPLES_BYTES = 64 << 20
 _BATCH = 16
-_TIMED_RUNS = 5
 
 
 # Trying out INT8 files on the calibration images, before any of them is held against the evaluation images. Decides
 # nothing. The ranges come from the same images, so that no value here is cut off unseen, and a file looks a little
-# better than it is. Whoever then finds it worse on other images should believe these less (`Ladder.passes` with
-# caution).
+# better than it is. Where it is then found worse on other images, these count less (`Ladder.passes` with caution).
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,7 @@ class Bench:
         self._folder = folder
         self._judge = judge or judge_of(spec)
         nbytes = sum(math.prod(one.drawn_shape) * one.numpy_dtype.itemsize for one in spec.inputs)
-        chosen = images.thinned(max(2, min(_SAMPLES, _SAMPLES_BYTES // max(1, nbytes))))
+        chosen = images.thinned(max(2, min(_SAMPLES, (64 << 20) // max(1, nbytes))))
         with progress.step("read samples to try on", chosen.count) as step:
             chunks = list(chosen.chunks(step, _BATCH))
         self._inputs = joined([chunk.inputs for chunk in chunks])
@@ -113,7 +110,7 @@ class Bench:
         finally:
             path.unlink(missing_ok=True)
         error = float(np.sqrt(np.mean(np.square(np.minimum(outcomes.errors, 1e6)))))
-        accuracy = self._judge.accuracy(outcomes, self._exact, (), 0.0)
+        accuracy = outcomes.accuracy(self._exact, (), 0.0, metric=self._judge.metric)
         return Trial(accuracy, error, median_ms, kept)
 
     def _outcomes(self, answers: Rows) -> AnyOutcomes:
@@ -130,7 +127,7 @@ class Bench:
     def _median_ms(self, candidate: OpenVariant) -> float:
         probe = make_probe(candidate.engine, self._spec.max_batch_size)
         probe.run_ms()
-        return statistics.median(probe.run_ms() for _ in range(_TIMED_RUNS))
+        return statistics.median(probe.run_ms() for _ in range(5))
 
 
 def _targets(images: SampleSet, chunks: Sequence[Chunk]) -> np.ndarray | None:
@@ -162,12 +159,6 @@ def _disagreements(trial: Trial) -> int:
 def _is_more(count: int, other: int) -> bool:
     """Whether by more than a standard error of the difference of two counts."""
     return count - other > math.sqrt(count + other)
-
-
-# With more of its multiply-adds in float, a file has little left to gain from INT8.
-_MOST_KEPT = 0.5
-# A layer without multiply-adds costs time, too: about as much as one with this share of them.
-_LEAST_SHARE = 0.01
 
 
 @dataclass(slots=True)
@@ -216,7 +207,8 @@ class Sensitivity:
         kept = 0.0
         for count, (name, _) in enumerate(self.errors):
             kept += self.shares.get(name, 0.0)
-            if kept > _MOST_KEPT:
+            # With more of its multiply-adds in float, a file has little left to gain from INT8.
+            if kept > 0.5:
                 return max(1, count)
         return len(self.errors)
 
@@ -250,7 +242,8 @@ def measure_sensitivity(
 
 def ordered(errors: Mapping[str, float], shares: Mapping[str, float]) -> Sensitivity:
     """Errors add up in power, so that it is their squares that are held against multiply-adds."""
-    worth = {name: error * error / (shares.get(name, 0.0) + _LEAST_SHARE) for name, error in errors.items()}
+    # A layer without multiply-adds costs time, too: about as much as one with this share of them.
+    worth = {name: error * error / (shares.get(name, 0.0) + 0.01) for name, error in errors.items()}
     return Sensitivity(tuple(sorted(errors.items(), key=lambda pair: -worth[pair[0]])), shares)
 
 
@@ -291,26 +284,23 @@ class Ladder:
         When time is up, the smallest that is known to pass is taken.
         """
         with self.budget:
-            return self._climb(start, caution)
-
-    def _climb(self, start: int, caution: float) -> int | None:
-        most = self.sensitivity().most
-        failed, count = start - 1, start
-        while count <= most and not self.passes(count, caution):
-            if self.budget.is_over:
-                return None
-            failed, count = count, max(1, 2 * count)
-        if count > most:
-            if failed >= most or not self.passes(most, caution):
-                return None
-            count = most
-        while count - failed > 1 and not self.budget.is_over:
-            middle = (count + failed) // 2
-            if self.passes(middle, caution):
-                count = middle
-            else:
-                failed = middle
-        return count
+            most = self.sensitivity().most
+            failed, count = start - 1, start
+            while count <= most and not self.passes(count, caution):
+                if self.budget.is_over:
+                    return None
+                failed, count = count, max(1, 2 * count)
+            if count > most:
+                if failed >= most or not self.passes(most, caution):
+                    return None
+                count = most
+            while count - failed > 1 and not self.budget.is_over:
+                middle = (count + failed) // 2
+                if self.passes(middle, caution):
+                    count = middle
+                else:
+                    failed = middle
+            return count
 
     def best(self) -> int:
         """How many layers the file keeps that lost least of all that were tried; of equals the fewest."""

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import onnx
 
 from convoy.app.engines.base import Engine, run_arrays
 from convoy.app.engines.cpu import cpu_budget
@@ -21,8 +22,8 @@ from convoy.app.engines.jobs import Job, Place
 from convoy.app.engines.machine import find_cpu
 from convoy.app.engines.table import REFERENCE, Row
 from convoy.export.rows import Rows
-from convoy.export.variants.fp8 import from_fp8
 from convoy.export.variants.onnx_graph import array, attribute, initializers, tidy
+from convoy.export.variants.pairs import from_fp8
 from convoy.export.variants.precision import Recipe
 from convoy.models.bundle import Variant
 from convoy.models.spec import ModelSpec
@@ -44,8 +45,6 @@ _EXACT = frozenset(
 
 def write_rounding_twin(path: Path, target: Path) -> Path:
     """Write to `target` the FP32 graph that computes what the nodes of `path` would; returns `target`."""
-    import onnx
-
     model = onnx.load(str(path))
     is_bf16 = any(tensor.data_type == onnx.TensorProto.BFLOAT16 for tensor in model.graph.initializer)
     # A file in BF16 is typed as FP32, and computed in BF16 throughout.
@@ -63,8 +62,6 @@ def write_rounding_twin(path: Path, target: Path) -> Path:
 
 def _tensors_of(model: Any, element_type: int) -> set[str]:
     """The names of all tensors of a type."""
-    import onnx
-
     inferred = onnx.shape_inference.infer_shapes(model).graph
     return {
         info.name
@@ -75,57 +72,51 @@ def _tensors_of(model: Any, element_type: int) -> set[str]:
 
 def _widen(graph: Any) -> None:
     """Make FP32 of every FP16 constant and cast; a cast to FP16 becomes one there and back."""
-    from onnx import TensorProto, helper, numpy_helper
-
     for tensor in graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT16:
-            tensor.CopyFrom(numpy_helper.from_array(array(tensor).astype(np.float32), tensor.name))
+        if tensor.data_type == onnx.TensorProto.FLOAT16:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array(tensor).astype(np.float32), tensor.name))
     for node in list(graph.node):
         for own in node.attribute:
-            if own.name == "value" and own.t.data_type == TensorProto.FLOAT16:
-                own.t.CopyFrom(numpy_helper.from_array(array(own.t).astype(np.float32)))
-        if node.op_type == "Cast" and any(a.name == "to" and a.i == TensorProto.FLOAT16 for a in node.attribute):
+            if own.name == "value" and own.t.data_type == onnx.TensorProto.FLOAT16:
+                own.t.CopyFrom(onnx.numpy_helper.from_array(array(own.t).astype(np.float32)))
+        if node.op_type == "Cast" and any(a.name == "to" and a.i == onnx.TensorProto.FLOAT16 for a in node.attribute):
             inner = f"{node.output[0]}_in_half"
-            graph.node.append(helper.make_node("Cast", [inner], [node.output[0]], to=TensorProto.FLOAT))
+            graph.node.append(onnx.helper.make_node("Cast", [inner], [node.output[0]], to=onnx.TensorProto.FLOAT))
             node.output[0] = inner
     del graph.value_info[:]
 
 
 def _write_out_pairs_of_fp8(graph: Any) -> None:
     """Make a division and a cast of each FP8 quantisation, a cast and a product of each dequantisation."""
-    from onnx import TensorProto, helper, numpy_helper
-
     constants = initializers(graph)
     for node in list(graph.node):
         zero = constants.get(node.input[2]) if len(node.input) > 2 else None
-        if zero is None or zero.data_type != TensorProto.FLOAT8E4M3FN:
+        if zero is None or zero.data_type != onnx.TensorProto.FLOAT8E4M3FN:
             continue
         (value, scale, _), (result,) = node.input, node.output
         inner = f"{result}_unscaled"
         if value in constants:
             values = from_fp8(array(constants[value]), array(constants[scale]), attribute(node, "axis", 1))
-            graph.initializer.append(numpy_helper.from_array(values, result))
+            graph.initializer.append(onnx.numpy_helper.from_array(values, result))
         elif node.op_type == "QuantizeLinear":
-            graph.node.append(helper.make_node("Div", [value, scale], [inner]))
+            graph.node.append(onnx.helper.make_node("Div", [value, scale], [inner]))
             # Saturating is the default, and stands here because the twin is wrong without it.
-            cast = helper.make_node("Cast", [inner], [result], to=TensorProto.FLOAT8E4M3FN, saturate=1)
+            cast = onnx.helper.make_node("Cast", [inner], [result], to=onnx.TensorProto.FLOAT8E4M3FN, saturate=1)
             graph.node.append(cast)
         else:
-            graph.node.append(helper.make_node("Cast", [value], [inner], to=TensorProto.FLOAT))
-            graph.node.append(helper.make_node("Mul", [inner, scale], [result]))
+            graph.node.append(onnx.helper.make_node("Cast", [value], [inner], to=onnx.TensorProto.FLOAT))
+            graph.node.append(onnx.helper.make_node("Mul", [inner, scale], [result]))
         graph.node.remove(node)
 
 
 def _round_results(graph: Any, node: Any, names: set[str], narrow: int) -> None:
-    from onnx import TensorProto, helper
-
     for index, name in enumerate(node.output):
         if name not in names:
             continue
         exact, rounded = f"{name}_exact", f"{name}_rounded"
         node.output[index] = exact
-        graph.node.append(helper.make_node("Cast", [exact], [rounded], to=narrow))
-        graph.node.append(helper.make_node("Cast", [rounded], [name], to=TensorProto.FLOAT))
+        graph.node.append(onnx.helper.make_node("Cast", [exact], [rounded], to=narrow))
+        graph.node.append(onnx.helper.make_node("Cast", [rounded], [name], to=onnx.TensorProto.FLOAT))
 
 
 @dataclass(frozen=True, slots=True)

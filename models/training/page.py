@@ -20,7 +20,6 @@ from convoy.models.training.epochs import EpochRecord
 
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _MOST_CLASSES = 40
-_MOST_OPEN_ROWS = 20
 _EPOCHS = "epochs done"
 
 
@@ -185,7 +184,7 @@ def _epochs(story: TrainingStory) -> Element:
     body = rows.find(".//tbody")
     assert body is not None
     body[story.kept.epoch - 1].set("class", "best")
-    if len(story.epochs) <= _MOST_OPEN_ROWS:
+    if len(story.epochs) <= 20:
         return rows
     return element("details", element("summary", f"all {len(story.epochs)} epochs"), rows)
 

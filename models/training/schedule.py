@@ -11,12 +11,11 @@ from typing import Literal
 
 Schedule = Literal["one_cycle", "cosine", "step"]
 
-# The part of the run in which the rate rises, where nobody says another.
+# The part of the run in which the rate rises, by default.
 WARM_UP_SHARES: dict[Schedule, float] = {"one_cycle": 0.25, "cosine": 0.05, "step": 0.05}
 START_FACTOR = 0.04
 # Three equal stages after the warm-up, each at a tenth of the rate before.
 STAGES = 3
-STEP_FACTOR = 0.1
 
 
 def factor(schedule: Schedule, fraction: float, warm_up: float) -> float:
@@ -30,5 +29,5 @@ def factor(schedule: Schedule, fraction: float, warm_up: float) -> float:
         return START_FACTOR + (1 - START_FACTOR) * bent
     if schedule == "step":
         stage = int((fraction - warm_up) / (1 - warm_up) * STAGES)
-        return STEP_FACTOR ** min(stage, STAGES - 1)
+        return 0.1 ** min(stage, STAGES - 1)
     return (1 + math.cos(math.pi * (fraction - warm_up) / (1 - warm_up))) / 2

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import torch
 
 from convoy.models.errors import JobError
 from convoy.models.samples import some
 from convoy.models.weights.versions import Versions, renamed
 
-if TYPE_CHECKING:
-    import torch
-
-    Tensors = Mapping[str, torch.Tensor]
+Tensors = Mapping[str, torch.Tensor]
 
 # `torch.compile` puts this before the names of whatever it was given, which may be a part.
 _COMPILED = "_orig_mod."
@@ -58,7 +57,7 @@ def _uncompiled(
 
 
 def _unpruned(found: Tensors, expected: Tensors, said: list[str]) -> dict[str, torch.Tensor]:
-    """The product of each pair that `torch.nn.utils.prune` leaves, in the place of the pair."""
+    """The product of each pair that `torch.nn.utils.prune` leaves, instead of the pair."""
     stems = [name.removesuffix("_orig") for name in found if name.endswith("_orig")]
     pruned = [
         stem for stem in stems if f"{stem}_mask" in found and stem not in found and f"{stem}_orig" not in expected

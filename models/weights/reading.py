@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from convoy.models.errors import JobError
 from convoy.models.samples import some
@@ -38,8 +40,6 @@ def misfit(found: Shapes, expected: Shapes) -> str | None:
 
 
 _UNKNOWN = re.compile(r"Unsupported global: GLOBAL (\S+) was not an allowed global")
-# Each is met by reading the file once more.
-_MOST_CLASSES = 100
 
 
 class _Kind(type):
@@ -57,7 +57,7 @@ class StandIn(metaclass=_Kind):
         return object.__new__(cls)
 
     def __setitem__(self, key: object, value: object) -> None:
-        """A kind of dict is filled; nobody reads it."""
+        """A kind of dict is filled, and not read."""
 
     def __setstate__(self, state: object) -> None:
         self.state = state
@@ -68,8 +68,6 @@ def load_tensors(path: Path) -> tuple[Any, list[str]]:
 
     Raises JobError where it cannot be read so, such as for whole programs.
     """
-    import torch
-
     foreign: list[str] = []
     while True:
         try:
@@ -78,7 +76,8 @@ def load_tensors(path: Path) -> tuple[Any, list[str]]:
         except Exception as error:  # a zip, pickle or storage error, by format; torch's advice is to trust the file
             unknown = _UNKNOWN.search(str(error))
             name = "" if unknown is None else unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"
-            if not name or name in foreign or len(foreign) == _MOST_CLASSES:
+            # Each is met by reading the file once more.
+            if not name or name in foreign or len(foreign) == 100:
                 raise JobError(
                     f"{path.name} is not plain tensors; save the network's state_dict as safetensors"
                 ) from error
@@ -87,8 +86,6 @@ def load_tensors(path: Path) -> tuple[Any, list[str]]:
 
 def tensors_of_module(value: object) -> Iterator[tuple[str, Any]]:
     """The state_dict of a network that was saved whole, by name; nothing for what is no such network."""
-    import torch
-
     state = value.state if isinstance(value, StandIn) and hasattr(value, "state") else None
     if not isinstance(state, dict) or not isinstance(state.get("_modules"), dict):
         return
@@ -101,9 +98,6 @@ def tensors_of_module(value: object) -> Iterator[tuple[str, Any]]:
         for name, tensor in tensors_of_module(module):
             yield f"{child}.{name}", tensor
 
-
-if TYPE_CHECKING:
-    import torch
 
 # Where trainers put the weights that they were training, the ones first that say so most clearly.
 _USUAL = (
@@ -212,8 +206,6 @@ def _told(taken: str, others: list[str], file: str, *, is_asked_for: bool) -> st
 
 def _weights_of(value: Any) -> dict[str, torch.Tensor] | None:
     """The named tensors that the value is, or has if it is a network that was saved whole."""
-    import torch
-
     if isinstance(value, dict):
         is_weights = bool(value) and all(isinstance(one, torch.Tensor) for one in value.values())
         return value if is_weights else None

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 # What is said of each part, by its name; the network itself is called "".
 Versions = Mapping[str, Mapping[str, Any]]
 
 
 def versions_of(state: object) -> Versions:
-    """Those that a state_dict carries; empty where it has none. It may come from anybody's file."""
+    """Those that a state_dict carries; empty where it has none. Its file may be untrusted."""
     found = getattr(state, "_metadata", None)
     if not isinstance(found, Mapping):
         return {}

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Channels and blocks of each stage; the first block of each halves the image.
-_STAGES = ((48, 2), (96, 3), (160, 3))
 _STEM = 32
 
 
@@ -37,7 +35,7 @@ class RepVGGBlock(nn.Module):
 
     @torch.no_grad()
     def reparameterize(self) -> None:
-        """Leave one convolution of 3x3 in the place of the three ways, as they are in evaluation mode."""
+        """Leave one convolution of 3x3 instead of the three ways, as they are in evaluation mode."""
         if self.fused is not None:
             return
         assert isinstance(self.wide, nn.Sequential)
@@ -84,7 +82,8 @@ class RepVGG(nn.Module):
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
         blocks, inputs = [RepVGGBlock(3, _STEM)], _STEM
-        for outputs, count in _STAGES:
+        # Channels and blocks of each stage; the first block of each halves the image.
+        for outputs, count in ((48, 2), (96, 3), (160, 3)):
             for block in range(count):
                 blocks.append(RepVGGBlock(inputs, outputs, stride=1 if block else 2))
                 inputs = outputs

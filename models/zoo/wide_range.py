@@ -14,8 +14,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-# Outputs and stride of each pair of a depthwise convolution and one of 1x1.
-_PAIRS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
 _STEM = 32
 _DECADES = 3.0
 
@@ -47,7 +45,7 @@ class GainedLayer(nn.Module):
         return answer
 
     def fold(self, reader: nn.Conv2d | nn.Linear) -> None:
-        """Put the gains into the normalisation, and out of them into who reads this layer."""
+        """Put the gains into the normalisation, and their inverse into the layers that read this one."""
         self.norm.weight.mul_(self.gains)
         self.norm.bias.mul_(self.gains)
         if isinstance(reader, nn.Conv2d) and reader.groups > 1:
@@ -64,7 +62,8 @@ class WideRangeNet(nn.Module):
         super().__init__()
         layers: list[nn.Module] = [GainedLayer(_convolution(3, _STEM, 3, stride=2), activation())]
         inputs = _STEM
-        for outputs, stride in _PAIRS:
+        # Outputs and stride of each pair of a depthwise convolution and one of 1x1.
+        for outputs, stride in ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
             layers.append(GainedLayer(_convolution(inputs, inputs, 3, stride=stride, groups=inputs), activation()))
             layers.append(GainedLayer(_convolution(inputs, outputs, 1), activation()))
             inputs = outputs

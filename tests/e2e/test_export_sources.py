@@ -13,7 +13,7 @@ from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.export.class_names import read_labels
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
-from convoy.export.sources import to_onnx
+from convoy.export.sources import onnx_file
 from convoy.export.sources.torch_job import Inquiry
 from convoy.export.sources.torch_process import ask
 from convoy.models.bundle import Bundle, open_bundle
@@ -231,7 +231,7 @@ def test_a_program_of_one_batch_size_or_no_program_is_one_line(tmp_path):
 
 @pytest.mark.long
 def test_large_weights_lie_beside_the_graph(networks, monkeypatch):
-    monkeypatch.setattr(to_onnx, "INLINE_BYTES", 0)
+    monkeypatch.setattr(onnx_file, "INLINE_BYTES", 0)
     bundle = open_bundle(export_bundle(of_user(networks, "net")))
     assert "fp32.onnx.data" in bundle.manifest.files
     assert answers(bundle, np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 4)

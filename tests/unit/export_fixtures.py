@@ -5,7 +5,9 @@ The network tells red from blue: its two outputs are the means of the red and of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -35,6 +37,20 @@ IMAGE = ImageSpec(
 )
 
 
+def save_graph(
+    path: Path,
+    nodes: Sequence[Any],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    constants: Sequence[Any],
+    opset: int = 20,
+) -> Path:
+    """A network of these parts, in a file."""
+    graph = helper.make_graph(nodes, "network", inputs, outputs, constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), path)
+    return path
+
+
 def write_red_or_blue(path: Path, *, outputs: int = 2) -> Path:
     """uint8 [N, 8, 8, 3] -> logits [N, outputs]."""
     pick = np.zeros((outputs, 3, 1, 1), np.float32)
@@ -58,15 +74,13 @@ def write_red_or_blue(path: Path, *, outputs: int = 2) -> Path:
         helper.make_node("Flatten", ["pooled"], ["flat"], "flatten"),
         helper.make_node("Gemm", ["flat", "head.weight", "head.bias"], ["logits"], "head"),
     ]
-    graph = helper.make_graph(
+    return save_graph(
+        path,
         nodes,
-        "red_or_blue",
         [helper.make_tensor_value_info("images", TensorProto.UINT8, ["batch", SIZE_PX, SIZE_PX, 3])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", outputs])],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
 
 
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
+from export_fixtures import save_graph
 from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.onnx_session import new_session, session_options
@@ -35,15 +35,13 @@ def residual(path: Path, *, gain: float = 1.0, depthwise: bool = False) -> Path:
         helper.make_node("Flatten", ["p"], ["f"], "flatten"),
         helper.make_node("Gemm", ["f", "w2"], ["y"], "head", transB=1),
     ]
-    graph = helper.make_graph(
+    return save_graph(
+        path,
         nodes,
-        "residual",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
         [numpy_helper.from_array(array.astype(np.float32), name) for name, array in constants.items()],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
 
 
 def inputs(count: int = 12) -> np.ndarray:

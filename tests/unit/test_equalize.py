@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from export_fixtures import save_graph
 from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.onnx_session import new_session, session_options
@@ -39,9 +40,9 @@ def weights(name: str, outputs: int, inputs: int, kernel: int = 1, gains: np.nda
 
 
 def saved(path: Path, nodes: Sequence[Any], constants: Mapping[str, Any], outputs: Sequence[str] = ("y",)) -> Path:
-    graph = helper.make_graph(
+    return save_graph(
+        path,
         nodes,
-        "network",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
         [
@@ -49,8 +50,6 @@ def saved(path: Path, nodes: Sequence[Any], constants: Mapping[str, Any], output
             for name, values in constants.items()
         ],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
 
 
 def chain(path: Path, between: Sequence[Any], constants: Mapping[str, Any] | None = None, **changes: Any) -> Path:
@@ -116,41 +115,6 @@ def test_a_stream_between_two_convolutions_is_balanced_to_the_bit(tmp_path):
     assert {node.name for node in onnx.load(target).graph.node} == {"first", "middle", "last"}
 
 
-@pytest.mark.parametrize("op", ["Relu", "LeakyRelu", "MaxPool", "AveragePool"])
-def test_what_scales_with_its_input_belongs_to_the_stream(tmp_path, op):
-    path = chain(tmp_path / "fp32.onnx", [tie(op)])
-    (stream,) = found_in(path)
-    assert (stream.tensors, stream.writers, stream.readers) == (("a", "b"), ("first",), ("last",))
-    target = equalised(path)
-    assert spread(np.max(list(levels_of(target).values()), axis=0)) < 2
-    assert np.array_equal(run(target), run(path))
-
-
-def test_a_depthwise_convolution_reads_one_stream_and_writes_another(tmp_path):
-    gains = 1 / np.geomspace(1e-2, 10, WIDTH)
-    path = chain(tmp_path / "fp32.onnx", [depthwise()], weights("middle", WIDTH, 1, 3, gains))
-    assert [stream.tensors for stream in found_in(path)] == [("a",), ("b",)]
-    target = equalised(path)
-    after = levels_of(target)
-    assert spread(after["a"]) < 2
-    assert spread(after["b"]) < 2
-    assert np.array_equal(run(target), run(path))
-
-
-@pytest.mark.parametrize("outputs", [WIDTH, 2 * WIDTH])
-def test_a_grouped_convolution_reads_the_channels_of_its_groups(tmp_path, outputs):
-    middle = conv("middle", "a", "c", group=4)
-    path = chain(
-        tmp_path / "fp32.onnx",
-        [middle, helper.make_node("Sigmoid", ["c"], ["b"], "sigmoid")],
-        weights("middle", outputs, WIDTH // 4) | weights("last", 4, outputs),
-    )
-    assert [stream.readers for stream in found_in(path)] == [("middle",)]
-    target = equalised(path)
-    assert target != path
-    assert np.array_equal(run(target), run(path))
-
-
 def residual(path: Path, *, clipped: bool = True, gains: np.ndarray = UNBALANCED) -> Path:
     """Two residual blocks in a row, each of a wide convolution, an activation and a linear projection."""
     nodes, constants, stream = [], {}, "a"
@@ -172,16 +136,72 @@ def residual(path: Path, *, clipped: bool = True, gains: np.ndarray = UNBALANCED
     return chain(path, nodes, constants | {"low": 0, "high": 6})
 
 
-def test_all_that_additions_tie_together_is_scaled_as_one(tmp_path):
-    path = residual(tmp_path / "fp32.onnx")
-    stream, *others = found_in(path)
-    assert [one.crossings for one in others] == [("wide0.clip",), ("wide1.clip",)]
-    assert stream.tensors == ("a", "narrow0", "a0", "narrow1", "b")
-    assert stream.writers == ("first", "narrow0", "narrow1")
-    assert stream.readers == ("wide0", "wide1", "last")
+def grouped(path: Path, outputs: int) -> Path:
+    middle = [conv("middle", "a", "c", group=4), helper.make_node("Sigmoid", ["c"], ["b"], "sigmoid")]
+    return chain(path, middle, weights("middle", outputs, WIDTH // 4) | weights("last", 4, outputs))
+
+
+def concatenated(path: Path) -> Path:
+    middle = [conv("other", "x", "o"), helper.make_node("Concat", ["a", "o"], ["b"], "concat", axis=1)]
+    return chain(path, middle, weights("other", 4, 3, gains=0.05) | weights("last", 4, WIDTH + 4))
+
+
+def pooled(path: Path, op: str, width: int, **attributes: Any) -> Path:
+    """A classifier behind a flattened pool."""
+    nodes = [
+        conv("first", "x", "a"),
+        helper.make_node(op, ["a"], ["p"], "pool", **attributes),
+        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "head.w"], ["y"], "head", transB=1),
+    ]
+    return saved(path, nodes, weights("first", WIDTH, 3, gains=UNBALANCED) | {"head.w": np.ones((4, width))})
+
+
+# Each with the writers and the readers of its streams.
+NETWORKS: dict[str, tuple[Callable[[Path], Path], list[tuple[tuple[str, ...], tuple[str, ...]]]]] = {
+    **{
+        # What scales with its input belongs to the stream.
+        op: (lambda path, op=op: chain(path, [tie(op)]), [(("first",), ("last",))])  # type: ignore[misc]
+        for op in ("Relu", "LeakyRelu", "MaxPool", "AveragePool")
+    },
+    "depthwise": (
+        lambda path: chain(path, [depthwise()], weights("middle", WIDTH, 1, 3, 1 / np.geomspace(1e-2, 10, WIDTH))),
+        [(("first",), ("middle",)), (("middle",), ("last",))],
+    ),
+    "groups": (lambda path: grouped(path, WIDTH), [(("first",), ("middle",))]),
+    "more groups": (lambda path: grouped(path, 2 * WIDTH), [(("first",), ("middle",))]),
+    "concatenated": (concatenated, [(("first", "other"), ("last",))]),
+    "global pool": (lambda path: pooled(path, "GlobalAveragePool", WIDTH), [(("first",), ("head",))]),
+    "pool": (
+        lambda path: pooled(path, "AveragePool", 4 * WIDTH, kernel_shape=[4, 4], strides=[4, 4]),
+        [(("first",), ("head",))],
+    ),
+    # All that additions tie together is scaled as one.
+    "residual": (
+        residual,
+        [
+            (("first", "narrow0", "narrow1"), ("wide0", "wide1", "last")),
+            (("wide0",), ("narrow0",)),
+            (("wide1",), ("narrow1",)),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_channels_that_share_a_scale_are_balanced_to_the_bit(tmp_path, network):
+    build, expected = NETWORKS[network]
+    path = build(tmp_path / "fp32.onnx")
+    found = found_in(path)
+    assert [(stream.writers, stream.readers) for stream in found] == expected
     target = equalised(path)
+    assert target != path
     after = levels_of(target)
-    assert spread(np.max([after[name] for name in stream.tensors], axis=0)) < 2
+    for stream in (one for one in found if not one.crossings):
+        shared = np.zeros(stream.count)
+        for name, places in stream.places.items():
+            np.maximum.at(shared, places, after[name])
+        assert spread(shared.tolist()) < 2
     assert np.array_equal(run(target), run(path))
 
 
@@ -207,34 +227,6 @@ def test_an_activation_that_is_not_homogeneous_is_crossed(tmp_path, activation):
     largest, largest_before = (np.abs(values["a"]).max(axis=(0, 2, 3)).tolist() for values in (after, before))
     assert spread(largest) < spread(largest_before) / 100
     assert np.allclose(run(target), run(path), rtol=1e-5, atol=1e-6)
-
-
-def test_concatenated_channels_keep_scales_of_their_own(tmp_path):
-    joined = helper.make_node("Concat", ["a", "o"], ["b"], "concat", axis=1)
-    constants = weights("other", 4, 3, gains=0.05) | weights("last", 4, WIDTH + 4)
-    path = chain(tmp_path / "fp32.onnx", [conv("other", "x", "o"), joined], constants)
-    (stream,) = found_in(path)
-    assert stream.writers == ("first", "other")
-    assert stream.count == WIDTH + 4
-    target = equalised(path)
-    assert spread(levels_of(target)["b"]) < 2
-    assert np.array_equal(run(target), run(path))
-
-
-@pytest.mark.parametrize("op", ["GlobalAveragePool", "AveragePool"])
-def test_the_stream_reaches_a_classifier_behind_a_flattened_pool(tmp_path, op):
-    attributes = {"kernel_shape": [4, 4], "strides": [4, 4]} if op == "AveragePool" else {}
-    width = WIDTH * (4 if attributes else 1)
-    nodes = [
-        conv("first", "x", "a"),
-        helper.make_node(op, ["a"], ["p"], "pool", **attributes),
-        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
-        helper.make_node("Gemm", ["f", "head.w"], ["y"], "head", transB=1),
-    ]
-    constants = weights("first", WIDTH, 3, gains=UNBALANCED) | {"head.w": np.ones((4, width))}
-    path = saved(tmp_path / "fp32.onnx", nodes, constants)
-    assert [stream.readers for stream in found_in(path)] == [("head",)]
-    assert np.array_equal(run(equalised(path)), run(path))
 
 
 UNSAFE = {

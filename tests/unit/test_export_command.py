@@ -247,20 +247,6 @@ def test_a_least_accuracy_that_is_missed_fails_the_job(tmp_path, data, monkeypat
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"min_accuracy_percent": 90}, "--min-accuracy needs labelled images .*; pass --evaluate DATASET"),
-        ({"evaluate": "digits", "expect_accuracy_percent": 0.9}, "in percent, .*, for example --expect-accuracy 90"),
-        ({"evaluate": "digits", "min_accuracy_percent": 101}, "above 1 and at most 100; got 101"),
-        ({"weights_key": "model"}, "--weights-key chooses between the entries of a .pth; pass such a file"),
-    ],
-)
-def test_accuracies_and_keys_that_make_no_sense_are_wrong_calls(tmp_path, wrong, words):
-    with pytest.raises(UsageError, match=words):
-        export_bundle(options(tmp_path, **wrong))
-
-
 def test_the_best_file_that_was_tried_is_published_with_the_trail(tmp_path, data, monkeypatch):
     """Every further look finds a worse file: the first one must lie in the bundle, and be called what it is."""
     looks: list[bytes] = []

@@ -1,23 +1,35 @@
-"""FP16 and both INT8 files hold to their rules, and are judged by what their devices would answer."""
+"""FP16, BF16, FP8 and both INT8 files hold to their rules, and are judged by what their devices would answer."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from export_fixtures import answers, write_red_or_blue
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import calibrate
 from precision_fixtures import calibrated, far, inputs, residual, run
 
-from convoy.export.variants.audit import audit
-from convoy.export.variants.bf16 import LAYERS, convert_to_bf16
-from convoy.export.variants.calibrate import BINS, ActivationHistogram, Calibration, Conversion
-from convoy.export.variants.fp16 import convert_to_fp16
-from convoy.export.variants.int8_trt import quantize_for_tensorrt, unprofitable
-from convoy.export.variants.onnx_graph import front_nodes
+from convoy.export.command import _without_fp8
+from convoy.export.sources.torch_job import TorchResult
+from convoy.export.tensorrt.audit import read_listing
+from convoy.export.tensorrt.engine import Tuned, tune
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.export.variants.calibrate import BINS, ActivationHistogram, Calibration, Conversion, least_divergent
+from convoy.export.variants.halves import convert_to_bf16, convert_to_fp16
+from convoy.export.variants.making import audit
+from convoy.export.variants.onnx_graph import array, attribute, initializers, producers
+from convoy.export.variants.pairs import FOR_TENSORRT, FP8, from_fp8, to_fp8, unfit, unprofitable
+from convoy.export.variants.precision import select
 from convoy.export.variants.quantize import layers, quantize_for_cpu
 from convoy.export.variants.variant import write_rounding_twin
 from convoy.models.errors import JobError
+from convoy.models.plans import BuildOptions
 from tests.support.pair_rules import violations
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
@@ -26,15 +38,6 @@ IMAGES = np.random.default_rng(1).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8
 @pytest.fixture
 def network(tmp_path) -> Calibration:
     return calibrated(residual(tmp_path / "fp32.onnx"), inputs())
-
-
-def test_ranges_of_all_methods_come_from_one_pass(network):
-    extremes = inputs().min(), inputs().max()
-    assert network.ranges["minmax"]["x"] == pytest.approx(extremes)
-    for method in ("entropy", "percentile"):
-        low, high = network.ranges[method]["x"]
-        assert extremes[0] <= low < 0 < high <= extremes[1]
-    assert set(network.ranges["minmax"]) >= {"x", "y"}
 
 
 def test_a_histogram_stays_as_large_as_it_was_whatever_comes():
@@ -90,7 +93,7 @@ def test_what_cannot_be_quantised_is_one_line(tmp_path, network):
 @pytest.mark.parametrize("depthwise", [False, True])
 def test_tensorrts_file_keeps_tensorrts_rules(tmp_path, depthwise):
     calibration = calibrated(residual(tmp_path / "fp32.onnx", depthwise=depthwise), inputs())
-    kept = quantize_for_tensorrt(Conversion(calibration), tmp_path / "int8-trt.onnx")
+    kept = FOR_TENSORRT.quantize(Conversion(calibration), tmp_path / "int8-trt.onnx")
     model = onnx.load(tmp_path / "int8-trt.onnx")
     onnx.checker.check_model(model, full_check=True)
     assert violations(model.graph) == []
@@ -148,7 +151,9 @@ def test_bf16_halves_the_weights_and_its_twin_rounds_as_a_processor_with_bf16_do
     large = [tensor for tensor in graph.initializer if len(tensor.dims) > 1]
     assert large
     assert {tensor.data_type for tensor in large} == {TensorProto.BFLOAT16}
-    assert audit(path, "openvino", {}).by_precision["bf16"] == sum(node.op_type in LAYERS for node in graph.node)
+    assert audit(path, "openvino", {}).by_precision["bf16"] == sum(
+        node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") for node in graph.node
+    )
     exact = run(network.graph, inputs())
     only_weights, twin = run(path, inputs()), run(write_rounding_twin(path, tmp_path / "twin.onnx"), inputs())
     # Eight bits of mantissa, of the weights alone and then of what every node gives.
@@ -183,10 +188,229 @@ def test_the_twin_overflows_where_a_gpu_would_and_a_cpu_does_not(tmp_path):
     assert not np.isfinite(run(twin, inputs())).all()
 
 
-def test_the_front_ends_where_the_network_begins(tmp_path):
-    graph = onnx.load(write_red_or_blue(tmp_path / "fp32.onnx")).graph
-    assert front_nodes(graph) == ["transpose", "cast", "mul", "add"]
-    graph.node.append(helper.make_node("Shape", ["images"], ["shape"], "shape"))
-    assert front_nodes(graph) == ["transpose", "cast", "mul", "add"]
-    graph.input[0].type.tensor_type.elem_type = TensorProto.FLOAT
-    assert front_nodes(graph) == []
+# For `make test`: some seconds together.
+
+# All finite E4M3 by their bytes: a sign, four bits of exponent with a bias of 7, three of mantissa; no infinity.
+E4M3 = np.array([(m / 8 + (e > 0)) * 2.0 ** (max(e, 1) - 7) for e in range(16) for m in range(8)][:127])
+
+
+def nearest(values: np.ndarray) -> np.ndarray:
+    """Each value's E4M3 by search: of two as near the even one, beyond the largest the largest."""
+    distance = np.abs(np.abs(values)[:, None] - E4M3)
+    found = distance.argmin(axis=1)
+    ties = (found < 126) & (distance[np.arange(len(values)), np.minimum(found + 1, 126)] == distance.min(axis=1))
+    return np.sign(values) * E4M3[np.where(ties & (found % 2 == 1), found + 1, found)]
+
+
+@pytest.fixture
+def file(tmp_path, network) -> Path:
+    assert FP8.quantize(Conversion(network), tmp_path / "fp8.onnx") == {
+        "conv0": "FP8 kernels take multiples of 16 channels, not 16 x 3",
+        "head": "too small for FP8 to pay: a product of 4 x 16",
+    }
+    return tmp_path / "fp8.onnx"
+
+
+@pytest.mark.slow
+def test_the_file_keeps_the_rules_and_is_counted_as_fp8(tmp_path, network, file):
+    model = onnx.load(file)
+    onnx.checker.check_model(model, full_check=True)
+    assert violations(model.graph, ["conv0"]) == []
+    counted = audit(file, "tensorrt", {}).by_precision
+    assert counted["fp8"] == 1
+    assert not {"int8", "fp32"} & counted.keys()
+    makers = {name: node.op_type for node in model.graph.node for name in node.input}
+    assert makers["b1"] == "Conv"
+    FP8.quantize(Conversion(network, keep=frozenset({"conv1"})), tmp_path / "kept.onnx")
+    assert "fp8" not in audit(tmp_path / "kept.onnx", "tensorrt", {}).by_precision
+
+
+@pytest.mark.slow
+def test_scales_are_the_ranges_over_448_and_weights_have_one_a_channel(network, file):
+    constants, makers = initializers(onnx.load(file).graph), producers(onnx.load(file).graph)
+    conv = next(node for node in onnx.load(file).graph.node if node.name == "conv1")
+    activation, weight = (makers[name] for name in conv.input[:2])
+    low, high = network.ranges["minmax"]["r0"]
+    assert array(constants[activation.input[1]]) == pytest.approx(max(-low, high) / 448, rel=1e-3)
+    original = array(initializers(onnx.load(network.graph).graph)["w1"])
+    scale = array(constants[weight.input[1]])
+    assert scale.dtype == np.float16
+    assert scale == pytest.approx(np.abs(original).max(axis=(1, 2, 3)) / 448, rel=2e-3, abs=2.0**-24)
+    stored = constants[weight.input[0]]
+    assert (stored.data_type, len(stored.raw_data)) == (TensorProto.FLOAT8E4M3FN, original.size)
+    values = from_fp8(array(stored), scale.astype(np.float32), attribute(weight, "axis", 1))
+    assert np.abs(values - original).max() <= np.abs(original).max() / 448 * 16 * 1.01
+
+
+@pytest.mark.slow
+@given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=30), st.floats(2.0**-18, 32, width=32))
+def test_rounding_is_e4m3s_and_off_by_a_sixteenth_at_most(numbers, scale):
+    values = np.array(numbers, np.float32)
+    got = from_fp8(to_fp8(values, np.float32([scale]), 0), np.float32([scale]), 0)
+    assert np.array_equal(got, nearest(values / np.float32(scale)).astype(np.float32) * np.float32(scale))
+    inside = np.abs(values) <= 448 * scale
+    assert (np.abs(got - values)[inside] <= np.maximum(np.abs(values) / 16, scale * 2.0**-10)[inside] * 1.0001).all()
+    assert np.abs(got).max() <= np.float32(448) * np.float32(scale)
+
+
+@pytest.mark.slow
+def test_channels_that_do_nothing_have_a_scale_that_fp16_holds(tmp_path):
+    model = onnx.load(residual(tmp_path / "fp32.onnx"))
+    weights = initializers(model.graph)["w1"]
+    faint = array(weights).copy()
+    faint[3], faint[7] = faint[3] * 1e-9, 0
+    weights.CopyFrom(numpy_helper.from_array(faint, "w1"))
+    onnx.save(model, tmp_path / "fp32.onnx")
+    FP8.quantize(Conversion(calibrated(tmp_path / "fp32.onnx", inputs())), tmp_path / "fp8.onnx")
+    scales = [t for t in onnx.load(tmp_path / "fp8.onnx").graph.initializer if t.name.endswith("_scale")]
+    assert scales
+    assert all((array(tensor) >= 2.0**-18).all() for tensor in scales)
+    twin = write_rounding_twin(tmp_path / "fp8.onnx", tmp_path / "twin.onnx")
+    assert far(run(twin, inputs()), run(tmp_path / "fp32.onnx", inputs())) < 0.1
+
+
+def behind(*nodes: Any) -> onnx.ModelProto:
+    """float32 [1, 1, 1, n] -> the nodes, from "x" to "r" -> a pair of FP8, scale 0.5 -> a pool that does nothing."""
+    pair = [
+        helper.make_node("QuantizeLinear", ["r", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("MaxPool", ["d"], ["y"], kernel_shape=[1, 1]),
+    ]
+    shape = [1, 1, 1, "n"]
+    constants = [
+        numpy_helper.from_array(np.float32(0.5), "s"),
+        helper.make_tensor("z", TensorProto.FLOAT8E4M3FN, (), b"\0", raw=True),
+    ]
+    graph = helper.make_graph(
+        [*nodes, *pair],
+        "pair",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        constants,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("operator", "kept"), [("Identity", lambda x: x), ("Relu", lambda x: np.maximum(x, 0))])
+def test_the_twin_rounds_as_e4m3_does_and_saturates(tmp_path, operator, kept):
+    onnx.save(behind(helper.make_node(operator, ["x"], ["r"])), tmp_path / "fp8.onnx")
+    twin = write_rounding_twin(tmp_path / "fp8.onnx", tmp_path / "twin.onnx")
+    halves = (E4M3[1:] + E4M3[:-1]) / 2
+    values = np.concatenate([E4M3, halves, -halves, [460.0, 1e9, -1e9], np.linspace(-500, 500, 1001)]) / 2
+    values = values.astype(np.float32)
+    got = run(twin, values[None, None, None]).reshape(-1)
+    assert np.array_equal(got, kept(nearest(values * 2) / 2).astype(np.float32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("weight", "operator", "group", "why"),
+    [
+        ((64, 64, 3, 3), "Conv", 1, None),
+        ((64, 64, 5, 5), "Conv", 1, None),
+        ((64, 16, 3, 3), "Conv", 4, None),
+        ((64, 64, 7, 7), "Conv", 1, "FP8 kernels take 32 values at most, not 7 x 7"),
+        ((24, 144, 1, 1), "Conv", 1, "FP8 kernels take multiples of 16 channels, not 24 x 144"),
+        ((32, 1, 3, 3), "Conv", 32, "FP8 kernels take multiples of 16 channels, not 32 x 1"),
+        ((8, 8, 3, 3), "Conv", 1, "too small for FP8 to pay: 8 x 8 channels"),
+        ((64, 64, 2, 2), "ConvTranspose", 1, "FP8 has no kernels for transposed convolutions"),
+        ((64, 1000), "MatMul", 1, None),
+    ],
+)
+def test_layers_that_fp8_has_no_kernels_for_are_left_out(weight, operator, group, why):
+    how = {} if operator == "MatMul" else {"group": group}
+    nodes = [
+        helper.make_node("Relu", ["x"], ["before"], "relu"),
+        helper.make_node(operator, ["before", "w"], ["y"], "layer", **how),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", [x], [], [numpy_helper.from_array(np.zeros(weight, np.float32), "w")])
+    assert unfit(graph).get("layer") == why
+
+
+@pytest.mark.slow
+def test_what_cannot_be_brought_there_costs_fp8_alone_where_nobody_asked_for_it(tmp_path, network, monkeypatch):
+    recipes = select(None, can_calibrate=True)
+    result = TorchResult(tmp_path / "fp32.onnx", {"logits": np.zeros((1, 2))}, "2.9", 8, remark="its batch is proved")
+    model = onnx.load(str(network.graph))
+    model.opset_import[0].version = 17
+    onnx.save(model, str(result.onnx))
+    assert _without_fp8(recipes, result, result.onnx) == (recipes, result)
+
+    def refuse(model, version):
+        raise RuntimeError("no adapter for GridSample")
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", refuse)
+    left, told = _without_fp8(recipes, result, result.onnx)
+    assert list(left) == [recipe for recipe in recipes if recipe.file != "fp8.onnx"]
+    assert told.remark.startswith("its batch is proved; fp8 cannot be made of this network of opset 17 (no adapter for")
+
+
+def built(path: Path, capability: str) -> Tuned:
+    """What TensorRT for RTX makes of the file."""
+    trt: Any = pytest.importorskip("tensorrt_rtx")
+    options = BuildOptions("fp8", (4,), profiles="range")
+    return tune(trt, path, options, (capability,), None, BuildWatch(lambda event: None))
+
+
+@pytest.mark.slow
+def test_the_real_builder_runs_it_in_fp8_from_8_9_on_and_says_why_not_before(file):
+    audit = read_listing(built(file, "8.9").layers)
+    assert audit.by_precision == {"fp16": 2, "fp8": 1}
+    refused = built(file, "8.0")
+    assert refused.data is None
+    assert "fp8_e4m3" in refused.problem
+
+
+ENTROPY_BINS = 512
+
+
+def counted(values: np.ndarray, most: float | None = None) -> np.ndarray:
+    limit = np.abs(values).max() if most is None else most
+    return np.histogram(values, ENTROPY_BINS, (-limit, limit))[0]
+
+
+def smooth(counts: np.ndarray) -> np.ndarray | None:
+    """The library's, without its rounding to single precision, which decides between ranges that are nearly as good."""
+    empty = counts == 0
+    if empty.all():
+        return None
+    return counts + 1e-4 * empty - 1e-4 * empty.sum() / (~empty).sum() * ~empty
+
+
+def divergence(of: np.ndarray, by: np.ndarray) -> Any:
+    of, by = of / of.sum(), by / by.sum()
+    return (of * np.log(of / by)).sum()
+
+
+def of_the_library(counts: np.ndarray) -> tuple[int, int]:
+    places = np.arange(ENTROPY_BINS + 1, dtype=np.float64)
+    find: Any = calibrate.HistogramCollector.get_entropy_threshold
+    start, end = find(None, (counts, places, np.float64(0), np.float64(ENTROPY_BINS)), 128)
+    return int(start), int(end)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", ["normal", "relu", "long-tailed", "few-values"])
+def test_the_range_is_the_librarys(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "smooth_distribution", smooth)
+    monkeypatch.setattr(calibrate, "entropy", divergence)
+    generator = np.random.default_rng(seed)
+    size = int(10 ** generator.uniform(1, 5))
+    values = {
+        "normal": lambda: generator.normal(size=size),
+        "relu": lambda: np.maximum(generator.normal(size=size), 0),
+        "long-tailed": lambda: generator.standard_t(2, size=size),
+        "few-values": lambda: generator.choice(generator.normal(size=7), size=size),
+    }[kind]()
+    counts = counted(values, np.abs(values).max() * generator.uniform(1, 2))
+    assert least_divergent(counts) == of_the_library(counts)
+
+
+@pytest.mark.parametrize(
+    "counts", [np.zeros(ENTROPY_BINS, np.int64), np.eye(1, ENTROPY_BINS, ENTROPY_BINS // 2, dtype=np.int64)[0]]
+)
+def test_where_nothing_or_one_value_was_seen_there_is_a_range_around_it(counts: np.ndarray) -> None:
+    start, end = least_divergent(counts)
+    assert 0 <= start <= ENTROPY_BINS // 2 < end <= ENTROPY_BINS

@@ -69,12 +69,6 @@ def test_engines_that_differ_by_a_factor_are_told_apart_while_the_machine_drifts
     assert reference.device_fingerprint == "fake"
 
 
-def test_the_line_is_what_the_engine_costs(clock):
-    engines = [engine(clock, lambda b: 0.004 + 0.002 * b)]
-    (table,) = latency_tables(engines, list(run_in_turns(engines, PACE)))
-    assert (table.fixed_ms, table.per_sample_ms) == (pytest.approx(4), pytest.approx(2))
-
-
 def test_a_slow_network_is_measured_at_the_sizes_that_can_be_afforded(clock):
     slow = engine(clock, lambda b: 1.0 * b, max_batch_size=64)
     sizes = [rounds.batch_size for rounds in run_in_turns([slow], replace(PACE, limit_s=20))]

@@ -17,8 +17,7 @@ from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.app.loading.canary import CanaryCheck
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
-from convoy.export.sources import to_onnx
-from convoy.export.sources.source import parse_source
+from convoy.export.sources.origin import parse_source
 from convoy.export.sources.torch_child.registries import timm_image
 from convoy.models.bundle import Bundle, open_bundle
 from convoy.models.errors import BundleError, JobError, UsageError
@@ -282,8 +281,7 @@ def test_weights_beside_the_graph_are_read_and_missed(tmp_path):
 
 @pytest.mark.parametrize("preprocess", [None, "unit"])
 def test_large_weights_lie_beside_the_graph_and_are_hashed(tmp_path, monkeypatch, preprocess):
-    monkeypatch.setattr(to_onnx, "INLINE_BYTES", 100)
-    monkeypatch.setattr("convoy.export.sources.onnx_file._SMALL_BYTES", 64)
+    monkeypatch.setattr("convoy.export.sources.onnx_file.INLINE_BYTES", 64)
     bundle = export(tmp_path, write_network(tmp_path / "net.onnx"), preprocess=preprocess)
     assert {"fp32.onnx", "fp32.onnx.data"} <= set(bundle.manifest.files)
     engine = served(bundle)

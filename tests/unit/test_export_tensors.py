@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from export_fixtures import make_quick
+from export_fixtures import make_quick, save_graph
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
@@ -63,9 +63,9 @@ def write_network(path: Path) -> Path:
         helper.make_node("Gemm", ["sum", "v"], ["size"], "other"),
         helper.make_node("ArgMax", ["scores"], ["best"], "argmax", axis=1, keepdims=0),
     ]
-    graph = helper.make_graph(
+    return save_graph(
+        path,
         nodes,
-        "signals",
         [
             helper.make_tensor_value_info("signal", TensorProto.FLOAT, ["batch", 2, LENGTH]),
             helper.make_tensor_value_info("kind", TensorProto.INT64, ["batch"]),
@@ -77,8 +77,6 @@ def write_network(path: Path) -> Path:
         ],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
 
 
 def arrays(**changes: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -241,15 +239,13 @@ def write_pixel_network(path: Path, *, height: int = 8) -> Path:
         helper.make_node("Neg", ["out"], ["aux"], "neg"),
     ]
     shape = ["batch", 2, height, 8]
-    graph = helper.make_graph(
+    return save_graph(
+        path,
         nodes,
-        "pixels",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, height, 8])],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("out", "aux")],
         [numpy_helper.from_array(pick, "pick")],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
 
 
 def pictures(count: int = 60) -> np.ndarray:
@@ -316,16 +312,3 @@ def test_a_file_of_a_newer_ir_version_says_how_to_save_it(tmp_path, network):
     network.write_bytes(model.SerializeToString())
     with pytest.raises(ConvoyError, match=r"IR version is 99, .*; save it again .* set model.ir_version = \d+, and"):
         export(tmp_path, network)
-
-
-def test_strings_are_refused_without_advice_that_does_not_help(tmp_path):
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "strings",
-        [helper.make_tensor_value_info("x", TensorProto.STRING, ["n", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.STRING, ["n", 4])],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "s.onnx")
-    with pytest.raises(ConvoyError, match="takes strings") as caught:
-        export(tmp_path, tmp_path / "s.onnx", preprocess="unit", input="3x32x32")
-    assert "leave --preprocess out" not in str(caught.value)

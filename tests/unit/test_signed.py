@@ -14,9 +14,9 @@ import pytest
 from convoy.app.loading import load as loading
 from convoy.app.loading.load import LoadOptions, load
 from convoy.app.loading.signed import SignedOnly
+from convoy.export.assemble import BundleSigner
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
-from convoy.export.signing import BundleSigner
 from convoy.models.bundle import MANIFEST, SIGNATURE, open_bundle
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.store import Store, StoredVersion

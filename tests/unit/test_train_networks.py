@@ -34,22 +34,6 @@ def weights_of(path: Path) -> dict[str, Any]:
     return load_file(path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"arch": "resnet50"}, r"torchvision's are torchvision:NAME"),
-        ({"image_size": 64}, "--image-size 64 is for torchvision:NAME"),
-        ({"weights": "imagenet"}, "--weights imagenet is for torchvision:NAME"),
-        ({"freeze": True}, "pass --weights, or leave --freeze out"),
-        ({"weights_key": "model_ema"}, "--weights-key chooses between the entries of"),
-        ({"weights_key": "model_ema", "weights": "w.safetensors"}, "--weights-key chooses between the entries of"),
-    ],
-)
-def test_options_that_do_not_go_together_are_named(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        options(Path("digits"), **changes)
-
-
 def test_what_has_learned_already_moves_a_tenth_as_far() -> None:
     tuned = options(Path("digits"), weights="cnn.pth")
     assert default_rate(tuned) == pytest.approx(default_rate(options(Path("digits"))) / 10)

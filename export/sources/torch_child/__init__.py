@@ -1,11 +1,11 @@
 """The torch side of export: runs alone in a child interpreter and turns a network into ONNX.
 
-    child       what comes in, what goes out, and how everything that fails becomes one line
+    __main__    what comes in and what goes out
+    child       one job, and how everything that fails becomes one line
     networks    SOURCE -> torch.nn.Module
     registries  what torchvision and timm say of their own models
     untrained   which weights a factory drew at random instead of loading them
     graph       module -> ONNX file, and the module's own answers
-    random_weights  those under which no output is constant, to test a graph
 
 Weights from a file are read as `convoy train` reads them (`convoy.models.weights`).
 

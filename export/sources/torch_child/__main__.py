@@ -1,10 +1,60 @@
-"""`python -m convoy.export.sources.torch_child FOLDER` does the job that lies in the folder."""
+"""`python -m convoy.export.sources.torch_child FOLDER` answers the question that lies in the folder.
+
+What goes wrong is one line in the answer. What torch prints goes where the parent sent it.
+"""
+
+from __future__ import annotations
 
 import gc
+import json
+import os
 import sys
+import threading
 from pathlib import Path
 
-from convoy.export.sources.torch_child.child import main
+from convoy.export.sources import torch_job as files
+from convoy.export.sources.torch_child import registries
+from convoy.export.sources.torch_job import Description, Inquiry, TorchJob, TorchOutcome
+from convoy.models.errors import ConvoyError, UsageError
+from convoy.models.records import from_jsonable, to_jsonable
+
+
+def main(folder: Path) -> None:
+    """Answer what lies in `folder`. Every ending but sudden death writes an answer."""
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    if (folder / files.INQUIRY).exists():
+        inquiry = from_jsonable(Inquiry, json.loads((folder / files.INQUIRY).read_text()), files.INQUIRY)
+        (folder / files.DESCRIPTION).write_text(json.dumps(to_jsonable(_describe(inquiry))))
+        return
+    job = from_jsonable(TorchJob, json.loads((folder / files.JOB).read_text()), files.JOB)
+    (folder / files.OUTCOME).write_text(json.dumps(to_jsonable(_export(job, folder))))
+
+
+def _die_with_parent() -> None:
+    # The parent holds the other end of stdin open; even a parent that is killed lets go of it.
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+def _describe(inquiry: Inquiry) -> Description:
+    try:
+        if inquiry.file is not None:
+            from convoy.export.sources.torch_child import networks
+
+            return Description(channels=networks.channels_taken(inquiry))
+        return registries.describe(inquiry)
+    except ConvoyError as error:
+        return Description(error=" ".join(str(error).split()), is_wrong_call=isinstance(error, UsageError))
+
+
+def _export(job: TorchJob, folder: Path) -> TorchOutcome:
+    try:
+        from convoy.export.sources.torch_child import child
+    except ImportError as error:
+        problem = f"export needs torch, which does not load here ({error}); run `make test` once"
+        return TorchOutcome(problem, (), "")
+    return child.export(job, folder)
+
 
 # torch and the graphs are a million objects, and hardly one is garbage: to look through them is a tenth of the job.
 gc.set_threshold(100_000, 20, 20)

@@ -1,61 +1,28 @@
-"""The child's way from a folder with a question to the same folder with an answer.
-
-Whatever goes wrong is one line in the answer; what torch prints goes where the parent sent it.
-"""
+"""One job of the child: a network is built, gets its weights, answers the samples, and becomes an ONNX file."""
 
 from __future__ import annotations
 
 import errno
-import json
-import os
-import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load, save
 
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.torch_child import graph, networks, outputs, registries, untrained
-from convoy.export.sources.torch_job import IN, NOISE, OUT, Description, Inquiry, TorchJob, TorchOutcome, one_line
-from convoy.models.errors import ConvoyError, JobError, UsageError
-from convoy.models.records import from_jsonable, to_jsonable
+from convoy.export.sources.torch_job import IN, NOISE, OUT, TorchJob, TorchOutcome, one_line
+from convoy.models.errors import ConvoyError, JobError
 from convoy.models.weights.reading import fitted, read_weights
 
-if TYPE_CHECKING:
-    import torch
 
-_NO_MEMORY = "the network does not fit into memory; close other programs or use a larger machine"
-
-
-def main(folder: Path) -> None:
-    """Answer what lies in `folder`. Every ending but sudden death writes an answer."""
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    if (folder / files.INQUIRY).exists():
-        inquiry = from_jsonable(Inquiry, json.loads((folder / files.INQUIRY).read_text()), files.INQUIRY)
-        (folder / files.DESCRIPTION).write_text(json.dumps(to_jsonable(_describe(inquiry))))
-        return
-    job = from_jsonable(TorchJob, json.loads((folder / files.JOB).read_text()), files.JOB)
+def export(job: TorchJob, folder: Path) -> TorchOutcome:
+    """Do the job, whose samples lie in `folder`. What the user can do something about is one line in the outcome."""
     try:
-        outcome = _export(job, folder)
+        return _export(job, folder)
     except (ConvoyError, OSError, MemoryError, RuntimeError) as error:
-        outcome = TorchOutcome(_complaint(error, folder), (), "")
-    (folder / files.OUTCOME).write_text(json.dumps(to_jsonable(outcome)))
-
-
-def _die_with_parent() -> None:
-    # The parent holds the other end of stdin open; even a parent that is killed lets go of it.
-    os.read(sys.stdin.fileno(), 1)
-    os._exit(1)
-
-
-def _describe(inquiry: Inquiry) -> Description:
-    try:
-        if inquiry.file is not None:
-            return Description(channels=networks.channels_taken(inquiry))
-        return registries.describe(inquiry)
-    except ConvoyError as error:
-        return Description(error=" ".join(str(error).split()), is_wrong_call=isinstance(error, UsageError))
+        return TorchOutcome(_complaint(error, folder), (), "")
 
 
 def _complaint(error: BaseException, folder: Path) -> str:
@@ -63,7 +30,7 @@ def _complaint(error: BaseException, folder: Path) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"the disk of {folder.parent} is full; free some space and run the command again"
     if graph.is_want_of_memory(error):
-        return _NO_MEMORY
+        return "the network does not fit into memory; close other programs or use a larger machine"
     if isinstance(error, ConvoyError):
         return " ".join(str(error).split())
     raise error
@@ -104,19 +71,13 @@ def _why_not_loaded(network: torch.nn.Module, state: Mapping[str, torch.Tensor])
 
 
 def _export(job: TorchJob, folder: Path) -> TorchOutcome:
-    try:
-        import torch
-    except ImportError as error:
-        raise JobError(f"export needs torch, which does not load here ({error}); run `make test` once") from error
-    from safetensors.torch import load, save
-
     torch.set_num_threads(job.threads)
     torch.manual_seed(0)
     network = networks.build(job)
     task, detection = registries.purpose(job), None
     given = load((folder / files.SAMPLES).read_bytes())
     samples = tuple(given.pop(f"{IN}{name}") for name in job.inputs)
-    noise = tuple(given.pop(f"{NOISE}{name}") for name in job.inputs if f"{NOISE}{name}" in given)
+    noise = tuple(given.pop(f"{NOISE}{name}") for name in job.inputs)
     outputs.check_names(network, job.inputs, is_program=job.kind == "pt2")
     graph.settle(network, job, samples)
     entry = ""
@@ -126,7 +87,7 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
         except JobError:
             if not networks.has_auxiliary(job):
                 raise
-            network = networks.build_with_auxiliary(job)
+            network = networks.from_torchvision(job, with_auxiliary=True)
             entry = _fill(network, job)
     if job.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
         network.eval()
@@ -147,7 +108,7 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
         drawn = graph.normalised([one[: 1 if job.is_alone else None] for one in samples], job)
         untrained.draw(network, lambda: outputs.call(network, job.inputs, drawn))
     reference = graph.reference(network, job, samples)
-    noisy = graph.on_noise(network, job, noise) if noise else {}
+    noisy = graph.on_noise(network, job, noise)
     answers, why_fixed = graph.elsewhere(network, job, given) if job.is_free and not why_alone else ({}, "")
     if job.is_free and why_alone:
         why_fixed = "it is served one by one"
@@ -157,7 +118,10 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     if not why_fixed and answers:
         # Sizes that differ, where the network allows it, are not taken for one.
         oblong = given[next(iter(answers))]
-        why_fixed = graph.write_free_onnx(network, job, (oblong,), tuple(reference), folder / files.ONNX)
+        try:
+            graph.write_onnx(network, job, (oblong,), tuple(reference), folder / files.ONNX, is_free=True)
+        except JobError as error:
+            why_fixed = one_line(f"torch does not export them free ({error})")
     if why_fixed or not answers:
         answers = {}
         try:

@@ -21,10 +21,6 @@ from torchvision.models.detection.ssd import SSD
 from convoy.models.errors import JobError
 from convoy.models.tasks import DetectionOutputs
 
-# What the server answers where nobody says: below, torchvision's own detectors hardly ever mean an object.
-_THRESHOLD = 0.05
-_MAX_CANDIDATES = 10_000
-
 
 class Detector(nn.Module):
     """One of torchvision's. `detection` says how its outputs become detections, as torchvision does it."""
@@ -38,9 +34,10 @@ class Detector(nn.Module):
             scores="scores",
             # The first class of SSD stands for nothing; RetinaNet's stand each for itself.
             background=0 if self.is_ssd else None,
-            threshold=_THRESHOLD,
+            # The server's default: below, torchvision's own detectors hardly ever mean an object.
+            threshold=0.05,
             iou_threshold=float(model.nms_thresh),
-            max_candidates=_MAX_CANDIDATES,
+            max_candidates=10_000,
             max_boxes=int(model.detections_per_img),
         )
 
@@ -62,8 +59,7 @@ def _decoded(moved: torch.Tensor, anchors: torch.Tensor, coder: Any, height: int
     """Corners [N, K, 4] in the picture, from what boxes differ from their anchors [K, 4] (Girshick et al., 2014)."""
     sizes = anchors[:, 2:] - anchors[:, :2]
     centres = anchors[:, :2] + 0.5 * sizes
-    weights = torch.tensor(coder.weights)
-    moved = moved / weights
+    moved = moved / torch.tensor(coder.weights)
     middle = moved[..., :2] * sizes + centres
     half = 0.5 * torch.exp(moved[..., 2:].clamp(max=coder.bbox_xform_clip)) * sizes
     # Each coordinate has its own bound, and a clip takes one.

@@ -10,7 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
+import torch
+from torch import nn
 
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.onnx_file import portable
@@ -18,17 +22,6 @@ from convoy.export.sources.torch_child import outputs, pools
 from convoy.export.sources.torch_job import TorchJob, one_line
 from convoy.models.errors import JobError
 from convoy.models.samples import some
-
-if TYPE_CHECKING:
-    import torch
-
-# What torch writes without converting; QDQ of every kind can be expressed in it.
-_OPSET = 20
-_REFERENCE_BATCH = 8
-# More than one, and no number that a network is likely to be fixed at.
-_FEW = 3
-# How torch, the C++ library and the exporter say that memory is short, by parts of their messages.
-_WORDS_OF_WANT = ("can't allocate memory", "bad_alloc", "not enough memory", "Cannot allocate memory", "MemoryError")
 
 
 def normalised(samples: Sequence[torch.Tensor], job: TorchJob) -> Sequence[torch.Tensor]:
@@ -42,8 +35,6 @@ def normalised(samples: Sequence[torch.Tensor], job: TorchJob) -> Sequence[torch
 
 def settle(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> None:
     """Run lazy layers once, which learn their shapes from what they are given. Raises JobError where that fails."""
-    import torch
-
     lazy = torch.nn.parameter.UninitializedParameter | torch.nn.parameter.UninitializedBuffer
     if any(isinstance(one, lazy) for one in (*network.parameters(), *network.buffers())):
         network.eval()
@@ -54,12 +45,12 @@ def settle(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tens
 def why_alone(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> str:
     """Why the network cannot be shown several samples at once, where it can be shown one; else nothing.
 
-    Raises JobError for want of memory.
+    Raises JobError where memory is short.
     """
-    import torch
-
-    few, one = ([tensor[:count] for tensor in samples] for count in (_FEW, 1))
-    if len(few[0]) < _FEW:
+    # Several are more than one, and no number that a network is likely to be fixed at.
+    several = 3
+    few, one = ([tensor[:count] for tensor in samples] for count in (several, 1))
+    if len(few[0]) < several:
         return ""
     with torch.no_grad():
         try:
@@ -79,14 +70,13 @@ def why_alone(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.T
 
 def is_want_of_memory(error: BaseException) -> bool:
     """Whether it says so in torch's words, the C++ library's or the exporter's."""
-    return isinstance(error, MemoryError) or any(word in str(error) for word in _WORDS_OF_WANT)
+    words = ("can't allocate memory", "bad_alloc", "not enough memory", "Cannot allocate memory", "MemoryError")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def reference(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """The bare network's outputs by name, floats as float32; the normalisation is written out, not the front's, to
     prove it."""
-    import torch
-
     answers = _answers(network, job, samples)
     broken = [name for name, one in answers.items() if one.is_floating_point() and not torch.isfinite(one).all()]
     if broken:
@@ -106,10 +96,8 @@ def on_noise(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Te
 
 
 def _answers(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    import torch
-
     with torch.inference_mode(), _in_evaluation(network, job):
-        size = 1 if job.is_alone else _REFERENCE_BATCH
+        size = 1 if job.is_alone else 8
         batches = zip(*(torch.split(one, size) for one in samples), strict=True)
         parts = [answer(network, job, normalised(batch, job)) for batch in batches]
     try:
@@ -194,8 +182,6 @@ def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _per_channel(values: Sequence[float]) -> torch.Tensor:
-    import torch
-
     return torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1)
 
 
@@ -204,8 +190,6 @@ def _wrapped(network: torch.nn.Module, job: TorchJob) -> torch.nn.Module:
 
     Cast first, because TensorRT takes uint8 inputs only straight into a Cast.
     """
-    import torch
-    from torch import nn
 
     class Wrapped(nn.Module):
         scale: torch.Tensor
@@ -230,17 +214,6 @@ def _wrapped(network: torch.nn.Module, job: TorchJob) -> torch.nn.Module:
     wrapped = Wrapped()
     wrapped.training = False  # not eval(), which an exported program inside would refuse
     return wrapped
-
-
-def write_free_onnx(
-    network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor], names: Sequence[str], path: Path
-) -> str:
-    """The same with free height and width; returns why that cannot be done, or nothing where it is."""
-    try:
-        write_onnx(network, job, samples, names, path, is_free=True)
-    except JobError as error:
-        return one_line(f"torch does not export them free ({error})")
-    return ""
 
 
 def write_onnx(
@@ -280,14 +253,16 @@ def write_onnx(
     if sum(tensor.nbytes for tensor in tensors) <= job.inline_bytes:
         path.write_bytes(portable(program.model_proto).SerializeToString())
     else:
-        _write_in_two(program, path)
+        # One protobuf holds 2 GiB at most. The graph names the other file.
+        import onnx_ir
+
+        onnx_ir.save(program.model, path, external_data=files.EXTERNAL_DATA)
+        path.write_bytes(portable(onnx.load(path, load_external_data=False)).SerializeToString())
 
 
 def _convert(
     model: torch.nn.Module, example: tuple[torch.Tensor, ...], names: Sequence[str], job: TorchJob, *, is_free: bool
 ) -> Any:
-    import torch
-
     dims: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=max(3, job.max_batch))}
     if is_free:
         # Not named: a named one may have no relation, as that of a stride, to any other.
@@ -296,7 +271,8 @@ def _convert(
         model,
         example,
         dynamo=True,
-        opset_version=_OPSET,
+        # What torch writes without converting; QDQ of every kind can be expressed in it.
+        opset_version=20,
         input_names=list(job.inputs),
         output_names=list(names),
         dynamic_shapes=None if job.is_alone else ((dims,) * len(example),),
@@ -304,17 +280,10 @@ def _convert(
     )
 
 
-def _write_in_two(program: Any, path: Path) -> None:
-    """Graph and weights in two files: one protobuf holds 2 GiB at most. The graph names the other file."""
-    import onnx
-    import onnx_ir
-
-    onnx_ir.save(program.model, path, external_data=files.EXTERNAL_DATA)
-    path.write_bytes(portable(onnx.load(path, load_external_data=False)).SerializeToString())
-
-
 def _why_not(error: BaseException) -> str:
-    cause = _root_cause(error)
+    while error.__cause__ is not None:
+        error = error.__cause__
+    cause = str(error).strip() or type(error).__name__
     operator = re.search(r"OpOverload\(op='([\w.:]+)'", cause)
     if operator:
         return f"the operator {operator[1]} has no ONNX form; replace it in the network's forward()"
@@ -322,9 +291,3 @@ def _why_not(error: BaseException) -> str:
         f"torch cannot export this network to ONNX: {one_line(cause)}; "
         "avoid operators without an ONNX form, and control flow that depends on the data"
     )
-
-
-def _root_cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error).strip() or type(error).__name__

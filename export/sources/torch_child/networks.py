@@ -9,7 +9,9 @@ import importlib
 import inspect
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from convoy.export.sources.torch_child import registries
 from convoy.export.sources.torch_job import Inquiry, TorchJob, one_line
@@ -17,14 +19,9 @@ from convoy.export.sources.user_code import call_factory
 from convoy.models.errors import JobError
 from convoy.models.samples import some
 
-if TYPE_CHECKING:
-    import torch
-
 
 def build(job: TorchJob) -> torch.nn.Module:
     """The job's network, with a registry's own weights where the job asks for them. Raises JobError."""
-    import torch
-
     network = _BUILDERS[job.kind](job)
     if not isinstance(network, torch.nn.Module):
         raise JobError(f"{job.name} returned a {type(network).__name__}; it must return a torch.nn.Module")
@@ -39,12 +36,10 @@ def build(job: TorchJob) -> torch.nn.Module:
 
 def channels_taken(inquiry: Inquiry) -> tuple[int, ...]:
     """On which of 3 and 1 channels the network of a user's file runs. Raises JobError where there is no network."""
-    import torch
-
     network = build(
         TorchJob(
             inquiry.kind,
-            *(inquiry.name or "", inquiry.file, "network", None, None),
+            *(inquiry.name, inquiry.file, "network", None, None),
             uint8_front=False,
             mean=(),
             std=(),
@@ -67,19 +62,11 @@ def channels_taken(inquiry: Inquiry) -> tuple[int, ...]:
     return tuple(taken)
 
 
-def build_with_auxiliary(job: TorchJob) -> torch.nn.Module:
-    """One of torchvision's for segmentation, with its second head."""
-    network: torch.nn.Module = _from_torchvision(job, with_auxiliary=True)
-    return network
-
-
 def in_float32(network: torch.nn.Module) -> str:
     """Convert what is of another precision, in place; what was converted, empty where there is nothing.
 
     Every value of FP16 or BF16 is one of FP32, and the variants are made and judged from FP32.
     """
-    import torch
-
     tensors = (*network.parameters(), *network.buffers())
     others = {one.dtype for one in tensors if one.is_floating_point() and one.dtype != torch.float32}
     if not others:
@@ -130,30 +117,26 @@ def _from_file(job: TorchJob) -> Any:
 
 def has_auxiliary(job: TorchJob) -> bool:
     """Whether there are weights of the network with a second head, `aux`, and some without."""
-    models = registries.torchvision_models()
-    is_segmenter = job.kind == "torchvision" and registries.torchvision_task(models, job.name) == "segment"
+    is_segmenter = job.kind == "torchvision" and registries.torchvision_task(job.name) == "segment"
     return is_segmenter and not job.name.startswith("lraspp")
 
 
-def _from_torchvision(job: TorchJob, *, with_auxiliary: bool = False) -> Any:
-    models = registries.torchvision_models()
-    registries.check_torchvision_name(models, job.name)
+def from_torchvision(job: TorchJob, *, with_auxiliary: bool = False) -> Any:
+    """One of its networks; one for segmentation perhaps with its second head."""
+    models, task = registries.torchvision_models(), registries.torchvision_task(job.name)
     wanted = {} if job.classes is None else {"num_classes": job.classes}
-    task = registries.torchvision_task(models, job.name)
     # Published weights have all of it; nothing is downloaded for one part.
     own: dict[str, Any] = {} if task == "classify" else {"weights_backbone": None}
     if with_auxiliary or (job.weights_from == "registry" and has_auxiliary(job)):
         own["aux_loss"] = True  # the second head of those that are published
     network = models.get_model(job.name, weights=None, **own, **wanted)
     if job.weights_from == "registry":
-        published = registries.published_weights(models, job.name)
-        _fill(network, lambda: published.get_state_dict(progress=False, check_hash=True, weights_only=True), job)
+        _fill(network, models.get_model_weights(job.name).DEFAULT, job)
     return network
 
 
 def _from_timm(job: TorchJob) -> Any:
-    timm = registries.timm_library()
-    registries.check_timm_name(timm, job.name)
+    timm = registries.timm_with(job.name)
     wanted = {} if job.classes is None else {"num_classes": job.classes}
     if job.weights_from != "registry":
         return timm.create_model(job.name, pretrained=False, exportable=True, **wanted)
@@ -164,8 +147,6 @@ def _from_timm(job: TorchJob) -> Any:
 
 
 def _from_archive(job: TorchJob) -> Any:
-    import torch
-
     assert job.file is not None
     file = Path(job.file)
     try:
@@ -180,16 +161,16 @@ def _from_archive(job: TorchJob) -> Any:
 
 _BUILDERS = {
     "zoo": lambda job: importlib.import_module("convoy.models.zoo").create(job.name, job.classes),
-    "torchvision": _from_torchvision,
+    "torchvision": from_torchvision,
     "timm": _from_timm,
     "file": _from_file,
     "pt2": _from_archive,
 }
 
 
-def _fill(network: torch.nn.Module, fetch: Any, job: TorchJob) -> None:
+def _fill(network: torch.nn.Module, published: Any, job: TorchJob) -> None:
     try:
-        found = fetch()
+        found = published.get_state_dict(progress=False, check_hash=True, weights_only=True)
     except Exception as error:  # network, disk and hash errors share no base class
         raise _not_downloaded(job, error) from error
     try:

@@ -14,14 +14,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from convoy.export.sources.torch_job import LOGITS, OUTPUT
 from convoy.models.errors import JobError
 from convoy.models.samples import some
-
-if TYPE_CHECKING:
-    import torch
 
 
 def call(network: torch.nn.Module, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> Any:
@@ -48,8 +47,6 @@ def check_names(network: torch.nn.Module, names: Sequence[str], *, is_program: b
 
 def named(output: Any, inputs: Sequence[str]) -> dict[str, torch.Tensor]:
     """The tensors by name; none is called as one of `inputs`. Raises JobError for what is no tensor, or none at all."""
-    import torch
-
     found: dict[str, torch.Tensor] = {}
     for path, one in _leaves(output, ""):
         if not isinstance(one, torch.Tensor):
@@ -94,8 +91,6 @@ def of_one(output: Any, inputs: Sequence[str]) -> dict[str, torch.Tensor]:
 
     Of a list of one dict, as detectors return, the names are the dict's. Raises JobError as `named` does.
     """
-    import torch
-
     if isinstance(output, torch.Tensor):
         row = output if output.ndim and len(output) == 1 else output[None]
         return {(LOGITS if row.ndim == 2 else OUTPUT): row}

@@ -6,23 +6,21 @@ is a factor. Only where heights and widths are known numbers. The network's own 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch.nn import functional
 
 
 @contextmanager
 def exportable() -> Iterator[None]:
     """Such pools of `torch.nn.functional`, which torch's layers call, are others until the end."""
-    from torch.nn import functional
-
     others: dict[str, Callable[..., Any]] = {}
     for rank in (1, 2, 3):
-        others[f"adaptive_max_pool{rank}d"] = _adaptive(f"adaptive_max_pool{rank}d", rank, _largest)
-        others[f"adaptive_avg_pool{rank}d"] = _adaptive(f"adaptive_avg_pool{rank}d", rank, _mean)
+        others[f"adaptive_max_pool{rank}d"] = _adaptive(f"adaptive_max_pool{rank}d", rank, torch.amax)
+        others[f"adaptive_avg_pool{rank}d"] = _adaptive(f"adaptive_avg_pool{rank}d", rank, torch.mean)
     for rank in (2, 3):
         others[f"avg_pool{rank}d"] = _averaging(f"avg_pool{rank}d", rank)
     before = {name: getattr(functional, name) for name in others}
@@ -35,9 +33,7 @@ def exportable() -> Iterator[None]:
             setattr(functional, name, original)
 
 
-def _adaptive(name: str, rank: int, reduced: Callable[[torch.Tensor, int], torch.Tensor]) -> Callable[..., Any]:
-    from torch.nn import functional
-
+def _adaptive(name: str, rank: int, reduced: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     original = getattr(functional, name)
 
     def pool(input: torch.Tensor, output_size: Any, return_indices: bool = False) -> Any:
@@ -50,30 +46,14 @@ def _adaptive(name: str, rank: int, reduced: Callable[[torch.Tensor, int], torch
             return original(input, output_size, *more)
         for axis, (size, want) in enumerate(zip(given, sizes, strict=True), -rank):
             ends = [(index * size // want, -(-(index + 1) * size // want)) for index in range(want)]
-            parts = [reduced(input.narrow(axis, start, end - start), axis) for start, end in ends]
-            input = _joined(parts, axis)
+            windows = [input.narrow(axis, start, end - start) for start, end in ends]
+            input = torch.cat([reduced(window, axis, keepdim=True) for window in windows], dim=axis)
         return input
 
     return pool
 
 
-def _joined(parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
-    import torch
-
-    return torch.cat(list(parts), dim=axis)
-
-
-def _largest(window: torch.Tensor, axis: int) -> torch.Tensor:
-    return window.amax(axis, keepdim=True)
-
-
-def _mean(window: torch.Tensor, axis: int) -> torch.Tensor:
-    return window.mean(axis, keepdim=True)
-
-
 def _averaging(name: str, rank: int) -> Callable[..., Any]:
-    from torch.nn import functional
-
     original = getattr(functional, name)
 
     def pool(
@@ -97,8 +77,6 @@ def _averaging(name: str, rank: int) -> Callable[..., Any]:
 
 def _counts(given: list[int], kernel_size: Any, stride: Any, padding: Any, sizes: list[int], rank: int) -> torch.Tensor:
     """How many values a mean is of, padding included, [..., height, width]."""
-    import torch
-
     steps = kernel_size if stride is None or stride == () else stride
     kernels, strides, pads = (
         [one] * rank if isinstance(one, int) else list(one) * (rank // len(one))

@@ -22,13 +22,9 @@ from convoy.models.torchvision_preset import known_interpolation, preset_image, 
 def describe(inquiry: Inquiry) -> Description:
     """Raises UsageError for a name and JobError for a library that is not there."""
     if inquiry.kind == "timm":
-        return _describe_timm(inquiry.name or "")
-    models = torchvision_models()
-    if inquiry.name is None:
-        return Description(names=tuple(sorted(models.list_models(module=models), key=lambda name: _cost(models, name))))
-    check_torchvision_name(models, inquiry.name)
-    published = published_weights(models, inquiry.name)
-    task = torchvision_task(models, inquiry.name)
+        return _describe_timm(inquiry.name)
+    models, task = torchvision_models(), torchvision_task(inquiry.name)
+    published = models.get_model_weights(inquiry.name).DEFAULT
     if task == "detect":
         image, why = _read(detector_image, models.get_model(inquiry.name, weights=None, weights_backbone=None))
     else:
@@ -47,34 +43,35 @@ def torchvision_models() -> Any:
     return models
 
 
-def timm_library() -> Any:
-    """timm. Raises JobError."""
+def timm_with(name: str) -> Any:
+    """timm, which has a model of this name. Raises JobError, and UsageError where it has none."""
     try:
         import timm
     except ImportError as error:
         raise JobError(f"timm does not load here ({error}); run `pip install timm`") from error
+    if not timm.is_model(name):
+        raise UsageError(f"timm has no model {name!r}; {_near(name, timm.list_models())}")
     return timm
 
 
-def check_torchvision_name(models: Any, name: str) -> None:
-    """Raises UsageError for a name that torchvision does not know as a classifier, for segmentation or detection."""
-    known = [one for module, _ in _torchvision_rooms(models) for one in models.list_models(module=module)]
+def torchvision_task(name: str) -> Task:
+    """What the model is published for. Raises UsageError for a name that torchvision does not know as such."""
+    models = torchvision_models()
+    rooms: tuple[tuple[Any, Task], ...]
+    rooms = (models, "classify"), (models.segmentation, "segment"), (models.detection, "detect")
+    known = {one: task for module, task in rooms for one in models.list_models(module=module)}
     if name not in known:
         raise UsageError(
-            f"torchvision has no classification, segmentation or detection model {name!r}; {_near(name, known)}"
+            f"torchvision has no classification, segmentation or detection model {name!r}; {_near(name, list(known))}"
         )
-
-
-def torchvision_task(models: Any, name: str) -> Task:
-    """What the model is published for."""
-    return next(task for module, task in _torchvision_rooms(models) if name in models.list_models(module=module))
+    return known[name]
 
 
 def purpose(job: TorchJob) -> Task | None:
-    """What a network that is not a classifier is published for; None where nobody says, or it is one."""
+    """What a network that is not a classifier is published for; None where it is not known, or is one."""
     if job.kind != "torchvision":
         return None
-    task = torchvision_task(torchvision_models(), job.name)
+    task = torchvision_task(job.name)
     return None if task == "classify" else task
 
 
@@ -87,26 +84,6 @@ def detector_image(model: Any) -> ImageSpec:
     # It scales without antialiasing, and on values of 0..1.
     mean, std = tuple(model.transform.image_mean), tuple(model.transform.image_std)
     return replace(plain, antialias=False, mean=mean, std=std)
-
-
-def _torchvision_rooms(models: Any) -> tuple[tuple[Any, Task], ...]:
-    return ((models, "classify"), (models.segmentation, "segment"), (models.detection, "detect"))
-
-
-def check_timm_name(timm: Any, name: str) -> None:
-    """Raises UsageError for a name that timm does not know."""
-    if not timm.is_model(name):
-        raise UsageError(f"timm has no model {name!r}; {_near(name, timm.list_models())}")
-
-
-def published_weights(models: Any, name: str) -> Any:
-    """The weights that torchvision recommends for the model."""
-    return models.get_model_weights(name).DEFAULT
-
-
-def _cost(models: Any, name: str) -> float:
-    """Billions of operations for one image, as published."""
-    return float(published_weights(models, name).meta["_ops"])
 
 
 def _near(name: str, known: Sequence[str]) -> str:
@@ -122,9 +99,7 @@ def _read(translate: Any, recipe: Any) -> tuple[ImageSpec | None, str]:
 
 
 def _describe_timm(name: str) -> Description:
-    timm = timm_library()
-    check_timm_name(timm, name)
-    settings = timm.get_pretrained_cfg(name)
+    settings = timm_with(name).get_pretrained_cfg(name)
     if settings is None:
         return Description(why_no_image=f"timm says nothing about images for {name}")
     recipe = settings.to_dict()

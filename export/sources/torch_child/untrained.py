@@ -11,15 +11,12 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from convoy.models.errors import JobError
 from convoy.models.samples import some
-
-if TYPE_CHECKING:
-    import torch
 
 _OTHER_SEED = 0x5EED
 
@@ -31,14 +28,18 @@ def refuse(network: torch.nn.Module, build_again: Callable[[], torch.nn.Module],
 
     `network` is in evaluation mode; `answer` gives the outputs of such a one to a few samples.
     """
-    import torch
-
     try:
         with _other_seed():
             again = build_again()
     except Exception:  # the user's code need not work twice; then accuracy must tell
         return
-    drawn = _drawn(network, again)
+    others = dict(again.named_parameters())
+    # The parameters that are others the second time.
+    drawn = {
+        name: parameter
+        for name, parameter in network.named_parameters()
+        if name in others and others[name].shape == parameter.shape and not torch.equal(parameter, others[name])
+    }
     if not drawn:
         return
     with torch.random.fork_rng(devices=[]):
@@ -55,22 +56,8 @@ def refuse(network: torch.nn.Module, build_again: Callable[[], torch.nn.Module],
     )
 
 
-def _drawn(network: torch.nn.Module, again: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters that are others the second time."""
-    import torch
-
-    others = dict(again.named_parameters())
-    return {
-        name: parameter
-        for name, parameter in network.named_parameters()
-        if name in others and others[name].shape == parameter.shape and not torch.equal(parameter, others[name])
-    }
-
-
 def _reached(network: torch.nn.Module, drawn: Mapping[str, torch.nn.Parameter], answer: Answer) -> list[str]:
     """The names of those that the answers depend on, as far as gradients show."""
-    import torch
-
     trained = {name: parameter.requires_grad for name, parameter in drawn.items()}
     try:
         for parameter in drawn.values():
@@ -88,7 +75,6 @@ def _reached(network: torch.nn.Module, drawn: Mapping[str, torch.nn.Parameter], 
 
 def _answer_alike(network: torch.nn.Module, again: torch.nn.Module, answer: Answer) -> bool:
     """Whether the two give the same answers; so, too, where one of them cannot answer, which is told later."""
-    import torch
 
     def answers(one: torch.nn.Module) -> Mapping[str, torch.Tensor]:
         torch.manual_seed(0)
@@ -105,8 +91,6 @@ def _answer_alike(network: torch.nn.Module, again: torch.nn.Module, answer: Answ
 @contextmanager
 def _other_seed() -> Iterator[None]:
     """Every generator elsewhere, and not to be brought back by the user's own seed."""
-    import torch
-
     seed_torch = torch.manual_seed
     state = torch.get_rng_state()
     torch.manual_seed(_OTHER_SEED)
@@ -121,18 +105,12 @@ def _other_seed() -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-if TYPE_CHECKING:
-    import torch
-
-
 def draw(network: torch.nn.Module, run: Callable[[], object]) -> None:
     """Random weights under which no output is constant: the samples that `run` shows the network set the statistics.
 
     Fresh networks hide errors: ViT's head and class token start at zero, LayerScale at 1e-6, biases at 0, norms
     at 1, and a running variance of 1 lets the values of a deep network vanish or explode.
     """
-    import torch
-
     with torch.inference_mode():
         for parameter in network.parameters():
             if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
@@ -151,8 +129,6 @@ def draw(network: torch.nn.Module, run: Callable[[], object]) -> None:
 
 
 def _in_place_of_constant(parameter: torch.Tensor) -> torch.Tensor:
-    import torch
-
     value = float(parameter.flatten()[0])
     if value == 0:
         fan_in = math.prod(parameter.shape[1:]) if parameter.ndim > 1 else 100

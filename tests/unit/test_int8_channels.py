@@ -1,4 +1,4 @@
-"""INT8 with pairs where layers read: what stands in the file, and what OpenVINO answers of it."""
+"""Channels of very different ranges in 8 bits, in the files of both engines of CPUs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from convoy.app.engines.openvino import OpenVinoEngine
 from convoy.app.engines.select import choose_on_cpu
 from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import Calibration, Conversion, collect
-from convoy.export.variants.equalize import level_inputs, measure_levels, read_channels
-from convoy.export.variants.int8_openvino import gains_from_pairs, quantize_for_openvino
+from convoy.export.variants.equalize import channels_of, equalize, level_inputs, measure_levels, read_channels
 from convoy.export.variants.onnx_graph import array, initializers, prepare, producers
+from convoy.export.variants.pairs import FOR_OPENVINO, gains_from_pairs
+from convoy.export.variants.quantize import quantize_for_cpu
+from convoy.export.variants.streams import streams
 from convoy.models.bundle import Variant
 from convoy.models.datasets import load_digits
 from convoy.models.samples import Part
@@ -53,7 +55,7 @@ def levelled(graph: Path, images: np.ndarray) -> Path:
 def in_int8(graph: Path, images: np.ndarray) -> Path:
     target = graph.with_name("int8-openvino.onnx")
     assert (
-        quantize_for_openvino(Conversion(Calibration(graph, collect(graph, [chunk_of(graph, images)]))), target) == {}
+        FOR_OPENVINO.quantize(Conversion(Calibration(graph, collect(graph, [chunk_of(graph, images)]))), target) == {}
     )
     return target
 
@@ -172,3 +174,26 @@ def test_int8_by_name_is_whichever_file_may_serve() -> None:
     neither = choose_on_cpu((cpu, replace(own, serve=False)), "int8", "here")
     assert neither.variants == (cpu,)
     assert neither.reason == "asked for by name, although: not faster"
+
+
+def agreement(graph: Path, chunk: Chunk, images: np.ndarray, expected: np.ndarray) -> float:
+    """The share of images that INT8 made of the graph answers as fp32 does."""
+    ranges = collect(graph, [chunk], ["minmax"])
+    quantize_for_cpu(Conversion(Calibration(graph, ranges), "minmax"), graph.with_name("int8.onnx"))
+    return float((run(graph.with_name("int8.onnx"), images).argmax(1) == expected.argmax(1)).mean())
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_int8_answers_as_fp32_does_where_channels_span_three_decades(tmp_path, name):
+    fp32 = write_hard_network(tmp_path / "fp32.onnx", name, *pixels("train"))
+    images, _ = pixels("test")
+    known, labels = pixels("calibration")
+    chunk = Chunk({"images": known}, labels, np.arange(len(labels)))
+    graph = prepare(fp32, tmp_path / "prepared.onnx")
+    expected = run(graph, images)
+    levels = measure_levels(graph, channels_of(streams(onnx.load(graph).graph)), [chunk])
+    balanced, _ = equalize(graph, levels, tmp_path / "equalised.onnx")
+    assert np.allclose(run(balanced, images), expected, rtol=1e-4, atol=1e-5)
+    assert agreement(graph, chunk, images, expected) < 0.5
+    # Without dot products of 8 bits the sums of pairs saturate, whatever the scales.
+    assert agreement(balanced, chunk, images, expected) > (0.8 if cpu.has_int8_dot_product() else 0.7)

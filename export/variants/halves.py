@@ -1,20 +1,20 @@
-"""FP16 for the GPU: onnxruntime's own converter, with nodes left in FP32 where measured values ask for it.
+"""FP16 for the GPU, and BF16 for processors that multiply it; what measured values ask for stays in FP32.
 
-A node stays in FP32 when a value at its inputs or outputs exceeds 512 on real images, or a constant of its
-exceeds FP16's largest number: sums of products of larger values overflow at 65504. The limits are those of
-NVIDIA's AutoCast (TensorRT Model Optimizer, guide 8). The uint8 front stays as it is, in FP32 and exact.
-Knows nothing of accuracy or devices.
+A node stays in FP32 in an FP16 file when a value at its inputs or outputs exceeds 512 on real images, or a constant of
+its exceeds FP16's largest number: sums of products of larger values overflow at 65504. The limits are those of NVIDIA's
+AutoCast (TensorRT Model Optimizer, guide 8). The uint8 front stays as it is, in FP32 and exact. BF16 has FP32's range,
+so that no node has to stay in FP32 for its values.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.calibrate import Conversion, Ranges
@@ -29,7 +29,6 @@ from convoy.export.variants.onnx_graph import (
 )
 from convoy.models.errors import JobError
 
-DATA_LIMIT = 512.0
 CONSTANT_LIMIT = 65504.0
 
 
@@ -39,8 +38,6 @@ def convert_to_fp16(conversion: Conversion, target: Path) -> Mapping[str, str]:
     Inputs and outputs keep their types. Ranges are the exact extremes whatever the method is. Raises JobError
     when the graph cannot be converted, OSError when the disk is full.
     """
-    import onnx
-
     model = onnx.load(str(conversion.calibration.graph))
     kept = out_of_range(model.graph, conversion.calibration.ranges["minmax"])
     others = {node.name for node in model.graph.node if not conversion.takes(node.name)}
@@ -48,7 +45,7 @@ def convert_to_fp16(conversion: Conversion, target: Path) -> Mapping[str, str]:
     return kept
 
 
-def out_of_range(graph: Any, ranges: Ranges, limit: float = DATA_LIMIT) -> dict[str, str]:
+def out_of_range(graph: Any, ranges: Ranges, limit: float = 512.0) -> dict[str, str]:
     """The nodes that FP16 is not wide enough for, each with the value that says so."""
     constants = initializers(graph)
     front = set(front_nodes(graph))
@@ -71,13 +68,16 @@ def out_of_range(graph: Any, ranges: Ranges, limit: float = DATA_LIMIT) -> dict[
 def as_fp16(model: Any, kept: Iterable[str]) -> Any:
     """The model in FP16 but for its front, the nodes of `kept`, and the types of its inputs and outputs."""
     blocked = [*front_nodes(model.graph), *kept]
+    # The package puts its own folder, full of common names, on the import path for everybody.
+    path = list(sys.path)
     try:
-        with _import_path_restored():
-            from onnxruntime.transformers.float16 import convert_float_to_float16
+        from onnxruntime.transformers.float16 import convert_float_to_float16
 
-            model = convert_float_to_float16(model, keep_io_types=True, node_block_list=blocked)
+        model = convert_float_to_float16(model, keep_io_types=True, node_block_list=blocked)
     except Exception as error:  # the converter's errors share no base class
         raise JobError(f"fp16 cannot be made of this network ({one_line(str(error))})") from error
+    finally:
+        sys.path[:] = path
     _cast_once(model.graph)
     _join_fp32_islands(model.graph)
     tidy(model.graph)
@@ -95,11 +95,9 @@ def _cast_once(graph: Any) -> None:
 
 def _join_fp32_islands(graph: Any) -> None:
     """Take out casts to FP16 and straight back between two FP32 nodes: the very values that do not fit go there."""
-    from onnx import TensorProto
-
     makers = producers(graph)
     for node in list(graph.node):
-        if node.op_type != "Cast" or attribute(node, "to", None) != TensorProto.FLOAT:
+        if node.op_type != "Cast" or attribute(node, "to", None) != onnx.TensorProto.FLOAT:
             continue
         before = makers.get(node.input[0])
         if before is not None and _is_from_fp32(before):
@@ -122,11 +120,32 @@ def _is_from_fp32(node: Any) -> bool:
     return node.op_type == "Cast" and str(node.name).endswith("_cast_to_fp16_node")
 
 
-@contextmanager
-def _import_path_restored() -> Iterator[None]:
-    """The package puts its own folder, full of common names, on the import path for everybody."""
-    before = list(sys.path)
-    try:
-        yield
-    finally:
-        sys.path[:] = before
+def convert_to_bf16(conversion: Conversion, target: Path) -> Mapping[str, str]:
+    """Write `target`: the weights in BF16, cast back at once, in half of FP32's bytes.
+
+    OpenVINO folds the casts and is told to compute in BF16, activations too. Nothing is left in higher precision by
+    rule. Raises OSError when the disk is full.
+    """
+    model = onnx.load(str(conversion.calibration.graph))
+    graph, constants = model.graph, initializers(model.graph)
+    narrow = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
+    for node in list(graph.node):
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or not conversion.takes(node.name):
+            continue
+        for index, name in enumerate(node.input):
+            weight = constants.get(name)
+            if weight is None or weight.data_type != onnx.TensorProto.FLOAT or len(weight.dims) < 2:
+                continue
+            stored = array(weight).astype(narrow)
+            short, wide = f"{name}_bf16", f"{node.name}_{name}_wide"
+            if short not in constants:
+                values = onnx.helper.make_tensor(
+                    short, onnx.TensorProto.BFLOAT16, stored.shape, stored.tobytes(), raw=True
+                )
+                graph.initializer.append(values)
+                constants[short] = values
+            graph.node.insert(0, onnx.helper.make_node("Cast", [short], [wide], to=onnx.TensorProto.FLOAT))
+            node.input[index] = wide
+    tidy(graph)
+    onnx.save(model, str(target))
+    return {}
