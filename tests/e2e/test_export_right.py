@@ -5,6 +5,7 @@ From the outside: the command, its exit code and words, and what the server then
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -168,9 +169,10 @@ def test_shifted_labels_are_named_and_force_is_seen_wherever_the_model_is(digits
 def test_the_checkpoints_own_accuracy_catches_another_preprocessing(digits):
     image = open_bundle(DEMO).manifest.spec.image
     assert image is not None
-    fields = {name: getattr(image, name) for name in image.__slots__ if name != "front"}
+    recipe_fields = dataclasses.asdict(image)
+    del recipe_fields["front"]
     wrong = digits.parent / "wrong.json"
-    wrong.write_text(json.dumps(fields | {"mean": [-4.0] * 3, "std": [0.05] * 3}))
+    wrong.write_text(json.dumps(recipe_fields | {"mean": [-4.0] * 3, "std": [0.05] * 3}))
     refused = export_digits(digits, "--preprocess", str(wrong))
     assert "the checkpoint's header says 99.49 %, on the same images; 11.03 % of 390 images are right" in refused
     assert "not better than chance beyond doubt" in refused

@@ -73,8 +73,9 @@ def test_imagenet_keeps_its_proportions_at_other_sizes(tmp_path):
 
 def test_preprocessing_comes_from_a_file(tmp_path):
     recipe = tmp_path / "recipe.json"
-    fields = {name: getattr(IMAGE, name) for name in IMAGE.__slots__ if name != "front"}
-    recipe.write_text(json.dumps(fields))
+    recipe_fields = dataclasses.asdict(IMAGE)
+    del recipe_fields["front"]
+    recipe.write_text(json.dumps(recipe_fields))
     assert make_plan(options(tmp_path, preprocess=str(recipe), input=None)).image == IMAGE
     recipe.write_text("{")
     with pytest.raises(UsageError, match="not valid JSON"):
