@@ -109,7 +109,7 @@ class LocalWorkers:
     def _supply(self, process: _Process) -> None:
         if process.is_told_to_end:
             return
-        while self._todo and len(process.parts) < 3:  # so that it never waits for the next
+        while self._todo and len(process.parts) < 2:  # so that it never waits for the next
             process.give(self._todo.popleft())
         if not self._todo:
             process.end()

@@ -264,7 +264,8 @@ class RemoteStore:
 
     def _fill(self, listed: RemoteVersion, folder: Path) -> None:
         """Raises BundleError about the files in the store, and RemoteError."""
-        own = {one.path.removeprefix(listed.inside): one for one in listed.objects}
+        inside = listed.inside  # files beside the version are not its own
+        own = {one.path.removeprefix(inside): one for one in listed.objects if one.path.startswith(inside)}
         try:
             if MANIFEST in own:
                 self._fill_with_bundle(listed, own, folder)

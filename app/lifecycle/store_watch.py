@@ -223,11 +223,11 @@ class StoreWatch:
             while not work.done() and len(swept) > seen:  # it makes progress
                 seen = len(swept)
                 await asyncio.wait({work}, timeout=self._patience_s)
-            if work.done() or len(swept) == len(left):
+            ended = dict(swept)
+            if work.done() or len(ended) == len(left):
                 await work
                 return found | swept
             given_up.set()
-            ended = dict(swept)
             found |= ended
             hanging, *left = left[len(ended) :]
             found[hanging] = ModelLook(trouble=self._told(hanging))

@@ -63,6 +63,8 @@ class PrivateLoop:
         try:
             return future.result()
         except CancelledError:
+            if not self._refusal:
+                raise
             raise Unavailable(self._refusal) from None
         except BaseException:
             future.cancel()  # does nothing to one that has ended
@@ -71,10 +73,12 @@ class PrivateLoop:
     async def ask(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """The same for an awaiting caller, on any loop."""
         future, task = self.begin(work), asyncio.current_task()
+        assert task is not None, "an awaiting caller is a task"
+        cancelled_before = task.cancelling()
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            if self._refusal and task is not None and not task.cancelling():
+            if self._refusal and task.cancelling() == cancelled_before:
                 raise Unavailable(self._refusal) from None
             raise
 

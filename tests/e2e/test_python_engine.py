@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -318,14 +319,25 @@ def test_a_lost_engine_is_told_and_the_program_goes_on(switches: Path) -> None:
             engine.predict("images", digit("one"))
 
 
-def test_who_waits_hears_of_the_loss(switches: Path) -> None:
-    with convoy.Engine(switches / "store", engine="cpu") as engine, ThreadPoolExecutor(1) as threads:
+def test_waiting_callers_hear_of_the_loss(switches: Path) -> None:
+    async def await_after_a_cancellation() -> None:
+        """As in a clean-up, where a task goes on after it was cancelled."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        await engine.ainfer("rows", rows(1.0))
+
+    with convoy.Engine(switches / "store", engine="cpu") as engine, ThreadPoolExecutor(2) as threads:
         hold(switches)
-        waiting = threads.submit(engine.infer, "rows", rows(1.0))
-        wait_until(lambda: engine._inside._core.open_calls, "it waits")
+        blocked = threads.submit(engine.infer, "rows", rows(1.0))
+        awaiting = threads.submit(lambda: asyncio.run(await_after_a_cancellation()))
+        wait_until(lambda: engine._inside._core.open_calls == 2, "both wait")
         engine._inside._on_fatal("the device is gone")
-        with pytest.raises(Unavailable, match="the device is gone"):
-            waiting.result(30)
+        for caller in (blocked, awaiting):
+            with pytest.raises(Unavailable, match="the device is gone"):
+                caller.result(30)
         (switches / "hold").unlink()
 
 

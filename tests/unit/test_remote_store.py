@@ -113,6 +113,16 @@ def test_a_bare_model_that_changes_while_it_comes_is_not_used(
     assert left(near) == []
 
 
+def test_a_manifest_beside_the_versions_makes_no_bundle_of_a_bare_model(far: StoreFolder, near: Path) -> None:
+    """A bundle that was put a folder too high, for example."""
+    far.add_shift(1.0)
+    (far.root / "shift" / "manifest.json").write_text("{}")
+    store = opened(far, near)
+    (stored,) = versions(store, "shift")
+    store.fetch(stored)
+    assert (stored.folder / "model.onnx").exists()
+
+
 def test_what_the_store_has_no_more_is_pruned_at_the_next_start(far: StoreFolder, near: Path) -> None:
     for version in (1, 2):
         far.add_digits(version)
