@@ -68,8 +68,8 @@ MAX_JPEG_SEGMENTS = 5_000
 # A file within these limits, for a model as small, takes less time to decode than to hand to another thread.
 TINY_BYTES = 16 << 10
 TINY_PIXELS = 64 * 64
-# Texts and profiles in a PNG are compressed, and may become very long.
-_COMPRESSED_BESIDE_PIXELS = (b"zTXt", b"iTXt", b"iCCP")
+# Chunks of a PNG that may become very long, or take long to read.
+_SLOW_CHUNKS = (b"zTXt", b"iTXt", b"iCCP", b"eXIf")
 
 # Two pictures of 12 megapixels.
 KEPT_MEMORY = KeptMemory(most_bytes=128 << 20)
@@ -229,13 +229,31 @@ def _refuse_unannounced(size: tuple[int, int], name: str, encoded: bytes) -> Non
 
 
 def is_tiny(kind: str, encoded: memoryview, image: ImageSpec) -> bool:
-    """Whether a JPEG or PNG (`kind`) is decoded faster than it is handed to another thread. Only its header is read."""
+    """Whether a JPEG or PNG (`kind`) is surely decoded faster than it is handed to another thread; by its header."""
     if kind not in ("JPEG", "PNG") or len(encoded) > TINY_BYTES or image.height * image.width > TINY_PIXELS:
         return False
-    header = read_header(kind, encoded)
-    if header is None or header.pixels > TINY_PIXELS:
+    whole = bytes(encoded)
+    if not (_has_few_segments(whole) if kind == "JPEG" else _has_few_chunks(whole)):
         return False
-    return kind == "JPEG" or not any(chunk in bytes(encoded) for chunk in _COMPRESSED_BESIDE_PIXELS)
+    header = read_header(kind, encoded)
+    if header is None or not 0 < header.pixels <= TINY_PIXELS:
+        return False
+    width, height = full_size((header.width, header.height), image)  # before it is cropped
+    return width * height <= TINY_PIXELS
+
+
+def _has_few_segments(jpeg: bytes) -> bool:
+    """Whether it has at most as many markers as usual files, and no EXIF block."""
+    return jpeg.count(b"\xff") - jpeg.count(b"\xff\x00") <= 64 and b"Exif" not in jpeg
+
+
+def _has_few_chunks(png: bytes) -> bool:
+    """Whether it has at most as many chunks as usual files, and none that takes long."""
+    position, chunks = 8, 0
+    while position < len(png) and chunks <= 16:
+        position += 12 + int.from_bytes(png[position : position + 4])  # length, kind, content, checksum
+        chunks += 1
+    return chunks <= 16 and not any(kind in png for kind in _SLOW_CHUNKS)
 
 
 def preprocess(

@@ -81,7 +81,7 @@ class UploadRoom:
         return True
 
     def leave(self, upload: BodyReader, held: int) -> None:
-        """Count an upload no more that took some room; it has failed, or is in the slab."""
+        """Count an upload no more: it has failed, or is in the slab. Then it is the turn of those behind it."""
         self._uploads_bytes -= self._uploads.pop(upload, 0)
         self._slab.count_outside(-held)
         self._wake_soon()
@@ -121,7 +121,6 @@ class BodyReader:
         self._small = b""
         self._large: mmap.mmap | None = None  # above _SMALL_BYTES; only what has arrived takes memory
         self._held_bytes = 0
-        self._has_taken_room = False
         self._stalled_ns = 0  # waiting for memory, which does not count against the client
         if not call.may_ever_hold(self._declared):
             call.reserve(self._declared)  # raises with the reason
@@ -147,11 +146,9 @@ class BodyReader:
                     return await self._attempted(self._stored)
         finally:
             call.body_due_ns = None
-            if self._has_taken_room:
-                self._room.leave(self, self._held_bytes)
+            self._room.leave(self, self._held_bytes)
 
     def _add(self, piece: bytes) -> bool:
-        self._has_taken_room = True
         if not self._room.take(self, self._held_bytes, len(piece)):
             return False
         end = self._held_bytes + len(piece)

@@ -75,7 +75,7 @@ class LatencyModel:
         if not self._believed_ns:
             self._believed_ns[above] = float(max(1, took_ns))
             return
-        for power in (above if above == samples else above >> 1, above):
+        for power in (above, above if above == samples else above >> 1):
             if power not in self._believed_ns:
                 self._add_size(power)
         expected_ns = _at(self._believed_ns, samples)

@@ -440,6 +440,17 @@ def with_text(nbytes: int) -> bytes:
     return encoded(plain(8, 8, "red"), pnginfo=text)
 
 
+def with_segments(segment: bytes, times: int) -> bytes:
+    whole = encoded(plain(8, 8, "red"), "JPEG")
+    return whole[:2] + segment * times + whole[2:]
+
+
+def with_chunks(times: int) -> bytes:
+    whole = encoded(plain(8, 8, "red"))
+    empty = b"\x00\x00\x00\x00prIv" + zlib.crc32(b"prIv").to_bytes(4)
+    return whole[:33] + empty * times + whole[33:]
+
+
 @pytest.mark.parametrize(
     ("picture", "is_expected_tiny"),
     [
@@ -455,12 +466,16 @@ def with_text(nbytes: int) -> bytes:
         pytest.param(encoded(noise(32, 32), "JPEG"), True, id="jpeg"),
         pytest.param(encoded(noise(32, 32), "JPEG", progressive=True), True, id="progressive"),
         pytest.param(encoded(plain(65, 64, "red"), "JPEG"), False, id="jpeg-with-many-pixels"),
+        pytest.param(encoded(plain(8, 8, "red"), "JPEG", exif=Image.Exif().tobytes()), False, id="exif"),
+        pytest.param(with_segments(b"\xff\xe1\x00\x02", 3900), False, id="many-segments"),
+        pytest.param(with_chunks(1000), False, id="many-chunks"),
         pytest.param(encoded(noise(8, 8), "GIF"), False, id="gif"),
         pytest.param(b"", False, id="nothing"),
     ],
 )
 def test_only_small_images_without_long_texts_are_tiny(picture: bytes, is_expected_tiny: bool) -> None:
     assert is_tiny_file(memoryview(picture), EXACT) == is_expected_tiny
+    assert not is_tiny_file(memoryview(encoded(plain(6, 600, "red"), "JPEG")), CROPPED), "long before it is cropped"
     assert not is_tiny_file(memoryview(picture), replace(EXACT, height=224, width=224))
 
 
