@@ -58,6 +58,12 @@ class GpuReading:
     ecc_errors: int | None = None
 
 
+# By NVML's own names, which a test compares with the library.
+_TEMPERATURE_OF_GPU = 0  # NVML_TEMPERATURE_GPU
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
+_UNCORRECTED, _SINCE_DRIVER_LOAD = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
+
+
 class GpuProbe:
     """Asks one GPU, again and again: the one that CUDA calls so. Raises NvmlUnavailable where NVML does not find it.
 
@@ -91,13 +97,11 @@ class GpuProbe:
             power_w=_if_told(self._ask("nvmlDeviceGetPowerUsage"), lambda milli: milli / 1000),
             power_limit_w=_if_told(self._ask("nvmlDeviceGetEnforcedPowerLimit"), lambda milli: milli / 1000),
             energy_j=_if_told(self._ask("nvmlDeviceGetTotalEnergyConsumption"), lambda milli: milli / 1000),
-            temperature_c=self._ask("nvmlDeviceGetTemperature", 0),  # NVML_TEMPERATURE_GPU
-            # NVML_CLOCK_SM, NVML_CLOCK_MEM
-            sm_clock_hz=_if_told(self._ask("nvmlDeviceGetClockInfo", 1), lambda mega: mega * 1_000_000),
-            memory_clock_hz=_if_told(self._ask("nvmlDeviceGetClockInfo", 2), lambda mega: mega * 1_000_000),
+            temperature_c=self._ask("nvmlDeviceGetTemperature", _TEMPERATURE_OF_GPU),
+            sm_clock_hz=_if_told(self._ask("nvmlDeviceGetClockInfo", _CLOCK_SM), lambda mega: mega * 1_000_000),
+            memory_clock_hz=_if_told(self._ask("nvmlDeviceGetClockInfo", _CLOCK_MEMORY), lambda mega: mega * 1_000_000),
             throttled_by=_if_told(self._throttle_bits(), _names_of),
-            # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
-            ecc_errors=self._ask("nvmlDeviceGetTotalEccErrors", 1, 0),
+            ecc_errors=self._ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _SINCE_DRIVER_LOAD),
         )
 
     def _slice_of(self, whole: Any) -> Any:
