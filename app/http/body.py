@@ -70,8 +70,9 @@ class UploadRoom:
                 self._uploads[upload] = held
                 self._uploads_bytes += held
             is_oldest = next(iter(self._uploads)) is upload
-            # A fourth of the slab is for small requests, and for those that are whole.
-            if not is_oldest and self._uploads_bytes + more > 0.75 * self._slab.capacity_bytes:
+            # The other half is for small and for whole requests, and for the oldest upload, which never waits for the
+            # others if its body is no longer than that.
+            if not is_oldest and self._uploads_bytes + more > self._slab.capacity_bytes // 2:
                 return False
         if not self._slab.count_outside(more):
             return False

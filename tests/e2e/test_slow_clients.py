@@ -245,7 +245,7 @@ def test_uploads_that_stall_leave_room_for_ordinary_pictures_and_end_in_a_429() 
             pool.submit(_send_or_break, wire, head(DIGITS, {"Content-Length": str(body_bytes)}) + bytes(part_bytes))
             for wire in wires
         ]
-        wait_until(lambda: server.stats()["inflight_bytes"] > 10 * MIB, "the uploads' part of the room is full")
+        wait_until(lambda: server.stats()["inflight_bytes"] > 7 * MIB, "the uploads' part of the room is full")
         for _ in range(20):
             assert server.post(DIGITS, content=digit("seven")).status_code == 200
             assert server.stats()["inflight_bytes"] <= 16 * MIB
