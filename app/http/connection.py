@@ -178,16 +178,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_headers = True
 
     def on_url(self, url: bytes) -> None:
-        self._header_bytes += len(url)
-        if self._header_bytes > self.limits.header_bytes:
-            raise HeadersTooLong
+        self._count_header(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Also called for the trailers of a chunked body, which nothing else bounds.
-        self._header_bytes += len(name) + len(value) + 4
-        if self._header_bytes > self.limits.header_bytes:
-            raise HeadersTooLong
+        self._count_header(len(name) + len(value) + 4)
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = self.parser.get_http_version() != "1.0"  # which knows no such answer
@@ -289,6 +285,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def _stop_timer(self, name: str) -> None:
         if name in self._timers:
             self._timers.pop(name).cancel()
+
+    def _count_header(self, nbytes: int) -> None:
+        self._header_bytes += nbytes
+        if self._header_bytes > self.limits.header_bytes:
+            raise HeadersTooLong
 
     def _arm_header_timer(self) -> None:
         self._start_timer("header", self.limits.header_timeout_s, self._headers_are_too_slow)

@@ -74,13 +74,13 @@ class HotRoute(ABC):
         served, limits = call.find(names["model"], names.get("version")), self.options.body
         self.admit(served)
         call.limit(self._timeout_ms(head, served))
-        encoding = request_encoding(head.headers) if b"content-encoding" in head.headers else None
+        encoding = request_encoding(head.headers)
         body = await BodyReader(call, declared_length(head.headers, limits), limits, self._room).read(receive)
         call.until_client_leaves = partial(_until_client_leaves, receive)
         if encoding is not None:
             body = await inflate(body, encoding, call, self.decoder, limits)
         reply = await self.answer(call, head, served, body)
-        wanted = reply_encoding(head.headers, reply) if b"accept-encoding" in head.headers else None
+        wanted = reply_encoding(head.headers, reply)
         return reply if wanted is None else await self.decoder.run_owed(compress, reply, wanted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

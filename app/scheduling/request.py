@@ -69,8 +69,6 @@ class Request:
     @property
     def expiry_ns(self) -> int | None:
         """When waiting any longer is pointless, whatever the engines do."""
-        if self.latest_start_ns is None:
-            return self.deadline_ns
         return earliest_ns(self.deadline_ns, self.latest_start_ns)
 
 

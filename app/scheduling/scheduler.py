@@ -371,7 +371,7 @@ class Scheduler:
         answered: list[SlotRef] = []
         unwanted: list[SlotRef] = []
         times, samples = result.times, dispatch.samples
-        batch = None if self.trace_batch is None else self._traced(self.trace_batch, running, result, ended_ns)
+        batch = self._traced(running, result, ended_ns)
         # What it waited for the device, already in the engine, is waiting too.
         began_ns = running.started_ns + times.waited_ns
         for request, answers in zip(dispatch.requests, result.answers, strict=True):
@@ -388,18 +388,18 @@ class Scheduler:
         self._slab.move(answered, SlotState.ANSWERED)
         tell(self._observer.batch_ran, dispatch, result, ended, self._now_ns())
 
-    def _traced(
-        self, trace_batch: TraceBatch, running: Running, result: BatchResult | EngineFailure, ended_ns: int
-    ) -> BatchTrace | None:
+    def _traced(self, running: Running, result: BatchResult | EngineFailure, ended_ns: int) -> BatchTrace | None:
+        if self.trace_batch is None:
+            return None
         try:
-            return trace_batch(running.dispatch, running.started_ns, ended_ns, result)
+            return self.trace_batch(running.dispatch, running.started_ns, ended_ns, result)
         except Exception as error:  # must not cost an answer
             tell_bug("tracing a batch", error)
             return None
 
     def _blame(self, entry: _LaneEntry, running: Running, failure: EngineFailure, ended_ns: int) -> None:
         dispatch = running.dispatch
-        batch = None if self.trace_batch is None else self._traced(self.trace_batch, running, failure, ended_ns)
+        batch = self._traced(running, failure, ended_ns)
         tell(self._observer.batch_failed, dispatch, str(failure))
         if failure.scope in (FailureScope.ENGINE, FailureScope.DEVICE):
             for request in dispatch.requests:
