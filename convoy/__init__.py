@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from convoy.app.python.records import Detections as Detections
     from convoy.app.python.records import ModelSummary as ModelSummary
     from convoy.app.python.records import Segmentation as Segmentation
+    from convoy.export.python import ExportResult as ExportResult
+    from convoy.export.python import export as export
     from convoy.models.errors import ConvoyError as ConvoyError
     from convoy.models.errors import RequestError as RequestError
 
@@ -41,6 +43,7 @@ _PLACES = {
     "Detection": "convoy.app.pictures.answering:Detection",
     "Detections": "convoy.app.python.records:Detections",
     "Engine": "convoy.app.python.engine:PythonEngine",
+    "ExportResult": "convoy.export.python:ExportResult",
     "ModelSummary": "convoy.app.python.records:ModelSummary",
     "Prediction": "convoy.app.pictures.scores:Prediction",
     "RemoteModel": "convoy.app.client.records:RemoteModel",
@@ -56,15 +59,19 @@ __all__ = [
     "Detection",
     "Detections",
     "Engine",
+    "ExportResult",
     "ModelSummary",
     "Prediction",
     "RemoteModel",
     "RequestError",
     "Segmentation",
+    "export",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "export":
+        return import_module("convoy.export")  # a module that can be called
     if name not in _PLACES:
         raise AttributeError(f"module 'convoy' has no attribute {name!r}")
     module, _, attribute = _PLACES[name].partition(":")
@@ -73,4 +80,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -37,7 +37,9 @@ CaFile = Annotated[
 CertFile = Annotated[Path | None, typer.Option(help="File with a certificate to show the server, in PEM.")]
 CertKeyFile = Annotated[Path | None, typer.Option(help="File with its key, in PEM; by default the same file.")]
 # What means something else to each command that has it, and so has the command's name in its twin's.
-OWN_MEANINGS = frozenset({"batch_size", "json", "max_batch", "out", "seed", "timeout", "weights", "weights_key"})
+OWN_MEANINGS = frozenset(
+    {"batch_size", "config", "json", "max_batch", "out", "seed", "timeout", "weights", "weights_key"}
+)
 # Those of one command only; to the others the option is the same thing.
 _OWN_OF_ONE = frozenset({("train", "precision")})
 
@@ -169,12 +171,23 @@ def train(
 
 
 @_of_record("convoy.export.options", "ExportOptions")
-def export(**asked: Any) -> None:
+def export(
+    *,
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file of these options; the command line and the environment overrule it.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print every finding, not only the first ten.")] = False,
+    **asked: Any,
+) -> None:
     """Turn a trained CNN into a verified bundle."""
     from convoy.export.command import run
+    from convoy.export.config_file import read_options
     from convoy.export.options import ExportOptions
 
-    run(ExportOptions(**asked), _console(), _typed("export"))
+    if config is not None:
+        asked |= {name: value for name, value in read_options(config).items() if _source(context, name) == "DEFAULT"}
+    run(ExportOptions(**asked), _console(), _typed("export"), is_verbose=verbose)
 
 
 @_of_record("convoy.export.options", "BuildAheadOptions")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,9 +34,11 @@ from convoy.export.assemble import (
     verdicts,
 )
 from convoy.export.cache import NO_CACHE, StepCache, default_root
+from convoy.export.config_file import as_yaml
 from convoy.export.data import ExportData, ImageSet, load_data
 from convoy.export.options import ExportOptions
 from convoy.export.plan import ExportPlan, make_plan
+from convoy.export.preparations import better_preparation
 from convoy.export.profiling.profile import Timings, measured_everywhere
 from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.progress import SILENT, Progress
@@ -60,6 +62,7 @@ from convoy.export.report.mistakes import find_mistakes
 from convoy.export.rows import count_of
 from convoy.export.sources.onnx_plain import export_plain, is_plain
 from convoy.export.sources.onnx_sizes import free_sizes, listed
+from convoy.export.sources.origin import default_name, parse_source
 from convoy.export.sources.to_onnx import reused, to_onnx
 from convoy.export.sources.torch_job import INPUT_NAME, Answered, TorchResult
 from convoy.export.terminal import RichProgress, summary
@@ -70,6 +73,7 @@ from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
 from convoy.models.bundle import Manifest, busy_words, read_manifest
 from convoy.models.datasets import source_labels
 from convoy.models.errors import BundleError, JobError
+from convoy.models.samples import some
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.store import disk_errors
 from convoy.models.tasks import CLASS_TASKS
@@ -78,7 +82,7 @@ _FIRST_LOOK_IMAGES = 512
 _RANDOM = "its weights are random (--random-weights), so that its answers mean nothing"
 
 
-def run(options: ExportOptions, console: Console, again: str = "the same command") -> Path:
+def run(options: ExportOptions, console: Console, again: str = "the same command", *, is_verbose: bool = False) -> Path:
     """Export, or measure again, drawing progress and at the end one table on `console`; returns the published folder.
 
     `again` is what to run after an interrupt. Raises UsageError for a wrong call and JobError for a job that
@@ -95,17 +99,17 @@ def run(options: ExportOptions, console: Console, again: str = "the same command
     except KeyboardInterrupt:
         raise JobError(f"interrupted; nothing was published; finished steps are kept, to go on run: {again}") from None
     manifest = read_manifest(folder)
-    console.print(summary(manifest))
+    console.print(summary(manifest, is_verbose=is_verbose))
     if share := manifest.busiest_share:
         console.print(Text(busy_words(share, shlex.quote(str(folder))), style="yellow"), soft_wrap=True)
     console.print(f"published {folder}; its report.html shows it all", soft_wrap=True, highlight=False)
     if options.remeasure is not None:
         return folder
-    _refuse_missing(options, manifest, left_out)
+    refuse_missing(options, manifest, left_out)
     return folder
 
 
-def _refuse_missing(options: ExportOptions, manifest: Manifest, left_out: LeftOut) -> None:
+def refuse_missing(options: ExportOptions, manifest: Manifest, left_out: LeftOut) -> None:
     """Raises JobError where precisions that were asked for by name cannot be made, or the gate refuses them."""
     gate = AccuracyGate(options.accuracy_budget_points, options.strict_gate)
     asked = {part.strip() for part in (options.precisions or "").split(",")}
@@ -133,14 +137,19 @@ def export_bundle(
     progress: Progress = SILENT,
     cache: StepCache = NO_CACHE,
     left_out: LeftOut | None = None,
+    repeated_by: Callable[[ExportOptions], str] = as_yaml,
 ) -> Path:
     """The pipeline; returns the published folder. Raises UsageError and JobError; an interrupt leaves nothing.
 
-    What cannot be made is noted in `left_out`, and the fp32 reference's reason says so.
+    `repeated_by` makes the file that repeats the export. What cannot be made is noted in `left_out`, and the fp32
+    reference's reason says so.
     """
+    options = _named(options)
     if is_plain(options):
-        return export_plain(options, progress)
-    plan, signer = make_plan(options), signer_of(options.sign)
+        return export_plain(options, progress, repeated_by(options))
+    plan, signer = replace(make_plan(options), repeated_by=repeated_by(options)), signer_of(options.sign)
+    for line in _understood(plan):
+        progress.say(line)
     recipes = select(
         plan.asked.precisions, can_calibrate=plan.asked.calibrate is not None or plan.asked.allow_random_calibration
     )
@@ -158,6 +167,19 @@ def export_bundle(
             return _prove_and_publish(plan, recipes, data, torch, progress, cache, signer, left_out or LeftOut())
         except EngineFailure as failure:
             raise JobError(f"the serving engine cannot run the network: {failure}") from failure
+
+
+def _named(options: ExportOptions) -> ExportOptions:
+    """The same with a name. Raises UsageError where the source is not understood."""
+    return replace(options, name=options.name or default_name(parse_source(options.source, trust=options.trust)))
+
+
+def _understood(plan: ExportPlan) -> Iterator[str]:
+    """What was found out, a line each, with the option that overrules it."""
+    yield f"name: {plan.asked.name} (--name)"
+    if plan.labels_from:
+        found = f"{len(plan.labels)} folders of {plan.labels_from}"
+        yield f"labels: the {found} in alphabetical order, {some(plan.labels)} (--labels)"
 
 
 def _without_fp8(
@@ -247,7 +269,7 @@ def _prove(
             if torch.noise is not None:
                 found.append(check(torch.noise.samples, torch.noise.reference, on=ON_NOISE))
         errors = {name: max(one[name] for one in found) for name in torch.reference}
-        _first_look(plan, torch, fp32, data, expected, judge, progress, cache)
+        _first_look(plan, torch, fp32, spec, data, expected, judge, progress, cache)
     maker = None
     if len(recipes) > 1:
         assert data.calibration is not None, "recipes that need images were chosen without any; this is a bug"
@@ -295,6 +317,7 @@ def _prove(
             sanity=sanity,
             mistakes=mistakes,
             signer=signer,
+            options=plan.repeated_by,
         )
 
 
@@ -335,6 +358,7 @@ def _first_look(
     plan: ExportPlan,
     torch: TorchResult,
     fp32: OpenVariant,
+    spec: ModelSpec,
     data: ExportData,
     expected: Expectations,
     judge: Judge,
@@ -350,7 +374,10 @@ def _first_look(
         sanity = judge_reference(
             outcomes, few.labels, expected, is_sample=few.count < data.evaluation.count, samples=plan.samples
         )
-        _refuse(sanity.objections, torch)
+        advice = ""
+        if sanity.objections and isinstance(few, ImageSet):
+            advice = better_preparation(plan, spec, few, float(outcomes.right.mean()), progress)
+        _refuse(sanity.objections, torch, advice)
 
 
 def _sanity(plan: ExportPlan, torch: TorchResult, score: Score, expected: Expectations) -> Sanity:
@@ -370,13 +397,12 @@ def _sanity(plan: ExportPlan, torch: TorchResult, score: Score, expected: Expect
     return sanity
 
 
-def _refuse(objections: Sequence[str], torch: TorchResult) -> None:
+def _refuse(objections: Sequence[str], torch: TorchResult, advice: str = "") -> None:
     if objections:
         # Other weights in the same file may be the ones that were meant.
-        taken = f"; the weights are {torch.weights_entry}" if torch.weights_entry else ""
-        raise JobError(
-            f"nothing was published, for {'; and '.join(objections)}{taken}; --force publishes it all the same"
-        )
+        taken = f"the weights are {torch.weights_entry}" if torch.weights_entry else ""
+        said = "; ".join(filter(None, ("; and ".join(objections), taken, advice)))
+        raise JobError(f"nothing was published, for {said}; --force publishes it all the same")
 
 
 def _spec(

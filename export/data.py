@@ -162,7 +162,7 @@ def load_data(plan: ExportPlan, step: Step) -> ExportData:
     compared = evaluation or held_out
     if compared is None:
         return ExportData(shown, evaluation, noise.inputs, real=False)
-    return ExportData(shown, evaluation, _decoded(compared.thinned(count), step), real=True)
+    return ExportData(shown, evaluation, decoded(compared.thinned(count), step), real=True)
 
 
 def _evaluated(plan: ExportPlan) -> SampleSet:
@@ -224,7 +224,8 @@ def _refuse_shared(calibration: SampleSet, evaluation: SampleSet) -> None:
         )
 
 
-def _decoded(chosen: SampleSet, step: Step) -> dict[str, np.ndarray]:
+def decoded(chosen: SampleSet, step: Step) -> dict[str, np.ndarray]:
+    """All inputs by name, each [samples, ...]. Raises JobError where no image can be read."""
     step.expect(chosen.count)
     chunks: Sequence[Chunk] = list(chosen.chunks(step, _SAMPLES_AT_ONCE))
     if not chunks:

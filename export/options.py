@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, get_type_hints
+from typing import Annotated, ParamSpec, TypeVar, get_type_hints
 
 from convoy.models.errors import UsageError
 from convoy.models.option import Option
 from convoy.models.priorities import ORDINARY_PRIORITIES
 
+_P, _T = ParamSpec("_P"), TypeVar("_T")
 _PLAN_CACHE = Option("Folder of plans; by default the server's.")
 
 
@@ -27,9 +29,14 @@ class ExportOptions:
     """
 
     source: Annotated[
-        str, Option("zoo:NAME, torchvision:NAME, timm:NAME, file.py:factory, FILE.onnx or FILE.pt2.", is_argument=True)
+        str,
+        Option(
+            "zoo:NAME, torchvision:NAME, timm:NAME, file.py:factory, 'file.py:Net(num_classes=5)', FILE.onnx or "
+            "FILE.pt2.",
+            is_argument=True,
+        ),
     ] = ""
-    name: Annotated[str, Option("Name to serve the model under.")] = ""
+    name: Annotated[str, Option("Name to serve the model under; default: the source's.")] = ""
     weights: Annotated[Path | None, Option("Checkpoint, .safetensors or .pth; default: download.")] = None
     input: Annotated[
         str | None,
@@ -46,7 +53,13 @@ class ExportOptions:
     ] = None
     detection: Annotated[Path | None, Option("JSON file: how a detector's outputs become boxes.")] = None
     labels: Annotated[Path | None, Option("File with one label a line, or imagenet.")] = None
-    preprocess: Annotated[str | None, Option("imagenet, unit, or a JSON file.")] = None
+    preprocess: Annotated[
+        str | None,
+        Option(
+            "How images are prepared: imagenet, inception, clip, cifar10, mnist, unit (0..1), raw (0..255), "
+            "file.py:transform (torchvision), timm:NAME, or a JSON file (Convoy's, timm's or transformers')."
+        ),
+    ] = None
     mean: Annotated[str | None, Option("Mean per channel, of pixels in 0..1: 0.5,0.5,0.5.")] = None
     std: Annotated[str | None, Option("Standard deviation per channel, likewise.")] = None
     resize: Annotated[str | None, Option("Shorter side before the crop, or HxW to scale to straight.")] = None
@@ -115,20 +128,47 @@ class ExportOptions:
             if others:
                 raise UsageError(
                     f"--remeasure measures a bundle that is there, and takes nothing beside it but --store and --sign; "
-                    f"leave out {', '.join(map(_flag, others))}"
+                    f"leave out {', '.join(map(flag_of, others))}"
                 )
         elif not self.source:
             raise UsageError("SOURCE is missing; say what to export, such as torchvision:resnet18 or model.onnx")
-        elif not self.name:
-            raise UsageError("--name is missing; say under which name to serve the model")
         if re.match(r"[a-z0-9]+:/", str(self.store)):
             raise UsageError("--store must be a folder here; write to one, and upload it, such as by `aws s3 sync`")
 
 
-def _flag(name: str) -> str:
-    """What a field is called on the command line."""
-    said: Option = get_type_hints(ExportOptions, include_extras=True)[name].__metadata__[0]
-    return "SOURCE" if said.is_argument else said.name or f"--{name.replace('_', '-')}"
+def option_of(field: str) -> Option:
+    """The option that sets a field of `ExportOptions`."""
+    option: Option = get_type_hints(ExportOptions, include_extras=True)[field].__metadata__[0]
+    return option
+
+
+def flag_of(field: str) -> str:
+    """What a field is called on the command line: `SOURCE`, or its `--option`."""
+    option = option_of(field)
+    return "SOURCE" if option.is_argument else option.name or f"--{field.replace('_', '-')}"
+
+
+class MissingOption(UsageError):
+    """An option that must be given: its `flag`, and an `example` of its value, empty for a flag without one."""
+
+    def __init__(self, message: str, flag: str, example: str) -> None:
+        super().__init__(message)
+        self.flag, self.example = flag, example
+
+
+class Mistakes:
+    """Collects what is wrong with a call, so that all of it is reported at once."""
+
+    def __init__(self) -> None:
+        self.found: list[UsageError] = []
+
+    def attempt(self, check: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+        """What `check` returns; None where it raises UsageError, which is kept."""
+        try:
+            return check(*args, **kwargs)
+        except UsageError as error:
+            self.found.append(error)
+            return None
 
 
 @dataclass(frozen=True, slots=True)

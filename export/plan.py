@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Literal, cast, get_args
 
 from convoy.export.arrays import is_array_file, read_array_file
 from convoy.export.class_names import read_class_map, read_labels
-from convoy.export.options import ExportOptions
+from convoy.export.config_file import as_command
+from convoy.export.options import ExportOptions, MissingOption, Mistakes
 from convoy.export.proof.sanity import Claim, Expectations
 from convoy.export.sources.onnx_source import tensor_inputs
 from convoy.export.sources.origin import (
@@ -28,12 +29,19 @@ from convoy.export.sources.origin import (
     parse_function,
     parse_source,
 )
-from convoy.export.sources.preprocess import ImageChanges, parse_changes, parse_front, parse_input, resolve_image
+from convoy.export.sources.preprocess import (
+    ImageChanges,
+    is_of_tensors,
+    parse_changes,
+    parse_front,
+    parse_input,
+    resolve_image,
+)
 from convoy.export.sources.torch_job import INPUT_NAME, WeightsFrom
-from convoy.models.datasets import is_flat_folder, source_labels
+from convoy.models.datasets import folder_classes, is_flat_folder, source_labels
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.plan_cache import plan_folder
-from convoy.models.priorities import Priorities
+from convoy.models.priorities import ORDINARY_PRIORITIES, Priorities
 from convoy.models.records import from_jsonable
 from convoy.models.samples import NO_OTHER_NAMES
 from convoy.models.spec import OIP_NAMES, Activation, ImageSpec, TensorSpec
@@ -42,11 +50,6 @@ from convoy.models.tasks import DetectionOutputs, Task
 from convoy.models.weights.key import refuse_needless_key
 
 _TENSOR = re.compile(r"(?:([A-Za-z_][\w.]*)=)?([1-9]\d{0,8}(?:x[1-9]\d{0,8})*)(?::(\w+))?")
-
-
-def is_of_tensors(text: str) -> bool:
-    """Whether it is not the spelling of an image, channels x height x width without a name."""
-    return "=" in text or ":" in text or text.count("x") != 2
 
 
 def parse_tensors(text: str) -> tuple[TensorSpec, ...]:
@@ -88,7 +91,9 @@ MethodChoice = Literal["auto", "minmax", "entropy", "percentile"]
 class ExportPlan:
     """What was `asked` for, and what became of those options that mean more than they say.
 
-    `labels` is empty where none are known; then nothing can be evaluated. `classes_known_as` gives the label of what
+    `labels` is empty where none are known; then nothing can be evaluated. `labels_from` is the folder whose class
+    folders they are, empty where they come from elsewhere. `repeated_by` is the file that repeats the export.
+    `classes_known_as` gives the label of what
     data sets call otherwise. `weights` is the file that holds the weights, for sources that carry their own the source
     itself. `preprocessing` says whose words `image` is where the user said some. `activation` None asks for it to be
     found out. `stated` is what the checkpoint says of its accuracy. `is_free`: other heights and widths than the
@@ -115,6 +120,8 @@ class ExportPlan:
     expected: Expectations
     stated: Stated | None
     plan_cache: Path
+    labels_from: str = ""
+    repeated_by: str = ""
     is_free: bool = False
     task: Task | None = None
     detection: DetectionOutputs | None = None
@@ -127,45 +134,58 @@ class ExportPlan:
 
 
 def make_plan(options: ExportOptions) -> ExportPlan:
-    """Raises UsageError for what was called wrongly, JobError for a checkpoint that cannot be read."""
+    """The options checked and completed.
+
+    Raises UsageError, which names all that is wrong or missing and then the complete command; JobError for a
+    checkpoint that cannot be read.
+    """
+    mistakes = Mistakes()
+    attempt = mistakes.attempt
     source = parse_source(options.source, trust=options.trust)
-    check_name(options.name)
-    check_max_batch(options.max_batch)
-    if not 0 <= options.accuracy_budget_points <= 100:
-        raise UsageError(f"--accuracy-budget must be from 0 to 100 points, got {options.accuracy_budget_points}")
-    if options.int8_budget_s <= 0:
-        raise UsageError(f"--int8-budget-s must be more than 0 seconds, got {options.int8_budget_s:g}")
-    tensors = parse_tensors(options.input) if options.input is not None and is_of_tensors(options.input) else ()
-    asked = parse_input(options.input) if options.input is not None and not tensors else None
+    attempt(check_name, options.name)
+    attempt(check_max_batch, options.max_batch)
+    attempt(_check_budgets, options)
+    tensors: tuple[TensorSpec, ...] = ()
+    asked = None
+    if options.input is not None and is_of_tensors(options.input):
+        tensors = attempt(parse_tensors, options.input) or ()
+    elif options.input is not None:
+        asked = attempt(parse_input, options.input)
     size = asked.of_pictures if asked else None
-    front = parse_front(options.front)
-    changes = parse_changes(options.mean, options.std, options.resize, options.crop, options.interpolation)
-    origin = find_origin(options, source, size)
-    labels = _labels(options, origin)
-    metric = parse_function(options.metric, "--metric") if options.metric is not None else None
-    if options.evaluate is not None and not labels and _has_classes(options.evaluate) and metric is None:
-        raise UsageError("--evaluate needs to know which output is which class; pass --labels FILE, one class a line")
-    if metric is not None and options.evaluate is None:
-        raise UsageError("--metric scores outputs against targets; pass --evaluate FILE.npz with an array of targets")
-    task = None if options.task is None else cast(Task, _known("--task", options.task, get_args(Task)))
-    detection = read_detection_file(options.detection) if options.detection is not None else None
-    if detection is not None and task not in (None, "detect"):
-        raise UsageError(f"--detection says how boxes are read, and --task {task} has none; leave one of them out")
-    if source.kind == "zoo" and not labels:
-        raise UsageError("the zoo needs to know the number of classes; pass --labels FILE, one class a line")
-    refuse_needless_key(options.weights_key, origin.weights if origin.weights_from == "file" else None)
-    method = _known("--calibration-method", options.calibration_method, get_args(MethodChoice))
+    front = attempt(parse_front, options.front) or "uint8_nhwc"
+    steps = options.mean, options.std, options.resize, options.crop, options.interpolation
+    changes = attempt(parse_changes, *steps) or ImageChanges()
+    metric = attempt(parse_function, options.metric, "--metric") if options.metric is not None else None
+    task = attempt(_task, options)
+    detection = attempt(read_detection_file, options.detection) if options.detection is not None else None
+    attempt(_check_combinations, options)
+    expected = attempt(_expectations, options) or Expectations()
+    activation = attempt(parse_activation, options.activation)
+    priorities = attempt(priorities_of, options) or ORDINARY_PRIORITIES
+    origin = attempt(find_origin, options, source, size, mistakes)
     image: ImageSpec | None = None
+    labels: tuple[str, ...] = ()
+    labels_from = ""
     inputs = tensors
-    arrays = next((one for one in (options.calibrate, options.evaluate) if one and is_array_file(one)), None)
-    if origin.image is None and not changes.typed and options.preprocess is None and (tensors or arrays):
-        inputs = _tensor_inputs(source, tensors, Path(arrays) if arrays else None)
-    else:
-        image = resolve_image(
-            options.preprocess,
-            *(size, origin.size, origin.image, front, origin.why_no_image, changes),
-            partial(channels_of, source),
-        )
+    if origin is not None:
+        labels, labels_from = attempt(_labels, options, origin) or ((), "")
+        attempt(_check_labels, options, source, labels)
+        weights_file = origin.weights if origin.weights_from == "file" else None
+        attempt(refuse_needless_key, options.weights_key, weights_file)
+        arrays = next((one for one in (options.calibrate, options.evaluate) if one and is_array_file(one)), None)
+        if origin.image is None and not changes.typed and options.preprocess is None and (tensors or arrays):
+            inputs = attempt(_tensor_inputs, source, tensors, Path(arrays) if arrays else None) or ()
+        else:
+            image = attempt(
+                resolve_image,
+                options.preprocess,
+                *(size, origin.size, origin.image, front, origin.why_no_image, changes),
+                partial(channels_of, source),
+            )
+    known_as = attempt(_classes_known_as, options, labels) or NO_OTHER_NAMES
+    refuse_mistakes(options, mistakes)
+    assert origin is not None
+    if image is not None:
         inputs = (TensorSpec(INPUT_NAME, image.tensor_dtype, image.tensor_shape),)
     return ExportPlan(
         asked=options,
@@ -177,11 +197,12 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         inputs=inputs,
         preprocessing=_preprocessing(options, changes),
         labels=labels,
-        classes_known_as=_classes_known_as(options, labels),
-        calibration_method=cast(MethodChoice, method),
-        priorities=priorities_of(options),
-        activation=parse_activation(options.activation),
-        expected=_expectations(options),
+        labels_from=labels_from,
+        classes_known_as=known_as,
+        calibration_method=cast(MethodChoice, options.calibration_method),
+        priorities=priorities,
+        activation=activation,
+        expected=expected,
         stated=origin.stated,
         plan_cache=plan_folder(options.plan_cache),
         is_free=asked is not None and asked.is_free,
@@ -189,6 +210,53 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         detection=detection,
         metric=metric,
     )
+
+
+def refuse_mistakes(options: ExportOptions, mistakes: Mistakes) -> None:
+    """Raises UsageError where there are any; for options that are missing it ends with the command to paste."""
+    if not mistakes.found:
+        return
+    texts = list(dict.fromkeys(map(str, mistakes.found)))
+    if len(texts) > 1:
+        texts = [f"{len(texts)} mistakes:", *(f"  - {text}" for text in texts)]
+    missing = {one.flag: one.example for one in mistakes.found if isinstance(one, MissingOption)}
+    if missing:
+        texts.append(f"for example: {as_command(options, missing)}")
+    raise UsageError("\n".join(texts))
+
+
+def _check_budgets(options: ExportOptions) -> None:
+    if not 0 <= options.accuracy_budget_points <= 100:
+        raise UsageError(f"--accuracy-budget must be from 0 to 100 points, got {options.accuracy_budget_points}")
+    if options.int8_budget_s <= 0:
+        raise UsageError(f"--int8-budget-s must be more than 0 seconds, got {options.int8_budget_s:g}")
+    _known("--calibration-method", options.calibration_method, get_args(MethodChoice))
+
+
+def _task(options: ExportOptions) -> Task | None:
+    return None if options.task is None else cast(Task, _known("--task", options.task, get_args(Task)))
+
+
+def _check_combinations(options: ExportOptions) -> None:
+    if options.metric is not None and options.evaluate is None:
+        raise MissingOption(
+            "--metric scores outputs against targets; pass --evaluate FILE.npz with an array of targets",
+            *("--evaluate", "FILE.npz"),
+        )
+    if options.detection is not None and options.task not in (None, "detect"):
+        raise UsageError(
+            f"--detection says how boxes are read, and --task {options.task} has none; leave one of them out"
+        )
+
+
+def _check_labels(options: ExportOptions, source: ModelSource, labels: Sequence[str]) -> None:
+    is_scored_by_class = options.evaluate is not None and options.metric is None and _has_classes(options.evaluate)
+    if labels or not (is_scored_by_class or source.kind == "zoo"):
+        return
+    why = "--evaluate needs to know which output is which class"
+    if source.kind == "zoo":
+        why = "the zoo needs to know the number of classes"
+    raise MissingOption(f"{why}; pass --labels FILE, one class a line", "--labels", "labels.txt")
 
 
 def _has_classes(source: str) -> bool:
@@ -225,7 +293,7 @@ def _expectations(options: ExportOptions) -> Expectations:
         if percent is None:
             continue
         if options.evaluate is None:
-            raise UsageError(f"{flag} needs labelled images to hold it against; pass --evaluate DATASET")
+            raise MissingOption(f"{flag} needs labelled images; pass --evaluate DATA", "--evaluate", "DATA")
         if not 1 < percent <= 100:
             hint = f", for example {flag} {100 * percent:g}" if 0 < percent <= 1 else ""
             raise UsageError(f"{flag} is in percent, above 1 and at most 100{hint}; got {percent:g}")
@@ -237,14 +305,24 @@ def _expectations(options: ExportOptions) -> Expectations:
     )
 
 
-def _labels(options: ExportOptions, origin: Origin) -> tuple[str, ...]:
-    """From `--labels`, else the weights' own, else those of a built-in data set that is evaluated."""
+def _labels(options: ExportOptions, origin: Origin) -> tuple[tuple[str, ...], str]:
+    """The labels, and the folder whose class folders they are, empty where they come from elsewhere.
+
+    They come from `--labels`, else the weights, else the data set. A folder that only has classes of the published
+    weights does not replace their labels.
+    """
     if options.labels is not None:
-        return read_labels(options.labels)
+        return read_labels(options.labels), ""
     if origin.labels and origin.are_labels_sure:
-        return origin.labels
-    evaluated = source_labels(options.evaluate) if options.evaluate is not None else None
-    return evaluated or origin.labels
+        return origin.labels, ""
+    for source in filter(None, (options.evaluate, options.calibrate)):
+        if built_in := source_labels(source):
+            return built_in, ""
+        if options.class_map is None and Path(source).is_dir() and _has_classes(source):
+            classes = folder_classes(Path(source))
+            if not set(classes) <= set(origin.labels):
+                return classes, source
+    return origin.labels, ""
 
 
 def _preprocessing(options: ExportOptions, changes: ImageChanges) -> str:

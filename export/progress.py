@@ -19,6 +19,9 @@ class Step:
 class Progress:
     """A sequence of named steps, which is not shown."""
 
+    def say(self, line: str) -> None:
+        """Show a line of text."""
+
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Step]:
         """Enter a step of `total` units, or of unknown length."""

@@ -5,6 +5,7 @@ Knows rich and the manifest. Decides nothing.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -19,6 +20,9 @@ from rich.text import Text
 from convoy.export.progress import Progress, Step
 from convoy.export.report.verdict import verdict_of
 from convoy.models.bundle import BUSY_MARK, ON_CPU, LatencyPoint, Manifest, Variant
+
+_REPORT_EVERY_S = 10.0
+_MOST_LINES = 10
 
 
 class _BarStep(Step):
@@ -35,10 +39,12 @@ class _BarStep(Step):
 class RichProgress(Progress):
     """One line per step with a bar and the time it took; a context to draw it in.
 
-    Draws on a terminal only: in a pipe or a log a bar would be a line that was true for a moment.
+    Without a terminal a line on stderr says every ten seconds which step is running.
     """
 
     def __init__(self, console: Console) -> None:
+        self._ended = threading.Event()
+        self._reporter = threading.Thread(target=self._report, daemon=True)
         self._bars = Bars(
             SpinnerColumn(finished_text="[green]✓[/]"),
             # As wide as the longest name, so that bars stand below each other in 80 columns.
@@ -51,13 +57,26 @@ class RichProgress(Progress):
         )
 
     def __enter__(self) -> RichProgress:
+        if self._bars.disable:
+            self._reporter.start()
         return self
+
+    def _report(self) -> None:
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        while not self._ended.wait(_REPORT_EVERY_S):
+            for task in self._bars.tasks[-1:]:
+                done = f"{task.completed:.0f} of {task.total:.0f}, " if task.total else ""
+                console.print(f"{task.description}: {done}{task.elapsed or 0:.0f} s", markup=False)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
         if self._bars.live.is_started:
             self._bars.stop()
+
+    def say(self, line: str) -> None:
+        self._bars.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Step]:
@@ -70,8 +89,11 @@ class RichProgress(Progress):
         self._bars.update(task, total=whole, completed=whole)
 
 
-def summary(manifest: Manifest) -> Group:
-    """The verdict; one row per variant: what it costs, what it gains, whether it serves; why. Fits 80 columns."""
+def summary(manifest: Manifest, *, is_verbose: bool = False) -> Group:
+    """The verdict; one row per variant: what it costs, what it gains, whether it serves; why. Fits 80 columns.
+
+    Below the table are at most ten lines, objections and what is not served first; all of them with `is_verbose`.
+    """
     # Of a slow network the largest batches are not measured.
     reference = manifest.variants[0].latency
     largest = reference.points[-1].batch_size if reference else manifest.spec.max_batch_size
@@ -90,7 +112,8 @@ def summary(manifest: Manifest) -> Group:
             _speed(variant),
             _served(manifest, variant),
         )
-    reasons = [Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants]
+    by_need = sorted(manifest.variants, key=lambda variant: variant.serve)
+    reasons = [Text(f"{variant.file}: {variant.reason}") for variant in by_need]
     # A refusal for which it may not serve is its reason already.
     built = [
         Text(f"{variant.file}: {said.in_words}")
@@ -104,18 +127,22 @@ def summary(manifest: Manifest) -> Group:
         for variant in manifest.variants
         if variant.audit and (variant.audit.share_in_words or variant.search)
     ]
-    return Group(Text(), sentence, Text(), table, Text(), *reasons, *eight, *built, *_told(manifest))
+    objections = [Text(f"published although: {one}", style="bold red") for one in manifest.objections]
+    lines = [*objections, *reasons, *eight, *built, *_told(manifest)]
+    if not is_verbose and len(lines) > _MOST_LINES:
+        left = len(lines) - (_MOST_LINES - 1)
+        lines = [*lines[: _MOST_LINES - 1], Text(f"{left} more lines with --verbose, and in report.html", style="dim")]
+    return Group(Text(), sentence, Text(), table, Text(), *lines)
 
 
 def _told(manifest: Manifest) -> list[Text]:
-    """What else was found, a line each; last, in red, what speaks against the model."""
+    """What else was found, a line each."""
     entry, said = manifest.provenance.weights_entry, manifest.provenance.preprocessing
     return [
         *([Text(f"scores: {manifest.scores}")] if manifest.scores else []),
         *([Text(f"weights: {entry}")] if entry else []),
         *([Text(f"preprocessing: {said}")] if said else []),
         *(Text(f"checked: {finding}") for finding in manifest.findings),
-        *(Text(f"published although: {objection}", style="bold red") for objection in manifest.objections),
     ]
 
 

@@ -138,11 +138,9 @@ def load_folder(root: Path) -> Dataset:
     alphabetical order. Raises JobError when a folder cannot be read, there are fewer than two classes, or
     a class has no image.
     """
-    folders = _part_folders(root)
+    folders, labels = _part_folders(root), folder_classes(root)
     if not folders:
-        labels = _class_names([root])
         return _checked(Dataset(str(root), labels, split_by_content(_folder_samples(root, labels))))
-    labels = _class_names(list(folders.values()))
     parts: dict[Part, Sequence[Sample]] = dict.fromkeys(PARTS, ())
     for part, folder in folders.items():
         parts[part] = tuple(_folder_samples(folder, labels))
@@ -188,6 +186,11 @@ def _with_calibration(parts: Mapping[Part, Sequence[Sample]], given: Collection[
     if "calibration" in given:
         return dict(parts)
     return {**split_by_content(parts["train"], test_percent=0), "test": parts["test"]}
+
+
+def folder_classes(root: Path) -> tuple[str, ...]:
+    """The classes of an image folder, as `load_folder` numbers them. Raises JobError where there are fewer than two."""
+    return _class_names(list(_part_folders(root).values()) or [root])
 
 
 def _part_folders(root: Path) -> dict[Part, Path]:

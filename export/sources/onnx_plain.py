@@ -29,7 +29,7 @@ from convoy.export.class_names import read_labels
 from convoy.export.options import ExportOptions
 from convoy.export.plan import check_max_batch, parse_activation, priorities_of
 from convoy.export.profiling.profile import measured_everywhere
-from convoy.export.progress import SILENT, Progress
+from convoy.export.progress import Progress
 from convoy.export.proof.ending import normalised_outputs
 from convoy.export.proof.outcomes import WHOLE
 from convoy.export.proof.verify import MAX_FP32_ERROR
@@ -56,7 +56,7 @@ def is_plain(options: ExportOptions) -> bool:
     return options.source.endswith(".onnx") and all(step is None for step in steps) and not has_arrays
 
 
-def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
+def export_plain(options: ExportOptions, progress: Progress, repeated_by: str) -> Path:
     """Publish the file as a bundle and return its folder. Raises UsageError and JobError; then nothing is left."""
     source, signer = parse_source(options.source), signer_of(options.sign)
     name = check_name(options.name)
@@ -82,7 +82,8 @@ def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
         variants = accepted([variant], folder, spec.max_batch_size, plan_cache, progress)
         with progress.step("publish"):
             origin = _provenance(source, known)
-            return publish(Store(options.store), spec, folder, variants, canary, origin, None, signer=signer)
+            made = (Store(options.store), spec, folder, variants, canary, origin, None)
+            return publish(*made, signer=signer, options=repeated_by)
 
 
 def _refuse_images(options: ExportOptions) -> None:

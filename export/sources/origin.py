@@ -8,16 +8,18 @@ torch. What the user says to the contrary is for `convoy.export.plan`.
 from __future__ import annotations
 
 import importlib.util
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from convoy.app.engines.free_sizes import Size
 from convoy.export.class_names import distinct
-from convoy.export.options import ExportOptions
+from convoy.export.options import ExportOptions, MissingOption, Mistakes
 from convoy.export.sources.onnx_source import image_channels, image_size
 from convoy.export.sources.preprocess import InputSize, resized
 from convoy.export.sources.torch_job import Inquiry, SourceKind, WeightsFrom
 from convoy.export.sources.torch_process import ask
+from convoy.export.sources.user_code import parse_call
 from convoy.models import zoo
 from convoy.models.checkpoint import CheckpointHeader, read_checkpoint_header
 from convoy.models.errors import JobError, UsageError
@@ -61,9 +63,28 @@ class ModelSource:
         return self.kind in ("onnx", "pt2")
 
 
+# A user's file, and its factory or a call of it.
+_CALL = re.compile(r"(.+?\.py):(.*)", re.DOTALL)
+# Names of factories that say nothing of the network.
+_GENERIC = re.compile(r"(get|build|create|make|load)?_?(cnn|factory|me|model|net|network|new)?", re.IGNORECASE)
+
+
+def default_name(source: ModelSource) -> str:
+    """What a model is called where the user does not say: after the network, the function or the file."""
+    name = source.name
+    if source.kind == "file":
+        function = parse_call(source.name).name
+        name = source.path.stem if _GENERIC.fullmatch(function) else function
+    elif source.carries_weights:
+        name = source.path.stem
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:128] or "model"
+
+
 def parse_source(text: str, *, trust: bool = False) -> ModelSource:
     """SOURCE as a record. Raises UsageError for what is not one, is not there, or needs `trust` and lacks it."""
     head, _, tail = text.rpartition(":")
+    if (call := _CALL.fullmatch(text)) is not None:
+        return _factory(text, call[1], call[2])
     if head == "zoo":
         zoo.entry(tail)
         return ModelSource("zoo", tail)
@@ -73,8 +94,6 @@ def parse_source(text: str, *, trust: bool = False) -> ModelSource:
         if importlib.util.find_spec("timm") is None:
             raise UsageError(f"SOURCE {text!r} needs timm, which is not installed; run `pip install timm`")
         return ModelSource("timm", tail)
-    if head.endswith(".py"):
-        return _factory(text, head, tail)
     if text.endswith(".py"):
         raise UsageError(
             f"SOURCE {text!r} lacks its function; write {text}:factory, a function that returns the network"
@@ -96,8 +115,10 @@ def parse_source(text: str, *, trust: bool = False) -> ModelSource:
 
 def _factory(text: str, head: str, tail: str) -> ModelSource:
     file = _existing(text, head)
-    if not tail.isidentifier():
-        raise UsageError(f"SOURCE {text!r}: {tail!r} is not the name of a function; write {head}:factory")
+    try:
+        parse_call(tail)
+    except ValueError as error:
+        raise UsageError(f"SOURCE {text!r}: {error}; write {head}:factory or '{head}:Net(num_classes=5)'") from error
     return ModelSource("file", tail, file)
 
 
@@ -148,12 +169,14 @@ class Origin:
     stated: Stated | None = None
 
 
-def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | None) -> Origin:
-    """Raises UsageError where weights are missing or too many, JobError for what cannot be read or asked.
+def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | None, mistakes: Mistakes) -> Origin:
+    """What is known of the source. Weights that are missing or too many are noted in `mistakes`.
 
-    `size` is the input that the user wants, to which a registry's recipe is scaled in proportion.
+    `size` is the input that the user wants, to which a registry's recipe is scaled in proportion. Raises UsageError for
+    an unknown name, JobError for what cannot be read or asked.
     """
-    weights, weights_from = _weights(options.weights, source, is_random=options.random_weights)
+    found = mistakes.attempt(_weights, options.weights, source, is_random=options.random_weights)
+    weights, weights_from = found or (None, "random")
     if source.carries_weights:
         known = image_size(source.file) if source.kind == "onnx" and source.file else None
         return Origin(source, source.file, "network", known, None, "the file does not say", (), True)
@@ -215,9 +238,10 @@ def _weights(weights: Path | None, source: ModelSource, *, is_random: bool) -> t
         if source.has_registry:
             ask(Inquiry(source.kind, source.name))  # an unknown name is refused first
         download = ", --weights default to download the published ones" if source.has_registry else ""
-        raise UsageError(
+        raise MissingOption(
             f"{source.shown} has no weights of its own; pass --weights FILE.safetensors{download}, or --random-weights "
-            "to try the graph without"
+            "to try the graph without",
+            *("--weights", "default" if source.has_registry else "FILE.safetensors"),
         )
     if weights == PUBLISHED and source.has_registry:
         return None, "registry"

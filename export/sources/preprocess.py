@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
 from convoy.app.engines.free_sizes import Size
+from convoy.export.options import MissingOption
 from convoy.export.sources.preprocess_file import read_preprocess_file
+from convoy.export.sources.torch_job import Inquiry
+from convoy.export.sources.torch_process import ask
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.spec import Front, ImageSpec, Interpolation
 
@@ -45,6 +48,11 @@ class AskedInput:
         return InputSize(self.channels, self.size.height, self.size.width) if self.size else None
 
 
+def is_of_tensors(text: str) -> bool:
+    """Whether it is not the spelling of an image, channels x height x width without a name."""
+    return "=" in text or ":" in text or text.count("x") != 2
+
+
 def parse_input(text: str) -> AskedInput:
     """`3x224x224` as channels, height, width; `3x224?x224?` and `3x?x?` leave the last two free. Raises UsageError."""
     found = _INPUT.fullmatch(text.lower())
@@ -69,7 +77,7 @@ class ImageChanges(NamedTuple):
     """None is what was not said. `typed` are the options as they were written.
 
     `mean` and `std` have a value per channel, or one for all. `resize_px` is the shorter side before the crop,
-    `exact` what images are scaled to straight; at most one of the two is given.
+    `exact` what images are scaled to straight; at most one of the two is given. `channels` are known of a transform.
     """
 
     typed: str = ""
@@ -79,6 +87,8 @@ class ImageChanges(NamedTuple):
     exact: Size | None = None
     crop: Size | None = None
     interpolation: Interpolation | None = None
+    antialias: bool = True
+    channels: Literal[1, 3] | None = None
 
 
 def parse_changes(
@@ -130,16 +140,18 @@ def resolve_image(
         elif changes.typed:
             image = _whole(changes, known, front, find_channels)
         else:
-            raise UsageError(
+            raise MissingOption(
                 f"how images are prepared for this network is not known: {why_no_header}; "
-                "pass --preprocess imagenet, unit or FILE.json"
+                f"pass --preprocess {', '.join(PRESETS)}, file.py:transform, timm:NAME or FILE.json",
+                *("--preprocess", "imagenet"),
             )
-    elif preprocess == "imagenet":
-        image = _imagenet(known or InputSize(3, 224, 224), front)
-    elif preprocess == "unit":
-        if known is None:
-            raise UsageError("--preprocess unit needs the size of the input; pass --input, as in --input 3x32x32")
-        image = ImageSpec.plain(known.height, known.width, known.channels, front)
+    elif preprocess in PRESETS:
+        image = preset(preprocess, known, front)
+    elif preprocess.startswith(("timm:", "torchvision:")):
+        image = replace(_of_registry(preprocess), front=front)
+        image = resized(image, size) if size is not None else image
+    elif ".py:" in preprocess:
+        image = _of_transform(preprocess, known, front, find_channels)
     else:
         image = read_preprocess_file(Path(preprocess), front)
     image = _changed(image, changes) if changes.typed else image
@@ -158,22 +170,111 @@ def resized(image: ImageSpec, size: InputSize) -> ImageSpec:
     return replace(image, height=size.height, width=size.width, resize_px=resize_px)
 
 
-def _imagenet(size: InputSize, front: Front) -> ImageSpec:
-    """torchvision's recipe, which scales the shorter side to 256 where it cuts out 224."""
-    if size.channels != 3:
-        raise UsageError("--preprocess imagenet is for 3 channels; use unit or a FILE.json")
+class Preset(NamedTuple):
+    """A usual preparation. `mean` and `std` apply to values in 0..1, one for all channels or one per channel.
+
+    `px` is the usual side of the input, None where there is none. `resize_share` is the shorter side before the crop
+    over the crop's side, None where images are scaled straight to the input's size.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    px: int | None = None
+    resize_share: float | None = None
+    interpolation: Interpolation = "bilinear"
+
+
+PRESETS: dict[str, Preset] = {
+    # torchvision's and timm's usual one.
+    "imagenet": Preset((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224, 256 / 224),
+    # Values in -1..1, as the Inception networks, many ViTs and those that come from TensorFlow take them.
+    "inception": Preset((0.5,), (0.5,), 299, 1 / 0.875, "bicubic"),
+    # OpenAI's CLIP and what was trained like it.
+    "clip": Preset((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711), 224, 1.0, "bicubic"),
+    "cifar10": Preset((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616), 32),
+    "mnist": Preset((0.1307,), (0.3081,), 28),
+    # Values in 0..1 and in 0..255, without a mean.
+    "unit": Preset((0.0,), (1.0,)),
+    "raw": Preset((0.0,), (1 / 255,)),
+}
+
+
+def preset(name: str, size: InputSize | None, front: Front) -> ImageSpec:
+    """A usual preparation at a size, by default its own. Raises UsageError."""
+    recipe = PRESETS[name]
+    if size is None and recipe.px is None:
+        raise MissingOption(
+            f"--preprocess {name} needs the size of the input; pass --input, as in --input 3x32x32",
+            *("--input", "3x32x32"),
+        )
+    size = size or InputSize(1 if name == "mnist" else 3, recipe.px or 0, recipe.px or 0)
+    if len(recipe.mean) > 1 and size.channels != len(recipe.mean):
+        raise UsageError(f"--preprocess {name} is for 3 channels; use unit or a FILE.json")
+    side = max(size.height, size.width)
     return ImageSpec(
         height=size.height,
         width=size.width,
-        channels=3,
-        resize_mode="shorter_side",
-        resize_px=round(max(size.height, size.width) * 256 / 224),
-        interpolation="bilinear",
+        channels=size.channels,
+        resize_mode="shorter_side" if recipe.resize_share else "exact",
+        resize_px=round(side * (recipe.resize_share or 1)),
+        interpolation=recipe.interpolation,
         antialias=True,
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
+        mean=_per_channel(recipe.mean, size.channels),
+        std=_per_channel(recipe.std, size.channels),
         front=front,
     )
+
+
+def _of_registry(text: str) -> ImageSpec:
+    """What `timm:NAME` or `torchvision:NAME` was published with. Raises UsageError, JobError."""
+    kind, _, name = text.partition(":")
+    found = ask(Inquiry("timm" if kind == "timm" else "torchvision", name))
+    if found.image is None:
+        raise UsageError(f"--preprocess {text}: {found.why_no_image or 'nothing is known'}; pass a JSON file")
+    return found.image
+
+
+def _of_transform(text: str, known: InputSize | None, front: Front, find_channels: Callable[[Size], int]) -> ImageSpec:
+    """A user's `file.py:transform`. Raises UsageError, and JobError where it is not understood."""
+    head, _, name = text.partition(".py:")
+    file = Path(f"{head}.py")
+    if not file.is_file():
+        raise UsageError(f"--preprocess {text!r}: there is no file {file}; check the path")
+    recipe = ask(Inquiry("file", name, str(file.resolve()), is_transform=True)).transform
+    assert recipe is not None
+    if recipe.crop is not None and recipe.resize_px is None and recipe.exact is None:
+        raise UsageError(f"--preprocess {text}: CenterCrop without Resize is not understood; add a Resize before it")
+    if recipe.resize_px is not None and recipe.crop is None:
+        raise UsageError(
+            f"--preprocess {text}: Resize({recipe.resize_px}) alone gives images of many sizes; add CenterCrop, or "
+            f"Resize(({recipe.resize_px}, {recipe.resize_px}))"
+        )
+    if recipe.exact is not None and recipe.crop not in (None, recipe.exact):
+        raise UsageError(
+            f"--preprocess {text}: Resize({recipe.exact}) and then CenterCrop({recipe.crop}) is not understood; use "
+            "Resize with one number, which keeps the proportions"
+        )
+    is_resized = recipe.resize_px is not None or recipe.exact is not None
+    if not is_resized and known is None:
+        raise MissingOption(
+            f"--preprocess {text} does not resize images; pass --input, as in --input 3x32x32",
+            *("--input", "3x32x32"),
+        )
+    exact = Size(*recipe.exact) if recipe.exact else None
+    if not is_resized and known is not None:
+        exact = Size(known.height, known.width)
+    steps = ImageChanges(
+        f"--preprocess {text}",
+        recipe.mean,
+        recipe.std,
+        recipe.resize_px,
+        exact,
+        Size(*recipe.crop) if recipe.crop else None,
+        recipe.interpolation or "bilinear",
+        recipe.antialias,
+        recipe.channels,
+    )
+    return _whole(steps, known, front, find_channels)
 
 
 def _changed(image: ImageSpec, changes: ImageChanges) -> ImageSpec:
@@ -225,12 +326,14 @@ def _whole(
             f"how images are prepared is said in part only; pass {', '.join(missing)}, too, or --preprocess"
         )
     count = known.channels if known else max(len(changes.mean or ()), len(changes.std or ()))
-    if known is None and count == 1:
+    if changes.channels is not None:
+        count = changes.channels
+    elif known is None and count == 1:
         count = find_channels(cut)
     if count not in (1, 3):
         raise UsageError(f"--mean and --std have {count} values; pass 1 or 3, one per channel")
     plain = ImageSpec.plain(cut.height, cut.width, 3 if count == 3 else 1, front)
-    return _changed(replace(plain, antialias=True), changes)
+    return _changed(replace(plain, antialias=changes.antialias), changes)
 
 
 def _values(flag: str, text: str) -> tuple[float, ...]:

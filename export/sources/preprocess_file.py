@@ -8,12 +8,14 @@ Knows JSON and the rules that `ImageSpec` has of its own, so that all that is wr
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo
 
-from convoy.models.errors import BundleError, UsageError
+from convoy.export.sources.published_recipes import is_timm, is_transformers, timm_image, transformers_image
+from convoy.models.errors import JobError, UsageError
 from convoy.models.spec import Front, ImageSpec, Interpolation, ResizeMode
 
 _Px = Annotated[int, Field(ge=1)]
@@ -90,18 +92,37 @@ class PreprocessFile(BaseModel):
 
 
 def read_preprocess_file(path: Path, front: Front) -> ImageSpec:
-    """Raises UsageError, which names every field that is missing or wrong."""
+    """Convoy's own file, timm's `config.json` or transformers' `preprocessor_config.json`.
+
+    Raises UsageError, which names every field that is missing or wrong.
+    """
     try:
-        fields = PreprocessFile.model_validate_json(path.read_bytes()).model_dump(exclude={"schema_path"})
+        content = path.read_bytes()
+        if (published := _published(content)) is not None:
+            return replace(published, front=front)
+        fields = PreprocessFile.model_validate_json(content).model_dump(exclude={"schema_path"})
         return ImageSpec(**fields, front=front)
     except OSError as error:
         raise UsageError(
-            f"--preprocess {path}: {error.strerror}; pass imagenet, unit, or a JSON file that exists"
+            f"--preprocess {path}: {error.strerror}; pass a name such as imagenet, or a JSON file that exists"
         ) from error
     except ValidationError as error:
         raise UsageError(f"--preprocess {path}: {_all_of(error)}; repair the file") from error
-    except BundleError as error:
+    except (JobError, LookupError, TypeError, ValueError) as error:
         raise UsageError(f"--preprocess {path}: {error}; repair the file") from error
+
+
+def _published(content: bytes) -> ImageSpec | None:
+    """What timm or transformers wrote; None for any other file. Raises what a broken file makes of it."""
+    try:
+        recipe = json.loads(content)
+    except ValueError:
+        return None
+    if not isinstance(recipe, dict):
+        return None
+    if is_timm(recipe):
+        return timm_image(recipe)
+    return transformers_image(recipe) if is_transformers(recipe) else None
 
 
 def schema() -> str:

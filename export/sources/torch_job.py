@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from convoy.export.rows import Rows
-from convoy.models.spec import ImageSpec
+from convoy.models.spec import ImageSpec, Interpolation
 from convoy.models.tasks import DetectionOutputs, Task
 
 JOB = "job.json"
@@ -137,13 +137,33 @@ class TorchResult:
 class Inquiry:
     """What does a registry say of a model?
 
-    With `file`, which is the user's, it asks what its network runs on: 1 channel or 3, at `size` (height and width).
+    With `file`, which is the user's, it asks what its network runs on: 1 channel or 3, at `size` (height and width);
+    or, for `is_transform`, how its transform `name` prepares images.
     """
 
     kind: SourceKind
     name: str
     file: str | None = None
     size: tuple[int, ...] = ()
+    is_transform: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TransformRecipe:
+    """What a user's transform does to images; None is what it does not do.
+
+    `exact` (height, width) is what images are scaled to straight, `resize_px` what their shorter side is scaled to
+    before the `crop` (height, width). `mean` and `std`, per channel or one for all, apply to values in 0..1.
+    """
+
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    resize_px: int | None = None
+    exact: tuple[int, int] | None = None
+    crop: tuple[int, int] | None = None
+    interpolation: Interpolation | None = None
+    antialias: bool = True
+    channels: Literal[1, 3] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +172,7 @@ class Description:
 
     `image` is how the published weights want their images, with front "uint8_nhwc"; None with the reason in
     `why_no_image`. `labels` are those of the published weights, whose name is `weights`; both may be empty.
-    `channels` answers the question about a file.
+    `channels` answers the question about a file, `transform` the one about a transform.
     """
 
     error: str | None = None
@@ -162,6 +182,7 @@ class Description:
     labels: tuple[str, ...] = ()
     weights: str = ""
     channels: tuple[int, ...] = ()
+    transform: TransformRecipe | None = None
 
 
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)")

@@ -6,12 +6,14 @@ interpreter over to the user, whose folders come first from then on, which is wh
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import Any, NamedTuple
 
 from convoy import IMPORT_ROOT, IS_CHECKOUT
 from convoy.export.sources.torch_job import one_line
@@ -19,24 +21,56 @@ from convoy.models.errors import JobError
 from convoy.models.samples import some
 
 
-def call_factory(file: Path, name: str) -> Any:
-    """What `name()` of `file` returns. Raises JobError for whatever goes wrong in there."""
-    factory = load_function(file, name)
+class Call(NamedTuple):
+    """A function or class of a user's file, and the literals it is called with."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = MappingProxyType({})
+
+
+def parse_call(text: str) -> Call:
+    """`factory`, or `Net(3, num_classes=5)` whose arguments are literals of Python. Raises ValueError."""
     try:
-        return factory()
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"{text!r} is not Python") from error
+    if isinstance(tree, ast.Name):
+        return Call(tree.id)
+    if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
+        raise ValueError(f"{text!r} is not the name of a function, or a call of one")
+    try:
+        options = {str(one.arg): ast.literal_eval(one.value) for one in tree.keywords if one.arg is not None}
+        arguments = tuple(ast.literal_eval(one) for one in tree.args)
+    except ValueError as error:
+        raise ValueError(f"{text!r} has arguments that are not numbers, strings, lists or the like") from error
+    return Call(tree.func.id, arguments, options)
+
+
+def call_factory(file: Path, text: str) -> Any:
+    """What a factory of `file` returns, called as in `text`. Raises JobError for whatever goes wrong in there."""
+    call = parse_call(text)
+    factory = load_function(file, call.name)
+    try:
+        return factory(*call.arguments, **call.options)
     except (Exception, SystemExit) as error:
-        raise JobError(f"{file.name}:{name} failed: {blame(error, file)}") from error
+        raise JobError(f"{file.name}:{text} failed: {blame(error, file)}") from error
 
 
 def load_function(file: Path, name: str) -> Any:
     """The function itself. Raises JobError where it is not there, and for what goes wrong when the file is run."""
-    _hand_over(file.parent)
-    module = _import(file)
+    module = load_module(file)
     function = getattr(module, name, None)
     if not callable(function):
         have = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise JobError(f"{file.name} has no function {name!r}; it has {some(have)}")
     return function
+
+
+def load_module(file: Path) -> ModuleType:
+    """The user's file, imported. Raises JobError for what goes wrong when it is run."""
+    _hand_over(file.parent)
+    return _import(file)
 
 
 def _hand_over(folder: Path) -> None:

@@ -18,7 +18,7 @@ from convoy.app.loading.canary import CanaryCheck
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.export.sources.origin import parse_source
-from convoy.export.sources.torch_child.registries import timm_image
+from convoy.export.sources.published_recipes import timm_image
 from convoy.models.bundle import Bundle, open_bundle
 from convoy.models.errors import BundleError, JobError, UsageError
 from tests.support.onnx_models import identity, mean

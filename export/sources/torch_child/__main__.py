@@ -38,6 +38,10 @@ def _die_with_parent() -> None:
 
 def _describe(inquiry: Inquiry) -> Description:
     try:
+        if inquiry.file is not None and inquiry.is_transform:
+            from convoy.export.sources.transforms import read_transform
+
+            return Description(transform=read_transform(Path(inquiry.file), inquiry.name))
         if inquiry.file is not None:
             from convoy.export.sources.torch_child import networks
 

@@ -6,17 +6,17 @@ Translates their metadata into `ImageSpec`, and refuses where that would be a gu
 from __future__ import annotations
 
 import difflib
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from convoy.export.sources.published_recipes import timm_image
 from convoy.export.sources.torch_job import Description, Inquiry, TorchJob
 from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.samples import some
 from convoy.models.spec import ImageSpec
 from convoy.models.tasks import Task
-from convoy.models.torchvision_preset import known_interpolation, preset_image, segmentation_image
+from convoy.models.torchvision_preset import preset_image, segmentation_image
 
 
 def describe(inquiry: Inquiry) -> Description:
@@ -106,30 +106,4 @@ def _describe_timm(name: str) -> Description:
     image, why = _read(timm_image, recipe)
     return Description(
         image=image, why_no_image=why, labels=tuple(recipe.get("label_names") or ()), weights=settings.tag or ""
-    )
-
-
-def timm_image(recipe: Mapping[str, Any]) -> ImageSpec:
-    """A `pretrained_cfg` as `timm.data.create_transform` reads it for evaluation.
-
-    Crop mode "center" resizes the shorter side to floor(size / crop_pct); "squash" resizes both sides, which is
-    an exact resize when nothing is cropped afterwards. Raises JobError for what `ImageSpec` cannot say.
-    """
-    channels, height, width = recipe["input_size"]
-    share, mode = recipe.get("crop_pct") or 0.875, recipe.get("crop_mode") or "center"
-    if height != width or channels not in (1, 3):
-        raise JobError(f"timm's input {channels}x{height}x{width} is not square with 1 or 3 channels")
-    if mode != "center" and not (mode == "squash" and share == 1):
-        raise JobError(f"timm's crop mode {mode!r} at {share:g} has no counterpart here")
-    return ImageSpec(
-        height=height,
-        width=width,
-        channels=channels,
-        resize_mode="exact" if mode == "squash" else "shorter_side",
-        resize_px=math.floor(height / share),
-        interpolation=known_interpolation(recipe.get("interpolation") or "bilinear"),
-        antialias=True,  # it resizes PIL images, which always are
-        mean=tuple(recipe["mean"]),
-        std=tuple(recipe["std"]),
-        front="uint8_nhwc",
     )

@@ -1,0 +1,178 @@
+"""`convoy.export(model, ...)`: an export from Python or a notebook."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from convoy.export.cache import StepCache, default_root
+from convoy.export.command import export_bundle, refuse_missing
+from convoy.export.config_file import as_yaml
+from convoy.export.options import ExportOptions
+from convoy.export.plan import parse_tensors
+from convoy.export.progress import SILENT
+from convoy.export.proof.proving import LeftOut
+from convoy.export.sources.preprocess import (
+    ImageChanges,
+    is_of_tensors,
+    parse_changes,
+    parse_input,
+    resolve_image,
+)
+from convoy.export.sources.transforms import recipe_of
+from convoy.export.terminal import RichProgress, summary
+from convoy.models.bundle import Manifest, Variant, read_manifest
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ExportResult:
+    """A published bundle in its `folder`. Prints as the table that the command shows."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        return self.manifest.spec.name
+
+    @property
+    def version(self) -> int:
+        return int(self.folder.name)
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """One for each precision, fp32 first: accuracy, latency, whether it is served and why."""
+        return self.manifest.variants
+
+    @property
+    def accuracy(self) -> float | None:
+        """Top-1 (0..1) of fp32, or its mean score by `metric`; None where nothing was evaluated."""
+        measured = self.manifest.variants[0].accuracy
+        return None if measured is None else measured.top1
+
+    @property
+    def report(self) -> Path:
+        """The HTML report."""
+        return self.folder / "report.html"
+
+    def __repr__(self) -> str:
+        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+        console.print(summary(self.manifest))
+        console.print(f"published {self.folder}", soft_wrap=True, highlight=False)
+        return str(console.file.getvalue()).strip("\n")  # type: ignore[attr-defined]
+
+    def _repr_html_(self) -> str:
+        console = Console(file=io.StringIO(), width=_WIDTH, record=True)
+        console.print(summary(self.manifest))
+        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def export(
+    model: Any,
+    *,
+    name: str | None = None,
+    preprocess: Any = None,
+    data: str | Path | None = None,
+    labels: Sequence[str] | str | Path | None = None,
+    store: str | Path = "store",
+    progress: bool = True,
+    **options: Any,
+) -> ExportResult:
+    """Export a model, prove that it is right, and publish it in a store.
+
+    `model` is a `torch.nn.Module`, the path of an ONNX file, or any other SOURCE of `convoy export`. `preprocess` says
+    how images are prepared: a torchvision transform, or what `--preprocess` takes. `data` is a data set or an image
+    folder; its calibration part sets the ranges of INT8, its test part measures accuracy. `labels` are the classes in
+    the order of the outputs, or a file of them; by default the folders of `data`. `options` are the other fields of
+    `convoy.export.options.ExportOptions`, such as `input="3x224x224"` or `precisions="fp32,int8"`.
+
+    Raises UsageError for a wrong call and JobError for what cannot be exported; the store is then as before.
+    """
+    with tempfile.TemporaryDirectory(prefix="convoy-python-") as temporary:
+        folder = Path(temporary)
+        given: dict[str, Any] = {"store": Path(store), **options}
+        in_memory = []
+        if name is not None:
+            given["name"] = name
+        if data is not None:
+            given |= {"calibrate": str(data), "evaluate": str(data)}
+        if isinstance(labels, str | Path):
+            given["labels"] = Path(labels)
+        elif labels is not None:
+            given["labels"] = folder / "labels.txt"
+            given["labels"].write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
+            in_memory.append("labels")
+        given |= _preprocessing(preprocess)
+        if isinstance(model, str | Path):
+            given["source"] = str(model)
+        else:
+            given |= {"source": str(_saved(model, folder, given)), "trust": True}
+            given["name"] = given.get("name") or type(model).__name__.lower()
+            in_memory += ["source", "trust"]
+        asked = ExportOptions(**given)
+        left_out = LeftOut()
+        with RichProgress(Console()) as shown:
+            published = export_bundle(
+                asked,
+                shown if progress else SILENT,
+                StepCache(default_root()),
+                left_out,
+                partial(as_yaml, left_out=in_memory),
+            )
+        manifest = read_manifest(published)
+        refuse_missing(asked, manifest, left_out)
+        return ExportResult(published, manifest)
+
+
+def _preprocessing(preprocess: Any) -> dict[str, str]:
+    """The options that say what a transform does, or `--preprocess` as it is."""
+    if preprocess is None:
+        return {}
+    if isinstance(preprocess, str | Path):
+        return {"preprocess": str(preprocess)}
+    recipe = recipe_of(preprocess, "preprocess")
+    sizes = {"resize": recipe.resize_px if recipe.exact is None else recipe.exact, "crop": recipe.crop}
+    said = {"mean": recipe.mean, "std": recipe.std}
+    return {
+        **{key: ",".join(map(str, values)) for key, values in said.items() if values is not None},
+        **{key: "x".join(map(str, _tuple(size))) for key, size in sizes.items() if size is not None},
+        "interpolation": recipe.interpolation or "bilinear",
+    }
+
+
+def _tuple(size: int | tuple[int, int]) -> tuple[int, ...]:
+    return (size,) if isinstance(size, int) else size
+
+
+def _saved(module: Any, folder: Path, given: dict[str, Any]) -> Path:
+    """The module as a program of torch.export in `folder`, with a free batch. Raises UsageError, JobError."""
+    from convoy.export.sources.torch_child.module_file import save_module
+
+    file = folder / "module.pt2"
+    save_module(module, _input_shapes(given), file)
+    return file
+
+
+def _input_shapes(given: dict[str, Any]) -> list[tuple[int, ...]]:
+    """What one sample of each input is shaped like. Raises UsageError where that is not known."""
+    said = given.get("input")
+    if said is not None and is_of_tensors(said):
+        return [spec.shape for spec in parse_tensors(said)]
+    size = parse_input(said).of_pictures if said is not None else None
+    if size is not None:
+        return [(size.channels, size.height, size.width)]
+    steps = (given.get(key) for key in ("mean", "std", "resize", "crop", "interpolation"))
+    changes: ImageChanges = parse_changes(*steps)
+    image = resolve_image(
+        given.get("preprocess"), None, None, None, "uint8_nhwc", "a module says nothing", changes, lambda _: 3
+    )
+    return [(image.channels, image.height, image.width)]

@@ -1,0 +1,109 @@
+"""How timm and transformers write down the preparation of images, as `ImageSpec`.
+
+Refuses what `ImageSpec` cannot say. Imports neither library.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from convoy.models.errors import JobError
+from convoy.models.spec import ImageSpec, Interpolation
+from convoy.models.torchvision_preset import known_interpolation
+
+# Pillow's numbers, as transformers writes them.
+_RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+# From this size on ConvNeXt's processor scales straight to the input's size.
+_CONVNEXT_EXACT_PX = 384
+
+
+def is_timm(recipe: Mapping[str, Any]) -> bool:
+    """Whether it is timm's `config.json`, or the `pretrained_cfg` in it."""
+    return "input_size" in recipe or "pretrained_cfg" in recipe
+
+
+def is_transformers(recipe: Mapping[str, Any]) -> bool:
+    """Whether it is transformers' `preprocessor_config.json`."""
+    return any(key in recipe for key in ("image_processor_type", "feature_extractor_type", "do_resize", "image_mean"))
+
+
+def timm_image(recipe: Mapping[str, Any]) -> ImageSpec:
+    """A `pretrained_cfg` as `timm.data.create_transform` reads it for evaluation.
+
+    Crop mode "center" resizes the shorter side to floor(size / crop_pct); "squash" resizes both sides, which is
+    an exact resize when nothing is cropped afterwards. Raises JobError for what `ImageSpec` cannot say.
+    """
+    recipe = recipe.get("pretrained_cfg") or recipe
+    channels, height, width = recipe["input_size"]
+    share, mode = recipe.get("crop_pct") or 0.875, recipe.get("crop_mode") or "center"
+    if height != width or channels not in (1, 3):
+        raise JobError(f"timm's input {channels}x{height}x{width} is not square with 1 or 3 channels")
+    if mode != "center" and not (mode == "squash" and share == 1):
+        raise JobError(f"timm's crop mode {mode!r} at {share:g} has no counterpart here")
+    return ImageSpec(
+        height=height,
+        width=width,
+        channels=channels,
+        resize_mode="exact" if mode == "squash" else "shorter_side",
+        resize_px=math.floor(height / share),
+        interpolation=known_interpolation(recipe.get("interpolation") or "bilinear"),
+        antialias=True,  # it resizes PIL images, which always are
+        mean=tuple(recipe["mean"]),
+        std=tuple(recipe["std"]),
+        front="uint8_nhwc",
+    )
+
+
+def transformers_image(recipe: Mapping[str, Any]) -> ImageSpec:
+    """A `preprocessor_config.json` of an image classifier. Raises JobError for what `ImageSpec` cannot say."""
+    kind = str(recipe.get("image_processor_type") or recipe.get("feature_extractor_type") or "")
+    size = recipe.get("size", 224)
+    crop = recipe.get("crop_size", size) if recipe.get("do_center_crop", False) else None
+    shorter = size.get("shortest_edge") if isinstance(size, Mapping) else size if crop is not None else None
+    exact = size if not isinstance(size, Mapping) else None
+    if isinstance(size, Mapping) and "height" in size:
+        exact = size
+    if kind.startswith("ConvNext") and shorter is None:
+        shorter = size
+    if kind.startswith("ConvNext"):
+        share = recipe.get("crop_pct") or 224 / 256
+        crop, exact = (shorter, None) if shorter < _CONVNEXT_EXACT_PX else (None, shorter)
+        shorter = int(shorter / share)
+    if not recipe.get("do_resize", True):
+        raise JobError("do_resize is false, so that images are of many sizes; resize them to one size")
+    if crop is None and exact is None:
+        raise JobError(f"size {dict(size)} without do_center_crop gives images of many sizes")
+    if crop is not None and exact is not None and shorter is None and _pair(crop) != _pair(exact):
+        raise JobError(f"size {size} followed by crop_size {crop} has no counterpart here")
+    height, width = _pair(crop if crop is not None else exact)
+    is_exact = shorter is None or crop is None
+    scale = float(recipe.get("rescale_factor", 1 / 255)) * 255 if recipe.get("do_rescale", True) else 255.0
+    mean, std = [0.0] * 3, [1.0] * 3
+    if recipe.get("do_normalize", True):
+        mean, std = recipe.get("image_mean", [0.5] * 3), recipe.get("image_std", [0.5] * 3)
+    if len(mean) not in (1, 3):
+        raise JobError(f"image_mean has {len(mean)} values; 1 or 3 are understood")
+    return ImageSpec(
+        height=height,
+        width=width,
+        channels=3 if len(mean) == 3 else 1,
+        resize_mode="exact" if is_exact else "shorter_side",
+        resize_px=max(height, width) if is_exact else int(shorter),
+        interpolation=_RESAMPLE.get(recipe.get("resample", 2), "bilinear"),
+        antialias=True,
+        # The processor computes (value * scale - mean) / std of values in 0..1.
+        mean=tuple(float(one) / scale for one in mean),
+        std=tuple(float(one) / scale for one in std),
+        front="uint8_nhwc",
+    )
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    """Height and width."""
+    if isinstance(size, Mapping):
+        if "height" not in size:
+            return int(size["shortest_edge"]), int(size["shortest_edge"])
+        return int(size["height"]), int(size["width"])
+    return (int(size[0]), int(size[-1])) if isinstance(size, list | tuple) else (int(size), int(size))

@@ -1,0 +1,38 @@
+"""A module that is in memory, as a file that the child reads. Runs in the process that has the module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from convoy.export.sources.torch_job import one_line
+from convoy.models.errors import JobError, UsageError
+
+_MAX_BATCH = 4096
+
+
+def save_module(module: Any, shapes: Sequence[tuple[int, ...]], file: Path) -> None:
+    """Save the module as a program of torch.export with a free batch, for inputs of these `shapes` without the batch.
+
+    Raises UsageError for what is no module, and JobError where it cannot be traced.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"model is a {type(module).__name__}; pass a torch.nn.Module or the path of an ONNX file")
+    device = next((one.device for one in module.parameters()), torch.device("cpu"))
+    example = tuple(torch.zeros(2, *shape, device=device) for shape in shapes)
+    batch = torch.export.Dim("batch", min=1, max=_MAX_BATCH)
+    was_training = module.training
+    module.eval()
+    try:
+        program = torch.export.export(module, example, dynamic_shapes=tuple({0: batch} for _ in example))
+        torch.export.save(program, file)
+    except Exception as error:  # torch.export's errors share no base class
+        raise JobError(
+            f"torch.export cannot trace {type(module).__name__} for inputs {list(shapes)} ({one_line(str(error))}); "
+            "pass 'file.py:factory' as the model"
+        ) from error
+    finally:
+        module.train(was_training)

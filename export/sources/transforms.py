@@ -1,0 +1,130 @@
+"""A user's torchvision transform, of v1 or v2, as the recipe by which images become inputs.
+
+It reads the steps of validation: resize, centre crop, grey, scaling to 0..1, normalisation. What it does not know it
+refuses, because a step left out costs accuracy without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from convoy.export.sources.torch_job import TransformRecipe
+from convoy.export.sources.user_code import Call, load_module, parse_call
+from convoy.models.errors import JobError
+from convoy.models.torchvision_preset import known_interpolation
+
+# Steps that change the container of the pixels and not their values.
+_CONVERSIONS = frozenset({"Identity", "PILToTensor", "RGB", "ToImage", "ToPILImage", "ToPureTensor", "ToTVTensor"})
+_SCALING = frozenset({"ConvertImageDtype", "MaybeToTensor", "ToTensor"})
+_PRESET = "ImageClassification"
+
+
+def read_transform(file: Path, text: str) -> TransformRecipe:
+    """The recipe of `text` in a user's file: a transform, or a function that returns one. Raises JobError."""
+    shown = f"{file.name}:{text}"
+    return recipe_of(_load(file, parse_call(text), shown), shown)
+
+
+def recipe_of(transform: Any, shown: str) -> TransformRecipe:
+    """The recipe of a transform, which is `shown` so in errors. Raises JobError."""
+    recipe = TransformRecipe()
+    is_scaled = False
+    for step in _steps(transform):
+        kind = type(step).__name__
+        try:
+            if kind == _PRESET:
+                recipe, is_scaled = _of_preset(step), True
+            elif kind == "Resize":
+                recipe = _resized(recipe, step)
+            elif kind == "CenterCrop":
+                recipe = replace(recipe, crop=_pair(step.size))
+            elif kind == "Grayscale" and step.num_output_channels == 1:
+                recipe = replace(recipe, channels=1)
+            elif kind in _SCALING or (kind == "ToDtype" and step.scale):
+                is_scaled = True
+            elif kind == "Normalize":
+                values = tuple(map(float, step.mean)), tuple(map(float, step.std))
+                recipe = replace(recipe, mean=values[0], std=values[1])
+            elif kind not in _CONVERSIONS and not (kind == "ToDtype" and not step.scale):
+                raise JobError(_unknown(kind))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise JobError(f"{shown}: {kind} cannot be read ({error}); write --preprocess as a JSON file") from error
+        except JobError as error:
+            raise JobError(f"{shown}: {error}") from error
+    if recipe.mean is None:
+        recipe = replace(recipe, mean=(0.0,), std=(1.0,))
+    return recipe if is_scaled else _in_0_to_1(recipe)
+
+
+def _unknown(kind: str) -> str:
+    if kind.startswith(("Random", "AutoAugment", "AugMix", "TrivialAugment", "ColorJitter")):
+        return f"{kind} is a step of training; pass the transform of validation"
+    return (
+        f"{kind} is not understood; use Resize, CenterCrop, Grayscale, ToTensor and Normalize, or a JSON file instead"
+    )
+
+
+def _load(file: Path, call: Call, shown: str) -> Any:
+    module = load_module(file)
+    if not hasattr(module, call.name):
+        raise JobError(f"{file.name} has no {call.name!r}; pass --preprocess {file.name}:TRANSFORM")
+    found = getattr(module, call.name)
+    is_transform = hasattr(found, "transforms") or type(found).__module__.startswith("torchvision.")
+    if is_transform or not callable(found):
+        return found
+    try:
+        return found(*call.arguments, **call.options)
+    except Exception as error:  # it is the user's code
+        raise JobError(f"{shown} failed: {type(error).__name__}: {error}") from error
+
+
+def _steps(transform: Any) -> Iterator[Any]:
+    """The steps in their order; those of a `Compose` or `nn.Sequential` within another, too."""
+    inner = getattr(transform, "transforms", None)
+    if inner is None and type(transform).__name__ in ("Sequential", "ModuleList"):
+        inner = list(transform)
+    if inner is None:
+        yield transform
+        return
+    for step in inner:
+        yield from _steps(step)
+
+
+def _resized(recipe: TransformRecipe, step: Any) -> TransformRecipe:
+    if recipe.crop is not None:
+        raise JobError("Resize after CenterCrop is not understood; write --preprocess as a JSON file")
+    if getattr(step, "max_size", None) is not None:
+        raise JobError("Resize with max_size gives images of many sizes; add CenterCrop or Resize((height, width))")
+    interpolation = known_interpolation(getattr(step.interpolation, "value", step.interpolation))
+    size = (step.size,) if isinstance(step.size, int) else tuple(step.size)
+    # Pillow always smooths when it scales down; only tensors can be scaled without.
+    recipe = replace(recipe, interpolation=interpolation, antialias=getattr(step, "antialias", True) is not False)
+    return replace(recipe, resize_px=size[0]) if len(size) == 1 else replace(recipe, exact=(size[0], size[1]))
+
+
+def _of_preset(step: Any) -> TransformRecipe:
+    """What torchvision publishes with its weights: `weights.transforms()`."""
+    return TransformRecipe(
+        mean=tuple(step.mean),
+        std=tuple(step.std),
+        resize_px=step.resize_size[0],
+        crop=_pair(step.crop_size),
+        interpolation=known_interpolation(step.interpolation.value),
+        antialias=step.antialias is not False,
+        channels=3,
+    )
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    if isinstance(size, int):
+        return size, size
+    return int(size[0]), int(size[-1])
+
+
+def _in_0_to_1(recipe: TransformRecipe) -> TransformRecipe:
+    """Of steps that leave pixels in 0..255 the same mean and standard deviation, of values in 0..1."""
+    mean, std = recipe.mean or (0.0,), recipe.std or (1.0,)
+    return replace(recipe, mean=tuple(one / 255 for one in mean), std=tuple(one / 255 for one in std))

@@ -1,0 +1,56 @@
+"""A YAML file of options: plain data, with the line of each option for error messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from convoy.models.errors import UsageError
+
+
+class YamlOptions(NamedTuple):
+    """`values` by option, and the line (from 1) in which each option at the top stands."""
+
+    values: Mapping[str, Any]
+    lines: Mapping[str, int]
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data without objects. Keys are text, also those of models that are called `1`."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = key.value, key.start_mark.line + 1
+            if name in seen:
+                raise yaml.MarkedYAMLError(problem=f"{name} is there in line {seen[name]} and again in line {line}")
+            seen[name] = line
+        return {str(key): value for key, value in super().construct_mapping(node, deep).items()}
+
+
+# YAML 1.1 also takes yes, no, on and off for booleans; here only true and false are.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool" or first in "tTfF"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read_yaml(path: Path) -> YamlOptions:
+    """The options of a file; an empty file has none. Raises UsageError, which names the file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, _Loader)
+        document = yaml.load(text, _Loader)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--config {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if document is None:
+        return YamlOptions({}, {})
+    if not isinstance(document, dict):
+        raise UsageError(f"{path} must be options and their values, such as 'port: 8000', one a line")
+    assert isinstance(node, yaml.MappingNode)
+    return YamlOptions(document, {str(key.value): key.start_mark.line + 1 for key, _ in node.value})
