@@ -56,6 +56,12 @@ cli.add_typer(config, name="config")
 # A command of its own, and one that has others beside it.
 load_tests = typer.Typer()
 cli.add_typer(load_tests, name="loadtest")
+# The headings of `--help`, those that most users need first.
+HELP_GROUPS = (
+    *("Arguments", "Basics", "Model", "Network", "Images", "Accuracy", "Optimisation", "Speed", "Load", "Requests"),
+    *("Models", "Limits", "Security", "Logging", "Output", "Advanced", "Options"),
+)
+_EPILOG = "Each option can also be set in the environment: --some-option as CONVOY_SOME_OPTION."
 _KEYWORD = python_inspect.Parameter.KEYWORD_ONLY
 EXIT_INTERRUPTED = 130
 _COMPLETE = "_CONVOY_COMPLETE"
@@ -83,6 +89,22 @@ class _OfRecord(NamedTuple):
 _OF_RECORDS: list[_OfRecord] = []
 
 
+class _GroupedCommand(typer.core.TyperCommand):
+    """A command whose help has its options under headings, in the order of `HELP_GROUPS`."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            is_argument = parameter.param_type_name == "argument"
+            group = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
+            if (record := parameter.get_help_record(ctx)) is not None:
+                groups.setdefault(group, []).append(record)
+        known = [group for group in HELP_GROUPS if group in groups]
+        for group in [*known, *(one for one in groups if one not in known)]:
+            with formatter.section(group):
+                formatter.write_dl(groups[group])
+
+
 def _of_record(module: str, record: str, tell: Any = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """`tell` says the function to typer; by default it is a command."""
 
@@ -90,7 +112,7 @@ def _of_record(module: str, record: str, tell: Any = None) -> Callable[[Callable
         parameters = python_inspect.signature(function, eval_str=True).parameters.values()
         own = tuple(one for one in parameters if one.kind is not python_inspect.Parameter.VAR_KEYWORD)
         _OF_RECORDS.append(_OfRecord(function, module, record, own))
-        registered: Callable[..., None] = (tell or cli.command())(function)
+        registered: Callable[..., None] = (tell or cli.command(cls=_GroupedCommand, epilog=_EPILOG))(function)
         return registered
 
     return register
@@ -115,7 +137,8 @@ def _parameter(field: dataclasses.Field[Any], kind: Any, said: Option) -> python
         _KEYWORD,
         default=default if said.read is None else said.typed_default,
         annotation=Annotated[
-            str | None if is_text else kind, asking(*name, help=said.help, callback=said.read, **_one_of(words))
+            str | None if is_text else kind,
+            asking(*name, help=said.help, callback=said.read, rich_help_panel=said.group or None, **_one_of(words)),
         ],
     )
 
@@ -175,7 +198,8 @@ def export(
     *,
     context: typer.Context,
     config: Annotated[
-        Path | None, typer.Option(help="YAML file of these options; the command line and the environment overrule it.")
+        Path | None,
+        typer.Option(help="YAML file with these options; it has the lowest precedence."),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print every finding, not only the first ten.")] = False,
     **asked: Any,
@@ -421,6 +445,7 @@ def _name_twins(command: Any, name: str) -> None:
             is_own = (option in OWN_MEANINGS and name != "serve") or (name, option) in _OWN_OF_ONE
             own = f"{name}_" if is_own else ""
             parameter.envvar = f"CONVOY_{own}{option}".upper()
+            parameter.show_envvar = bool(own)
     for inner, subcommand in getattr(command, "commands", {}).items():
         if name != "config":  # the settings read theirs, and tell whence
             _name_twins(subcommand, f"{name}_{inner}")

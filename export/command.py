@@ -170,8 +170,14 @@ def export_bundle(
 
 
 def _named(options: ExportOptions) -> ExportOptions:
-    """The same with a name. Raises UsageError where the source is not understood."""
-    return replace(options, name=options.name or default_name(parse_source(options.source, trust=options.trust)))
+    """The same with a name, and `data` as what it stands for. Raises UsageError where the source is not understood."""
+    return replace(
+        options,
+        name=options.name or default_name(parse_source(options.source, trust=options.trust)),
+        data=None,
+        calibrate=options.calibrate or options.data,
+        evaluate=options.evaluate or options.data,
+    )
 
 
 def _understood(plan: ExportPlan) -> Iterator[str]:

@@ -13,7 +13,7 @@ from convoy.models.option import Option
 from convoy.models.priorities import ORDINARY_PRIORITIES
 
 _P, _T = ParamSpec("_P"), TypeVar("_T")
-_PLAN_CACHE = Option("Folder of plans; by default the server's.")
+_PLAN_CACHE = Option("Folder of TensorRT plans; the default is the server's.", group="Output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,90 +31,147 @@ class ExportOptions:
     source: Annotated[
         str,
         Option(
-            "zoo:NAME, torchvision:NAME, timm:NAME, file.py:factory, 'file.py:Net(num_classes=5)', FILE.onnx or "
-            "FILE.pt2.",
+            "The model: zoo:NAME, torchvision:NAME, timm:NAME, file.py:factory, 'file.py:Net(num_classes=5)', "
+            "FILE.onnx or FILE.pt2.",
             is_argument=True,
         ),
     ] = ""
-    name: Annotated[str, Option("Name to serve the model under; default: the source's.")] = ""
-    weights: Annotated[Path | None, Option("Checkpoint, .safetensors or .pth; default: download.")] = None
+    name: Annotated[str, Option("Name of the model; the default comes from the source.", group="Basics")] = ""
+    weights: Annotated[
+        Path | None,
+        Option("Checkpoint (.safetensors, .pth), or `default` for published weights.", group="Basics"),
+    ] = None
     input: Annotated[
         str | None,
         Option(
-            "Image as CxHxW: 3x224x224, or 3x224?x224? for other sizes, too. Tensors: 1x1000, or a=1x1000,b=8:INT64."
+            "Shape of one input: 3x224x224, or 3x224?x224? for images of any size; tensors as 1x1000 or "
+            "a=1x1000,b=8:INT64.",
+            group="Model",
         ),
     ] = None
     task: Annotated[
         str | None,
         Option(
-            "What the network is for; by default what is sure.",
+            "Task of the model; the default comes from its outputs.",
             words=("classify", "multilabel", "segment", "detect", "none"),
+            group="Model",
         ),
     ] = None
-    detection: Annotated[Path | None, Option("JSON file: how a detector's outputs become boxes.")] = None
-    labels: Annotated[Path | None, Option("File with one label a line, or imagenet.")] = None
+    detection: Annotated[
+        Path | None, Option("JSON file that says how the outputs of a detector become boxes.", group="Model")
+    ] = None
+    labels: Annotated[
+        Path | None,
+        Option("Text file with one label per line, or `imagenet`; the default is the data's folders.", group="Basics"),
+    ] = None
     preprocess: Annotated[
         str | None,
         Option(
             "How images are prepared: imagenet, inception, clip, cifar10, mnist, unit (0..1), raw (0..255), "
-            "file.py:transform (torchvision), timm:NAME, or a JSON file (Convoy's, timm's or transformers')."
+            "file.py:transform (torchvision), timm:NAME, or a JSON file (Convoy's, timm's or transformers').",
+            group="Basics",
         ),
     ] = None
-    mean: Annotated[str | None, Option("Mean per channel, of pixels in 0..1: 0.5,0.5,0.5.")] = None
-    std: Annotated[str | None, Option("Standard deviation per channel, likewise.")] = None
-    resize: Annotated[str | None, Option("Shorter side before the crop, or HxW to scale to straight.")] = None
-    crop: Annotated[str | None, Option("Cut out of the centre: 224, or HxW.")] = None
-    interpolation: Annotated[
-        str | None, Option("How images are scaled.", words=("nearest", "bilinear", "bicubic", "lanczos"))
-    ] = None
-    front: Annotated[str, Option("uint8: normalisation in the graph; none: FP32 input.", words=("uint8", "none"))] = (
-        "uint8"
+    mean: Annotated[str | None, Option("Mean per channel of pixels in 0..1, such as 0.5,0.5,0.5.", group="Images")] = (
+        None
     )
-    calibrate: Annotated[str | None, Option("Data set, or .npz, whose calibration part sets the ranges.")] = None
-    evaluate: Annotated[str | None, Option("Data set, or .npz, whose test part measures accuracy.")] = None
-    metric: Annotated[str | None, Option("file.py:function(outputs, targets) that scores each sample.")] = None
-    class_map: Annotated[Path | None, Option("JSON file: what data sets call a class, to its label.")] = None
-    precisions: Annotated[str | None, Option("Variants to make, of fp32,bf16,fp16,int8,fp8.")] = None
+    std: Annotated[str | None, Option("Standard deviation per channel of pixels in 0..1.", group="Images")] = None
+    resize: Annotated[
+        str | None, Option("Size of the shorter side before the crop, or HxW for the whole image.", group="Images")
+    ] = None
+    crop: Annotated[str | None, Option("Size of the centre crop: 224, or HxW.", group="Images")] = None
+    interpolation: Annotated[
+        str | None,
+        Option("Interpolation of the resize.", words=("nearest", "bilinear", "bicubic", "lanczos"), group="Images"),
+    ] = None
+    front: Annotated[
+        str,
+        Option(
+            "uint8: the graph takes uint8 images and normalises them; none: it takes FP32.",
+            words=("uint8", "none"),
+            group="Images",
+        ),
+    ] = "uint8"
+    data: Annotated[
+        str | None, Option("Data set, image folder or .npz file: --calibrate and --evaluate in one.", group="Basics")
+    ] = None
+    calibrate: Annotated[
+        str | None, Option("Data for the ranges of INT8 and FP8; its calibration part.", group="Accuracy")
+    ] = None
+    evaluate: Annotated[str | None, Option("Data to measure accuracy on; its test part.", group="Accuracy")] = None
+    metric: Annotated[
+        str | None,
+        Option("Your own score, file.py:function(outputs, targets), which returns one per sample.", group="Accuracy"),
+    ] = None
+    class_map: Annotated[
+        Path | None, Option("JSON file that maps class names of the data to labels.", group="Accuracy")
+    ] = None
+    precisions: Annotated[str | None, Option("Variants to make: any of fp32,bf16,fp16,int8,fp8.", group="Accuracy")] = (
+        None
+    )
     calibration_method: Annotated[
-        str, Option("How ranges are taken from images.", words=("auto", "minmax", "entropy", "percentile"))
+        str,
+        Option(
+            "How ranges are computed from the images.",
+            words=("auto", "minmax", "entropy", "percentile"),
+            group="Accuracy",
+        ),
     ] = "auto"
     int8_budget_s: Annotated[
-        float, Option("Seconds that the search for layers to keep may take, for each file of 8 bits.")
+        float,
+        Option("Most seconds per 8-bit file to search for layers to keep in high precision.", group="Accuracy"),
     ] = 1800.0
-    allow_random_calibration: Annotated[bool, Option("Without images, take ranges from noise.")] = False
+    allow_random_calibration: Annotated[
+        bool, Option("Compute ranges from random noise if there are no images.", group="Accuracy")
+    ] = False
     accuracy_budget_points: Annotated[
-        float, Option("Points of top-1 a variant may lose.", name="--accuracy-budget")
+        float,
+        Option("Points of accuracy that a variant may lose.", name="--accuracy-budget", group="Accuracy"),
     ] = 1.0
-    strict_gate: Annotated[bool, Option("Refuse what is not proved to stay within the budget.")] = False
-    max_batch: Annotated[int, Option("Largest batch.")] = 64
-    priority_levels: Annotated[int, Option("How many priorities requests may have, 1 the most urgent.")] = (
-        ORDINARY_PRIORITIES.levels
+    strict_gate: Annotated[
+        bool, Option("Serve a variant only if it is proved to stay within the budget.", group="Accuracy")
+    ] = False
+    max_batch: Annotated[int, Option("Largest batch.", group="Model")] = 64
+    priority_levels: Annotated[
+        int, Option("Number of priority levels of requests; 1 is the most urgent.", group="Model")
+    ] = ORDINARY_PRIORITIES.levels
+    default_priority_level: Annotated[
+        int, Option("Priority level of requests that do not name one.", group="Model")
+    ] = ORDINARY_PRIORITIES.default
+    trust: Annotated[bool, Option("Read a .pt2 file, which can run any code.", name="--trust", group="Security")] = (
+        False
     )
-    default_priority_level: Annotated[int, Option("The one of those that name none.")] = ORDINARY_PRIORITIES.default
-    trust: Annotated[bool, Option("Read a .pt2, which can run any code.", name="--trust")] = False
     activation: Annotated[
         str,
-        Option("What makes scores of outputs; auto: found out.", words=("auto", "softmax", "sigmoid", "none")),
+        Option(
+            "What turns outputs into scores; auto: found from the graph.",
+            words=("auto", "softmax", "sigmoid", "none"),
+            group="Model",
+        ),
     ] = "auto"
     expect_accuracy_percent: Annotated[
-        float | None, Option("Top-1 in percent that the model is known for.", name="--expect-accuracy")
+        float | None,
+        Option("Known top-1 of the model, in percent.", name="--expect-accuracy", group="Accuracy"),
     ] = None
     min_accuracy_percent: Annotated[
-        float | None, Option("Top-1 in percent below which nothing is published.", name="--min-accuracy")
+        float | None,
+        Option("Lowest top-1 to publish, in percent.", name="--min-accuracy", group="Accuracy"),
     ] = None
-    weights_key: Annotated[str | None, Option("Which entry of a .pth has the weights.")] = None
+    weights_key: Annotated[str | None, Option("Entry of a .pth file that has the weights.", group="Model")] = None
     random_weights: Annotated[
-        bool, Option("Export a network that was never trained, to try its graph.", name="--random-weights")
+        bool, Option("Export with random weights, to try the graph.", name="--random-weights", group="Model")
     ] = False
-    force: Annotated[bool, Option("Publish what fails the proof, marked as such.", name="--force")] = False
-    remeasure: Annotated[Path | None, Option("Folder of a bundle: measure its latencies again, and nothing else.")] = (
-        None
-    )
-    sign: Annotated[Path | None, Option("File with a private key (elliptic curve, PEM) to sign the bundle with.")] = (
-        None
-    )
-    store: Annotated[Path, Option("Folder of models.")] = Path("store")
-    data_root: Annotated[Path | None, Option("Where downloaded data sets lie.")] = None
+    force: Annotated[
+        bool, Option("Publish although checks fail; the bundle is marked.", name="--force", group="Accuracy")
+    ] = False
+    remeasure: Annotated[
+        Path | None, Option("Measure the latencies of this bundle again, and nothing else.", group="Output")
+    ] = None
+    sign: Annotated[
+        Path | None, Option("PEM file with a private key (elliptic curve) to sign the bundle.", group="Security")
+    ] = None
+    store: Annotated[Path, Option("Folder of models to write to.", group="Basics")] = Path("store")
+    data_root: Annotated[Path | None, Option("Folder for downloaded data sets.", group="Output")] = None
     plan_cache: Annotated[Path | None, _PLAN_CACHE] = None
 
     def __post_init__(self) -> None:
@@ -179,9 +236,9 @@ class BuildAheadOptions:
     """
 
     name: Annotated[str, Option("The model; its newest version is built.", is_argument=True)]
-    store: Annotated[Path | None, Option("Folder of models. Without it the demo's plans are built.")] = None
+    store: Annotated[Path | None, Option("Folder of models; the default is the demo.")] = None
     plan_cache: Annotated[Path | None, _PLAN_CACHE] = None
     targets: Annotated[
-        str | None, Option("GPUs such as a10,l4 or sm80,sm89; by default every one since sm80.", name="--for")
+        str | None, Option("GPUs, such as a10,l4 or sm80,sm89; the default is all from sm80.", name="--for")
     ] = None
     precisions: Annotated[str | None, Option("Variants to build, such as fp16,int8.")] = None

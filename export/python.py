@@ -104,7 +104,7 @@ def export(
         if name is not None:
             given["name"] = name
         if data is not None:
-            given |= {"calibrate": str(data), "evaluate": str(data)}
+            given["data"] = str(data)
         if isinstance(labels, str | Path):
             given["labels"] = Path(labels)
         elif labels is not None:

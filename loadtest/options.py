@@ -46,42 +46,52 @@ class LoadTestOptions:
     request as `timeout_ms`; a server that heeds it turns away, or gives up, what would be later. Raises UsageError.
     """
 
-    url: Annotated[str, Option("The server; grpc:// for gRPC.")] = DEFAULT_URL
-    model: Annotated[str | None, Option("The model; may be left out where there is one.")] = None
-    rate: Annotated[float | None, Option("Open loop: requests a second.")] = None
+    url: Annotated[str, Option("URL of the server; grpc:// for gRPC.", group="Basics")] = DEFAULT_URL
+    model: Annotated[str | None, Option("Model to load; optional if the server has one.", group="Basics")] = None
+    rate: Annotated[float | None, Option("Open loop: requests per second.", group="Basics")] = None
     steps: Annotated[
-        tuple[float, ...], Option("Open loop: a ladder of rates, such as 100,200,400.", read=_rates_of)
+        tuple[float, ...],
+        Option("Open loop: several rates in turn, such as 100,200,400.", read=_rates_of, group="Load"),
     ] = ()
-    concurrency: Annotated[int | None, Option("Closed loop: clients. 16 if nothing is given.")] = None
+    concurrency: Annotated[
+        int | None, Option("Closed loop: number of clients; 16 if no load is given.", group="Basics")
+    ] = None
     find_capacity: Annotated[
-        bool, Option("Search the highest rate with 99 % good within --slo-ms.", name="--find-capacity")
+        bool,
+        Option("Find the highest rate with 99 % of responses within --slo-ms.", name="--find-capacity", group="Basics"),
     ] = False
-    slo_ms: Annotated[float | None, Option("Latency within which an answer is good.")] = None
-    duration_s: Annotated[float, Option("Seconds, of each step or probe.", name="--duration")] = 10.0
-    warm_up_s: Annotated[float | None, Option("Seconds cut off the front; by default a tenth.", name="--warm-up")] = (
-        None
-    )
-    protocol: Annotated[Wire, Option("auto: from the URL.")] = "auto"
-    body: Annotated[Body, Option("auto: images where the model takes them, else tensors.")] = "auto"
+    slo_ms: Annotated[float | None, Option("Latency objective in milliseconds.", group="Basics")] = None
+    duration_s: Annotated[float, Option("Seconds per run, step or probe.", name="--duration", group="Load")] = 10.0
+    warm_up_s: Annotated[
+        float | None, Option("Seconds to leave out at the start; default: a tenth.", name="--warm-up", group="Load")
+    ] = None
+    protocol: Annotated[Wire, Option("Protocol; auto: from the URL.", group="Requests")] = "auto"
+    body: Annotated[
+        Body, Option("Kind of request; auto: images if the model takes them, else tensors.", group="Requests")
+    ] = "auto"
     images: Annotated[
-        Path | None, Option("Folder of images to send, in turn, instead of those that ship with Convoy.")
+        Path | None, Option("Folder of images to send in turn; default: Convoy's own.", group="Requests")
     ] = None
     deadline_ms: Annotated[
-        float | None, Option("Sent along: the server need not answer later. By default nothing is.")
+        float | None, Option("Deadline to send with each request, in milliseconds.", group="Requests")
     ] = None
-    arrivals: Annotated[Arrivals, Option("Open loop: how requests come.")] = "poisson"
-    burst_on_s: Annotated[float, Option("Bursts: seconds of load.", name="--burst-on")] = 1.0
-    burst_off_s: Annotated[float, Option("Bursts: seconds of silence.", name="--burst-off")] = 1.0
-    connections: Annotated[int, Option("Open loop: most connections.")] = 512
+    arrivals: Annotated[Arrivals, Option("Open loop: distribution of arrivals.", group="Load")] = "poisson"
+    burst_on_s: Annotated[float, Option("Seconds of each burst.", name="--burst-on", group="Load")] = 1.0
+    burst_off_s: Annotated[float, Option("Seconds between bursts.", name="--burst-off", group="Load")] = 1.0
+    connections: Annotated[int, Option("Open loop: most connections.", group="Load")] = 512
     processes: Annotated[
         int | None,
-        Option("Generator processes: auto or a number.", read=_count_of, typed_default="auto"),
+        Option("Processes that send requests: auto or a number.", read=_count_of, typed_default="auto", group="Load"),
     ] = None
-    timeout_s: Annotated[float, Option("Seconds after which a request is lost.", name="--timeout")] = 10.0
-    seed: Annotated[int, Option("Seed of arrivals and random tensors.")] = 0
-    report_file: Annotated[Path | None, Option("File for a page with plots, .html.", name="--report")] = None
-    json_file: Annotated[Path | None, Option("File for everything that was measured.", name="--json")] = None
-    csv_file: Annotated[Path | None, Option("File for a line of figures per run, step or probe.", name="--csv")] = None
+    timeout_s: Annotated[
+        float, Option("Seconds after which a request counts as lost.", name="--timeout", group="Requests")
+    ] = 10.0
+    seed: Annotated[int, Option("Seed of arrivals and random tensors.", group="Load")] = 0
+    report_file: Annotated[Path | None, Option("HTML report to write.", name="--report", group="Output")] = None
+    json_file: Annotated[Path | None, Option("JSON file for all measurements.", name="--json", group="Output")] = None
+    csv_file: Annotated[
+        Path | None, Option("CSV file with one row per run, step or probe.", name="--csv", group="Output")
+    ] = None
     api_key: str | None = None
     tls: ClientTls | None = None
 

@@ -14,7 +14,7 @@ class Option(NamedTuple):
 
     `read` makes the field's value of the text that was typed, where that is more than the field's kind says, and raises
     UsageError; then `typed_default` is what it reads where nothing was typed. `words` are all that the field takes,
-    where its kind, which may be a Literal, does not say so.
+    where its kind, which may be a Literal, does not say so. `group` is the heading of `--help` under which it stands.
     """
 
     help: str
@@ -23,3 +23,4 @@ class Option(NamedTuple):
     read: Callable[[Any], object] | None = None
     typed_default: str | None = None
     words: tuple[str, ...] = ()
+    group: str = ""

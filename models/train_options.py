@@ -44,55 +44,61 @@ class TrainOptions:
     Raises UsageError for values out of range.
     """
 
-    dataset: Annotated[str, Option("digits, cifar10, glyphs, or a folder of images by class.", is_argument=True)]
-    out: Annotated[Path, Option("Checkpoint to write, .safetensors.")]
-    arch: Annotated[str, Option("Network of the zoo, or torchvision:NAME.")] = "simple_cnn"
+    dataset: Annotated[str, Option("digits, cifar10, glyphs, or a folder with one folder per class.", is_argument=True)]
+    out: Annotated[Path, Option("Checkpoint to write (.safetensors).", group="Basics")]
+    arch: Annotated[str, Option("Network of the zoo, or torchvision:NAME.", group="Basics")] = "simple_cnn"
     image_size: Annotated[
-        int | None, Option("Side of the images that a torchvision network sees; by default as published.")
+        int | None, Option("Input size of a torchvision network; default: as published.", group="Network")
     ] = None
     weights: Annotated[
-        str | None, Option("Start from these: a .safetensors or .pth file, or imagenet (torchvision's own).")
+        str | None, Option("Initial weights: a .safetensors or .pth file, or `imagenet`.", group="Basics")
     ] = None
-    weights_key: Annotated[str | None, Option("Which entry of a .pth has the weights.")] = None
-    freeze: Annotated[bool, Option("Only the head learns; the rest stays as --weights has it.")] = False
-    device: Annotated[Device, Option("Where to train.")] = "auto"
-    amp: Annotated[bool | None, Option("Mixed precision; by default where there is a GPU. On a CPU bf16.")] = None
+    weights_key: Annotated[str | None, Option("Entry of a .pth file that has the weights.", group="Network")] = None
+    freeze: Annotated[bool, Option("Train only the head.", group="Network")] = False
+    device: Annotated[Device, Option("Device to train on.", group="Basics")] = "auto"
+    amp: Annotated[bool | None, Option("Mixed precision; default: on a GPU only.", group="Speed")] = None
     precision: Annotated[
         TrainPrecision | None,
-        Option("Instead of --amp: the precision of the forward pass.", words=get_args(TrainPrecision)),
+        Option("Precision of the forward pass, instead of --amp.", words=get_args(TrainPrecision), group="Speed"),
     ] = None
     channels_last: Annotated[
-        bool | None, Option("Pictures and weights with their channels side by side; by default where there is a GPU.")
+        bool | None, Option("Channels-last memory format; default: on a GPU only.", group="Speed")
     ] = None
-    compile: Annotated[bool, Option("Compile the network for learning, by torch.compile.")] = False
-    optimizer: Annotated[Optimizer, Option("How weights are stepped.")] = "adamw"
+    compile: Annotated[bool, Option("Train with torch.compile.", group="Speed")] = False
+    optimizer: Annotated[Optimizer, Option("Optimiser.", group="Optimisation")] = "adamw"
     learning_rate: Annotated[
-        float | None, Option("Peak learning rate; by default the optimiser's own.", name="--lr")
+        float | None, Option("Peak learning rate; default: by optimiser.", name="--lr", group="Basics")
     ] = None
-    schedule: Annotated[Schedule, Option("How the learning rate goes; step: a tenth, twice.")] = "one_cycle"
+    schedule: Annotated[
+        Schedule, Option("Learning rate schedule; step: divide by ten, twice.", group="Optimisation")
+    ] = "one_cycle"
     warm_up: Annotated[
         float | None,
-        Option("Share of the run in which the rate rises; by default the schedule's own.", name="--lr-warm-up"),
+        Option("Share of the run with a rising learning rate.", name="--lr-warm-up", group="Optimisation"),
     ] = None
-    weight_decay: Annotated[float | None, Option("By default the optimiser's own.")] = None
-    label_smoothing: Annotated[float, Option("Share of each label that is spread over all classes.")] = 0.05
-    class_weights: Annotated[ClassWeights, Option("balanced: an image counts the more the rarer its class.")] = "none"
+    weight_decay: Annotated[float | None, Option("Weight decay; default: by optimiser.", group="Optimisation")] = None
+    label_smoothing: Annotated[float, Option("Label smoothing, from 0 to 1.", group="Optimisation")] = 0.05
+    class_weights: Annotated[
+        ClassWeights, Option("balanced: weight images by the rarity of their class.", group="Optimisation")
+    ] = "none"
     ema: Annotated[
-        float | None, Option("Keep a moving average of the weights, with this decay a step, such as 0.99.")
+        float | None, Option("Decay of a moving average of the weights, such as 0.99.", group="Optimisation")
     ] = None
-    batch_size: Annotated[int, Option("Images a step.")] = 64
-    epochs: Annotated[int, Option("Passes over the training images.")] = 60
-    seed: Annotated[int, Option("Seed of weights, order and augmentation.")] = 0
+    batch_size: Annotated[int, Option("Images per step.", group="Basics")] = 64
+    epochs: Annotated[int, Option("Passes over the training images.", group="Basics")] = 60
+    seed: Annotated[int, Option("Seed of weights, order and augmentation.", group="Optimisation")] = 0
     validation: Annotated[
         str | None,
-        Option("Images to choose the best epoch by: a share of the training images, such as 0.1, or a folder."),
+        Option("Images to choose the best epoch: a share such as 0.1, or a folder.", group="Optimisation"),
     ] = None
     loader_workers: Annotated[
-        int, Option("Processes that decode images whenever they are due; 0: all are decoded once, into memory.")
+        int, Option("Processes that decode images in each epoch; 0: decode all once.", group="Speed")
     ] = 0
-    log: Annotated[bool, Option("Write NAME.training.csv and NAME.training.html beside the checkpoint.")] = True
-    tensorboard: Annotated[Path | None, Option("Folder for TensorBoard, where that is installed.")] = None
-    resume: Annotated[bool, Option("Go on from the last epoch of the interrupted run of the same command.")] = False
+    log: Annotated[
+        bool, Option("Write NAME.training.csv and NAME.training.html beside the checkpoint.", group="Output")
+    ] = True
+    tensorboard: Annotated[Path | None, Option("Folder for TensorBoard logs.", group="Output")] = None
+    resume: Annotated[bool, Option("Continue an interrupted run of the same command.", group="Output")] = False
     data_root: Path | None = None
 
     def __post_init__(self) -> None:
