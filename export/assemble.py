@@ -63,11 +63,11 @@ from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.spec import ModelSpec
 from convoy.models.store import Store, is_version
 
-_DEVICES: dict[Target, str] = {
-    "cpu": "time",
-    "openvino": "OpenVINO on a processor with BF16",
-    "cuda": "a GPU",
-    "tensorrt": "a GPU",
+_WHY_NOT_MEASURED: dict[Target, str] = {
+    "cpu": "out of time",
+    "openvino": "needs OpenVINO on a processor with BF16",
+    "cuda": "no GPU available",
+    "tensorrt": "no GPU available",
 }
 _TOOLS = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow")
 
@@ -94,7 +94,7 @@ def verdicts(
     kind = data.evaluation.kind if data.evaluation else "images" if isinstance(data.calibration, ImageSet) else "rows"
     # Of a file of arrays nothing is held out, unless another one is evaluated on, or the same.
     held_out = "held-out " if data.evaluation or kind == "images" else ""
-    inputs = f"{held_out}{kind}" if data.real else "random inputs, for want of --calibrate and --evaluate"
+    inputs = f"{held_out}{kind}" if data.real else "random inputs, because --calibrate and --evaluate were not given"
     error = max(errors.values())
     each = f" ({', '.join(f'{name} {own:.1g}' for name, own in errors.items())})" if len(errors) > 1 else ""
     noise = ", and on noise of both signs" if torch.noise is not None else ""
@@ -125,12 +125,11 @@ def judged_by_speed(variant: Variant) -> Variant:
         return variant
     table = max((one for one in variant.latencies if one.speedup), key=_least_gain, default=None)
     if table is None or table.speedup is None:
-        device = _DEVICES[variant.target]
-        return replace(variant, reason=f"{variant.proof}; its speed was not measured, for want of {device}")
+        return replace(variant, reason=f"{variant.proof}; speed not measured: {_WHY_NOT_MEASURED[variant.target]}")
     gain = table.speedup
     pace = f"{gain.median:.2f} times the speed of fp32 on the export machine ({gain.low:.2f} to {gain.high:.2f})"
     if not is_worthwhile(table):
-        return replace(variant, serve=False, reason=f"not faster beyond doubt: {pace}; {variant.proof}")
+        return replace(variant, serve=False, reason=f"speed-up not significant: {pace}; {variant.proof}")
     return replace(variant, reason=f"{pace}; {variant.proof}")
 
 
@@ -199,7 +198,9 @@ def provenance(plan: ExportPlan, data: ExportData, torch: TorchResult) -> Proven
             "python": platform.python_version(),
             **({"torch": torch.torch_version} if torch.torch_version else {}),
             **installed_versions(*_TOOLS),
-            "int8 weights": "8 bits" if has_int8_dot_product() else "7 bits, for want of 8-bit dot products",
+            "int8 weights": "8 bits"
+            if has_int8_dot_product()
+            else "7 bits, because this CPU has no 8-bit dot products",
         },
         created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
         weights_entry=torch.weights_entry,

@@ -1,6 +1,6 @@
 """`convoy export`: the steps in their order, and what the user sees of them.
 
-    plan -> images -> torch child -> what its outputs are -> fp32 against torch -> is it right at all? -> variants
+    plan -> images -> torch child -> what its outputs are -> fp32 against torch -> accuracy on a sample -> variants
          -> accuracy -> latency -> a real TensorRT builder -> roofline -> bundle
 
 `export_bundle` is the pipeline without a terminal; `run` is what the command calls. All work happens in a
@@ -102,7 +102,7 @@ def run(options: ExportOptions, console: Console, again: str = "the same command
     console.print(summary(manifest, is_verbose=is_verbose))
     if share := manifest.busiest_share:
         console.print(Text(busy_words(share, shlex.quote(str(folder))), style="yellow"), soft_wrap=True)
-    console.print(f"published {folder}; its report.html shows it all", soft_wrap=True, highlight=False)
+    console.print(f"published {folder}; open its report.html for details", soft_wrap=True, highlight=False)
     if options.remeasure is not None:
         return folder
     refuse_missing(options, manifest, left_out)
@@ -375,7 +375,7 @@ def _first_look(
     if data.evaluation is None or not data.evaluation.has_targets or plan.asked.force or not judge.scores_targets:
         return
     few = data.evaluation.thinned(_FIRST_LOOK_IMAGES)
-    (outcomes,) = observe([fp32], few, progress, "is it right at all?", cache, judge)
+    (outcomes,) = observe([fp32], few, progress, "check accuracy on a sample", cache, judge)
     if isinstance(outcomes, Outcomes):
         sanity = judge_reference(
             outcomes, few.labels, expected, is_sample=few.count < data.evaluation.count, samples=plan.samples
@@ -408,7 +408,7 @@ def _refuse(objections: Sequence[str], torch: TorchResult, advice: str = "") -> 
         # Other weights in the same file may be the ones that were meant.
         taken = f"the weights are {torch.weights_entry}" if torch.weights_entry else ""
         said = "; ".join(filter(None, ("; and ".join(objections), taken, advice)))
-        raise JobError(f"nothing was published, for {said}; --force publishes it all the same")
+        raise JobError(f"nothing was published, for {said}; --force publishes it anyway")
 
 
 def _spec(

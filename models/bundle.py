@@ -180,7 +180,7 @@ class NodeAudit:
 
 @dataclass(frozen=True, slots=True)
 class BuilderVerdict:
-    """What a real TensorRT builder said of a variant's file.
+    """Results of the TensorRT builder of a variant's file.
 
     `targets` are compute capabilities, none where it was left to the library. `layers` counts those of the plan that
     compute, by precision; empty where the library does not tell. `reason` says why it was refused; or, where it was not

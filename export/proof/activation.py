@@ -78,11 +78,11 @@ def _guessed(outputs: Sequence[TensorSpec], labels: Sequence[str], *, takes_imag
     is_named = bool(labels) and _is_class_row(first) and first.shape[0] in (len(labels), 1)
     if is_named or (takes_images and len(outputs) == 1 and _is_class_row(first)):
         return Purpose("classify")
-    told = "what its outputs mean is not known, so that they are served as tensors"
+    told = "output type unknown, so the outputs are served as tensors"
     if any(_is_map(one) for one in outputs):
-        return Purpose("none", remark=f"{told}; --task segment, if {_first_map(outputs)} is a class for each pixel")
+        return Purpose("none", remark=f"{told}; pass --task segment if {_first_map(outputs)} has a class per pixel")
     if _is_class_row(first):
-        return Purpose("none", remark=f"{told}; --task classify or multilabel, if {first.name} scores classes")
+        return Purpose("none", remark=f"{told}; pass --task classify or multilabel if {first.name} has class scores")
     return Purpose("none", remark=f"{told}; --task says otherwise")
 
 

@@ -211,7 +211,9 @@ class AccuracyGate:
                 f"export with {score.wanted} to let it serve"
             )
         samples = samples if accuracy.metric == TOP_1 else "samples"
-        loss = f"loses {accuracy.loss_points:.2f} points of {accuracy.metric} on {accuracy.images} {samples}"
+        points = accuracy.loss_points
+        change = f"loses {points:.2f}" if points >= 0 else f"gains {-points:.2f}"
+        loss = f"{change} points of {accuracy.metric} on {accuracy.images} {samples}"
         if accuracy.loss_points > self.budget_points:
             return False, f"{loss}, over the budget of {self.budget_points:g}"
         bound = "" if accuracy.loss_bound_points is None else f" (at most {accuracy.loss_bound_points:.2f} with 95 %)"

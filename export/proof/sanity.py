@@ -213,7 +213,7 @@ def _against_chance(
         findings.append(f"{told}; too few {samples} to tell a network from a guess")
     else:
         objections.append(
-            f"{told}: not better than chance beyond doubt; check the weights, --preprocess and the order of --labels"
+            f"{told}: not significantly better than chance; check the weights, --preprocess and the order of --labels"
         )
 
 

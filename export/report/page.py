@@ -64,7 +64,7 @@ def render(manifest: Manifest) -> str:
         *section("Speed", *_speed(manifest)),
         *section("Distance from the limit", *_limits(manifest)),
         *section("What runs in which precision", *kept_layers(manifest.variants)),
-        *section("What a real TensorRT builder said", *_builder(manifest)),
+        *section("Results of the TensorRT builder", *_builder(manifest)),
         *section("What was tried to recover accuracy", *recovery(manifest.variants)),
         *section("Where it comes from", *_origin(manifest)),
         *section("Files", _files(manifest)),
@@ -93,7 +93,7 @@ def _banner(manifest: Manifest) -> Element:
     if verdict.tone == "alarm":
         banner.set("role", "alert")
     if manifest.objections:
-        add(banner, element("b", "It was published all the same."))
+        add(banner, element("b", "It was published with --force."))
     if len(manifest.objections) > 1:
         add(banner, element("ul", *(element("li", one) for one in manifest.objections)))
     return banner
@@ -187,7 +187,7 @@ def _accuracy(manifest: Manifest) -> list[Element | None]:
     if fp32.accuracy is None:
         return [
             element(
-                "p", f"Not verified on labels, for want of them. Export again with {what_scores(manifest.spec.task)}."
+                "p", f"Not verified, because there are no labels. Export again with {what_scores(manifest.spec.task)}."
             ),
             *_outputs(manifest.variants),
         ]

@@ -77,7 +77,7 @@ def _accuracy(manifest: Manifest, serving: Variant) -> str:
             told = f"of {accuracy.metric} {accuracy.in_words} on {samples}"
         return told if serving.precision == "fp32" else f"{told}, {_change(accuracy)}"
     what = "labelled images" if is_of_images and manifest.spec.task == "classify" else "targets"
-    return f"whose accuracy nobody measured, for want of {what} ({what_scores(manifest.spec.task)})"
+    return f"accuracy not measured, because there are no {what} ({what_scores(manifest.spec.task)})"
 
 
 def _change(accuracy: Accuracy) -> str:
@@ -97,7 +97,7 @@ def _others(variants: Sequence[Variant]) -> str:
     # A manifest of an older version does not say what the gate said.
     poor = [variant.file for variant in refused if variant.passes_gate is False and variant.accuracy is not None]
     reasons = [
-        *([f"{_listed(slow)} {'is' if len(slow) == 1 else 'are'} not faster beyond doubt"] if slow else []),
+        *([f"{_listed(slow)} {'is' if len(slow) == 1 else 'are'} speed-up not significant"] if slow else []),
         *([f"{_listed(poor)} {'does' if len(poor) == 1 else 'do'} not pass the accuracy gate"] if poor else []),
     ]
     return f", while {_listed(reasons)}" if reasons else ""

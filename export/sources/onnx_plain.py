@@ -167,7 +167,7 @@ def _prove(
                 error = max(error, _worst_error(served, elsewhere, normalised, batched=batching.batched))
         with opened_elsewhere(spec, [REFERENCE], folder, as_file) as others:
             (timings,) = measured_everywhere([served], others, progress)
-    count = f"{canary.samples if batching.batched else 1} random inputs, for want of --preprocess"
+    count = f"{canary.samples if batching.batched else 1} random inputs, because --preprocess was not given"
     if noise:
         count = f"{count}, and on noise of both signs"
     if known.sizes:

@@ -143,7 +143,8 @@ def _obituary(status: int, log: Path) -> str:
     # A limit on memory shows as an uncaught exception of C++, or as Python's own.
     starved = any("bad_alloc" in line or line.startswith("MemoryError") for line in lines[-5:])
     if status == -signal.SIGKILL or starved:
-        return "the torch step was killed, most likely for want of memory; close other programs or use a larger machine"
+        why = "most likely because memory ran out"
+        return f"the torch step was killed, {why}; close other programs or use a larger machine"
     last = f": {one_line(lines[-1])}" if lines else ""
     how = f"signal {-status}" if status < 0 else f"exit code {status}"
     return f"the torch step died with {how}{last}; check the network's code and run the command again"

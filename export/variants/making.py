@@ -116,7 +116,7 @@ class Maker:
         """How the calibration images move the network otherwise than these; empty where they do not."""
         calibration = self._calibrated(REFERENCE)
         fewer = images.thinned(max(2, min(64, self.images.count)))
-        with self.progress.step("compare the images", fewer.count) as step:
+        with self.progress.step("compare with fp32", fewer.count) as step:
             found = collect(calibration.graph, fewer.chunks(step, _CHUNK_IMAGES), ["minmax"])
         return drift_of(calibration.ranges["minmax"], found["minmax"])
 

@@ -405,12 +405,12 @@ RIGHT = "right on 93.40 % of 1,200 images"
         (
             manifest_of(FP32, SLOW),
             "good",
-            f"CPUs serve fp32.onnx, {RIGHT}, while int8-cpu.onnx is not faster beyond doubt.",
+            f"CPUs serve fp32.onnx, {RIGHT}, while int8-cpu.onnx is speed-up not significant.",
         ),
         (
             manifest_of(FP32, POOR, replace(SLOW, file="bf16.onnx", target="openvino")),
             "good",
-            f"CPUs serve fp32.onnx, {RIGHT}, while bf16.onnx is not faster beyond doubt and int8-cpu.onnx does not "
+            f"CPUs serve fp32.onnx, {RIGHT}, while bf16.onnx is speed-up not significant and int8-cpu.onnx does not "
             "pass the accuracy gate.",
         ),
         (
@@ -439,23 +439,23 @@ RIGHT = "right on 93.40 % of 1,200 images"
         (
             manifest_of(replace(FP32, accuracy=None)),
             "doubt",
-            "CPUs serve fp32.onnx, whose accuracy nobody measured, for want of labelled images (--evaluate).",
+            "CPUs serve fp32.onnx, accuracy not measured, because there are no labelled images (--evaluate).",
         ),
         (
             replace(full_manifest(), variants=(replace(FP32, accuracy=None),)),
             "doubt",
-            "CPUs serve fp32.onnx, whose accuracy nobody measured, for want of targets (--evaluate).",
+            "CPUs serve fp32.onnx, accuracy not measured, because there are no targets (--evaluate).",
         ),
         (
             of_task("none"),
             "doubt",
-            "CPUs serve fp32.onnx, whose accuracy nobody measured, "
-            "for want of targets (--evaluate FILE.npz and --metric).",
+            "CPUs serve fp32.onnx, accuracy not measured, "
+            "because there are no targets (--evaluate FILE.npz and --metric).",
         ),
         (
             of_task("multilabel"),
             "doubt",
-            "CPUs serve fp32.onnx, whose accuracy nobody measured, for want of targets (--evaluate FILE.npz).",
+            "CPUs serve fp32.onnx, accuracy not measured, because there are no targets (--evaluate FILE.npz).",
         ),
         (
             of_task("none", replace(FP32.accuracy, metric="scores.py:close", top1=-0.25, images=1)),
@@ -497,7 +497,7 @@ def test_what_the_sentence_says_is_served_may_serve(drawn):
 
 
 def test_a_model_that_fails_the_absolute_check_raises_an_alarm_before_all_else():
-    objection = "10.00 % of 390 images are right: not better than chance beyond doubt"
+    objection = "10.00 % of 390 images are right: not significantly better than chance"
     page = Page(render(manifest_of(objections=(objection,))))
     (alarm,) = [given for tag, given in page.tags if given.get("role") == "alert"]
     assert alarm["class"] == "banner alarm"

@@ -337,7 +337,7 @@ def test_all_units_of_every_long_step_are_told(steps):
     [
         ("read images", 24),
         ("compare with torch", 3 * 24),  # at batch sizes 1, 3 and 4
-        ("is it right at all?", 24),
+        ("check accuracy on a sample", 24),
         ("calibrate", 24),
         ("read samples to try on", 24),
         ("compare ranges int8-cpu", 3 * 24),

@@ -36,7 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str):
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("os.kill(os.getpid(), 9)", "killed, most likely for want of memory"),
+        ("os.kill(os.getpid(), 9)", "killed, most likely because memory ran out"),
         ("print('first')\nprint('last words', flush=True)\nos._exit(3)", "died with exit code 3: last words"),
         ("import stat\nassert not stat.S_ISFIFO(os.fstat(0).st_mode), 'it is a pipe'", "it is a pipe"),
     ],
