@@ -21,6 +21,7 @@ from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cpu import cpu_budget, has_int8_dot_product
 from convoy.app.engines.speedup import is_worthwhile
 from convoy.export.ahead import judged_by_builder
+from convoy.export.config_file import EXPORT_FILE
 from convoy.export.data import ExportData, ImageSet
 from convoy.export.plan import ExportPlan
 from convoy.export.profiling.profile import Timings, measured_everywhere
@@ -222,11 +223,13 @@ def publish(
     sanity: Sanity = NOTHING_FOUND,
     mistakes: Mistakes | None = None,
     signer: BundleSigner | None = None,
+    options: str,
 ) -> Path:
     """Write the bundle as the model's next version and return its folder; `made` holds the variants' files.
 
     `scores` says why the outputs become scores as they do, `sanity` whether the reference is right, `mistakes` what it
-    answers wrongly. Raises JobError when the disk is full or read-only; then nothing of it remains.
+    answers wrongly. `options` is the file that repeats the export. Raises JobError when the disk is full or read-only;
+    then nothing of it remains.
     """
     with store.writing(spec.name) as folder:
         for variant in variants:
@@ -236,6 +239,7 @@ def publish(
         if spec.labels:
             (folder / LABELS).write_text("".join(f"{label}\n" for label in spec.labels), encoding="utf-8")
         (folder / CANARY).write_bytes(canary_bytes(canary))
+        (folder / EXPORT_FILE).write_text(options, encoding="utf-8")
         files = {path.name: _record(path) for path in sorted(folder.iterdir())}
         content = Manifest(
             *(SCHEMA_VERSION, spec, tuple(variants), files, origin, roofline),
