@@ -10,7 +10,7 @@ time from requests that are still to come: as many as the device answers in such
 It counts in full where what waits takes half of a request's time: then the device is not idle again soon. Other models'
 batches keep it busy, too, but where batches are mostly fixed cost that says little: requests that come meanwhile make
 them larger and hardly longer.
-Simulation chose the figures here (docs/simulation.md).
+Simulation chose the figures here (docs/internals/simulation.md).
 """
 
 from __future__ import annotations
