@@ -106,6 +106,8 @@ def test_convoys_own_command_line_takes_the_command(
             (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
             if word.startswith("/"):
                 Path(word).touch()
+            elif word.endswith("export.yaml"):
+                (tmp_path / word).write_text("source: zoo:simple_cnn\n")
     for one in blocks(block.page):
         if one.file:
             (tmp_path / one.file).write_text(one.text)
