@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from PIL import Image
 
 from convoy.export.sources.preprocess import PRESETS, ImageChanges, InputSize, preset, resolve_image
 from convoy.export.sources.preprocess_file import read_preprocess_file
+from convoy.export.sources.torch_job import Description
+from convoy.export.sources.transforms import read_transform
 from convoy.models.errors import JobError, UsageError
 from convoy.models.images import preprocess
 from convoy.models.spec import ImageSpec
@@ -45,10 +49,16 @@ def fails():
 """
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("transforms") / "data.py"
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """The user's file, read in this process: a child for each transform would import torch each time."""
+    path = tmp_path / "data.py"
     path.write_text(FILE)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(
+        "convoy.export.sources.preprocess.ask",
+        lambda inquiry: Description(transform=read_transform(Path(inquiry.file), inquiry.name)),
+    )
     return path
 
 
@@ -78,6 +88,16 @@ def test_a_transform_prepares_images_as_torchvision_does(file, name):
     assert np.abs(ours - theirs).max() <= 1.01 / 255 / min(image.std)
 
 
+@pytest.mark.slow
+def test_the_file_is_read_in_a_child(tmp_path):
+    path = tmp_path / "data.py"
+    path.write_text(FILE)
+    assert resolved(f"{path}:usual").resize_px == 40
+    with pytest.raises(JobError, match="has no 'nothing'"):
+        resolved(f"{path}:nothing")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -95,6 +115,7 @@ def test_a_transform_that_is_not_understood_is_refused(file, name, words):
         resolved(f"{file}:{name}")
 
 
+@pytest.mark.slow
 def test_a_transform_without_a_resize_takes_the_size_of_the_input(file):
     image = resolved(f"{file}:only_tensor", InputSize(3, 20, 30))
     assert (image.height, image.width, image.resize_mode, image.mean) == (20, 30, "exact", (0.5, 0.5, 0.5))
