@@ -22,7 +22,7 @@ from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.app.engines.openvino import OpenVinoEngine
 from convoy.app.engines.parts import Part
-from convoy.app.loading.canary import CanaryCheck
+from convoy.app.loading.proving import CanaryCheck
 from convoy.export.proof.outcomes import relative_errors
 from convoy.export.proof.verify import relative_error
 from convoy.models.bundle import Canary, Precision, Variant
@@ -39,7 +39,7 @@ from tests.support.gpu_engines import (
     tensorrt_on_fake,
     tensorrt_on_gpu,
 )
-from tests.support.onnx_models import LENGTHENS, ONNX_TYPES, SHORTENS
+from tests.support.onnx_models import LENGTHENS, SHORTENS
 
 MAX_BATCH = 8
 NOT_IN_OPENVINO = {"INT64", "UINT64", "UINT32", "FP64", "BF16", "BYTES"}
@@ -193,38 +193,34 @@ def make_openvino(model: Model, folder: Path) -> OpenVinoEngine:
 
 
 def write_onnx(model: Model, folder: Path) -> Path:
-    import onnx
-    from onnx import helper, numpy_helper
+    from onnx import ValueInfoProto, helper, numpy_helper
 
-    def declared(spec: TensorSpec) -> onnx.ValueInfoProto:
-        shape = [None if size < 0 else size for size in spec.shape]
-        whole = ["batch", *shape] if model.max_batch_size else shape
-        return helper.make_tensor_value_info(spec.name, ONNX_TYPES[spec.dtype], whole)
+    path = folder / f"{model.name}.onnx"
+    if model.writes is not None:
+        return model.writes(path)
 
-    constants = [
-        numpy_helper.from_array(np.array([0], np.int64), "axes"),
-        numpy_helper.from_array(np.arange(40, dtype=np.float32).reshape(10, 4), "table"),
-        numpy_helper.from_array(KERNEL, "kernel"),
-        numpy_helper.from_array(WEIGHTS, "weights"),
-    ]
+    def declared(spec: TensorSpec) -> ValueInfoProto:
+        shape = tuple(f"free_{spec.name}" if size < 0 else size for size in spec.shape)
+        return onnx_models.tensor(spec.name, spec.dtype, ("batch", *shape) if model.max_batch_size else shape)
+
+    constants = {
+        "axes": np.array([0], np.int64),
+        "table": np.arange(40, dtype=np.float32).reshape(10, 4),
+        "kernel": KERNEL,
+        "weights": WEIGHTS,
+    }
     used = {name for _, taken, _ in model.nodes for name in taken}
-    graph = helper.make_graph(
+    return onnx_models.save(
+        path,
         [
             helper.make_node(op, taken, given, **({"axis": 1} if op == "Concat" else {}))
             for op, taken, given in model.nodes
         ],
-        model.name,
         [declared(spec) for spec in model.inputs],
         [declared(spec) for spec in model.outputs],
-        [constant for constant in constants if constant.name in used],
+        [numpy_helper.from_array(array, name) for name, array in constants.items() if name in used],
+        opset=18,
     )
-    path = folder / f"{model.name}.onnx"
-    if model.writes is not None:
-        return model.writes(path)
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(proto)
-    onnx.save(proto, path)
-    return path
 
 
 def make_on_gpu(make: Callable[..., Engine], *, detects_poison: bool = True) -> Callable[[Model, Path], Engine]:
@@ -339,7 +335,7 @@ def test_every_part_gets_its_own_rows_at_its_own_place(make: Make, sizes: tuple[
     parts, expected, places = [], [], []
     for number, samples in enumerate(sizes):
         arrays = random_rows(ADD_SUB, samples, seed=number)
-        # The destination lies inside a larger slot, whose other bytes nobody may touch.
+        # The destination lies inside a larger slot, whose other bytes must stay as they are.
         slots = [np.full(samples * 64 + 32, 0xEE, np.uint8) for _ in ADD_SUB.outputs]
         views = tuple(slot.data[16 : 16 + samples * 64] for slot in slots)
         parts.append(part_of(arrays, (0, 1), views, samples))
