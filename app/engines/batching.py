@@ -8,18 +8,18 @@ server for models that come without a manifest, and by export for graphs made el
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from convoy.app.engines.base import Signature
 from convoy.app.engines.batch import EngineFailure
-from convoy.app.engines.memory import Growth
-from convoy.app.engines.onnx_tensors import run_arrays_on
-from convoy.app.engines.onnxruntime import first_line, open_session
-from convoy.app.engines.signature import Signature
+from convoy.app.engines.memory import growing_sizes
+from convoy.app.engines.onnxruntime import open_session, run_arrays_on
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import as_numbers, random_values
@@ -27,8 +27,6 @@ from convoy.models.tensors import as_numbers, random_values
 PROOF_ROWS = 3
 # Of an output's largest value. Kernels may sum a batch in another order than a single row.
 _TOLERANCE = {"FP16": 4e-3, "BF16": 3e-2}
-
-Answers = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +71,18 @@ class _Rows(NamedTuple):
     """Rows that run alone, the answers to each, and which outputs are the same when one is run again."""
 
     inputs: dict[str, np.ndarray]
-    answers: list[Answers]
+    answers: list[dict[str, np.ndarray]]
     steady: tuple[str, ...]
 
 
 def _rows_that_run(session: Any, signature: Signature, count: int) -> _Rows | str:
-    """Random numbers, or small ones that every table has, or zeros; why none runs where that is so.
-
-    The first kind of them with which the graph runs.
-    """
+    """Rows of the first kind with which the graph runs; why the first kind does not run where none does."""
     failure = ""
     for inputs in _kinds_of_rows(signature, count):
         singles = [{name: array[row : row + 1] for name, array in inputs.items()} for row in range(count)]
         try:
-            answers = [_run(session, single) for single in singles]
-            again = _run(session, singles[0])
+            answers = [run_arrays_on(session, single) for single in singles]
+            again = run_arrays_on(session, singles[0])
         except EngineFailure as error:
             failure = failure or str(error)
             continue
@@ -97,20 +92,17 @@ def _rows_that_run(session: Any, signature: Signature, count: int) -> _Rows | st
 
 
 def _kinds_of_rows(signature: Signature, count: int) -> Iterator[dict[str, np.ndarray]]:
-    specs = list(enumerate(signature.inputs))
+    """Random numbers, or small ones that every table has, or zeros."""
     for are_indices in (False, True):
         drawn = {
-            spec.name: _as_text(random_rows(np.random.default_rng(3 + i), spec, count, are_indices=are_indices), spec)
-            for i, spec in specs
+            spec.name: random_rows(np.random.default_rng(3 + index), spec, count, are_indices=are_indices)
+            for index, spec in enumerate(signature.inputs)
         }
         yield {name: _varied(array) for name, array in drawn.items()}
         yield drawn
-    shapes = {spec.name: (count, *spec.drawn_shape[1:]) for _, spec in specs}
     yield {
-        spec.name: np.full(shapes[spec.name], "0", object)
-        if spec.is_strings
-        else np.zeros(shapes[spec.name], spec.numpy_dtype)
-        for _, spec in specs
+        name: np.full_like(array, b"0") if array.dtype == object else np.zeros_like(array)
+        for name, array in drawn.items()
     }
 
 
@@ -125,15 +117,6 @@ def _varied(array: np.ndarray) -> np.ndarray:
     return varied
 
 
-def _as_text(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
-    """Strings as the library takes them: of bytes it would take what Python writes for them."""
-    if not spec.is_strings:
-        return array
-    text = np.empty(array.shape, object)
-    text.reshape(-1)[:] = [element.decode() for element in array.flat]
-    return text
-
-
 class _Proof:
     """Batches of one graph, held against its rows alone."""
 
@@ -143,54 +126,46 @@ class _Proof:
 
     def check(self, largest: int) -> RowCheck:
         """Raises EngineFailure where a batch is not expected to fit."""
-        rows = self._rows
-        if not rows.steady:
+        steady = self._rows.steady
+        if not steady:
             return RowCheck("its answers differ from run to run, so nothing tells what a row depends on", is_open=True)
-        for name in rows.steady:
-            if objection := self._objection_to_shapes(name):
-                return RowCheck(objection)
-        for size in _sizes(largest):
-            if objection := self._objection_to(size):
-                return RowCheck(objection)
-        return RowCheck()
+        objections = chain(map(self._objection_to_shapes, steady), map(self._objection_to_batch, _sizes(largest)))
+        return RowCheck(next(filter(None, objections), ""))
 
     def _objection_to_shapes(self, name: str) -> str:
         shapes = {answers[name].shape for answers in self._rows.answers}
         if any(shape[:1] != (1,) for shape in shapes):
             return f"output {name!r} of a row alone has the shape {list(shapes.pop())}, without a first dimension of 1"
-        if len(shapes) > 1:
-            return f"the shape of output {name!r} depends on the values of a row"
-        return ""
+        return f"the shape of output {name!r} depends on the values of a row" if len(shapes) > 1 else ""
 
-    def _objection_to(self, size: int) -> str:
-        order = self._order(size)
+    def _objection_to_batch(self, size: int) -> str:
+        # Each row once, then some of them again in random order.
+        distinct = len(self._rows.answers)
+        more = np.random.default_rng(size).integers(0, distinct, max(0, size - distinct))
+        order = np.concatenate([np.arange(min(size, distinct)), more])
         try:
             together = self._run(order)
         except EngineFailure as failure:
             return f"a batch of {size} does not run ({failure})"
-        for name in self._rows.steady:
-            alone = np.concatenate([answers[name] for answers in self._rows.answers])
-            found = together[name]
-            if found.shape != (size, *alone.shape[1:]):
-                return f"output {name!r} of a batch of {size} has the shape {list(found.shape)}"
-            row, away = _worst(found, alone, order)
-            limit, arithmetic, unit = self._limits(name, alone)
-            if away <= limit:
-                continue
-            if self._may_round and away <= arithmetic and self._stands_alone(order, found, name):
-                continue
-            return (
-                f"row {row} of a batch of {size} differs from the row run alone in output {name!r} (by {away:.2g} of "
-                f"its {unit})"
-            )
-        return ""
+        objections = (self._objection_to_output(order, name, together[name]) for name in self._rows.steady)
+        return next(filter(None, objections), "")
 
-    def _limits(self, name: str, alone: np.ndarray) -> tuple[float, float, str]:
-        """How much may be another order of the same sums, how much may be arithmetic, and of what."""
-        if not _is_fractional(alone):
-            return 0.0, 1e-2, "elements"
-        # Up to 2 % may be arithmetic, of a graph that is in half precision inside; then `_stands_alone` decides.
-        return _TOLERANCE.get(self._dtypes[name], 1e-4), 2e-2, "largest value"
+    def _objection_to_output(self, order: np.ndarray, name: str, found: np.ndarray) -> str:
+        alone, size = np.concatenate([answers[name] for answers in self._rows.answers]), len(order)
+        if found.shape != (size, *alone.shape[1:]):
+            return f"output {name!r} of a batch of {size} has the shape {list(found.shape)}"
+        row, away = _worst(found, alone, order)
+        # How much may be another order of the same sums, how much may be arithmetic, and of what. Up to 2 % may be
+        # arithmetic, of a graph that is in half precision inside; then `_stands_alone` decides.
+        limit, arithmetic, unit = 0.0, 1e-2, "elements"
+        if _is_fractional(alone):
+            limit, arithmetic, unit = _TOLERANCE.get(self._dtypes[name], 1e-4), 2e-2, "largest value"
+        if away <= limit or (self._may_round and away <= arithmetic and self._stands_alone(order, found, name)):
+            return ""
+        return (
+            f"row {row} of a batch of {size} differs from the row run alone in output {name!r} (by {away:.2g} of "
+            f"its {unit})"
+        )
 
     def _stands_alone(self, order: np.ndarray, found: np.ndarray, name: str) -> bool:
         """Whether a row's answer stays what it is when every other row of the same batch is another one."""
@@ -201,32 +176,17 @@ class _Proof:
                 return False
         return True
 
-    def _order(self, size: int) -> np.ndarray:
-        """Which row is where in a batch."""
-        distinct = len(self._rows.answers)
-        if size <= distinct:
-            return np.arange(size)
-        more = np.random.default_rng(size).integers(0, distinct, size - distinct)
-        return np.concatenate([np.arange(distinct), more])
-
-    def _run(self, order: np.ndarray) -> Answers:
-        return _run(self._session, {name: array[order] for name, array in self._rows.inputs.items()})
+    def _run(self, order: np.ndarray) -> dict[str, np.ndarray]:
+        return run_arrays_on(self._session, {name: array[order] for name, array in self._rows.inputs.items()})
 
 
 def _sizes(largest: int) -> Iterator[int]:
     """Of batches, those with room in memory. Raises EngineFailure for one that has none."""
-    for size in Growth(largest).sizes():
+    for size in growing_sizes(largest):
         if size > 1:
             yield size
         if size == PROOF_ROWS + 1:
             yield PROOF_ROWS
-
-
-def _run(session: Any, inputs: Mapping[str, np.ndarray]) -> Answers:
-    try:
-        return run_arrays_on(session, inputs)
-    except Exception as error:  # onnxruntime's errors share no base class
-        raise EngineFailure(first_line(error)) from error
 
 
 def _is_fractional(array: np.ndarray) -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from convoy.app.engines.onnx_tensors import run_arrays_on
-from convoy.app.engines.onnxruntime import open_session
-from convoy.app.engines.signature import Signature
+from convoy.app.engines.base import Signature
+from convoy.app.engines.batch import EngineFailure
+from convoy.app.engines.onnxruntime import open_session, run_arrays_on
 from convoy.models.spec import TensorSpec, fits
 from convoy.models.tensors import random_values
 
@@ -103,29 +103,21 @@ def other_sizes(first: Size) -> tuple[Size, ...]:
 
 def _candidates(specs: tuple[TensorSpec, ...], wanted: Size | None) -> Iterator[tuple[TensorSpec, ...]]:
     """The inputs with examples, the likely ones first: images of some size, and what is no image of one element."""
-    sizes = [Size(px, px) for px in TRIED_PX] if wanted is None else [wanted]
-    ones = _all(specs, 1)
+    ones, *squares = (
+        tuple(replace(spec, example=_sized(spec, Size(px, px))) if is_free(spec) else spec for spec in specs)
+        for px in (1, *TRIED_PX)
+    )
     if any(map(is_free_image, specs)):
-        for size in sizes:
+        for size in [wanted] if wanted is not None else [Size(px, px) for px in TRIED_PX]:
             yield at_size(ones, size)
     if wanted is None:
-        yield ones
-        for px in TRIED_PX:
-            yield _all(specs, px)
-
-
-def _all(specs: tuple[TensorSpec, ...], free: int) -> tuple[TensorSpec, ...]:
-    return tuple(replace(spec, example=_filled(spec, free)) if is_free(spec) else spec for spec in specs)
-
-
-def _filled(spec: TensorSpec, free: int) -> tuple[int, ...]:
-    return (abs(spec.shape[0]), *(free if size < 0 else size for size in spec.shape[1:]))
+        yield from (ones, *squares)
 
 
 def _sized(spec: TensorSpec, size: Size) -> tuple[int, ...]:
-    example = list(_filled(spec, size.height))
-    last = max(axis for axis, own in enumerate(spec.shape) if own < 0)
-    example[last] = size.width
+    """The shape with every free size as high, and the last of them as wide."""
+    example = [abs(spec.shape[0]), *(size.height if own < 0 else own for own in spec.shape[1:])]
+    example[max(axis for axis, own in enumerate(spec.shape) if own < 0)] = size.width
     return tuple(example)
 
 
@@ -135,7 +127,7 @@ def _run(session: Any, signature: Signature, inputs: tuple[TensorSpec, ...]) -> 
     arrays = {spec.name: random_values(generator, spec, spec.drawn_shape) for spec in inputs}
     try:
         outputs = run_arrays_on(session, arrays)
-    except Exception:  # onnxruntime's errors share no base class
+    except EngineFailure:
         return None
     shapes = [tuple(outputs[spec.name].shape) for spec in signature.outputs]
     # An output that is empty tells nothing of a network: its input was smaller than its kernels.

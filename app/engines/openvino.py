@@ -12,16 +12,17 @@ from __future__ import annotations
 import importlib
 import sys
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from convoy.app.engines import cpu
+from convoy.app.engines.base import Signature, check_names
 from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.memory import is_short
 from convoy.app.engines.parts import Landed, Shapes
-from convoy.app.engines.signature import Signature, check_names
 from convoy.app.engines.staged import StagedEngine
 from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError, JobError
@@ -90,9 +91,11 @@ class OpenVinoEngine(StagedEngine):
             raise BundleError(f"{model}: OpenVINO cannot load it ({_message(error)})") from error
         if unchecked is not None:
             raise BundleError(f"{model}: {unchecked!r} looks up by a request's numbers, of which OpenVINO checks none")
-        sides = zip((self.inputs, self.outputs), (compiled.inputs, compiled.outputs), strict=True)
-        have = Signature(*(tuple(_spec(model, port, ours) for port, ours in _paired(*side)) for side in sides))
-        check_names(model, have, self.inputs, self.outputs)
+        have = [
+            tuple(_spec(model, port, promised) for port, promised in zip_longest(ports, ours[: len(ports)]))
+            for ports, ours in ((compiled.inputs, self.inputs), (compiled.outputs, self.outputs))
+        ]
+        check_names(model, Signature(*have), self.inputs, self.outputs)
         return compiled
 
     def _forget(self) -> None:
@@ -108,7 +111,8 @@ class OpenVinoEngine(StagedEngine):
                     self._request.set_input_tensor(index, tensor)
                 self._now = shapes
             self._request.infer(share_outputs=True)
-            return [_landed(self._request.get_output_tensor(index).data) for index in range(len(self.outputs))]
+            arrays = [self._request.get_output_tensor(index).data for index in range(len(self.outputs))]
+            return [Landed(array, array.reshape(-1).view(np.uint8).data if array.size else None) for array in arrays]
         except Exception as error:  # RuntimeError, and whatever the bindings let through
             self._now = None
             raise EngineFailure(_message(error)) from error
@@ -129,10 +133,6 @@ class OpenVinoEngine(StagedEngine):
             self._ov.Tensor(staging.array(shape), shared_memory=True)
             for staging, shape in zip(self._staging_in, shapes, strict=True)
         ]
-
-
-def _landed(array: np.ndarray) -> Landed:
-    return Landed(array, array.reshape(-1).view(np.uint8).data if array.size else None)
 
 
 def library_of(module: Any) -> str:
@@ -185,10 +185,6 @@ def _depends_on_values(node: Any) -> bool:
             new += [source for name, source in sources.items() if name not in seen]
             seen |= sources.keys()
     return False
-
-
-def _paired(ours: tuple[TensorSpec, ...], ports: list[Any]) -> list[tuple[Any, TensorSpec | None]]:
-    return [(port, ours[index] if index < len(ours) else None) for index, port in enumerate(ports)]
 
 
 def _spec(model: Path, port: Any, promised: TensorSpec | None) -> TensorSpec:

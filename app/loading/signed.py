@@ -65,12 +65,11 @@ class SignedOnly:
         for key in keys:
             try:
                 key.read_bytes()
+                _verifier(key)
             except OSError as error:
                 is_missing = isinstance(error, FileNotFoundError)
                 what = "no such file" if is_missing else f"cannot be read ({_brief(error)})"
                 raise UsageError(f"--require-signature {key}: {what}; name the file of a public key in PEM") from error
-            try:
-                _verifier(key)
             except ImportError as error:
                 raise UsageError(
                     f"--require-signature needs {error.name}; pip install 'convoy-serve[signing]'"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from convoy.app.engines.batch import EngineFailure
-from convoy.app.loading.canary import CanaryCheck, CanaryFailed
+from convoy.app.loading.proving import CanaryCheck, CanaryFailed
 from convoy.models.bundle import Canary, Variant
 from convoy.models.spec import TensorSpec
 from tests.support.fake_engine import Arrays, FakeEngine

@@ -23,9 +23,8 @@ from convoy.app.engines.measure import Rounds
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.app.engines.openvino import load_openvino
 from convoy.app.engines.parts import Part
-from convoy.app.loading.canary import CanaryCheck, CanaryFailed
 from convoy.app.loading.load import LoadedModel, LoadOptions, ServedBefore, load
-from convoy.app.loading.proving import race
+from convoy.app.loading.proving import CanaryCheck, CanaryFailed, race
 from convoy.models.bundle import MANIFEST, Interval, LatencyPoint, LatencyTable, read_manifest, seal
 from convoy.models.store import DEMO_STORE, Store
 from tests.support.fake_devices import WatchedEngine, Workshop

@@ -15,10 +15,10 @@ from convoy.app.engines.base import run_arrays
 from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.memory import (
     MOST_SAMPLES,
-    Growth,
     available_bytes,
     check_batch,
     give_back_freed,
+    growing_sizes,
     peak_resident_bytes,
     resident_bytes,
     sample_bytes,
@@ -101,7 +101,7 @@ class Pretended:
 
     def run(self, largest: int) -> list[int]:
         ran = []
-        for size in Growth(largest, available=lambda: self.free - self.used, resident=lambda: self.used).sizes():
+        for size in growing_sizes(largest, available=lambda: self.free - self.used, resident=lambda: self.used):
             self.used = max(self.used, self.fixed + size * self.each)
             assert self.used <= self.free, "it would have been killed"
             ran.append(size)
