@@ -6,7 +6,7 @@ import importlib.util
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +22,7 @@ from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.app.engines.openvino import OpenVinoEngine
 from convoy.app.engines.parts import Part
+from convoy.app.engines.staged import StagedEngine
 from convoy.app.loading.proving import CanaryCheck
 from convoy.export.proof.outcomes import relative_errors
 from convoy.export.proof.verify import relative_error
@@ -165,7 +166,7 @@ def make_fake(model: Model, folder: Path) -> FakeEngine:
     return engine
 
 
-Opened = TypeVar("Opened", OnnxRuntimeCpuEngine, OpenVinoEngine)
+Opened = TypeVar("Opened", bound=StagedEngine)
 
 
 def open_on_cpu(kind: type[Opened], model: Model, folder: Path, precision: Precision = "fp32") -> Opened:
@@ -662,7 +663,15 @@ def test_answers_outlive_their_engine(make: Make) -> None:
     np.testing.assert_array_equal(answers_of(ADD_SUB, result, 0, (0, 1))[0], arrays[0] + arrays[1])
 
 
-# ONNX Runtime alone: what can be wrong with a file, and what a run may allocate.
+# On the CPU: what can be wrong with a file, and what a run may allocate.
+
+
+@pytest.fixture(params=[OnnxRuntimeCpuEngine, OpenVinoEngine])
+def on_cpu(request: pytest.FixtureRequest) -> type[StagedEngine]:
+    if request.param is OpenVinoEngine and importlib.util.find_spec("openvino") is None:
+        pytest.skip("OpenVINO is not installed")
+    kind: type[StagedEngine] = request.param
+    return kind
 
 
 @pytest.mark.parametrize(
@@ -673,26 +682,26 @@ def test_answers_outlive_their_engine(make: Make) -> None:
         (TensorSpec("x", "FP32", (3,)), TensorSpec("z", "FP32", (3,))),
     ],
 )
-def test_a_file_that_is_not_what_was_said_is_refused(tmp_path: Path, inputs: tuple[TensorSpec, ...]) -> None:
-    model = echo("FP32")
+def test_a_file_that_is_not_what_was_said_is_refused(
+    on_cpu: type[StagedEngine], tmp_path: Path, inputs: tuple[TensorSpec, ...]
+) -> None:
     with pytest.raises(BundleError, match="export the model again"):
-        OnnxRuntimeCpuEngine(
-            write_onnx(model, tmp_path),
-            inputs=inputs,
-            outputs=model.outputs,
-            max_batch_size=4,
-            precision="fp32",
-            threads=1,
+        open_on_cpu(
+            on_cpu,
+            replace(echo("FP32"), inputs=inputs, writes=lambda path: onnx_models.identity(path, dims=("batch", 3))),
+            tmp_path,
         )
 
 
 @pytest.mark.parametrize("content", [b"", b"not a graph", b"\x08\x09" * 100, None])
-def test_what_is_not_an_onnx_file_is_refused_by_name(tmp_path: Path, content: bytes | None) -> None:
+def test_what_is_not_an_onnx_file_is_refused_by_name(
+    on_cpu: type[StagedEngine], tmp_path: Path, content: bytes | None
+) -> None:
     path = tmp_path / "model.onnx"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(BundleError, match=r"model\.onnx"):
-        OnnxRuntimeCpuEngine(path, inputs=(), outputs=(), max_batch_size=1, precision="fp32", threads=1)
+    with pytest.raises(BundleError, match=r"^[^\n]*model\.onnx[^\n]*$"):
+        open_on_cpu(on_cpu, replace(echo("FP32"), writes=lambda _: path), tmp_path)
 
 
 def test_a_thousand_batches_allocate_no_tensor(tmp_path: Path) -> None:
