@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from convoy.app.engines.base import Signature
-from convoy.app.engines.batching import PROOF_ROWS, RowCheck, check_rows
-from convoy.app.engines.free_sizes import with_examples
+from convoy.app.engines.dimensions import PROOF_ROWS, RowCheck, check_rows, with_examples
 from convoy.app.engines.memory import check_batch
 from convoy.app.engines.onnxruntime import open_session, read_signature
 from convoy.app.loading.triton_config import ROWS_ARE_INDEPENDENT, Configuration, read_configuration

@@ -15,11 +15,11 @@ import numpy as np
 import onnx
 
 from convoy.app.engines.base import Signature
-from convoy.app.engines.batching import check_rows
 from convoy.app.engines.cpu import cpu_budget
-from convoy.app.engines.free_sizes import (
+from convoy.app.engines.dimensions import (
     TRIED_PX,
     Size,
+    check_rows,
     is_free_image,
     size_of,
     sizes_that_run,

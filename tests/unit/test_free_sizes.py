@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from convoy.app.engines.base import Signature, run_arrays
 from convoy.app.engines.batch import EngineFailure, FailureScope
-from convoy.app.engines.free_sizes import Size, sizes_that_run, with_examples
+from convoy.app.engines.dimensions import Size, sizes_that_run, with_examples
 from convoy.app.engines.memory import FreeRuns, input_bytes
 from convoy.app.engines.onnx_session import new_session
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine, open_session, read_signature

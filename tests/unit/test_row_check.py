@@ -11,7 +11,7 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from convoy.app.engines.base import run_arrays
-from convoy.app.engines.batching import check_rows
+from convoy.app.engines.dimensions import check_rows
 from convoy.app.engines.memory import growing_sizes
 from convoy.app.engines.onnxruntime import open_session, read_signature
 from convoy.app.loading.bare_model import read_bare_model
@@ -194,7 +194,7 @@ def test_a_batch_is_run_only_where_it_is_expected_to_fit(tmp_path: Path, monkeyp
     path = INDEPENDENT["dense"](tmp_path / "model.onnx")
     taken = iter(range(0, 100 << 30, 1 << 30))
     monkeypatch.setattr(
-        "convoy.app.engines.batching.growing_sizes",
+        "convoy.app.engines.dimensions.growing_sizes",
         lambda largest: growing_sizes(largest, available=lambda: 2 << 30, resident=lambda: next(taken)),
     )
     with pytest.raises(BundleError, match=r"model\.onnx: max_batch_size 128 is too large for this machine"):

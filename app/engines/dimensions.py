@@ -1,15 +1,15 @@
-"""Is a graph's first dimension a batch? Found out by running it, because a dynamic size alone proves nothing:
-a model may well take the mean over it.
+"""Dimensions that a graph's file leaves open, found out by running the graph: sizes, and whether the first is a batch.
 
-Rows are run alone and together, in batches of 2, 3 and the sizes of a warm-up. That computes as many samples as the
-warm-up itself and a dozen more, and takes no more memory: a batch is run only if it is expected to fit. Used by the
-server for models that come without a manifest, and by export for graphs made elsewhere.
+The size at which a graph runs, such as height and width of a fully convolutional network, becomes the example of its
+tensors (`TensorSpec.example`), at which engines warm up and are measured. Only a run tells whether rows depend on each
+other: they are run alone and together, in batches of 2, 3 and the sizes of a warm-up, which computes a dozen samples
+more than the warm-up itself. The server needs it for models without a manifest, export for graphs made elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +21,126 @@ from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.memory import growing_sizes
 from convoy.app.engines.onnxruntime import open_session, run_arrays_on
 from convoy.models.errors import BundleError
-from convoy.models.spec import TensorSpec
+from convoy.models.spec import TensorSpec, fits
 from convoy.models.tensors import as_numbers, random_values
 
+# What strides of 32 divide, and networks for images are trained at. The first that runs is taken: it is the cheapest.
+TRIED_PX = (32, 64, 96, 128, 224, 256, 384, 512)
 PROOF_ROWS = 3
 # Of an output's largest value. Kernels may sum a batch in another order than a single row.
 _TOLERANCE = {"FP16": 4e-3, "BF16": 3e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Height and width, in pixels."""
+
+    height: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"{self.height}x{self.width}"
+
+
+def is_free(spec: TensorSpec) -> bool:
+    """Whether a size behind the first dimension is open. `spec` has the whole shape."""
+    return -1 in spec.shape[1:]
+
+
+def is_free_image(spec: TensorSpec) -> bool:
+    """Whether that can be the height or the width of images."""
+    return is_free(spec) and len(spec.shape) >= 4  # a batch of [channels, height, width]
+
+
+def with_examples(path: Path, signature: Signature, threads: int, wanted: Size | None = None) -> Signature:
+    """The signature with examples of its free tensors, at `wanted` or the first of several sizes at which it runs.
+
+    Shapes are whole ones, first dimensions included; of an example a free first dimension is 1. The same signature
+    where nothing is free, or the graph runs at none of them: then nothing is known. Raises BundleError for a file that
+    does not load.
+    """
+    if not any(map(is_free, signature.inputs)):
+        return signature
+    session = open_session(path, threads, quiet=True)
+    for inputs in _candidates(signature.inputs, wanted):
+        shapes = _shapes_of_outputs(session, signature, inputs)
+        if shapes is not None:
+            return Signature(inputs, tuple(map(_with_example, signature.outputs, shapes)))
+    return signature
+
+
+def _with_example(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    # What a file declares of its outputs may be wrong, of which only a warning of the library tells.
+    return replace(spec, example=shape) if is_free(spec) and fits(shape, spec.shape) else spec
+
+
+def at_size(specs: tuple[TensorSpec, ...], size: Size) -> tuple[TensorSpec, ...]:
+    """The specs, where they are free images with an example of this size: the last free one is the width."""
+    return tuple(replace(spec, example=_sized(spec, size)) if is_free_image(spec) else spec for spec in specs)
+
+
+def sizes_that_run(path: Path, signature: Signature, threads: int, more: int = 2) -> tuple[Size, ...]:
+    """The size of the signature's examples, and up to `more` others that the graph runs at, beginning with oblong ones.
+
+    Empty where no image is free, or the signature has no examples.
+    """
+    images = [spec for spec in signature.inputs if is_free_image(spec) and spec.example]
+    if not images:
+        return ()
+    first, session, found = size_of(images[0]), open_session(path, threads, quiet=True), list[Size]()
+    is_one = sum(size < 0 for size in images[0].shape[1:]) == 1
+    for size in other_sizes(first)[2 * is_one :]:
+        if len(found) < more and _shapes_of_outputs(session, signature, at_size(signature.inputs, size)) is not None:
+            found.append(size)
+    return (first, *found)
+
+
+def size_of(spec: TensorSpec) -> Size:
+    """Height and width of a free image's example, where both are free; one alone is both."""
+    free = [example for size, example in zip(spec.shape[1:], spec.example[1:], strict=True) if size < 0]
+    return Size(free[0], free[-1])
+
+
+def other_sizes(first: Size) -> tuple[Size, ...]:
+    """Higher, wider, and for networks of squares alone also those; each a multiple of 32 away, as strides want it."""
+    height, width = first.height, first.width
+    oblong = Size(height + 32, width), Size(height, width + 64)
+    return (*oblong, Size(height + 32, width + 32), Size(height + 64, width + 64))
+
+
+def _candidates(specs: tuple[TensorSpec, ...], wanted: Size | None) -> Iterator[tuple[TensorSpec, ...]]:
+    """The inputs with examples, the likely ones first: images of some size, and what is no image of one element."""
+    ones, *squares = (
+        tuple(replace(spec, example=_sized(spec, Size(px, px))) if is_free(spec) else spec for spec in specs)
+        for px in (1, *TRIED_PX)
+    )
+    if any(map(is_free_image, specs)):
+        for size in [wanted] if wanted is not None else [Size(px, px) for px in TRIED_PX]:
+            yield at_size(ones, size)
+    if wanted is None:
+        yield from (ones, *squares)
+
+
+def _sized(spec: TensorSpec, size: Size) -> tuple[int, ...]:
+    """The shape with every free size as high, and the last of them as wide."""
+    example = [abs(spec.shape[0]), *(size.height if own < 0 else own for own in spec.shape[1:])]
+    example[max(axis for axis, own in enumerate(spec.shape) if own < 0)] = size.width
+    return tuple(example)
+
+
+def _shapes_of_outputs(
+    session: Any, signature: Signature, inputs: tuple[TensorSpec, ...]
+) -> list[tuple[int, ...]] | None:
+    """The shapes of the outputs for inputs of these examples, or None where the graph does not run at them."""
+    generator = np.random.default_rng(3)
+    arrays = {spec.name: random_values(generator, spec, spec.drawn_shape) for spec in inputs}
+    try:
+        outputs = run_arrays_on(session, arrays)
+    except EngineFailure:
+        return None
+    shapes = [tuple(outputs[spec.name].shape) for spec in signature.outputs]
+    # An output that is empty tells nothing of a network: its input was smaller than its kernels.
+    return shapes if all(map(all, shapes)) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +243,9 @@ class _Proof:
         steady = self._rows.steady
         if not steady:
             return RowCheck("its answers differ from run to run, so nothing tells what a row depends on", is_open=True)
-        objections = chain(map(self._objection_to_shapes, steady), map(self._objection_to_batch, _sizes(largest)))
+        objections = chain(
+            map(self._objection_to_shapes, steady), map(self._objection_to_batch, _batches_to_try(largest))
+        )
         return RowCheck(next(filter(None, objections), ""))
 
     def _objection_to_shapes(self, name: str) -> str:
@@ -180,7 +296,7 @@ class _Proof:
         return run_arrays_on(self._session, {name: array[order] for name, array in self._rows.inputs.items()})
 
 
-def _sizes(largest: int) -> Iterator[int]:
+def _batches_to_try(largest: int) -> Iterator[int]:
     """Of batches, those with room in memory. Raises EngineFailure for one that has none."""
     for size in growing_sizes(largest):
         if size > 1:
