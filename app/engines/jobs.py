@@ -57,8 +57,17 @@ class Job:
     ) -> Job:
         """Raises BundleError where the bundle has no canary."""
         return Job(
-            *(bundle.folder, bundle.manifest.spec, bundle.manifest.variants, bundle.canary()),
-            *(max_batch_size, precision, machine, plan_cache, may_wait, threads, warm_up_runs),
+            bundle.folder,
+            bundle.manifest.spec,
+            bundle.manifest.variants,
+            bundle.canary(),
+            max_batch_size,
+            precision,
+            machine,
+            plan_cache,
+            may_wait,
+            threads,
+            warm_up_runs,
         )
 
     def path(self, variant: Variant) -> Path:

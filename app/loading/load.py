@@ -45,7 +45,7 @@ from convoy.app.loading.proving import (
     prove_by_itself,
 )
 from convoy.app.loading.signed import SignedCopy, SignedOnly
-from convoy.models.bundle import MANIFEST, Bundle, LatencyTable, Variant, open_bundle
+from convoy.models.bundle import MANIFEST, Bundle, Variant, open_bundle
 from convoy.models.errors import BundleError, JobError
 from convoy.models.files import check_only_files
 from convoy.models.onnx_digest import check_onnx_files
@@ -327,16 +327,14 @@ class _Walk:
         """
         if place.gpu is not None or self.job.precision != "auto" or self.job.canary is None:
             return []
-        measured: list[tuple[Row, Variant, LatencyTable]] = []
-        skipped = [why for _, choice in choices for why in choice.skipped]
-        for row, choice in choices:
-            for variant in choice.variants:
-                table = measured_here(variant, self._fingerprint(row))
-                if table is None:
-                    return []
-                measured.append((row, variant, table))
+        tried = [(row, variant) for row, choice in choices for variant in choice.variants]
+        tables = [measured_here(variant, self._fingerprint(row)) for row, variant in tried]
+        measured = [(*one, table) for one, table in zip(tried, tables, strict=True) if table is not None]
+        if len(measured) < len(tried):
+            return []
         # The most exact first: what is faster has to be so beyond doubt.
         measured.sort(key=lambda one: self.job.variants.index(one[1]))
+        skipped = [why for _, choice in choices for why in choice.skipped]
         while measured:
             row, variant, _ = measured.pop(fastest_measured([table for _, _, table in measured]))
             why = f"fastest on this device when it was exported, in {row.name}: {variant.reason}"

@@ -370,8 +370,8 @@ def _in_value(tokens: Any, descriptor: Any) -> Iterator[tuple[int, str]]:
             yield from _in_value(tokens, descriptor)
             tokens.TryConsume(",")
         return
-    tokens.TryConsume("-")
-    is_text = tokens.token[:1] in ("'", '"')
-    tokens.NextToken()
-    while is_text and tokens.token[:1] in ("'", '"'):  # pieces of one text
+    if tokens.token[:1] in ("'", '"'):
+        tokens.ConsumeByteString()  # with all pieces of the text
+    else:
+        tokens.TryConsume("-")
         tokens.NextToken()
