@@ -220,7 +220,6 @@ class Limit:
     `flop_per_byte` is the arithmetic intensity: where the computation stands on the roofline's x axis.
     """
 
-    batch_size: int
     least_ms: float
     bound_by: Literal["arithmetic", "memory"]
     flop_per_byte: float
@@ -241,7 +240,6 @@ def limit(roofline: Roofline, precision: Precision, batch_size: int) -> Limit | 
     mb = (roofline.weights_mb + roofline.mb_per_sample * batch_size) * _BYTES_RELATIVE_TO_FP32[precision]
     arithmetic_ms, memory_ms = 1e3 * gflop / rate, mb / roofline.device_gb_per_s
     return Limit(
-        batch_size=batch_size,
         least_ms=max(arithmetic_ms, memory_ms),
         bound_by="arithmetic" if arithmetic_ms >= memory_ms else "memory",
         flop_per_byte=1e3 * gflop / mb,

@@ -41,9 +41,9 @@ def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
     return max(0, min(known)) if known else None
 
 
-def resident_bytes(process: int | str = "self", proc: Path = _PROC) -> int:
+def resident_bytes(process: int | str = "self") -> int:
     """The memory that a process uses now; 0 where the system does not say, or it is gone."""
-    return _counters(proc / str(process) / "status").get("VmRSS", 0) << 10
+    return _counters(_PROC / str(process) / "status").get("VmRSS", 0) << 10
 
 
 def peak_resident_bytes(proc: Path = _PROC) -> int:
