@@ -120,15 +120,8 @@ def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
     """Load one version and prove it. Raises BundleError, whose message says what to do, and JobError for this disk."""
     if options.signed is None:
         return _load(stored, options)
-    copy = options.signed.place_for(stored)
-    try:
-        options.signed.fill(copy)
+    with options.signed.copied(stored) as copy:
         return replace(_load(copy.stored, options), stored=stored, copy=copy)
-    except BaseException as error:
-        copy.close()
-        if isinstance(error, BundleError):
-            raise copy.told(error) from error
-        raise
 
 
 def _load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
