@@ -26,7 +26,7 @@ from convoy.models.tensors import as_numbers, random_values
 
 # What strides of 32 divide, and networks for images are trained at. The first that runs is taken: it is the cheapest.
 TRIED_PX = (32, 64, 96, 128, 224, 256, 384, 512)
-PROOF_ROWS = 3
+PROOF_ROWS = 3  # of a batch that are compared with rows alone, at least
 # Of an output's largest value. Kernels may sum a batch in another order than a single row.
 _TOLERANCE = {"FP16": 4e-3, "BF16": 3e-2}
 
