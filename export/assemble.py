@@ -19,7 +19,7 @@ import numpy as np
 
 from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.cpu import cpu_budget, has_int8_dot_product
-from convoy.app.engines.speedup import is_worthwhile
+from convoy.app.engines.measure import is_worthwhile
 from convoy.export.ahead import judged_by_builder
 from convoy.export.config_file import EXPORT_FILE
 from convoy.export.data import ExportData, ImageSet

@@ -12,8 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from convoy.app.engines.limits import share_of_limit
-from convoy.app.engines.speedup import best_per_sample_ms
+from convoy.app.engines.measure import best_per_sample_ms, share_of_limit
 from convoy.app.lifecycle.remote_files import RemoteError, is_url
 from convoy.app.lifecycle.remote_store import RemoteStore
 from convoy.app.lifecycle.store_watch import look_at_model, names_in

@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from convoy.app.engines.batch import BatchResult
 from convoy.app.engines.parts import Part
 from convoy.models.bundle import Precision
+from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import from_bytes, to_bytes
 
@@ -159,3 +161,21 @@ def run_arrays(engine: Engine, arrays: Mapping[str, np.ndarray]) -> dict[str, np
         spec.name: from_bytes(answer.data, spec, answer.shape)
         for spec, answer in zip(engine.outputs, answers, strict=True)
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A graph's tensors as the file declares them: whole shapes, -1 for every size that is not fixed."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def check_names(model: Path, have: Signature, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+    """Whether the file has the tensors that the specification promises. Raises BundleError."""
+    for ours, theirs in ((inputs, have.inputs), (outputs, have.outputs)):
+        if [(t.name, t.dtype) for t in ours] != [(t.name, t.dtype) for t in theirs]:
+            raise BundleError(
+                f"{model}: the specification says {[(t.name, t.dtype) for t in ours]}, "
+                f"the file has {[(t.name, t.dtype) for t in theirs]}; export the model again"
+            )

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -18,26 +20,31 @@ _CGROUP = Path("/sys/fs/cgroup")
 def cpu_budget(cgroup: Path = _CGROUP) -> int:
     """How many threads may compute at once: at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _quota_v2(cgroup / "cpu.max") or _quota_v1(cgroup / "cpu")
+    quota = _quota(cgroup)
     return max(1, min(allowed, math.ceil(quota)) if quota else allowed)
+
+
+def _quota(cgroup: Path) -> float | None:
+    """How many CPUs a control group of either kind may use; None where it has no limit."""
+    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        with suppress(OSError, ValueError):  # without a limit there is the word "max", or -1
+            quota, period = [int(word) for file in files for word in (cgroup / file).read_text().split()]
+            if quota > 0 and period > 0:
+                return quota / period
+    return None
 
 
 @cache
 def cpu_model() -> str:
     """The CPU's name as its maker gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    found = re.search(r"^model name[^:]*:(.*)$", _cpuinfo(), re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 @cache
 def has_int8_dot_product() -> bool:
     """Whether the CPU multiplies and adds 8-bit integers in one instruction (AVX-512 VNNI, AVX-VNNI, AMX)."""
-    return bool(_flags() & {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})
+    return not {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"}.isdisjoint(_cpuinfo().split())
 
 
 @cache
@@ -46,33 +53,18 @@ def has_bf16() -> bool:
 
     ARM's processors have such instructions, too, which OpenVINO does not use.
     """
-    return bool(_flags() & {"avx512_bf16", "amx_bf16"})
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(_cpuinfo().split())
 
 
-def _flags() -> set[str]:
+@cache
+def _cpuinfo() -> str:
+    """What Linux says of the CPU; empty elsewhere."""
     try:
-        return set(Path("/proc/cpuinfo").read_text().split())
+        return Path("/proc/cpuinfo").read_text()
     except OSError:
-        return set()
+        return ""
 
 
 def fingerprint(threads: int, library: str) -> str:
     """The device that a latency was measured on: it holds on no other."""
     return f"{cpu_model()} / {cpu_budget()} cores / {threads} threads / {library}"
-
-
-def _quota_v2(path: Path) -> float | None:
-    try:
-        quota, period = path.read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
-
-
-def _quota_v1(folder: Path) -> float | None:
-    try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text())
-        period = int((folder / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return None
-    return quota / period if quota > 0 and period > 0 else None

@@ -56,9 +56,19 @@ class Job:
         warm_up_runs: int = 1,
     ) -> Job:
         """Raises BundleError where the bundle has no canary."""
-        spec, variants, canary = bundle.manifest.spec, bundle.manifest.variants, bundle.canary()
-        rest = (max_batch_size, precision, machine, plan_cache, may_wait, threads, warm_up_runs)
-        return Job(bundle.folder, spec, variants, canary, *rest)
+        return Job(
+            bundle.folder,
+            bundle.manifest.spec,
+            bundle.manifest.variants,
+            bundle.canary(),
+            max_batch_size,
+            precision,
+            machine,
+            plan_cache,
+            may_wait,
+            threads,
+            warm_up_runs,
+        )
 
     def path(self, variant: Variant) -> Path:
         return self.folder / variant.file

@@ -1,7 +1,8 @@
-"""How long batches take in engines that are not in service: run in turns, because a machine's speed drifts.
+"""How long batches take in engines that are not in service, and what the milliseconds mean.
 
-Runs right after one another can be compared. Knows measuring; `convoy.app.engines.speedup` knows what the
-figures mean.
+Engines run in turns, because a machine's speed drifts: runs right after one another can be compared. Export writes down
+the line through the latencies, the speed-up with its interval and the share of the device's limit; the server measures
+where nothing was written down.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
 
 import numpy as np
 
 from convoy.app.engines.base import Engine
 from convoy.app.engines.parts import Part
-from convoy.app.engines.speedup import fit_line, paired_speedup
-from convoy.models.bundle import LatencyPoint, LatencyTable
+from convoy.models.bundle import Interval, LatencyPoint, LatencyTable, Precision, Roofline
 from convoy.models.tensors import random_values, to_bytes
+
+# A quantised variant must be faster beyond doubt, or the exact one serves.
+WORTHWHILE_SPEEDUP = 1.02
+_BYTES_RELATIVE_TO_FP32 = {"fp32": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": 0.25, "fp8": 0.25}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +120,10 @@ def take_turns(probes: Sequence[Probe], pace: Pace) -> np.ndarray:
 
 def latency_tables(engines: Sequence[Engine], measured: Sequence[Rounds]) -> tuple[LatencyTable, ...]:
     """One table per engine; the speed-ups of all but the first are against the first."""
-    by_engine = [[rounds.runs_ms[index] for rounds in measured] for index in range(len(engines))]
     tables = []
-    for engine, own in zip(engines, by_engine, strict=True):
+    reference = [rounds.runs_ms[0] for rounds in measured]
+    for index, engine in enumerate(engines):
+        own = [rounds.runs_ms[index] for rounds in measured]
         points = tuple(summarise(rounds.batch_size, runs) for rounds, runs in zip(measured, own, strict=True))
         line = fit_line(points)
         tables.append(
@@ -125,7 +132,7 @@ def latency_tables(engines: Sequence[Engine], measured: Sequence[Rounds]) -> tup
                 points=points,
                 fixed_ms=line.fixed_ms if line else None,
                 per_sample_ms=line.per_sample_ms if line else None,
-                speedup=None if own is by_engine[0] else paired_speedup(by_engine[0], own),
+                speedup=paired_speedup(reference, own) if index else None,
             )
         )
     return tuple(tables)
@@ -135,3 +142,117 @@ def summarise(batch_size: int, runs_ms: np.ndarray) -> LatencyPoint:
     """Median and spread of repeated runs [n], in milliseconds."""
     p10, median, p90 = (float(value) for value in np.percentile(runs_ms, [10, 50, 90]))
     return LatencyPoint(batch_size, median, p10, p90)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A batch of b samples takes `fixed_ms` + `per_sample_ms` * b; neither is negative."""
+
+    fixed_ms: float
+    per_sample_ms: float
+
+    def at(self, batch_size: float) -> float:
+        """Milliseconds."""
+        return self.fixed_ms + self.per_sample_ms * batch_size
+
+
+def fit_line(points: Sequence[LatencyPoint]) -> Line | None:
+    """The line with the least sum of absolute relative errors to the medians; None through fewer than two points.
+
+    Relative, because 1 ms is much for one sample and little for 64; absolute, because one disturbed size must
+    not bend the line. Such an optimum passes through two of the points, or through one of them where it is held
+    to be not negative (Bloomfield & Steiger, Least Absolute Deviations, 1983), so trying all of these finds it.
+    """
+    if len(points) < 2:
+        return None
+    return min(_lines(points), key=lambda line: sum(abs(line.at(p.batch_size) / p.median_ms - 1) for p in points))
+
+
+def _lines(points: Sequence[LatencyPoint]) -> Iterator[Line]:
+    for point in points:
+        yield Line(0.0, point.median_ms / point.batch_size)
+        yield Line(point.median_ms, 0.0)
+    for one, other in combinations(points, 2):
+        slope = (other.median_ms - one.median_ms) / (other.batch_size - one.batch_size)
+        fixed = one.median_ms - slope * one.batch_size
+        if slope >= 0 and fixed >= 0:
+            yield Line(fixed, slope)
+
+
+def paired_speedup(reference_ms: Sequence[np.ndarray], own_ms: Sequence[np.ndarray], *, seed: int = 0) -> Interval:
+    """How many times faster than the reference, over all batch sizes, with a 95 % interval.
+
+    Both hold one float array [rounds] of milliseconds per batch size; runs at the same place were made one
+    after the other, so their ratio is free of the machine's drift. The estimate is the geometric mean over the
+    sizes of the median ratio; the interval is the percentile bootstrap over rounds within each size
+    (Efron & Tibshirani, An Introduction to the Bootstrap, 1993, ch. 13).
+    """
+    generator = np.random.default_rng(seed)
+    estimates, resampled = [], []
+    for theirs, ours in zip(reference_ms, own_ms, strict=True):
+        ratios = np.log(theirs / ours)
+        draws = generator.integers(0, len(ratios), (1000, len(ratios)))
+        estimates.append(np.median(ratios))
+        resampled.append(np.median(ratios[draws], axis=1))
+    low, high = np.exp(np.percentile(np.mean(resampled, axis=0), [2.5, 97.5]))
+    return Interval(float(np.exp(np.mean(estimates))), float(low), float(high))
+
+
+def is_beyond_doubt(speedup: Interval) -> bool:
+    """Whether it pays: the interval's lower end decides."""
+    return speedup.low > WORTHWHILE_SPEEDUP
+
+
+def is_worthwhile(table: LatencyTable) -> bool:
+    """Whether the variant is faster than the reference beyond doubt."""
+    return table.speedup is not None and is_beyond_doubt(table.speedup)
+
+
+def best_per_sample_ms(table: LatencyTable) -> float:
+    """Milliseconds per sample at the batch size where a sample costs least."""
+    return min(point.median_ms / point.batch_size for point in table.points)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The least a batch can take, and which of the two ceilings says so.
+
+    `flop_per_byte` is the arithmetic intensity: where the computation stands on the roofline's x axis.
+    """
+
+    least_ms: float
+    bound_by: Literal["arithmetic", "memory"]
+    flop_per_byte: float
+    gflop: float
+
+
+def limit(roofline: Roofline, precision: Precision, batch_size: int) -> Limit | None:
+    """What the roofline model says; None where the device's rate was not measured for this precision.
+
+    A computation cannot be faster than its operations at the device's arithmetic rate, nor than its bytes at the
+    device's memory rate (Williams, Waterman & Patterson, CACM 52(4), 2009). Weights and activations are taken to have
+    the variant's precision throughout.
+    """
+    rate = device_rate(roofline, precision)
+    if rate is None:
+        return None
+    gflop = roofline.gflop_per_sample * batch_size
+    mb = (roofline.weights_mb + roofline.mb_per_sample * batch_size) * _BYTES_RELATIVE_TO_FP32[precision]
+    arithmetic_ms, memory_ms = 1e3 * gflop / rate, mb / roofline.device_gb_per_s
+    return Limit(
+        least_ms=max(arithmetic_ms, memory_ms),
+        bound_by="arithmetic" if arithmetic_ms >= memory_ms else "memory",
+        flop_per_byte=1e3 * gflop / mb,
+        gflop=gflop,
+    )
+
+
+def device_rate(roofline: Roofline, precision: Precision) -> float | None:
+    """10^9 operations per second that the device attains in this precision; None where it was not measured."""
+    return {"fp32": roofline.device_gflop_per_s, "int8": roofline.device_int8_gop_per_s}.get(precision)
+
+
+def share_of_limit(roofline: Roofline, precision: Precision, point: LatencyPoint) -> float | None:
+    """The least time over the measured time, 1 being the limit itself; None where the limit is not known."""
+    least = limit(roofline, precision, point.batch_size)
+    return least.least_ms / point.median_ms if least else None

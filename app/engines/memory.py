@@ -2,17 +2,19 @@
 
 Sizes come from outside: from a request to load, a configuration, a manifest, a graph. What does not fit must be
 refused, because the system does not refuse it: it promises the memory, and kills the process that uses it.
-`check_batch` compares what the tensors alone take, before anything is allocated, and `Growth` what a sample really
-costs while an engine warms up. `FreeRuns` bounds runs of free sizes, where the client chooses how large a sample is.
+`check_batch` compares what the tensors alone take, before anything is allocated, and `growing_sizes` what a sample
+really costs while an engine warms up. `FreeRuns` bounds runs of free sizes, where the client chooses how large a sample
+is.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from convoy.app.engines.batch import EngineFailure, FailureScope
@@ -32,25 +34,21 @@ def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
 
     What the system would give up for it (file caches) counts as free. None where the system does not say.
     """
-    known = [room for room in (_free(proc), *_rooms(proc, cgroup)) if room is not None]
+    known = [*_rooms(proc, cgroup)]
+    free_kib = _counters(proc / "meminfo").get("MemAvailable")
+    if free_kib is not None:
+        known.append(free_kib << 10)
     return max(0, min(known)) if known else None
 
 
-def resident_bytes(process: int | str = "self", proc: Path = _PROC) -> int:
+def resident_bytes(process: int | str = "self") -> int:
     """The memory that a process uses now; 0 where the system does not say, or it is gone."""
-    try:
-        return int((proc / str(process) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
+    return _counters(_PROC / str(process) / "status").get("VmRSS", 0) << 10
 
 
 def peak_resident_bytes(proc: Path = _PROC) -> int:
     """The most memory that this process has used; 0 where the system does not say."""
-    try:
-        lines = (proc / "self" / "status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
+    return _counters(proc / "self" / "status").get("VmHWM", 0) << 10
 
 
 def is_short() -> bool:
@@ -98,67 +96,58 @@ def check_batch(
     )
 
 
-class Growth:
-    """What batches have cost while an engine warmed up, and so what the largest would.
+def growing_sizes(
+    largest: int,
+    *,
+    available: Callable[[], int | None] = available_bytes,
+    resident: Callable[[], int] = resident_bytes,
+) -> Iterator[int]:
+    """Batch sizes to run while an engine warms up, from 1 to the largest.
 
-    `sizes` are those to run, in this order; each comes only if it is expected to fit. Raises EngineFailure in its
-    place where it is not.
+    Each is given only if it is expected to fit, by what the smaller ones have cost. Raises EngineFailure where the next
+    one is not.
     """
+    size, ran, each = 1, 0, 0.0  # `each`: bytes that one more sample has cost
+    start = before = resident()
 
-    def __init__(
-        self,
-        largest: int,
-        *,
-        available: Callable[[], int | None] = available_bytes,
-        resident: Callable[[], int] = resident_bytes,
-    ) -> None:
-        self._largest, self._available, self._resident = largest, available, resident
-
-    def sizes(self) -> Iterator[int]:
-        ran, start = 0, self._resident()
-        before = start
-        each = 0.0  # bytes that one sample more has cost
-        size = 1
-        while True:
-            self._check(ran, size, each)
-            yield size
-            now = self._resident()
-            each = max(0.0, now - before) / (size - ran)
-            if size == self._largest:
-                return
-            # The growth by fewer samples says nothing about a batch: other threads work, too.
-            if size >= 8:
-                each = max(each, (now - start) / size)
-                if self._fits(2 * each * (self._largest - size)):
-                    ran, before, size = size, now, self._largest
-                    continue
-            ran, before, size = size, now, min(2 * size, self._largest)
-
-    def _fits(self, nbytes: float) -> bool:
-        free = self._available()
+    def fits(nbytes: float) -> bool:
+        free = available()
         return free is None or nbytes <= free * _RUN_SHARE
 
-    def _check(self, ran: int, size: int, each: float) -> None:
-        if self._fits(each * (size - ran)):
+    while True:
+        if not fits(each * (size - ran)):
+            free = available() or 0
+            room = max(1, ran + int(free * _RUN_SHARE / each))
+            raise EngineFailure(
+                f"max_batch_size {largest} is too large for this machine: a sample takes {_mib(each)} MiB while it "
+                f"runs, and {_mib(free)} MiB are available; at most {room} is allowed, by max_batch_size or "
+                "--max-batch",
+                FailureScope.MEMORY,
+            )
+        yield size
+        if size == largest:
             return
-        free = self._available() or 0
-        room = max(1, ran + int(free * _RUN_SHARE / each))
-        raise EngineFailure(
-            f"max_batch_size {self._largest} is too large for this machine: a sample takes {_mib(each)} MiB while it "
-            f"runs, and {_mib(free)} MiB are available; at most {room} is allowed, by max_batch_size or --max-batch",
-            FailureScope.MEMORY,
-        )
+        now = resident()
+        each = max(0.0, now - before) / (size - ran)
+        larger = min(2 * size, largest)
+        # The growth by fewer samples says nothing about a batch: other threads work, too.
+        if size >= 8:
+            each = max(each, (now - start) / size)
+            if fits(2 * each * (largest - size)):
+                larger = largest
+        ran, before, size = size, now, larger
 
 
-def _free(proc: Path) -> int | None:
+def _counters(path: Path) -> dict[str, int]:
+    """The numbers in a file of the system that has a name and a number in a line; empty where there is no such file."""
     try:
-        lines = (proc / "meminfo").read_text().splitlines()
+        text = path.read_text()
     except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+        return {}
+    return {name: int(number) for name, number in re.findall(r"^(\w+):?\s+(\d+)", text, re.MULTILINE)}
 
 
-def _rooms(proc: Path, cgroup: Path) -> Iterator[int | None]:
+def _rooms(proc: Path, cgroup: Path) -> Iterator[int]:
     """What each control group that this process is in still has, its own and those around it."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
@@ -167,10 +156,18 @@ def _rooms(proc: Path, cgroup: Path) -> Iterator[int | None]:
     for line in lines:
         _, kinds, path = line.split(":", 2)
         if kinds == "":
-            yield from (_room(folder, "memory.max", "memory.current") for folder in _upwards(cgroup, path))
+            root, limit, usage = cgroup, "memory.max", "memory.current"
         elif "memory" in kinds.split(","):
-            names = "memory.limit_in_bytes", "memory.usage_in_bytes"
-            yield from (_room(folder, *names) for folder in _upwards(cgroup / "memory", path))
+            root, limit, usage = cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        for folder in _upwards(root, path):
+            # Without a limit there is the word "max", and no file at the top.
+            with suppress(OSError, ValueError):
+                most, used = int((folder / limit).read_text()), int((folder / usage).read_text())
+                counters = _counters(folder / "memory.stat")
+                caches = counters.get("total_inactive_file", counters.get("inactive_file", 0))
+                yield most - max(0, used - caches)
 
 
 def _upwards(root: Path, path: str) -> Iterator[Path]:
@@ -178,26 +175,6 @@ def _upwards(root: Path, path: str) -> Iterator[Path]:
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for count in range(len(parts), -1, -1):
         yield root.joinpath(*parts[:count])
-
-
-def _room(folder: Path, limit: str, usage: str) -> int | None:
-    try:
-        most = (folder / limit).read_text().strip()
-        if most == "max":
-            return None
-        used = int((folder / usage).read_text())
-        return int(most) - max(0, used - _caches(folder))
-    except (OSError, ValueError):
-        return None
-
-
-def _caches(folder: Path) -> int:
-    try:
-        lines = (folder / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    counters = dict(line.split()[:2] for line in lines if " " in line)
-    return int(counters.get("total_inactive_file", counters.get("inactive_file", 0)))
 
 
 def _mib(nbytes: float) -> str:

@@ -55,6 +55,6 @@ def new_session(
     return runtime.InferenceSession(given, own, providers=list(providers), **library_options)
 
 
-def unoptimised_session(model: Path | bytes, threads: int | None = None, *, quiet: bool = False) -> Any:
+def unoptimised_session(model: Path | bytes, threads: int | None = None) -> Any:
     """A session on the CPU that runs the graph node by node as it is written: what optimised ones are held against."""
-    return new_session(model, session_options(threads=threads, quiet=quiet, level=Level.ORT_DISABLE_ALL))
+    return new_session(model, session_options(threads=threads, level=Level.ORT_DISABLE_ALL))

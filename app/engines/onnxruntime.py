@@ -8,7 +8,10 @@ Intermediate tensors are in memory that all sessions share: a session that does 
 
 from __future__ import annotations
 
+import ctypes
+import math
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -17,21 +20,30 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime as ort
 
+from convoy.app.engines.base import Signature, check_names
 from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.memory import FreeRuns
 from convoy.app.engines.onnx_session import Level, new_session, session_options
-from convoy.app.engines.onnx_tensors import bind_input, bind_output, has_strings, tensor_spec, unbound_array
 from convoy.app.engines.parts import Landed, Shapes
-from convoy.app.engines.signature import Signature, check_names
-from convoy.app.engines.staged import StagedEngine, StagingBuffer
+from convoy.app.engines.staged import StagedEngine
 from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError
+from convoy.models.spec import TensorSpec
 
 LIBRARY = f"onnxruntime {ort.__version__}"
 # Words that the library's messages have in common where an output does not fit its place.
 _SHAPE_WORDS = re.compile(r"shape|dimension", re.IGNORECASE)
 _ARENA_LOCK = Lock()
 _NEWER_IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
+_NAMED_ALIKE = ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64")
+_OIP_BY_ORT_TYPE = {f"tensor({name.lower()})": name for name in _NAMED_ALIKE} | {
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+    "tensor(bfloat16)": "BF16",
+}
+_ONNX_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16; numpy has no type that would say it
 
 
 class _SessionBinding(NamedTuple):
@@ -52,7 +64,11 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         self._session = open_session(model, threads, any_shape=is_free)
         self._run_options = _giving_back() if is_free else None
         check_names(model, read_signature(self._session, model), self.inputs, self.outputs)
-        self._has_strings = has_strings(model, (*self.inputs, *self.outputs))
+        dtypes = {spec.dtype for spec in (*self.inputs, *self.outputs)}
+        self._has_strings = "BYTES" in dtypes
+        if self._has_strings and "BF16" in dtypes:
+            # Strings cannot be bound, and BF16 comes no other way.
+            raise BundleError(f"{model}: has tensors of BYTES and of BF16, which cannot be served together; use FP32")
         return LIBRARY
 
     def close(self) -> None:
@@ -60,76 +76,73 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         self._session = None
 
     def _execute(self, shapes: Shapes, samples: int) -> list[Landed]:
-        if self._has_strings:
-            return self._execute_unbound(shapes)
+        options = self._run_options if self._is_large else None
+        try:
+            return (
+                self._run_strings(shapes, options) if self._has_strings else self._run_bound(shapes, samples, options)
+            )
+        except Exception as error:  # onnxruntime's errors share no base class
+            is_of_shapes = not self._has_strings and _SHAPE_WORDS.search(str(error))
+            if is_of_shapes and (unplaced := self._run_unplaced(shapes, options)) is not None:
+                return unplaced
+            raise EngineFailure(first_line(error)) from error
+
+    def _run_bound(self, shapes: Shapes, samples: int, options: Any) -> list[Landed]:
         bound: _SessionBinding = self._bound(shapes, samples)
         if bound.outputs is None:
             # A binding remembers the output of its last run, and refuses another size for it.
             self._bind_outputs(bound.binding, samples)
-        try:
-            self._session.run_with_iobinding(bound.binding, self._run_options if self._is_large else None)
-        except Exception as error:  # onnxruntime's errors share no base class
-            if _SHAPE_WORDS.search(str(error)) and (unplaced := self._execute_unplaced(shapes)) is not None:
-                return unplaced
-            raise EngineFailure(first_line(error)) from error
+        self._session.run_with_iobinding(bound.binding, options)
         if bound.outputs is not None:
             return bound.outputs
-        values = zip(self._staging_out, bound.binding.get_outputs(), strict=True)
-        return [self._landed(staging, value, samples) for staging, value in values]
+        return [
+            Landed(_unbound_array(staging.spec, value))
+            if staging.spec.sample_bytes is None
+            else staging.landed(self.whole_shape(staging.spec, samples))
+            for staging, value in zip(self._staging_out, bound.binding.get_outputs(), strict=True)
+        ]
 
-    def _execute_unplaced(self, shapes: Shapes) -> list[Landed] | None:
+    def _run_unplaced(self, shapes: Shapes, options: Any) -> list[Landed] | None:
         """The outputs without given sizes, to name the one that is not as declared. None where that fails, too."""
-        binding = self._session.io_binding()
         try:
-            for staging, shape in zip(self._staging_in, shapes, strict=True):
-                bind_input(binding, staging, shape)
+            binding = self._binding_of_inputs(shapes)
             for spec in self.outputs:
                 binding.bind_output(spec.name, "cpu")
-            self._session.run_with_iobinding(binding, self._run_options if self._is_large else None)
+            self._session.run_with_iobinding(binding, options)
         except Exception:  # onnxruntime's errors share no base class
             return None
         values = zip(self.outputs, binding.get_outputs(), strict=True)
-        return [Landed(unbound_array(spec, value)) for spec, value in values]
+        return [Landed(_unbound_array(spec, value)) for spec, value in values]
 
-    def _execute_unbound(self, shapes: Shapes) -> list[Landed]:
+    def _run_strings(self, shapes: Shapes, options: Any) -> list[Landed]:
         staged = zip(self._staging_in, shapes, strict=True)
         feeds = {staging.spec.name: staging.array(shape) for staging, shape in staged}
-        try:
-            options = self._run_options if self._is_large else None
-            arrays: list[np.ndarray] = self._session.run([spec.name for spec in self.outputs], feeds, options)
-        except Exception as error:  # onnxruntime's errors share no base class
-            raise EngineFailure(first_line(error)) from error
-        return [Landed(array) for array in arrays]
-
-    def _landed(self, staging: StagingBuffer, value: Any, samples: int) -> Landed:
-        """One output of a run in which some size was free."""
-        if staging.spec.sample_bytes is None:
-            return Landed(unbound_array(staging.spec, value))
-        return staging.landed(self.whole_shape(staging.spec, samples))
+        return [Landed(array) for array in self._session.run([spec.name for spec in self.outputs], feeds, options)]
 
     def _bind(self, shapes: Shapes, samples: int) -> _SessionBinding:
-        binding = self._session.io_binding()
-        try:
-            for staging, shape in zip(self._staging_in, shapes, strict=True):
-                bind_input(binding, staging, shape)
-        except Exception as error:
-            raise EngineFailure(first_line(error)) from error
+        binding = self._binding_of_inputs(shapes)
         if any(staging.spec.sample_bytes is None for staging in self._staging_out):
             return _SessionBinding(binding, None)
         self._bind_outputs(binding, samples)
         outputs = [staging.landed(self.whole_shape(staging.spec, samples)) for staging in self._staging_out]
         return _SessionBinding(binding, outputs)
 
+    def _binding_of_inputs(self, shapes: Shapes) -> Any:
+        binding = self._session.io_binding()
+        for staging, shape in zip(self._staging_in, shapes, strict=True):
+            spec = staging.spec
+            binding.bind_input(spec.name, "cpu", 0, element_type(spec), list(shape), staging.memory.ctypes.data)
+        return binding
+
     def _bind_outputs(self, binding: Any, samples: int) -> None:
         binding.clear_binding_outputs()
-        try:
-            for staging in self._staging_out:
-                if staging.spec.sample_bytes is None:
-                    binding.bind_output(staging.spec.name, "cpu")
-                else:
-                    bind_output(binding, staging, self.whole_shape(staging.spec, samples))
-        except Exception as error:
-            raise EngineFailure(first_line(error)) from error
+        for staging in self._staging_out:
+            spec, shape = staging.spec, self.whole_shape(staging.spec, samples)
+            if spec.sample_bytes is None:
+                binding.bind_output(spec.name, "cpu")
+                continue
+            staging.ensure(math.prod(shape) * spec.numpy_dtype.itemsize)
+            binding.bind_output(spec.name, "cpu", 0, element_type(spec), list(shape), staging.memory.ctypes.data)
 
 
 def _giving_back() -> Any:
@@ -185,8 +198,8 @@ def _opened(model: Path, options: Any) -> Any:
 def read_signature(session: Any, model: Path) -> Signature:
     """The tensors that a session takes and gives, in the file's order. Raises BundleError."""
     return Signature(
-        tuple(tensor_spec(node, model) for node in session.get_inputs()),
-        tuple(tensor_spec(node, model) for node in session.get_outputs()),
+        tuple(_tensor_spec(node, model) for node in session.get_inputs()),
+        tuple(_tensor_spec(node, model) for node in session.get_outputs()),
     )
 
 
@@ -199,3 +212,58 @@ def first_line(error: Exception) -> str:
     stack = (index for index, line in enumerate(lines) if index and re.match(r"\s*(#\d|0x|Stacktrace|\*+$)", line))
     words = " ".join(" ".join(lines[: next(stack, len(lines))]).split())
     return words or type(error).__name__
+
+
+def _tensor_spec(node: Any, model: Path) -> TensorSpec:
+    """A graph's tensor as the file declares it. Raises BundleError."""
+    if node.type not in _OIP_BY_ORT_TYPE:
+        raise BundleError(f"{model}: tensor {node.name!r} is a {node.type}, which cannot be served")
+    shape = tuple(size if isinstance(size, int) else -1 for size in node.shape or ())
+    return TensorSpec(node.name, _OIP_BY_ORT_TYPE[node.type], shape)
+
+
+def _unbound_array(spec: TensorSpec, value: Any) -> np.ndarray:
+    """An output in ONNX Runtime's own memory, as an array over it or a copy."""
+    if spec.dtype != "BF16":
+        array: np.ndarray = value.numpy()
+        return array
+    shape = tuple(value.shape())
+    data = ctypes.string_at(value.data_ptr(), math.prod(shape) * spec.numpy_dtype.itemsize)
+    return np.frombuffer(data, spec.numpy_dtype).reshape(shape)
+
+
+def run_arrays_on(session: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every output of a session for whole arrays, in which strings are `bytes` of UTF-8 and BF16 is `V2`.
+
+    The outputs' strings are `str`. Raises EngineFailure.
+    """
+    nodes = session.get_outputs()
+    names = [node.name for node in nodes]
+    try:
+        if not any(node.type == "tensor(bfloat16)" for node in (*session.get_inputs(), *nodes)):
+            given = {name: _as_text(array) for name, array in arrays.items()}
+            return dict(zip(names, session.run(names, given), strict=True))
+        # The session's usual way knows nothing of BF16.
+        values = session.run_with_ort_values(names, {name: _value_of(array) for name, array in arrays.items()})
+    except Exception as error:  # onnxruntime's errors share no base class
+        raise EngineFailure(first_line(error)) from error
+    return {
+        node.name: np.array(_unbound_array(_tensor_spec(node, Path()), value))
+        for node, value in zip(nodes, values, strict=True)
+    }
+
+
+def _as_text(array: np.ndarray) -> np.ndarray:
+    """Strings as the library takes them: of bytes it would take what Python writes for them."""
+    return np.vectorize(bytes.decode, otypes=[object])(array) if array.dtype == object else array
+
+
+def _value_of(array: np.ndarray) -> ort.OrtValue:
+    if array.dtype.kind != "V":
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BFLOAT16)
+
+
+def element_type(spec: TensorSpec) -> Any:
+    """What a binding calls the tensor's dtype."""
+    return _ONNX_BFLOAT16 if spec.dtype == "BF16" else spec.numpy_dtype.type

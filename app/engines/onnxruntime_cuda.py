@@ -21,15 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from convoy.app.engines.base import check_names
 from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.device import RESERVED_BYTES, Device
 from convoy.app.engines.cuda.driver import CaptureDisturbed, Handle, undisturbed
 from convoy.app.engines.cuda.engine import SLOTS, CudaEngine
 from convoy.app.engines.cuda.slots import DeviceSlot
 from convoy.app.engines.onnx_session import new_session, session_options
-from convoy.app.engines.onnx_tensors import element_type
-from convoy.app.engines.onnxruntime import first_line, read_signature
-from convoy.app.engines.signature import check_names
+from convoy.app.engines.onnxruntime import element_type, first_line, read_signature
 from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError
 from convoy.models.onnx_nodes import SIZE_READERS, has_half_weights, read_nodes

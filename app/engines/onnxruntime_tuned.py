@@ -48,8 +48,9 @@ def ways_as_it_comes(job: Job, variant: Variant, place: Place) -> tuple[OpenEngi
     opener = _OnnxOpener(job, variant, place.gpu)
     if not place.is_hurried or job.machine.why_no_code(place.gpu) or opener.is_tuned():
         return ()
+    sizes = bucket_sizes(job.max_batch_size)
     # Not every model can be captured in graphs.
-    return partial(opener.open_as, ConvolutionTuning()), partial(opener.open_as, ConvolutionTuning(graphs=False))
+    return tuple(partial(opener.open_as, ConvolutionTuning(graphs=graphs), sizes) for graphs in (True, False))
 
 
 def left_to_tune(job: Job, variant: Variant, place: Place, is_open: bool | None) -> TuningCandidate | None:
@@ -70,27 +71,21 @@ class _OnnxOpener:
     variant: Variant
     device: Device
 
-    @property
-    def onnx(self) -> Path:
-        return self.job.path(self.variant)
-
     def is_tuned(self) -> bool:
         return remembered(self._memory()) is not None
 
-    def open_as(self, tuning: ConvolutionTuning) -> Engine:
-        """Raises BundleError or EngineFailure."""
-        return self._open(tuning, bucket_sizes(self.job.max_batch_size))
-
     def open(self) -> Engine:
         """Raises BundleError or EngineFailure."""
-        sizes, memory, started_s = bucket_sizes(self.job.max_batch_size), self._memory(), time.monotonic()
-        tuning = tuned(lambda way, trial_sizes: self._open(way, trial_sizes, slots=1), sizes[-1], memory)
-        _log.info("%s on %s: %s, found in %.1f s", self.onnx, self.device.name, tuning, time.monotonic() - started_s)
-        return self._open(tuning, sizes)
+        sizes, started_s = bucket_sizes(self.job.max_batch_size), time.monotonic()
+        tuning = tuned(partial(self.open_as, slots=1), sizes[-1], self._memory())
+        onnx, took_s = self.job.path(self.variant), time.monotonic() - started_s
+        _log.info("%s on %s: %s, found in %.1f s", onnx, self.device.name, tuning, took_s)
+        return self.open_as(tuning, sizes)
 
-    def _open(self, tuning: ConvolutionTuning, sizes: tuple[int, ...], **options: int) -> OnnxRuntimeCudaEngine:
+    def open_as(self, tuning: ConvolutionTuning, sizes: tuple[int, ...], **options: int) -> OnnxRuntimeCudaEngine:
+        """Raises BundleError or EngineFailure."""
         return OnnxRuntimeCudaEngine(
-            self.onnx,
+            self.job.path(self.variant),
             self.device,
             self.job.machine.onnxruntime.module,
             inputs=self.job.spec.inputs,
@@ -109,7 +104,7 @@ class _OnnxOpener:
         gpu, library = self.device.properties, self.job.machine.onnxruntime.module.__version__
         about = json.dumps([gpu.name, gpu.compute_capability, library, self.job.max_batch_size])
         digest = hashlib.sha256(about.encode()).hexdigest()[:16]
-        folder = self.job.plan_cache / self.job.digest(self.onnx)
+        folder = self.job.plan_cache / self.job.digest(self.job.path(self.variant))
         return folder / f"ort{library}-sm{gpu.compute_capability}-{digest}.json"
 
 

@@ -12,16 +12,17 @@ from __future__ import annotations
 import importlib
 import sys
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from convoy.app.engines import cpu
+from convoy.app.engines.base import Signature, check_names
 from convoy.app.engines.batch import EngineFailure
 from convoy.app.engines.memory import is_short
 from convoy.app.engines.parts import Landed, Shapes
-from convoy.app.engines.signature import Signature, check_names
 from convoy.app.engines.staged import StagedEngine
 from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError, JobError
@@ -55,8 +56,32 @@ class OpenVinoEngine(StagedEngine):
             self._ov = load_openvino()
         except JobError as error:
             raise BundleError(str(error)) from error
-        self._compiled = self._open_model(model, precision, threads)
-        self._request = self._compiled.create_infer_request()
+        core = _core()
+        # It says that it has the capability on processors that only convert, too.
+        can_bf16 = cpu.has_bf16() and "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        if precision == "bf16" and not can_bf16:
+            raise BundleError(f"{model}: this processor computes nothing in BF16")
+        options = {
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
+            # Cores are shared with the event loop and other models.
+            "ENABLE_CPU_PINNING": False,
+        }
+        try:
+            graph = _read(model)
+            unchecked = _unchecked_lookup(graph)
+            self._compiled = compiled = core.compile_model(graph, "CPU", options)
+        except Exception as error:  # RuntimeError, and whatever the reader lets through
+            raise BundleError(f"{model}: OpenVINO cannot load it ({_message(error)})") from error
+        if unchecked is not None:
+            raise BundleError(f"{model}: {unchecked!r} looks up by a request's numbers, of which OpenVINO checks none")
+        have = [
+            tuple(_spec(model, port, promised) for port, promised in zip_longest(ports, ours[: len(ports)]))
+            for ports, ours in ((compiled.inputs, self.inputs), (compiled.outputs, self.outputs))
+        ]
+        check_names(model, Signature(*have), self.inputs, self.outputs)
+        self._request = compiled.create_infer_request()
         self._largest_samples = 0  # of the runs whose memory is held
         self._now: Shapes | None = None
         return library_of(self._ov)
@@ -68,32 +93,6 @@ class OpenVinoEngine(StagedEngine):
     def rest(self) -> None:
         self._compiled.release_memory()
         self._largest_samples = 0
-
-    def _open_model(self, model: Path, precision: Precision, threads: int) -> Any:
-        core = _core()
-        options = {
-            "INFERENCE_NUM_THREADS": threads,
-            "NUM_STREAMS": 1,
-            "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
-            # Cores are shared with the event loop and other models.
-            "ENABLE_CPU_PINNING": False,
-        }
-        # It says that it has the capability on processors that only convert, too.
-        can_bf16 = cpu.has_bf16() and "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        if precision == "bf16" and not can_bf16:
-            raise BundleError(f"{model}: this processor computes nothing in BF16")
-        try:
-            graph = _read(model)
-            unchecked = _unchecked_lookup(graph)
-            compiled = core.compile_model(graph, "CPU", options)
-        except Exception as error:  # RuntimeError, and whatever the reader lets through
-            raise BundleError(f"{model}: OpenVINO cannot load it ({_message(error)})") from error
-        if unchecked is not None:
-            raise BundleError(f"{model}: {unchecked!r} looks up by a request's numbers, of which OpenVINO checks none")
-        sides = zip((self.inputs, self.outputs), (compiled.inputs, compiled.outputs), strict=True)
-        have = Signature(*(tuple(_spec(model, port, ours) for port, ours in _paired(*side)) for side in sides))
-        check_names(model, have, self.inputs, self.outputs)
-        return compiled
 
     def _forget(self) -> None:
         super()._forget()
@@ -108,7 +107,8 @@ class OpenVinoEngine(StagedEngine):
                     self._request.set_input_tensor(index, tensor)
                 self._now = shapes
             self._request.infer(share_outputs=True)
-            return [_landed(self._request.get_output_tensor(index).data) for index in range(len(self.outputs))]
+            arrays = [self._request.get_output_tensor(index).data for index in range(len(self.outputs))]
+            return [Landed(array, array.reshape(-1).view(np.uint8).data if array.size else None) for array in arrays]
         except Exception as error:  # RuntimeError, and whatever the bindings let through
             self._now = None
             raise EngineFailure(_message(error)) from error
@@ -129,10 +129,6 @@ class OpenVinoEngine(StagedEngine):
             self._ov.Tensor(staging.array(shape), shared_memory=True)
             for staging, shape in zip(self._staging_in, shapes, strict=True)
         ]
-
-
-def _landed(array: np.ndarray) -> Landed:
-    return Landed(array, array.reshape(-1).view(np.uint8).data if array.size else None)
 
 
 def library_of(module: Any) -> str:
@@ -175,20 +171,15 @@ def _unchecked_lookup(graph: Any) -> str | None:
 
 
 def _depends_on_values(node: Any) -> bool:
-    seen, new = {node.get_name()}, [node]
+    new, seen = [node], set()
     while new:
         one = new.pop()
         if one.get_type_name() == "Parameter":
             return True
-        if one.get_type_name() != "ShapeOf":
-            sources = {source.get_name(): source for source in (value.get_node() for value in one.input_values())}
-            new += [source for name, source in sources.items() if name not in seen]
-            seen |= sources.keys()
+        if one.get_name() not in seen and one.get_type_name() != "ShapeOf":
+            seen.add(one.get_name())
+            new += [value.get_node() for value in one.input_values()]
     return False
-
-
-def _paired(ours: tuple[TensorSpec, ...], ports: list[Any]) -> list[tuple[Any, TensorSpec | None]]:
-    return [(port, ours[index] if index < len(ours) else None) for index, port in enumerate(ports)]
 
 
 def _spec(model: Path, port: Any, promised: TensorSpec | None) -> TensorSpec:

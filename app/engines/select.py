@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from convoy.app.engines.speedup import is_beyond_doubt, is_worthwhile
+from convoy.app.engines.measure import is_beyond_doubt, is_worthwhile
 from convoy.models.bundle import Interval, LatencyTable, Precision, Variant
 from convoy.models.errors import BundleError
 

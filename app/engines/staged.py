@@ -19,7 +19,7 @@ import numpy as np
 from convoy.app.engines import cpu
 from convoy.app.engines.base import CPU, Engine, EngineInfo, WarmShapes
 from convoy.app.engines.batch import BatchResult, EngineFailure, StageTimes
-from convoy.app.engines.memory import FreeRuns, Growth, check_batch
+from convoy.app.engines.memory import FreeRuns, check_batch, growing_sizes
 from convoy.app.engines.parts import Landed, Part, Shapes, check_landed, gather, joined, scatter
 from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec
@@ -138,7 +138,7 @@ class StagedEngine(Engine):
 
     @abstractmethod
     def _bind(self, shapes: Shapes, samples: int) -> Any:
-        """What the library needs to run these shapes over the staging buffers. Raises EngineFailure."""
+        """What the library needs to run these shapes over the staging buffers. Raises what the library raises."""
 
     def _bound(self, shapes: Shapes, samples: int) -> Any:
         """The same, from the first run of these shapes on. Models with free shapes must not collect them for ever."""
@@ -168,7 +168,7 @@ class StagedEngine(Engine):
         )
 
     def warm_up(self) -> None:
-        for samples in Growth(self.info.batch_sizes[-1]).sizes():
+        for samples in growing_sizes(self.info.batch_sizes[-1]):
             self._run_blank(samples)
             if self._free_runs is not None and samples == 1:
                 self._free_runs.ran_one()

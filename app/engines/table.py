@@ -82,18 +82,15 @@ class Row:
         return cpu.fingerprint(threads, self.library(machine)) if self.library is not None else ""
 
 
-def _on_cpu(engine: type[StagedEngine]) -> Open:
-    def open_there(job: Job, variant: Variant, place: Place) -> Engine:
-        return engine(
-            job.path(variant),
-            inputs=job.spec.inputs,
-            outputs=job.spec.outputs,
-            max_batch_size=job.max_batch_size,
-            precision=variant.precision,
-            threads=job.threads,
-        )
-
-    return open_there
+def _open_on_cpu(engine: type[StagedEngine], job: Job, variant: Variant, place: Place) -> Engine:
+    return engine(
+        job.path(variant),
+        inputs=job.spec.inputs,
+        outputs=job.spec.outputs,
+        max_batch_size=job.max_batch_size,
+        precision=variant.precision,
+        threads=job.threads,
+    )
 
 
 def _probe_plans(library: TensorRt, machine: Machine) -> tuple[bool, str]:
@@ -142,7 +139,8 @@ def _plans(library: TensorRt, rank: int) -> Row:
 _PLANS, _GPU, _ON_CPU = range(3)
 # What answers as a model means it: whatever else runs one is held against this.
 REFERENCE = Row(
-    *("onnxruntime-cpu", "cpu", _ON_CPU, ("cpu",), "onnxruntime_onnx", _probe_cpu, _on_cpu(OnnxRuntimeCpuEngine)),
+    *("onnxruntime-cpu", "cpu", _ON_CPU, ("cpu",), "onnxruntime_onnx"),
+    *(_probe_cpu, partial(_open_on_cpu, OnnxRuntimeCpuEngine)),
     library=lambda machine: LIBRARY,
 )
 # In this order they are tried and told.
@@ -155,7 +153,8 @@ ROWS = (
     ),
     REFERENCE,
     Row(
-        *("openvino", "openvino", _ON_CPU, ("cpu", "openvino"), "openvino", _probe_openvino, _on_cpu(OpenVinoEngine)),
+        *("openvino", "openvino", _ON_CPU, ("cpu", "openvino"), "openvino"),
+        *(_probe_openvino, partial(_open_on_cpu, OpenVinoEngine)),
         library=lambda machine: library_of(machine.openvino.module),
     ),
 )

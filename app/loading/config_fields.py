@@ -1,12 +1,13 @@
 """Every field of Triton's ModelConfig, and what becomes of it when a `config.pbtxt` sets it.
 
-Data and nothing else. A field that is not here, as of a newer protobuf, is refused: nobody has looked at what it means.
+A field that is not here, as of a newer protobuf, is refused: what it means is not known.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 # "honoured": it is followed, and a value that cannot be followed is refused. "harmless": no answer depends on it, and a
 # line in the debug log says that it was passed over. "refused": the model would answer otherwise than its author means.
@@ -223,3 +224,34 @@ ROWS: tuple[FieldRow, ...] = (
 )
 
 FIELDS: dict[str, FieldRow] = {path: row for row in ROWS for path in row.paths}
+
+
+def _set_fields(message: Any, inside: str = "") -> Iterator[str]:
+    """The fields that are set, each by the names that lead to it; not those in what is not honoured."""
+    for field, value in message.ListFields():
+        path = f"{inside}{field.name}"
+        yield path
+        row = FIELDS.get(path)
+        if field.message_type is None or row is None or row.use != "honoured":
+            continue
+        is_map = field.message_type.GetOptions().map_entry
+        values = value.values() if is_map else value if field.is_repeated else [value]
+        for one in values:
+            if hasattr(one, "ListFields"):
+                yield from _set_fields(one, f"{path}.")
+
+
+def refused(message: Any) -> Iterator[str]:
+    """What is wrong with fields that are not served as they mean it, once for each field."""
+    for path in dict.fromkeys(_set_fields(message)):
+        if path not in FIELDS:
+            yield f"{path}: Convoy does not know this field; remove it"
+        elif FIELDS[path].use == "refused":
+            yield f"{path}: {FIELDS[path].why.replace('`', '')}"
+
+
+def harmless(message: Any) -> Iterator[str]:
+    """The fields that are set and change nothing."""
+    for path in dict.fromkeys(_set_fields(message)):
+        if path in FIELDS and FIELDS[path].use == "harmless":
+            yield f"{path} changes nothing: {FIELDS[path].why}"

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from convoy.app.engines.base import Engine, nth_of_cpu
 from convoy.app.engines.batch import EngineFailure
-from convoy.app.engines.cuda.device import Device, UnusableGpu
+from convoy.app.engines.cuda.device import UnusableGpu
 from convoy.app.engines.jobs import Job, NotProved, Place, PlanRequest, TuningCandidate, refusal
 from convoy.app.engines.machine import CPU_ONLY, Machine
 from convoy.app.engines.memory import available_bytes, check_batch, resident_bytes
@@ -33,9 +34,9 @@ from convoy.app.engines.select import (
 )
 from convoy.app.engines.table import AUTO, REFERENCE, Row, row_named, rows_for
 from convoy.app.loading.bare_model import read_bare_model
-from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.proving import (
     NOTHING_SERVES,
+    CanaryCheck,
     Candidate,
     ProvedEngine,
     choose,
@@ -44,7 +45,7 @@ from convoy.app.loading.proving import (
     prove_by_itself,
 )
 from convoy.app.loading.signed import SignedCopy, SignedOnly
-from convoy.models.bundle import MANIFEST, Bundle, LatencyTable, Variant, open_bundle
+from convoy.models.bundle import MANIFEST, Bundle, Variant, open_bundle
 from convoy.models.errors import BundleError, JobError
 from convoy.models.files import check_only_files
 from convoy.models.onnx_digest import check_onnx_files
@@ -119,15 +120,8 @@ def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
     """Load one version and prove it. Raises BundleError, whose message says what to do, and JobError for this disk."""
     if options.signed is None:
         return _load(stored, options)
-    copy = options.signed.place_for(stored)
-    try:
-        options.signed.fill(copy)
+    with options.signed.copied(stored) as copy:
         return replace(_load(copy.stored, options), stored=stored, copy=copy)
-    except BaseException as error:
-        copy.close()
-        if isinstance(error, BundleError):
-            raise copy.told(error) from error
-        raise
 
 
 def _load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
@@ -202,18 +196,6 @@ def _walk_for_bare(stored: StoredVersion, options: LoadOptions) -> _Walk:
     return _Walk(options, job, others, bare.path, list(skipped), why_bare=f"bare model: {bare.batch_reason}")
 
 
-def _answer_of_cpu(job: Job, variant: Variant) -> CanaryCheck | EngineFailure:
-    """The reference for other engines, or why the CPU cannot run the model. Raises BundleError."""
-    engine = REFERENCE.open(replace(job, max_batch_size=min(1, job.max_batch_size)), variant, Place())
-    try:
-        engine.warm_up()
-        return CanaryCheck.of_another_device(engine)
-    except EngineFailure as failure:
-        return failure
-    finally:
-        engine.close()
-
-
 _RowChoice = tuple[Row, Choice]
 
 
@@ -233,104 +215,103 @@ class _Walk:
     why_bare: str = ""
     engines: list[ProvedEngine] = field(default_factory=list)
     later: list[PlanRequest | TuningCandidate] = field(default_factory=list)
+    _opened: list[Engine] = field(default_factory=list)  # also those that were closed since
     _first_bytes: int = 0  # what the first engine on the CPU took
     _reference: CanaryCheck | EngineFailure | None = None
 
     def everything(self) -> None:
         """Every GPU, or the CPU where none serves. Raises BundleError where nothing does."""
-        on_gpus = tuple(row for row in self.rows if row.is_on_gpus)
-        for gpu in self.job.machine.unusable if on_gpus else ():
-            self._leave_out(gpu, on_gpus)
-        for device in self.job.machine.gpus if on_gpus else ():
-            try:
-                device.ensure_works()
-            except EngineFailure as failure:
-                if device.lost and device.has_served:
-                    told = f"{device.name} cannot be used by this process any more ({failure}); restart it"
-                    raise BundleError(told) from failure
-                self._leave_out(UnusableGpu(device.name, str(failure)), on_gpus)
-            else:
-                self._serve_from(device, on_gpus)
+        on_gpus = [row for row in self.rows if row.is_on_gpus]
+        on_cpu = [row for row in self.rows if not row.is_on_gpus]
+        if on_gpus:
+            self._serve_from_gpus(on_gpus)
         if self.engines:
             return
-        on_cpu = tuple(row for row in self.rows if not row.is_on_gpus)
         if not on_cpu:
             advice = "; --engine auto builds the plan and serves meanwhile" if self.later else ""
             told = "; ".join(dict.fromkeys(self.skipped))
             raise BundleError(f"{self.model}: --engine {self.options.engine} cannot serve it ({told}){advice}")
-        before, self.skipped = self.skipped, []
-        if not self._serve_of_one_rank(Place(), on_cpu):
-            why = "; ".join(dict.fromkeys((*self.skipped, *before)))
+        of_gpus = len(self.skipped)
+        if not self._serve_from(Place(), on_cpu):
+            why = "; ".join(dict.fromkeys((*self.skipped[of_gpus:], *self.skipped[:of_gpus])))
             raise BundleError(f"{self.model}: nothing serves it on the CPU ({why})")
-        self.skipped = [*before, *self.skipped]
         for number in range(1, self.options.instances):
             if not self._add_instance(self.engines[0], number):
                 break
 
     def close(self) -> None:
         """Give back what is open; nothing of it serves."""
-        for proved in self.engines:
-            proved.engine.close()
+        for engine in self._opened:
+            engine.close()
+
+    def _serve_from_gpus(self, rows: Sequence[Row]) -> None:
+        for gpu in self.job.machine.unusable:
+            self._leave_out(gpu, rows)
+        for device in self.job.machine.gpus:
+            try:
+                device.ensure_works()
+            except EngineFailure as failure:
+                if device.lost and device.has_served:
+                    told = f"{device.name} cannot be used by this process any more ({failure}); restart it"
+                    raise BundleError(told) from failure
+                self._leave_out(UnusableGpu(device.name, str(failure)), rows)
+            else:
+                self._serve_from(Place(device), rows)
 
     def _leave_out(self, gpu: UnusableGpu, rows: Sequence[Row]) -> None:
         """Other devices serve; the log and `/stats` say why this one does not."""
         _log.warning("%s is left out for %s: %s", gpu.device, self.model, gpu.reason)
         self.skipped += [refusal(row.name, gpu.device, f"the GPU cannot be used: {gpu.reason}") for row in rows]
 
-    def _serve_from(self, device: Device, rows: tuple[Row, ...]) -> None:
-        """The rows of the lowest rank that can, and what is left for those above it."""
-        place, serves = Place(device), False
+    def _serve_from(self, place: Place, rows: Sequence[Row]) -> bool:
+        """Let the rows of the lowest rank that can serve, and leave those above it for later. Whether any serves."""
+        serves = False
         for _, of_rank in groupby(rows, key=lambda row: row.rank):
-            ranked = tuple(of_rank)
+            choices = [(row, self._choose(row, place)) for row in of_rank]
             if serves:
-                for row in ranked:
-                    self._leave_for_later(row, place, self._choose(row, place).variants, None)
+                self._leave_for_later(place, choices, None)
             else:
-                serves = self._serve_of_one_rank(place, ranked)
-                place = replace(place, is_hurried=any(one.device is device for one in self.later))
+                serves = self._serve_of_one_rank(place, choices)
+                place = replace(place, is_hurried=any(one.device is place.gpu for one in self.later))
+        return serves
 
-    def _serve_of_one_rank(self, place: Place, rows: Sequence[Row]) -> bool:
+    def _serve_of_one_rank(self, place: Place, choices: Sequence[_RowChoice]) -> bool:
         """Prove what the rows open of what they may, and let the fastest serve."""
-        candidates: list[Candidate] = []
-        choices = [(row, self._choose(row, place)) for row in rows]
+        candidates = (
+            self._as_before(place, choices) or self._as_measured(place, choices) or self._all_proved(place, choices)
+        )
+        self._leave_for_later(place, choices, candidates)
+        # The most exact first, of whichever engine: what is faster has to be so beyond doubt.
+        candidates.sort(key=lambda one: self.job.variants.index(one.variant))
+        if not candidates:
+            return False
         try:
-            self._add_as_before(place, choices, candidates)
-            if not candidates:
-                candidates += self._as_measured(place, choices)
-            for row, choice in () if candidates else choices:
-                self._add_candidates(place, row, choice, candidates)
-            # The most exact first, of whichever engine: what is faster has to be so beyond doubt.
-            candidates.sort(key=lambda one: self.job.variants.index(one.variant))
-            if not candidates:
-                return False
-            try:
-                self.engines.append(choose(candidates, self.skipped))
-            except NotProved as failure:
-                self.skipped.append(refusal(candidates[0].engine.info.engine, place.name, failure))
-                return False
-        except BaseException:
-            for one in candidates:
-                one.engine.close()
-            raise
+            self.engines.append(choose(candidates, self.skipped))
+        except NotProved as failure:
+            self.skipped.append(refusal(candidates[0].engine.info.engine, place.name, failure))
+            return False
         return True
 
-    def _add_as_before(self, place: Place, choices: Sequence[_RowChoice], found: list[Candidate]) -> None:
-        """Only what served there before, so that the others are not tried again; nothing if it cannot serve now."""
+    def _as_before(self, place: Place, choices: Sequence[_RowChoice]) -> list[Candidate]:
+        """Only what served there before, so that the others are not tried again; empty if it cannot serve now."""
         chosen = [(row, variant, choice.reason) for row, choice in choices for variant in choice.variants]
-        same = [one for one in chosen if ServedBefore(place.name, one[0].name, one[1].file) in self.options.before]
-        if not same:
-            return
+        served = (one for one in chosen if ServedBefore(place.name, one[0].name, one[1].file) in self.options.before)
+        same = next(served, None)
+        if same is None:
+            return []
         try:
-            found.append(self._candidate(place, *same[0]))
+            found = self._candidate(place, *same)
         except NotProved as failure:
-            _log.warning("%s on %s does not serve again: %s", same[0][0].name, place.name, failure)
-            return
+            _log.warning("%s on %s does not serve again: %s", same[0].name, place.name, failure)
+            return []
         self.skipped += [why for _, choice in choices if choice.variants for why in choice.skipped]
-        for row, variant, _ in chosen:
-            is_same = (row, variant) == same[0][:2]
-            self._leave_for_later(row, place, (variant,), is_same)
-            if not is_same:
-                self.skipped.append(refusal(row.name, place.name, f"{variant.file}: {same[0][0].name} served before"))
+        why = f"{same[0].name} served before"
+        self.skipped += [
+            refusal(row.name, place.name, f"{variant.file}: {why}")
+            for row, variant, _ in chosen
+            if (row, variant) != same[:2]
+        ]
+        return [found]
 
     def _as_measured(self, place: Place, choices: Sequence[_RowChoice]) -> list[Candidate]:
         """The fastest alone, where export measured all that may serve on this very CPU, in each of its engines.
@@ -339,16 +320,14 @@ class _Walk:
         """
         if place.gpu is not None or self.job.precision != "auto" or self.job.canary is None:
             return []
-        measured: list[tuple[Row, Variant, LatencyTable]] = []
-        skipped = [why for _, choice in choices for why in choice.skipped]
-        for row, choice in choices:
-            for variant in choice.variants:
-                table = measured_here(variant, self._fingerprint(row))
-                if table is None:
-                    return []
-                measured.append((row, variant, table))
+        tried = [(row, variant) for row, choice in choices for variant in choice.variants]
+        tables = [measured_here(variant, self._fingerprint(row)) for row, variant in tried]
+        measured = [(*one, table) for one, table in zip(tried, tables, strict=True) if table is not None]
+        if len(measured) < len(tried):
+            return []
         # The most exact first: what is faster has to be so beyond doubt.
         measured.sort(key=lambda one: self.job.variants.index(one[1]))
+        skipped = [why for _, choice in choices for why in choice.skipped]
         while measured:
             row, variant, _ = measured.pop(fastest_measured([table for _, _, table in measured]))
             why = f"fastest on this device when it was exported, in {row.name}: {variant.reason}"
@@ -362,6 +341,26 @@ class _Walk:
             self.skipped += skipped
             return [found]
         return []
+
+    def _all_proved(self, place: Place, choices: Sequence[_RowChoice]) -> list[Candidate]:
+        """Whatever proves itself."""
+        found: list[Candidate] = []
+        for row, choice in choices:
+            before_this_row = len(found)
+            self.skipped += choice.skipped
+            for variant in choice.variants:
+                before = resident_bytes()
+                try:
+                    self._check_room(place, variant)
+                    found.append(self._candidate(place, row, variant, choice.reason))
+                except NotProved as failure:
+                    self.skipped.append(refusal(row.name, place.name, failure))
+                else:
+                    if place.gpu is None:
+                        self._first_bytes = self._first_bytes or max(0, resident_bytes() - before)
+            if choice.reason and len(found) == before_this_row:
+                self.skipped.append(refusal(row.name, place.name, NOTHING_SERVES))
+        return found
 
     def _add_instance(self, first: ProvedEngine, number: int) -> bool:
         """One more engine like the first on the CPU, proved as it was; False where there is no room for it."""
@@ -381,24 +380,6 @@ class _Walk:
         added.engine.info = replace(added.engine.info, device=nth_of_cpu(number))
         self.engines.append(replace(first, engine=added.engine, canary=added.canary))
         return True
-
-    def _add_candidates(self, place: Place, row: Row, choice: Choice, found: list[Candidate]) -> None:
-        before_this_row = len(found)
-        self.skipped += choice.skipped
-        for variant in choice.variants:
-            before = resident_bytes()
-            try:
-                self._check_room(place, variant)
-                found.append(self._candidate(place, row, variant, choice.reason))
-            except NotProved as failure:
-                self.skipped.append(refusal(row.name, place.name, failure))
-                self._leave_for_later(row, place, (variant,), False)
-            else:
-                if place.gpu is None:
-                    self._first_bytes = self._first_bytes or max(0, resident_bytes() - before)
-                self._leave_for_later(row, place, (variant,), True)
-        if choice.reason and len(found) == before_this_row:
-            self.skipped.append(refusal(row.name, place.name, NOTHING_SERVES))
 
     def _check_room(self, place: Place, variant: Variant, engines: int = 1) -> None:
         """All are open until one is chosen. Raises NotProved where that many like the first hardly fit into memory."""
@@ -422,22 +403,36 @@ class _Walk:
         return open_and_prove(variant, partial(row.open, self.job, variant, place), prove_engine)
 
     def _prove(self, row: Row, variant: Variant, why: str, engine: Engine) -> Candidate:
+        self._opened.append(engine)
         runs = self.job.warm_up_runs
         if self.job.canary is not None:
             return prove(variant, self.job.canary, f"{variant.file}: {why}", engine, runs)
-        if row is REFERENCE:
-            return prove_by_itself(variant, None, self.why_bare, engine, runs)
+        reference = None if row is REFERENCE else self._answer_of_cpu(row, variant)
+        return prove_by_itself(variant, reference, self.why_bare, engine, runs)
+
+    def _answer_of_cpu(self, row: Row, variant: Variant) -> CanaryCheck | None:
+        """What the row's answers are held against; None where only a GPU runs the model.
+
+        Raises NotProved where nothing tells whether they are right, and BundleError.
+        """
         if self._reference is None:
-            self._reference = _answer_of_cpu(self.job, variant)
-        reference = self._reference
-        if isinstance(reference, CanaryCheck):
-            return prove_by_itself(variant, reference, self.why_bare, engine, runs)
-        why_none = f"nothing tells whether it answers rightly, because {REFERENCE.name} does not run it ({reference})"
+            job = replace(self.job, max_batch_size=min(1, self.job.max_batch_size))
+            with closing(REFERENCE.open(job, variant, Place())) as engine:
+                try:
+                    engine.warm_up()
+                    self._reference = CanaryCheck.of_another_device(engine)
+                except EngineFailure as failure:
+                    self._reference = failure
+        if isinstance(self._reference, CanaryCheck):
+            return self._reference
+        why_none = (
+            f"nothing tells whether it answers rightly, because {REFERENCE.name} does not run it ({self._reference})"
+        )
         if not row.is_on_gpus:
             raise NotProved(f"{variant.file}: {why_none}")
         # A model may need what only a GPU has.
         _log.warning("%s on %s: %s", self.job.path(variant), row.name, why_none)
-        return prove_by_itself(variant, None, self.why_bare, engine, runs)
+        return None
 
     def _choose(self, row: Row, place: Place) -> Choice:
         """What the row may try; without a reason where it can take none."""
@@ -452,16 +447,22 @@ class _Walk:
     def _fingerprint(self, row: Row) -> str:
         return row.fingerprint(self.job.machine, self.job.threads)
 
-    def _leave_for_later(self, row: Row, place: Place, variants: Sequence[Variant], is_open: bool | None) -> None:
-        if row.after_load is None:
-            return
-        for variant in variants:
-            try:
-                later = row.after_load(self.job, variant, place, is_open)
-            except EngineFailure as failure:  # the device does not even say what it is; what is open may serve
-                self.skipped.append(refusal(row.name, place.name, f"{variant.file}: {failure}"))
-            else:
-                self.later += [later] if later is not None else []
+    def _leave_for_later(
+        self, place: Place, choices: Sequence[_RowChoice], candidates: Sequence[Candidate] | None
+    ) -> None:
+        """What would serve better on the device once it is built or tuned. `candidates` None: nothing was tried."""
+        for row, choice in choices:
+            if row.after_load is None:
+                continue
+            proved = [one.variant for one in candidates or () if one.engine.info.engine == row.name]
+            for variant in choice.variants:
+                try:
+                    is_open = None if candidates is None else variant in proved
+                    later = row.after_load(self.job, variant, place, is_open)
+                except EngineFailure as failure:  # the device does not even say what it is; what is open may serve
+                    self.skipped.append(refusal(row.name, place.name, f"{variant.file}: {failure}"))
+                else:
+                    self.later += [later] if later is not None else []
 
 
 def _limit(spec: ModelSpec, options: LoadOptions) -> int:

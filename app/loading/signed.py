@@ -17,7 +17,8 @@ import stat
 import tempfile
 import time
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -39,14 +40,8 @@ class SignedCopy:
 
     def __init__(self, original: StoredVersion, folder: Path) -> None:
         """`folder` is empty, and becomes this copy's."""
-        inside = folder if original.is_flat else folder / str(original.version)
-        self.stored = replace(original, folder=inside)
-        self.original = original
+        self.stored = replace(original, folder=folder if original.is_flat else folder / str(original.version))
         self.close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-
-    def told(self, error: BundleError) -> BundleError:
-        """The same error about the files in the store, which are those to mend."""
-        return BundleError(str(error).replace(str(self.stored.folder), str(self.original.folder)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +60,11 @@ class SignedOnly:
         for key in keys:
             try:
                 key.read_bytes()
+                _verifier(key)
             except OSError as error:
                 is_missing = isinstance(error, FileNotFoundError)
                 what = "no such file" if is_missing else f"cannot be read ({_brief(error)})"
                 raise UsageError(f"--require-signature {key}: {what}; name the file of a public key in PEM") from error
-            try:
-                _verifier(key)
             except ImportError as error:
                 raise UsageError(
                     f"--require-signature needs {error.name}; pip install 'convoy-serve[signing]'"
@@ -82,19 +76,30 @@ class SignedOnly:
                 ) from error
         return SignedOnly(keys, folder)
 
-    def place_for(self, stored: StoredVersion) -> SignedCopy:
-        """An empty place for a copy. Raises BundleError where it would not be safe, JobError for a full disk."""
+    @contextmanager
+    def copied(self, stored: StoredVersion) -> Iterator[SignedCopy]:
+        """A verified copy, which is removed if the body fails; its errors name the files in the store, to be mended.
+
+        Raises BundleError where it cannot be read, is not signed or the copy would not be safe, JobError for a full
+        disk.
+        """
         with disk_errors(self.folder):
             place = tempfile.mkdtemp(prefix=f"{stored.name}-", dir=_own_folder(self.folder))
-        return SignedCopy(stored, Path(place))
+        copy = SignedCopy(stored, Path(place))
+        try:
+            self._fill(copy.stored, stored.folder)
+            yield copy
+        except BaseException as error:
+            copy.close()
+            if isinstance(error, BundleError):
+                raise BundleError(str(error).replace(str(copy.stored.folder), str(stored.folder))) from error
+            raise
 
-    def fill(self, copy: SignedCopy) -> None:
-        """Raises BundleError where it cannot be read or is not signed, JobError for a full disk."""
-        original = copy.original.folder
+    def _fill(self, copy: StoredVersion, original: Path) -> None:
         try:
             with disk_errors(self.folder):
-                _copy(original, copy.stored.folder)
-            self._check(copy.stored)
+                _copy(original, copy.folder)
+            self._check(copy)
         except OSError as error:
             raise BundleError(f"{original}: cannot be read ({error}); mend it or remove it") from error
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from convoy.app.engines.signature import Signature
-from convoy.app.loading.config_fields import FIELDS
-from convoy.app.loading.config_text import MOST_TOLD, ConfigText, parse_config, read_config_text
+from convoy.app.engines.base import Signature
+from convoy.app.loading.config_fields import harmless, refused
 from convoy.models.errors import BundleError
 from convoy.models.files import is_file_name, open_regular, read_small, stays_inside
 from convoy.models.priorities import ORDINARY_PRIORITIES, Priorities
@@ -28,6 +30,7 @@ from convoy.models.version_policy import Latest, Policy
 
 _log = logging.getLogger("convoy")
 
+_MOST_TOLD = 50  # mistakes of one file
 # Of `parameters`, "true" or "false": whether batches are formed although the check of the rows objects.
 ROWS_ARE_INDEPENDENT = "convoy_rows_are_independent"
 _CHECKSUM, _MD5 = "checksum", "MD5:"
@@ -55,10 +58,13 @@ class ConfiguredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What is honoured. `mistakes` are all that the file has by itself; `serves_onnx`: its model is one of ONNX."""
+    """What is honoured; where there is no file, nothing is set, and `max_batch_size` is None.
+
+    `mistakes` are all that the file has by itself; `serves_onnx`: its model is one of ONNX.
+    """
 
     path: Path
-    max_batch_size: int = 0
+    max_batch_size: int | None = None
     inputs: tuple[ConfiguredTensor, ...] = ()
     outputs: tuple[ConfiguredTensor, ...] = ()
     priorities: Priorities = ORDINARY_PRIORITIES
@@ -85,28 +91,34 @@ class Configuration:
         if len(mistakes) == 1:
             raise BundleError(f"{self.path}: {mistakes[0]}")
         if mistakes:
-            told = "; ".join(f"({number}) {one}" for number, one in enumerate(mistakes[:MOST_TOLD], 1))
+            told = "; ".join(f"({number}) {one}" for number, one in enumerate(mistakes[:_MOST_TOLD], 1))
             raise BundleError(f"{self.path}: {len(mistakes)} mistakes: {told}")
 
 
-def read_configuration(stored: StoredVersion) -> Configuration | None:
-    """A bare version's configuration; None where there is none. Raises BundleError where it cannot be read at all."""
+def read_configuration(stored: StoredVersion) -> Configuration:
+    """A bare version's configuration. Raises BundleError where it cannot be read at all."""
     path = stored.model_folder / CONFIG
     if not os.path.lexists(path):
-        return None
-    text = read_config_text(path)
-    for line in _harmless(text.message):
+        return Configuration(path)
+    try:
+        data = read_small(path)
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read ({error}); mend it or remove it") from error
+    message, mistakes = _parse(data, str(path))
+    for line in harmless(message):
         _log.debug("%s: %s", path, line)
-    return _Reading(stored, path, text).configuration()
+    return _Reading(stored, path, message, list(mistakes)).configuration()
 
 
 def version_policy(data: bytes, where: str) -> Policy | None:
     """The versions that a configuration wants, None where it does not say. Raises BundleError."""
-    # Most do not say, and protobuf takes a second to come.
-    return _policy(parse_config(data, where).message, where) if b"version_policy" in data else None
+    if b"version_policy" not in data:
+        return None  # as most do, and protobuf takes a second to come
+    message, _ = _parse(data, where)
+    return _policy(message, f"{where}: ")
 
 
-def _policy(message: Any, where: str) -> Policy | None:
+def _policy(message: Any, where: str = "") -> Policy | None:
     policy = message.version_policy
     match policy.WhichOneof("policy_choice"):
         case "latest":
@@ -117,7 +129,7 @@ def _policy(message: Any, where: str) -> Policy | None:
             versions = tuple(policy.specific.versions)
             if not versions or min(versions) < 1:
                 raise BundleError(
-                    f"{where}: version_policy specific names {list(versions)}; name versions from 1 on, or remove it"
+                    f"{where}version_policy specific names {list(versions)}; name versions from 1 on, or remove it"
                 )
             return versions
     return None
@@ -126,9 +138,8 @@ def _policy(message: Any, where: str) -> Policy | None:
 class _Reading:
     """One file, field by field, with what is wrong in it."""
 
-    def __init__(self, stored: StoredVersion, path: Path, text: ConfigText) -> None:
-        self._stored, self._path, self._message = stored, path, text.message
-        self._mistakes = list(text.mistakes)
+    def __init__(self, stored: StoredVersion, path: Path, message: Any, mistakes: list[str]) -> None:
+        self._stored, self._path, self._message, self._mistakes = stored, path, message, mistakes
 
     def configuration(self) -> Configuration:
         message, mistakes = self._message, self._mistakes
@@ -137,11 +148,11 @@ class _Reading:
             mistakes.append(
                 f"name is {message.name!r}, and the model is {own!r}; give both the same name, or remove it"
             )
-        mistakes += _refused(message)
+        mistakes += refused(message)
         try:
-            _policy(message, "")
+            _policy(message)
         except BundleError as error:
-            mistakes.append(str(error).removeprefix(": "))
+            mistakes.append(str(error))
         if message.max_batch_size < 0:
             mistakes.append(f"max_batch_size is {message.max_batch_size}; set it to 0 or more")
         inputs, outputs = (tuple(map(self._tensor, side)) for side in (message.input, message.output))
@@ -149,8 +160,13 @@ class _Reading:
             if count > 1 and name:
                 mistakes.append(f"tensor {name!r} is there {count} times; leave one of them")
         priorities, rows_are_independent = self._priorities(), self._rows_are_independent()
-        model_file = self._model_file()
-        self._check_agents()
+        model_file = message.default_model_filename or BARE_MODEL
+        if not is_file_name(model_file):
+            mistakes.append(
+                f"default_model_filename {model_file!r} is no name of a file in {self._stored.folder}; put it there"
+            )
+            model_file = BARE_MODEL
+        mistakes += self._mistakes_of_agents()
         return Configuration(
             self._path,
             max(0, message.max_batch_size),
@@ -166,10 +182,10 @@ class _Reading:
     def _check_platform(self) -> bool:
         """Whether the model is one of ONNX."""
         message = self._message
-        others = [("platform", message.platform)] if message.platform not in ("", "onnxruntime_onnx") else []
-        others += [("backend", message.backend)] if message.backend not in ("", "onnxruntime") else []
+        known = ("platform", message.platform, "onnxruntime_onnx"), ("backend", message.backend, "onnxruntime")
+        others = [(field, value) for field, value, own in known if value not in ("", own)]
         for field, value in others:
-            instead = next((words for known, words in _INSTEAD.items() if known in value), "convert the model to ONNX")
+            instead = next((words for name, words in _INSTEAD.items() if name in value), "convert the model to ONNX")
             self._mistakes.append(f"{field} is {value!r}, and Convoy serves ONNX alone, onnxruntime_onnx; {instead}")
         return not others and not message.HasField("ensemble_scheduling")
 
@@ -192,16 +208,15 @@ class _Reading:
 
     def _labels(self, name: str) -> tuple[str, ...]:
         folder = self._path.parent
-        if not stays_inside(name):
-            self._mistakes.append(f"label_filename {name!r} leads out of {folder}; put the labels there")
-            return ()
         try:
-            return tuple(read_small(folder / name).decode().splitlines())
+            if stays_inside(name):
+                return tuple(read_small(folder / name).decode().splitlines())
+            self._mistakes.append(f"label_filename {name!r} leads out of {folder}; put the labels there")
         except (OSError, ValueError, BundleError) as error:
             self._mistakes.append(
                 f"the labels that label_filename names, {name}, cannot be read ({error}); put them there"
             )
-            return ()
+        return ()
 
     def _priorities(self) -> Priorities:
         batching = self._message.dynamic_batching
@@ -221,81 +236,37 @@ class _Reading:
             self._mistakes.append(f'parameter {ROWS_ARE_INDEPENDENT} is {value!r}; say "true" or "false"')
         return bool(value == "true")
 
-    def _model_file(self) -> str:
-        name: str = self._message.default_model_filename or BARE_MODEL
-        if is_file_name(name):
-            return name
-        self._mistakes.append(
-            f"default_model_filename {name!r} is no name of a file in {self._stored.folder}; put it there"
-        )
-        return BARE_MODEL
-
-    def _check_agents(self) -> None:
+    def _mistakes_of_agents(self) -> Iterator[str]:
         for agent in self._message.model_repository_agents.agents:
-            if agent.name != _CHECKSUM:
-                self._mistakes.append(
+            if agent.name == _CHECKSUM:
+                yield from filter(None, (self._objection_to_digest(*pair) for pair in sorted(agent.parameters.items())))
+            else:
+                yield (
                     f"model_repository_agents: there is no agent {agent.name!r}, only {_CHECKSUM}; remove it, and "
                     "put the files into the store as they are to be served"
                 )
-                continue
-            for key, digest in sorted(agent.parameters.items()):
-                self._check_digest(key, digest)
 
-    def _check_digest(self, key: str, digest: str) -> None:
+    def _objection_to_digest(self, key: str, digest: str) -> str:
         name = key.removeprefix(_MD5)
         if name == key:
-            self._mistakes.append(f"checksum {key!r}: only {_MD5}FILE is known; say the MD5 of a file so, or remove it")
-            return
+            return f"checksum {key!r}: only {_MD5}FILE is known; say the MD5 of a file so, or remove it"
         if not stays_inside(name):
-            self._mistakes.append(f"checksum of {name!r}: leads out of {self._path.parent}; name a file in it")
-            return
+            return f"checksum of {name!r}: leads out of {self._path.parent}; name a file in it"
         first = Path(name).parts[0]
         if is_version(first) and not self._stored.is_flat and first != str(self._stored.version):
-            return  # another version's, which is compared when that one is loaded
+            return ""  # another version's, which is compared when that one is loaded
         try:
             with open_regular(self._path.parent / name) as file:
                 found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         except (OSError, BundleError) as error:
-            self._mistakes.append(f"checksum of {name!r}: the file cannot be read ({error}); put it there")
-            return
-        if found != digest.strip().lower():
-            self._mistakes.append(
-                f"checksum of {name!r}: its MD5 is {found}, not {digest}; put the right file there, or correct the MD5"
-            )
-
-
-def _set_fields(message: Any, inside: str = "") -> Iterator[str]:
-    """The fields that are set, each by the names that lead to it; not those in what is not honoured."""
-    for field, value in message.ListFields():
-        path = f"{inside}{field.name}"
-        yield path
-        row = FIELDS.get(path)
-        if field.message_type is None or row is None or row.use != "honoured":
-            continue
-        is_map = field.message_type.GetOptions().map_entry
-        values = value.values() if is_map else value if field.is_repeated else [value]
-        for one in values:
-            if hasattr(one, "ListFields"):
-                yield from _set_fields(one, f"{path}.")
-
-
-def _refused(message: Any) -> Iterator[str]:
-    """Each of them once, however often it is set."""
-    for path in dict.fromkeys(_set_fields(message)):
-        if path not in FIELDS:
-            yield f"{path}: Convoy does not know this field; remove it"
-        elif FIELDS[path].use == "refused":
-            yield f"{path}: {FIELDS[path].why.replace('`', '')}"
-
-
-def _harmless(message: Any) -> Iterator[str]:
-    for path in dict.fromkeys(_set_fields(message)):
-        if path in FIELDS and FIELDS[path].use == "harmless":
-            yield f"{path} changes nothing: {FIELDS[path].why}"
+            return f"checksum of {name!r}: the file cannot be read ({error}); put it there"
+        if found == digest.strip().lower():
+            return ""
+        return f"checksum of {name!r}: its MD5 is {found}, not {digest}; put the right file there, or correct the MD5"
 
 
 def _side(
-    side: str, named: tuple[ConfiguredTensor, ...], own: tuple[TensorSpec, ...], max_batch_size: int
+    side: str, named: tuple[ConfiguredTensor, ...], own: tuple[TensorSpec, ...], max_batch_size: int | None
 ) -> Iterator[str]:
     """Where one side of the graph differs from what is said of it."""
     graph = {spec.name: spec for spec in own}
@@ -307,7 +278,7 @@ def _side(
         yield from _tensor(side, by_name.get(spec.name, ConfiguredTensor(spec.name)), spec, max_batch_size)
 
 
-def _tensor(side: str, named: ConfiguredTensor, spec: TensorSpec, max_batch_size: int) -> Iterator[str]:
+def _tensor(side: str, named: ConfiguredTensor, spec: TensorSpec, max_batch_size: int | None) -> Iterator[str]:
     what = f"{side} {spec.name!r}"
     if named.dtype not in ("", spec.dtype):
         yield f"{what} is {named.dtype} here and {spec.dtype} in the graph; make them agree"
@@ -321,3 +292,86 @@ def _tensor(side: str, named: ConfiguredTensor, spec: TensorSpec, max_batch_size
     if named.dims and not is_fit:
         batch = ", without its first dimension, the batch" if max_batch_size else ""
         yield f"{what} has dims {list(named.dims)}, the graph has {list(sizes)}{batch}; make them agree"
+
+
+def _parse(data: bytes, where: str) -> tuple[Any, tuple[str, ...]]:
+    """The message, as far as it could be read, and the fields that there are not, each with its line.
+
+    `where` is how errors name the file. Raises BundleError for what is not ModelConfig in protobuf's text format.
+    """
+    # Imported here, because it imports grpc, which only a config.pbtxt needs.
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    kind: Any = model_config_pb2.ModelConfig
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise BundleError(f"{where}: line {line}: is not UTF-8; write it as UTF-8 text") from error
+    unknown: list[tuple[int, str]] = []
+    mistakes: list[str] = []
+    try:
+        with suppress(text_format.ParseError):  # what comes before a mistake in the text counts
+            unknown.extend(_in_message(text_format.Tokenizer(text.split("\n")), kind.DESCRIPTOR, ""))
+        mistakes += [f"line {line}: {words}" for line, words in unknown[:_MOST_TOLD]]
+        return text_format.Parse(text, kind(), allow_unknown_field=bool(unknown)), tuple(mistakes)
+    except RecursionError as error:
+        raise BundleError(
+            f"{where}: cannot be read: its braces are nested too deeply; correct it or remove it"
+        ) from error
+    except text_format.ParseError as error:
+        # The parser ends at its first mistake, which may be that it cannot pass over an unknown field.
+        if error.GetLine() not in [line for line, _ in unknown]:
+            mistakes.append(_told(error, text))
+        raise BundleError(f"{where}: cannot be read: {'; '.join(mistakes)}; correct it or remove it") from error
+
+
+def _told(error: Exception, text: str) -> str:
+    """Without the line itself, which may be as long as the file."""
+    place = re.match(r"(\d+):(\d+) : ", str(error))
+    words = str(error)[place.end() if place else 0 :].replace('"inference.', '"')
+    if place is None:
+        return words
+    line = text.split("\n")[int(place[1]) - 1]
+    words = " ".join(words.removeprefix(f"'{line}': ").split()).rstrip(".")
+    return f"line {place[1]}, column {place[2]}: {words}"
+
+
+def _in_message(tokens: Any, descriptor: Any, end: str) -> Iterator[tuple[int, str]]:
+    """The unknown fields of a message up to `end`, each with its line: all of them, where the parser names one.
+
+    What is inside of an unknown field, for which there is no descriptor, is passed over.
+    """
+    while not tokens.AtEnd() and not tokens.LookingAt(end):
+        line = tokens.ParseError("").GetLine()
+        name = tokens.ConsumeIdentifier()
+        field = None if descriptor is None else descriptor.fields_by_name.get(name)
+        if descriptor is not None and field is None:
+            near = get_close_matches(name.lower(), descriptor.fields_by_name, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield line, f"{descriptor.name} has no field {name!r}{hint}"
+        tokens.TryConsume(":")
+        yield from _in_value(tokens, None if field is None else field.message_type)
+        if not tokens.TryConsume(";"):
+            tokens.TryConsume(",")
+
+
+def _in_value(tokens: Any, descriptor: Any) -> Iterator[tuple[int, str]]:
+    for start, end in ("{}", "<>"):
+        if tokens.TryConsume(start):
+            yield from _in_message(tokens, descriptor, end)
+            tokens.Consume(end)
+            return
+    if tokens.TryConsume("["):
+        while not tokens.TryConsume("]"):
+            if tokens.AtEnd():
+                raise tokens.ParseError('Expected "]"')
+            yield from _in_value(tokens, descriptor)
+            tokens.TryConsume(",")
+        return
+    if tokens.token[:1] in ("'", '"'):
+        tokens.ConsumeByteString()  # with all pieces of the text
+    else:
+        tokens.TryConsume("-")
+        tokens.NextToken()

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from convoy.app.engines.limits import device_rate, limit
-from convoy.app.engines.speedup import Line, best_per_sample_ms
+from convoy.app.engines.measure import Line, best_per_sample_ms, device_rate, limit
 from convoy.export.report import charts
 from convoy.models.bundle import TOP_1, LatencyPoint, LatencyTable, NodeAudit, Roofline, Variant
 from convoy.models.page import markup

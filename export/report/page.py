@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from convoy.app.engines.limits import limit, share_of_limit
-from convoy.app.engines.speedup import WORTHWHILE_SPEEDUP, best_per_sample_ms
+from convoy.app.engines.measure import WORTHWHILE_SPEEDUP, best_per_sample_ms, limit, share_of_limit
 from convoy.export.proof.judging import what_scores
 from convoy.export.report import charts
 from convoy.export.report.charts import kept_layers, recovery

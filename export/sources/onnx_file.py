@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from convoy.app.engines.cpu import cpu_budget
-from convoy.app.engines.free_sizes import Size
+from convoy.app.engines.dimensions import Size
 from convoy.app.engines.onnxruntime import first_line, open_original, open_session
 from convoy.export.rows import Rows, count_of, joined, picked
 from convoy.export.sources.torch_job import EXTERNAL_DATA, one_line

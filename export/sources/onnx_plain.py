@@ -18,9 +18,8 @@ import numpy as np
 
 from convoy.app.engines.base import run_arrays
 from convoy.app.engines.batch import EngineFailure
-from convoy.app.engines.batching import random_rows
 from convoy.app.engines.cpu import cpu_budget
-from convoy.app.engines.free_sizes import Size, at_size, with_examples
+from convoy.app.engines.dimensions import Size, at_size, random_rows, with_examples
 from convoy.app.engines.onnxruntime import LIBRARY, open_session, read_signature
 from convoy.export.ahead import accepted
 from convoy.export.arrays import is_array_file

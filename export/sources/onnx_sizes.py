@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import onnx
 
-from convoy.app.engines.batching import check_rows
+from convoy.app.engines.base import Signature
 from convoy.app.engines.cpu import cpu_budget
-from convoy.app.engines.free_sizes import (
+from convoy.app.engines.dimensions import (
     TRIED_PX,
     Size,
+    check_rows,
     is_free_image,
     size_of,
     sizes_that_run,
     with_examples,
 )
 from convoy.app.engines.onnxruntime import open_session, read_signature
-from convoy.app.engines.signature import Signature
 from convoy.export.sources import onnx_file
 from convoy.export.sources.preprocess import AskedInput
 from convoy.export.sources.torch_job import INPUT_NAME, TorchResult, one_line

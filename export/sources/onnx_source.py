@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from convoy.app.engines.cpu import cpu_budget
-from convoy.app.engines.free_sizes import Size
+from convoy.app.engines.dimensions import Size
 from convoy.app.engines.onnxruntime import open_session, read_signature
 from convoy.export.rows import Rows, count_of
 from convoy.export.sources import onnx_file

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from convoy.app.engines.free_sizes import Size
+from convoy.app.engines.dimensions import Size
 from convoy.export.class_names import distinct
 from convoy.export.options import ExportOptions, MissingOption, Mistakes
 from convoy.export.sources.onnx_source import image_channels, image_size

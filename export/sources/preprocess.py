@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
-from convoy.app.engines.free_sizes import Size
+from convoy.app.engines.dimensions import Size
 from convoy.export.options import MissingOption
 from convoy.export.sources.preprocess_file import read_preprocess_file
 from convoy.export.sources.torch_job import Inquiry

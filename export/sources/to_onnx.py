@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from convoy.app.engines.cpu import cpu_budget
-from convoy.app.engines.free_sizes import Size, other_sizes
+from convoy.app.engines.dimensions import Size, other_sizes
 from convoy.app.engines.onnxruntime import first_line, open_session
 from convoy.export.cache import StepCache, step_key
 from convoy.export.data import random_samples

@@ -6,7 +6,7 @@ import importlib.util
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +22,8 @@ from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.app.engines.openvino import OpenVinoEngine
 from convoy.app.engines.parts import Part
-from convoy.app.loading.canary import CanaryCheck
+from convoy.app.engines.staged import StagedEngine
+from convoy.app.loading.proving import CanaryCheck
 from convoy.export.proof.outcomes import relative_errors
 from convoy.export.proof.verify import relative_error
 from convoy.models.bundle import Canary, Precision, Variant
@@ -39,7 +40,7 @@ from tests.support.gpu_engines import (
     tensorrt_on_fake,
     tensorrt_on_gpu,
 )
-from tests.support.onnx_models import LENGTHENS, ONNX_TYPES, SHORTENS
+from tests.support.onnx_models import LENGTHENS, SHORTENS
 
 MAX_BATCH = 8
 NOT_IN_OPENVINO = {"INT64", "UINT64", "UINT32", "FP64", "BF16", "BYTES"}
@@ -165,7 +166,7 @@ def make_fake(model: Model, folder: Path) -> FakeEngine:
     return engine
 
 
-Opened = TypeVar("Opened", OnnxRuntimeCpuEngine, OpenVinoEngine)
+Opened = TypeVar("Opened", bound=StagedEngine)
 
 
 def open_on_cpu(kind: type[Opened], model: Model, folder: Path, precision: Precision = "fp32") -> Opened:
@@ -193,38 +194,34 @@ def make_openvino(model: Model, folder: Path) -> OpenVinoEngine:
 
 
 def write_onnx(model: Model, folder: Path) -> Path:
-    import onnx
-    from onnx import helper, numpy_helper
+    from onnx import ValueInfoProto, helper, numpy_helper
 
-    def declared(spec: TensorSpec) -> onnx.ValueInfoProto:
-        shape = [None if size < 0 else size for size in spec.shape]
-        whole = ["batch", *shape] if model.max_batch_size else shape
-        return helper.make_tensor_value_info(spec.name, ONNX_TYPES[spec.dtype], whole)
+    path = folder / f"{model.name}.onnx"
+    if model.writes is not None:
+        return model.writes(path)
 
-    constants = [
-        numpy_helper.from_array(np.array([0], np.int64), "axes"),
-        numpy_helper.from_array(np.arange(40, dtype=np.float32).reshape(10, 4), "table"),
-        numpy_helper.from_array(KERNEL, "kernel"),
-        numpy_helper.from_array(WEIGHTS, "weights"),
-    ]
+    def declared(spec: TensorSpec) -> ValueInfoProto:
+        shape = tuple(f"free_{spec.name}" if size < 0 else size for size in spec.shape)
+        return onnx_models.tensor(spec.name, spec.dtype, ("batch", *shape) if model.max_batch_size else shape)
+
+    constants = {
+        "axes": np.array([0], np.int64),
+        "table": np.arange(40, dtype=np.float32).reshape(10, 4),
+        "kernel": KERNEL,
+        "weights": WEIGHTS,
+    }
     used = {name for _, taken, _ in model.nodes for name in taken}
-    graph = helper.make_graph(
+    return onnx_models.save(
+        path,
         [
             helper.make_node(op, taken, given, **({"axis": 1} if op == "Concat" else {}))
             for op, taken, given in model.nodes
         ],
-        model.name,
         [declared(spec) for spec in model.inputs],
         [declared(spec) for spec in model.outputs],
-        [constant for constant in constants if constant.name in used],
+        [numpy_helper.from_array(array, name) for name, array in constants.items() if name in used],
+        opset=18,
     )
-    path = folder / f"{model.name}.onnx"
-    if model.writes is not None:
-        return model.writes(path)
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(proto)
-    onnx.save(proto, path)
-    return path
 
 
 def make_on_gpu(make: Callable[..., Engine], *, detects_poison: bool = True) -> Callable[[Model, Path], Engine]:
@@ -339,7 +336,7 @@ def test_every_part_gets_its_own_rows_at_its_own_place(make: Make, sizes: tuple[
     parts, expected, places = [], [], []
     for number, samples in enumerate(sizes):
         arrays = random_rows(ADD_SUB, samples, seed=number)
-        # The destination lies inside a larger slot, whose other bytes nobody may touch.
+        # The destination lies inside a larger slot, whose other bytes must stay as they are.
         slots = [np.full(samples * 64 + 32, 0xEE, np.uint8) for _ in ADD_SUB.outputs]
         views = tuple(slot.data[16 : 16 + samples * 64] for slot in slots)
         parts.append(part_of(arrays, (0, 1), views, samples))
@@ -666,7 +663,15 @@ def test_answers_outlive_their_engine(make: Make) -> None:
     np.testing.assert_array_equal(answers_of(ADD_SUB, result, 0, (0, 1))[0], arrays[0] + arrays[1])
 
 
-# ONNX Runtime alone: what can be wrong with a file, and what a run may allocate.
+# On the CPU: what can be wrong with a file, and what a run may allocate.
+
+
+@pytest.fixture(params=[OnnxRuntimeCpuEngine, OpenVinoEngine])
+def on_cpu(request: pytest.FixtureRequest) -> type[StagedEngine]:
+    if request.param is OpenVinoEngine and importlib.util.find_spec("openvino") is None:
+        pytest.skip("OpenVINO is not installed")
+    kind: type[StagedEngine] = request.param
+    return kind
 
 
 @pytest.mark.parametrize(
@@ -677,26 +682,26 @@ def test_answers_outlive_their_engine(make: Make) -> None:
         (TensorSpec("x", "FP32", (3,)), TensorSpec("z", "FP32", (3,))),
     ],
 )
-def test_a_file_that_is_not_what_was_said_is_refused(tmp_path: Path, inputs: tuple[TensorSpec, ...]) -> None:
-    model = echo("FP32")
+def test_a_file_that_is_not_what_was_said_is_refused(
+    on_cpu: type[StagedEngine], tmp_path: Path, inputs: tuple[TensorSpec, ...]
+) -> None:
     with pytest.raises(BundleError, match="export the model again"):
-        OnnxRuntimeCpuEngine(
-            write_onnx(model, tmp_path),
-            inputs=inputs,
-            outputs=model.outputs,
-            max_batch_size=4,
-            precision="fp32",
-            threads=1,
+        open_on_cpu(
+            on_cpu,
+            replace(echo("FP32"), inputs=inputs, writes=lambda path: onnx_models.identity(path, dims=("batch", 3))),
+            tmp_path,
         )
 
 
 @pytest.mark.parametrize("content", [b"", b"not a graph", b"\x08\x09" * 100, None])
-def test_what_is_not_an_onnx_file_is_refused_by_name(tmp_path: Path, content: bytes | None) -> None:
+def test_what_is_not_an_onnx_file_is_refused_by_name(
+    on_cpu: type[StagedEngine], tmp_path: Path, content: bytes | None
+) -> None:
     path = tmp_path / "model.onnx"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(BundleError, match=r"model\.onnx"):
-        OnnxRuntimeCpuEngine(path, inputs=(), outputs=(), max_batch_size=1, precision="fp32", threads=1)
+    with pytest.raises(BundleError, match=r"^[^\n]*model\.onnx[^\n]*$"):
+        open_on_cpu(on_cpu, replace(echo("FP32"), writes=lambda _: path), tmp_path)
 
 
 def test_a_thousand_batches_allocate_no_tensor(tmp_path: Path) -> None:

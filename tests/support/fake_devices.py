@@ -21,9 +21,8 @@ from convoy.app.engines.machine import CPU_ONLY, Machine
 from convoy.app.engines.parts import Part
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.lifecycle.health import HealthOptions
-from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.load import LoadedModel, LoadOptions
-from convoy.app.loading.proving import ProvedEngine
+from convoy.app.loading.proving import CanaryCheck, ProvedEngine
 from convoy.app.scheduling.request import Outcome, Request, TensorRef
 from convoy.models.bundle import LatencyPoint
 from convoy.models.errors import RequestError, Unavailable

@@ -46,9 +46,8 @@ from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.machine import Machine
 from convoy.app.engines.memory import check_batch
 from convoy.app.lifecycle.health import HealthOptions
-from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.load import LoadedModel, LoadOptions
-from convoy.app.loading.proving import ProvedEngine
+from convoy.app.loading.proving import CanaryCheck, ProvedEngine
 from convoy.app.scheduling import patience
 from convoy.app.server import logs
 from convoy.app.server.http_server import listen

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.engines.measure import Pace, latency_tables, run_in_turns
+from convoy.app.engines.measure import (
+    Line,
+    Pace,
+    best_per_sample_ms,
+    fit_line,
+    is_worthwhile,
+    latency_tables,
+    paired_speedup,
+    run_in_turns,
+)
 from convoy.app.engines.select import choose_on_cpu
-from convoy.app.engines.speedup import Line, best_per_sample_ms, fit_line, is_worthwhile, paired_speedup
 from convoy.models.bundle import Interval, LatencyPoint, LatencyTable, Variant
 from convoy.models.spec import TensorSpec
 from tests.support.fake_engine import FakeEngine

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from report_fixtures import full_manifest
 
-from convoy.app.engines.limits import limit, share_of_limit
+from convoy.app.engines.measure import limit, share_of_limit
 from convoy.export import command
 from convoy.export.data import ImageSet
 from convoy.export.profiling.roofline import Operator, count_work, flop

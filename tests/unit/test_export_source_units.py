@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from convoy.app.engines.base import Engine, run_arrays
 from convoy.app.engines.onnx_session import new_session
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from convoy.app.loading.canary import CanaryCheck
+from convoy.app.loading.proving import CanaryCheck
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.export.sources.origin import parse_source

@@ -12,14 +12,13 @@ from export_fixtures import make_quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.engines.base import run_arrays
+from convoy.app.engines.base import Signature, run_arrays
 from convoy.app.engines.batch import EngineFailure, FailureScope
-from convoy.app.engines.free_sizes import Size, sizes_that_run, with_examples
+from convoy.app.engines.dimensions import Size, sizes_that_run, with_examples
 from convoy.app.engines.memory import FreeRuns, input_bytes
 from convoy.app.engines.onnx_session import new_session
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine, open_session, read_signature
 from convoy.app.engines.parts import Part
-from convoy.app.engines.signature import Signature
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.export.sources.preprocess import parse_input
@@ -77,7 +76,7 @@ def test_an_example_fits_its_shape():
 def test_the_first_size_at_which_a_network_runs_is_taken(tmp_path, end, first, capfd):
     signature = found(convolutions(tmp_path / "net.onnx", end))
     assert signature.inputs[0].example == (1, 3, first, first)
-    assert capfd.readouterr() == ("", "")  # what was tried in vain is nobody's business
+    assert capfd.readouterr() == ("", "")  # failed attempts are not logged
 
 
 def test_a_file_with_fixed_sizes_is_left_alone_and_what_is_no_image_is_drawn_as_ones(tmp_path):
@@ -247,4 +246,4 @@ def test_only_what_is_larger_than_usual_is_held_against_the_memory_that_there_is
     with pytest.raises(EngineFailure, match="send fewer or smaller samples") as failure:
         bound.is_large([part_of(13 * MIB)])
     assert failure.value.scope is FailureScope.MEMORY
-    assert runs(grown=30 * MIB).is_large([part_of(100 * MIB)])  # where nobody tells what is free
+    assert runs(grown=30 * MIB).is_large([part_of(100 * MIB)])  # where what is free is not known

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from convoy.app.engines.base import run_arrays
 from convoy.app.engines.batch import EngineFailure
+from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.memory import (
     MOST_SAMPLES,
-    Growth,
     available_bytes,
     check_batch,
     give_back_freed,
+    growing_sizes,
     peak_resident_bytes,
     resident_bytes,
     sample_bytes,
@@ -67,6 +68,24 @@ def test_what_is_available(tmp_path: Path, available: int, told: dict[str, Any])
     assert available_bytes(tmp_path / "none", tmp_path / "none") is None
 
 
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+    ],
+)
+def test_a_control_group_of_either_kind_limits_the_cores(
+    tmp_path: Path, files: dict[str, str], cores: int | None
+) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    assert cpu_budget(tmp_path) == (cores or cpu_budget(tmp_path / "none"))
+
+
 def test_strings_and_free_sizes_count_as_little() -> None:
     assert sample_bytes([TensorSpec("s", "BYTES", (3,)), TensorSpec("f", "FP32", (-1, 2)), IMAGE]) == 3 + 8 + MIB
 
@@ -101,7 +120,7 @@ class Pretended:
 
     def run(self, largest: int) -> list[int]:
         ran = []
-        for size in Growth(largest, available=lambda: self.free - self.used, resident=lambda: self.used).sizes():
+        for size in growing_sizes(largest, available=lambda: self.free - self.used, resident=lambda: self.used):
             self.used = max(self.used, self.fixed + size * self.each)
             assert self.used <= self.free, "it would have been killed"
             ran.append(size)

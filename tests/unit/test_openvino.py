@@ -127,18 +127,6 @@ def test_what_a_model_looks_up_by_its_own_numbers_is_served(tmp_path):
 
 
 @needs_openvino
-def test_a_file_that_is_not_what_was_said_is_refused(tmp_path):
-    path = identity(tmp_path)
-    for other in (TensorSpec("z", "FP32", (4,)), TensorSpec("y", "FP16", (4,))):
-        with pytest.raises(BundleError, match="export the model again"):
-            opened(path, other)
-    path.write_bytes(b"not a graph")
-    with pytest.raises(BundleError, match=r"model\.onnx: OpenVINO cannot load it") as refused:
-        opened(path)
-    assert "\n" not in str(refused.value)
-
-
-@needs_openvino
 def test_free_sizes_are_refused_because_those_that_do_not_fit_together_would_be_answered(tmp_path):
     with pytest.raises(BundleError, match="tensor 'y' has no fixed size"):
         opened(onnx_models.identity(tmp_path / "model.onnx"), TensorSpec("y", "FP32", (-1,)))

@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import NodeProto, TensorProto, helper, numpy_helper, save
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from convoy.app.engines.base import run_arrays
-from convoy.app.engines.batching import check_rows
-from convoy.app.engines.memory import Growth
+from convoy.app.engines.dimensions import check_rows
+from convoy.app.engines.memory import growing_sizes
 from convoy.app.engines.onnxruntime import open_session, read_signature
 from convoy.app.loading.bare_model import read_bare_model
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.models.errors import BundleError
 from convoy.models.store import Store
 from tests.support import onnx_models
-from tests.support.onnx_models import ONNX_TYPES
 from tests.support.stores import StoreFolder
 
 node = helper.make_node
@@ -29,18 +28,9 @@ Y: Ends = [("y", "FP32", ("batch", 4))]
 
 
 def graph(path: Path, nodes: list[NodeProto], inputs: Ends = X, outputs: Ends = Y, **constants: np.ndarray) -> Path:
-    tensors = [
-        [helper.make_tensor_value_info(name, ONNX_TYPES[dtype], dims) for name, dtype, dims in side]
-        for side in (inputs, outputs)
-    ]
+    sides = [[onnx_models.tensor(*one) for one in side] for side in (inputs, outputs)]
     known = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
-    model = helper.make_model(
-        helper.make_graph(nodes, "graph", *tensors, known), opset_imports=[helper.make_opsetid("", 17)]
-    )
-    model.ir_version = 8
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save(model, path)
-    return path
+    return onnx_models.save(path, nodes, *sides, known, opset=17)
 
 
 def ints(*values: int) -> np.ndarray:
@@ -51,12 +41,12 @@ Writer = Callable[[Path], Path]
 
 
 def writes(*given: Any, **named: Any) -> Writer:
-    """Who writes such a graph."""
+    """A function that writes such a graph."""
     return lambda path: graph(path, *given, **named)
 
 
 def mixes_above(size: int) -> Writer:
-    """Adds the batch's mean to each row, but only in batches of more than so many."""
+    """Adds the batch's mean to each row, but only in batches of more than `size`."""
     nodes = [
         node("Shape", ["x"], ["shape"], start=0, end=1),
         node("Sub", ["shape", "size"], ["over"]),
@@ -115,8 +105,14 @@ INDEPENDENT: dict[str, Writer] = {
     "dense_in_half": writes(
         [
             node("Cast", ["x"], ["0"], to=TensorProto.FLOAT16),
-            *(node("MatMul", [f"{index}", f"w{index}"], [f"m{index}"]) for index in range(6)),
-            *(node("Relu", [f"m{index}"], [f"{index + 1}"]) for index in range(6)),
+            *(
+                one
+                for index in range(6)
+                for one in (
+                    node("MatMul", [f"{index}", f"w{index}"], [f"m{index}"]),
+                    node("Relu", [f"m{index}"], [f"{index + 1}"]),
+                )
+            ),
             node("Cast", ["6"], ["y"], to=TensorProto.FLOAT),
         ],
         [("x", "FP32", ("batch", 256))],
@@ -198,8 +194,8 @@ def test_a_batch_is_run_only_where_it_is_expected_to_fit(tmp_path: Path, monkeyp
     path = INDEPENDENT["dense"](tmp_path / "model.onnx")
     taken = iter(range(0, 100 << 30, 1 << 30))
     monkeypatch.setattr(
-        "convoy.app.engines.batching.Growth",
-        lambda largest: Growth(largest, available=lambda: 2 << 30, resident=lambda: next(taken)),
+        "convoy.app.engines.dimensions.growing_sizes",
+        lambda largest: growing_sizes(largest, available=lambda: 2 << 30, resident=lambda: next(taken)),
     )
     with pytest.raises(BundleError, match=r"model\.onnx: max_batch_size 128 is too large for this machine"):
         check(path, 128)
