@@ -198,11 +198,6 @@ class Core:
         self.tracing = tracing
         self.scheduler.trace_batch = None if tracing is None else tracing.batch_ended
 
-    def change(self, queues: QueueRules, load_by_model: Mapping[str, LoadOptions]) -> None:
-        """Let other rules hold for the queues from now on, and other options for what is loaded from now on."""
-        self.lifecycle.change_rules(queues)
-        self.control.change_loads(load_by_model)
-
     @property
     def open_calls(self) -> int:
         """How many calls are owed an answer."""

@@ -61,7 +61,8 @@ class Reloading:
         logs.set_level(after.log_level)
         self._options.change(to)
         # From what holds, not from what was read: the length of all queues waits for a restart, a model's own does not.
-        self._core.change(self._settings.queue_rules(), after.load_by_model(self._core.load_options))
+        self._core.lifecycle.change_rules(self._settings.queue_rules())
+        self._core.control.change_loads(after.load_by_model(self._core.load_options))
         _tell(differences, to, had_keys)
 
 

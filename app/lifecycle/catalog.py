@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -21,7 +21,6 @@ from convoy.app.telemetry.outcomes import Refusal
 from convoy.app.telemetry.statistics import ModelStatistics
 from convoy.models.errors import NotFound, Unavailable
 from convoy.models.plans import PlanBuild
-from convoy.models.priorities import Priorities
 from convoy.models.spec import ModelSpec
 from convoy.models.version_policy import Policy
 
@@ -77,17 +76,17 @@ class Served:
 
     `lanes` are its engines that are alive: one for each device, a second where one takes over from another,
     none while the only one is being replaced. `loaded.engines` are those that it has or will have again.
+    `spec` is that of `loaded`, with the operator's priorities.
     `count_all` is called before its statistics are read, and counts all that has happened until now.
-    `own_priorities`: what the model says of itself; those of its spec may be the operator's.
     `recovers`: a device was lost, and with it an engine that is being replaced.
     `withdrawn`: new requests do not find it any more; those that have found it are still answered.
     """
 
     key: ModelKey
     loaded: LoadedModel
+    spec: ModelSpec
     options: LoadOptions
     count_all: Callable[[], None]
-    own_priorities: Priorities
     lanes: list[ServedLane] = field(default_factory=list)
     recovers: bool = False
     plan_build: PlanBuild | None = None
@@ -120,10 +119,6 @@ class Served:
     def go_on_from(self, before: Served) -> None:
         """Count on where that one did: readers take differences, so statistics never begin anew."""
         self._statistics = before.statistics
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.loaded.spec
 
     @property
     def text_only(self) -> bool:
@@ -216,7 +211,7 @@ class Catalog:
 
     def index(self) -> list[Listing]:
         """Every version that is known, loaded or not, by name and version."""
-        listings = {(one.name, one.version): one for one in self._unserved()}
+        listings = {(one.name, one.version): one for one in self._unserved(self.records)}
         # A version that serves comes last, and is listed rather than one of its number that leaves.
         for served in sorted(self._live.values(), key=lambda one: not one.withdrawn):
             place = served.key.model, served.key.version
@@ -226,12 +221,12 @@ class Catalog:
 
     def refused(self) -> list[Listing]:
         """The versions that could not be loaded, and why."""
-        return [one for one in self._unserved() if one.state is ModelState.UNAVAILABLE]
+        return [one for one in self._unserved(self.records) if one.state is ModelState.UNAVAILABLE]
 
-    def _unserved(self) -> Iterator[Listing]:
+    def _unserved(self, names: Iterable[str]) -> Iterator[Listing]:
         """The versions that are loaded for the first time, or were refused when they were last tried."""
-        for name, records in self.records.items():
-            for version, record in records.items():
+        for name in names:
+            for version, record in self.records.get(name, {}).items():
                 if record.is_loading:
                     yield Listing(name, version, ModelState.LOADING)
                 elif record.reason:
@@ -247,7 +242,7 @@ class Catalog:
 
     def _not_found(self, name: str, version: int | None, served: Container[int]) -> NotFound | Unavailable:
         # The beginnings of these sentences are Triton's: clients compare them.
-        known = [listing for listing in self._unserved() if listing.name == name]
+        known = list(self._unserved([name]))
         asked = f"'{name}'" if version is None else f"'{name}' version {version}"
         for listing in known:
             if listing.state is ModelState.LOADING and version in (None, listing.version):

@@ -140,7 +140,7 @@ class ModelLifecycle:
         """Let requests find engines that have proved themselves; the version that they replace finishes its own."""
         stored = loaded.stored
         key = ModelKey(stored.name, stored.version, next(self._generations))
-        served = Served(key, loaded, options, self._ledger.count, loaded.spec.priorities)
+        served = Served(key, loaded, loaded.spec, options, self._ledger.count)
         before = self._catalog.add(served)
         if before is not None:
             served.go_on_from(before)
@@ -162,14 +162,14 @@ class ModelLifecycle:
     def _apply_rules(self, served: Served) -> None:
         model = served.key.model
         asked = self._rules.by_model.get(model, QueueOptions())
-        priorities = asked.priorities(served.own_priorities)
+        priorities = asked.priorities(served.loaded.spec.priorities)
         if asked.default_level is not None and asked.default_level > priorities.levels:
             _log.warning(
                 "models.%s.default_priority is %d, and %s has %d levels: requests that ask for none have level %d; "
                 "lower it, or set priority_levels",
                 *(model, asked.default_level, model, priorities.levels, priorities.default),
             )
-        served.loaded = replace(served.loaded, spec=replace(served.spec, priorities=priorities))
+        served.spec = replace(served.spec, priorities=priorities)
         self.scheduler.change_queue(
             served.key,
             max_waiting=self._rules.max_waiting if asked.max_waiting is None else asked.max_waiting,
@@ -349,7 +349,7 @@ class ModelLifecycle:
             else:
                 self._open(served, proved)
         if not served.withdrawn:
-            spec = replace(loaded.spec, priorities=served.spec.priorities)
-            served.loaded = replace(loaded, spec=spec, engines=tuple(lane.proved for lane in served.at_work))
+            served.spec = replace(loaded.spec, priorities=served.spec.priorities)
+            served.loaded = replace(loaded, engines=tuple(lane.proved for lane in served.at_work))
         for proved in surplus:
             await asyncio.to_thread(proved.engine.close)
