@@ -170,20 +170,20 @@ class Core:
     @property
     def ready(self) -> bool:
         """Initial load ended, every loaded model's canary passed, no engine hangs, not draining."""
-        served = self.catalog.served()
-        is_open = self.catalog.is_complete and not self.listeners_opening and not self.leaving
-        return is_open and (bool(served) or self.control.may_be_empty) and all(s.ready for s in served)
+        return not self.not_ready_reason()
 
     def not_ready_reason(self) -> str:
-        """What keeps the core from being ready, for the operator."""
+        """What keeps the core from being ready, for the operator; empty where nothing does."""
         if self.leaving:
             return "the server is shutting down"
         if not self.catalog.is_complete:
             return "the models are being loaded"
         if self.listeners_opening:
             return "a port is being opened"
-        unwell = [f"'{s.key.model}' version {s.key.version}" for s in self.catalog.served() if not s.ready]
-        return f"not ready: {', '.join(unwell)}" if unwell else "no model is loaded"
+        served = self.catalog.served()
+        if unwell := [f"'{s.key.model}' version {s.key.version}" for s in served if not s.ready]:
+            return f"not ready: {', '.join(unwell)}"
+        return "" if served or self.control.may_be_empty else "no model is loaded"
 
     def max_waiting(self, key: ModelKey) -> int:
         """How many samples may wait for a version that is served."""

@@ -400,6 +400,10 @@ class Settings(BaseModel):
         return find_machine() if may_use_gpus(self.engine) else find_cpu()
 
     def serve_options(self) -> ServeOptions:
+        """Raises UsageError for a secret or a certificate that cannot be read."""
+        tls = None
+        if self.tls_cert_file is not None:
+            tls = ServerTls.read(self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file)
         return ServeOptions(
             body=BodyLimits(self.max_body_mb << 20, self.body_timeout_s),
             decode_threads=cpu_budget(),
@@ -415,7 +419,7 @@ class Settings(BaseModel):
             is_loopback=is_loopback(self.host),
             allowed_hosts=self._allowed_hosts(),
             cors_origins=self._cors_origins(),
-            tls=self.tls(),
+            tls=tls,
             access_log=self.access_log,
         )
 
@@ -425,12 +429,6 @@ class Settings(BaseModel):
         if self.api_key_file is not None:
             files[DEFAULT_KEY] = ("--api-key-file", self.api_key_file)
         return tuple(ApiKey(name, _secret(option, path)) for name, (option, path) in files.items())
-
-    def tls(self) -> ServerTls | None:
-        """What the server shows and asks of its clients; None: nothing. Raises UsageError."""
-        if self.tls_cert_file is None:
-            return None
-        return ServerTls.read(self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file)
 
     def connection_limits(self) -> ConnectionLimits:
         return ConnectionLimits(

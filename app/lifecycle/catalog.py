@@ -26,7 +26,7 @@ from convoy.models.version_policy import Policy
 
 
 class ModelState(Enum):
-    """The protocol's words for how far a version is."""
+    """The state of a version, in the protocol's words."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -96,7 +96,7 @@ class Served:
     _left: asyncio.Event = field(default_factory=asyncio.Event)
 
     def enter(self) -> None:
-        """A request has found this version, and holds it until `leave`."""
+        """Hold this version for a request that has found it, until `leave`."""
         self.users += 1
 
     def leave(self) -> None:
@@ -117,7 +117,7 @@ class Served:
         return self._statistics
 
     def go_on_from(self, before: Served) -> None:
-        """Count on where that one did: readers take differences, so statistics never begin anew."""
+        """Continue its counts: readers take differences, so the statistics of a version never restart."""
         self._statistics = before.statistics
 
     @property
@@ -127,12 +127,12 @@ class Served:
 
     @property
     def engines(self) -> int:
-        """How many are at work for it, or leave."""
+        """How many work for it, or are leaving."""
         return len(self.lanes)
 
     @property
     def first(self) -> ProvedEngine:
-        """The engine that is spoken of where only one can be."""
+        """The engine to name where only one can be named."""
         return self.loaded.engines[0]
 
     @property

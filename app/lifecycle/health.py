@@ -45,10 +45,8 @@ class HealthOptions:
 class _Absence:
     """Notices that the process was suspended: the time since the last look is much longer than usual."""
 
-    _NOTICED_S = 1.0
-
     def __init__(self, watch_every_s: float) -> None:
-        self._most_ns = int((watch_every_s + self._NOTICED_S) * SECOND_NS)
+        self._most_ns = int((watch_every_s + 1.0) * SECOND_NS)
         self._looked_ns = time.monotonic_ns()
         self._back_ns = 0
 

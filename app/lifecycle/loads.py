@@ -42,7 +42,7 @@ def load_giving_way(load_version: LoadVersion, stored: StoredVersion, options: L
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A load that has begun. `cpu_s`: CPU time by its thread's `clock` at the last look.
+    """A load that has begun. `cpu_s`: CPU time of its thread at the last look, read from `clock`.
 
     `resident_bytes` and `peak_bytes` are the process's when it began; `is_alone`: nothing has loaded beside it.
     """

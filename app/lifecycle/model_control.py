@@ -50,7 +50,7 @@ class ControlOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Which of the versions that were found are wanted, and by whose word."""
+    """The versions that were found, which of them are wanted, and who says so."""
 
     policy: Policy
     said_by: str
@@ -72,7 +72,7 @@ _NOTHING = ModelLook()
 
 @dataclass(slots=True, eq=False)
 class _Model:
-    """What was asked for last of one model, and the work on it, which takes turns by `lock`."""
+    """What was last asked for one model, and the work on it, which takes turns by `lock`."""
 
     override: Override = _NO_OVERRIDE
     policy: Policy | None = None
@@ -369,8 +369,8 @@ class ModelControl:
         records = self._records[name]
         known = records.get(version, VersionRecord())
         records[version] = replace(known, is_loading=known.loaded is None)
-        options = self._load_by_model.get(name, self._load_options)
-        options = replace(options, configured_batch=self._models[name].override.max_batch_size)
+        own_options = self._load_by_model.get(name, self._load_options)
+        options = replace(own_options, configured_batch=self._models[name].override.max_batch_size)
         try:
             if found.trouble:
                 raise BundleError(found.trouble)

@@ -144,7 +144,6 @@ class RemoteStore:
         self._listed: dict[str, dict[int, RemoteVersion]] = {}  # as the last look at each model saw it
         self._configs: dict[str, RemoteObject | None] = {}
         self._read_config = lru_cache(1024)(self._download_config)
-        self._pruned: set[str] = set()
         self._misplaced: dict[str, list[str]] = {}  # by model, "" the store itself
 
     def names(self) -> list[str]:
@@ -182,10 +181,9 @@ class RemoteStore:
             if self._was_reached:
                 raise
             return {version: RemoteVersion(stored, ()) for version, stored in self._cache.newest(name).items()}
-        self._listed[name] = found
-        if name not in self._pruned:
-            self._pruned.add(name)
+        if name not in self._listed:  # later, what the store has no more may still serve
             self._cache.prune(name, {one.digest for one in found.values()})
+        self._listed[name] = found
         return found
 
     def config(self, name: str) -> bytes | None:

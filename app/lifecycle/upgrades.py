@@ -172,14 +172,10 @@ class Upgrades:
         proving = asyncio.ensure_future(asyncio.to_thread(lambda: prove(_job(served))))
         try:
             proved = await to_its_end(proving)
-        except asyncio.CancelledError:  # the core stops, and what has been opened meanwhile must be closed
-            if proving.exception() is None:
-                await asyncio.to_thread(proving.result().engine.close)
-            raise
-        try:
             await self._check_pays(served, proved)
         except BaseException:
-            await asyncio.to_thread(proved.engine.close)
+            if proving.exception() is None:  # also where the core stops meanwhile, what has been opened is closed
+                await asyncio.to_thread(proving.result().engine.close)
             raise
         return proved if await self._swap(served, proved) else None
 

@@ -27,7 +27,7 @@ Stamp = tuple[object, ...]
 class VersionFiles:
     """One version on disk. `is_complete`: nothing seems to be writing or removing it just now.
 
-    One look by itself knows that only where a file is there which is written last; `settle` knows it of the others.
+    A single look knows this only of a bundle, whose manifest is written last; `settle` finds it out for the others.
     `trouble`: why the version cannot be loaded as it is, which is known without trying.
     """
 
