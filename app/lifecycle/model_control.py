@@ -280,7 +280,7 @@ class ModelControl:
 
         Raises Unavailable where the store cannot be read.
         """
-        return await _answer_of_store(self._watch.names()) if self._options.mode == "explicit" else []
+        return (await _answer_of_store(self._watch.names()))[0] if self._options.mode == "explicit" else []
 
     async def versions_in_store(self) -> dict[str, list[int]]:
         """All that the store holds now, served or not, by name and ascending. Raises Unavailable."""

@@ -174,11 +174,11 @@ class StoreWatch:
         self._naming: asyncio.Future[tuple[list[str], tuple[str, ...]]] | None = None
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def names(self) -> list[str]:
-        """The models' names. Raises OSError where the store cannot be read or does not answer."""
-        return (await self._names())[0]
+    async def names(self) -> tuple[list[str], tuple[str, ...]]:
+        """The models' names, and what else lies there and is misplaced.
 
-    async def _names(self) -> tuple[list[str], tuple[str, ...]]:
+        Raises OSError where the store cannot be read or does not answer.
+        """
         # All callers meanwhile share one thread, which may never end.
         if self._naming is None or self._naming.done():
             self._naming = begin(partial(names_in, self._store), "look-at-store")
@@ -191,7 +191,7 @@ class StoreWatch:
 
     async def look(self) -> StoreLook:
         """Every model. Raises OSError where the store cannot be read or does not answer."""
-        names, misplaced = await self._names()
+        names, misplaced = await self.names()
         return StoreLook(await self._look_at(names), misplaced)
 
     async def look_at(self, name: str) -> ModelLook:

@@ -158,9 +158,9 @@ class Upgrades:
             serves = await self._let_take_over(served, lambda job: prove_tuned(job, untried))
         except (NotProved, JobError) as failure:
             _log.info("ONNX Runtime does not take over with %s: %s", about, failure)
-            self._tell(
-                served, refusal("onnxruntime-cuda", untried.device.name, _in_file(untried.variant.file, failure))
-            )
+            reason = refusal("onnxruntime-cuda", untried.device.name, _in_file(untried.variant.file, failure))
+            others = tuple(one for one in served.loaded.skipped if one != reason)
+            served.loaded = replace(served.loaded, skipped=(*others, reason))
         except Exception:  # a bug, here or in a library
             _log.exception("tuning %s failed; this is a bug", about)
         else:
@@ -230,13 +230,8 @@ class Upgrades:
         build = served.plan_build or PlanBuild("failed", file=wish.variant.file)
         served.plan_build = replace(build, reason=reason)
         told = refusal(wish.library, wish.device.name, _in_file(wish.variant.file, reason))
-        served.loaded = replace(served.loaded, skipped=still_refused(served.loaded.skipped, wish))
-        self._tell(served, told)
+        served.loaded = replace(served.loaded, skipped=(*still_refused(served.loaded.skipped, wish), told))
         _log.warning("%s version %d is served as before: %s", served.key.model, served.key.version, told)
-
-    def _tell(self, served: Served, reason: str) -> None:
-        others = tuple(one for one in served.loaded.skipped if one != reason)
-        served.loaded = replace(served.loaded, skipped=(*others, reason))
 
 
 def _workspace_mb(device: Device) -> int:
