@@ -77,7 +77,6 @@ def lane_runner(slab: Slab, engine: Engine) -> Runner:
     Only answers that the model declares leave this place, whatever the engine: readers trust their shapes, and where
     bytes are missing, those of another request would follow.
     """
-
     outputs = engine.outputs
 
     def batch_of(request: Request) -> tuple[int, ...]:
@@ -100,8 +99,7 @@ def lane_runner(slab: Slab, engine: Engine) -> Runner:
         for request, answers in zip(requests, result.answers, strict=True):
             batch = batch_of(request)
             for index, answer in zip(request.wanted, answers, strict=True):
-                spec = outputs[index]
-                check_answer(spec, (*batch, *spec.shape), answer)
+                check_answer(outputs[index], (*batch, *outputs[index].shape), answer)
         return result
 
     return run

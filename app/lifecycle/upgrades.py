@@ -268,7 +268,8 @@ def _fulfilled(served: Served, wish: PlanRequest) -> None:
 
 
 def _job(served: Served) -> Job:
-    """Raises JobError."""
-    bundle, options = open_bundle(served.loaded.stored.folder), served.options
+    """What the version was loaded from: where signatures are required, the copy that was checked. Raises JobError."""
+    loaded, options = served.loaded, served.options
+    bundle = open_bundle((loaded.stored if loaded.copy is None else loaded.copy.stored).folder)
     on = (options.precision, options.machine, options.plan_cache)
     return Job.of_bundle(bundle, served.spec.max_batch_size, *on, warm_up_runs=options.warm_up_runs)
