@@ -19,14 +19,12 @@ from convoy.app.calls.shared_memory import SharedMemory
 from convoy.app.engines.plan_builder import PlanBuilder
 from convoy.app.lifecycle.catalog import Catalog
 from convoy.app.lifecycle.health import Health, HealthOptions
-from convoy.app.lifecycle.lanes import Lanes
 from convoy.app.lifecycle.load_watch import CoreLoad, LoadWatch
 from convoy.app.lifecycle.loads import LoadVersion, load_giving_way
 from convoy.app.lifecycle.model_control import ControlOptions, ModelControl
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle, QueueRules
 from convoy.app.lifecycle.remote_store import RemoteStore
 from convoy.app.lifecycle.tasks import Tasks
-from convoy.app.lifecycle.upgrades import Upgrades
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.app.scheduling.request import ModelKey
 from convoy.app.scheduling.slab import Slab
@@ -84,7 +82,6 @@ class Core:
         self._store, self.load_options = _open(options), options.load
         self._on_loaded, self._on_fatal = on_loaded, on_fatal
         self.started_s = time.monotonic()
-        self.initial_load_done = False
         self.listeners_opening = 0  # ports that will take requests, but do not yet
         self.load_failure: str | None = None
         self.next_request_id = count(1).__next__
@@ -107,23 +104,18 @@ class Core:
         self.exemplify, self.request_failed = ledger.exemplify, ledger.failed
         self.turned_away = ledger.turned_away
         self.gpus = GpuWatch(gpus)
-        self.lanes = Lanes(
-            *(catalog, self.slab, ledger, tasks, load_version, options.health.replace_within_s, metrics),
-            on_replaced=lambda served: self.upgrades.begin(served),
-            on_fatal=on_fatal,
-        )
-        self.scheduler = scheduler = self.lanes.scheduler
-        self.upgrades = Upgrades(plan_builder or PlanBuilder(), scheduler.probe, self.lanes.swap, tasks, metrics)
         self.lifecycle = ModelLifecycle(
-            catalog, scheduler, self.lanes, self.upgrades, metrics, ledger, tasks, options.queues
+            *(catalog, self.slab, ledger, metrics, tasks, options.queues, load_version),
+            *(options.health.replace_within_s, plan_builder or PlanBuilder(), on_fatal),
         )
+        self.scheduler = scheduler = self.lifecycle.scheduler
         self.control = ModelControl(
             *(catalog, self.lifecycle, tasks, self._store, options.control, load_version, metrics),
             *(options.load, options.load_by_model),
             is_leaving=lambda: self.leaving,
         )
         self.load_watch = LoadWatch(catalog, scheduler)
-        self._health = Health(catalog, scheduler, on_fatal, options.health, gpus, metrics)
+        self._health = Health(catalog, scheduler, on_fatal, options.health, gpus, metrics, tasks)
         self._watch_whole()
         engines, triton = EngineMetrics(catalog.served), TritonMetrics(catalog.served, scheduler.waiting_samples)
         for collector in (engines, ShapeMetrics(catalog.served), triton, self.gpus, ProcessMetrics(logs.dropped_lines)):
@@ -143,7 +135,6 @@ class Core:
         self.leaving = self.calls.draining = True
         await self._tasks.cancel()
         await self.lifecycle.close()
-        await self.lanes.unlock_pages()
         self.gpus.stop()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close, 2.0)
@@ -155,7 +146,7 @@ class Core:
             if not isinstance(error, OSError | ConvoyError):
                 _log.exception("loading the store failed")
             self.load_failure = f"loading {self._store.root} failed: {error}"
-        self.initial_load_done = self.catalog.is_complete = True
+        self.catalog.is_complete = True
         self._on_loaded()
         loaded = self.catalog.served()
         if not loaded and not self.control.may_be_empty and self.load_failure is None:
@@ -179,20 +170,20 @@ class Core:
     @property
     def ready(self) -> bool:
         """Initial load ended, every loaded model's canary passed, no engine hangs, not draining."""
-        served = self.catalog.served()
-        is_open = self.initial_load_done and not self.listeners_opening and not self.leaving
-        return is_open and (bool(served) or self.control.may_be_empty) and all(s.ready for s in served)
+        return not self.not_ready_reason()
 
     def not_ready_reason(self) -> str:
-        """What keeps the core from being ready, for the operator."""
+        """What keeps the core from being ready, for the operator; empty where nothing does."""
         if self.leaving:
             return "the server is shutting down"
-        if not self.initial_load_done:
+        if not self.catalog.is_complete:
             return "the models are being loaded"
         if self.listeners_opening:
             return "a port is being opened"
-        unwell = [f"'{s.key.model}' version {s.key.version}" for s in self.catalog.served() if not s.ready]
-        return f"not ready: {', '.join(unwell)}" if unwell else "no model is loaded"
+        served = self.catalog.served()
+        if unwell := [f"'{s.key.model}' version {s.key.version}" for s in served if not s.ready]:
+            return f"not ready: {', '.join(unwell)}"
+        return "" if served or self.control.may_be_empty else "no model is loaded"
 
     def max_waiting(self, key: ModelKey) -> int:
         """How many samples may wait for a version that is served."""
@@ -206,11 +197,6 @@ class Core:
         """Let calls and batches have spans from now on; their end is the core's."""
         self.tracing = tracing
         self.scheduler.trace_batch = None if tracing is None else tracing.batch_ended
-
-    def change(self, queues: QueueRules, load_by_model: Mapping[str, LoadOptions]) -> None:
-        """Let other rules hold for the queues from now on, and other options for what is loaded from now on."""
-        self.lifecycle.change_rules(queues)
-        self.control.change_loads(load_by_model)
 
     @property
     def open_calls(self) -> int:

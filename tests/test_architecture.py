@@ -68,7 +68,6 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.http": (MODELS, *app("server", "scheduling", "telemetry", "version", "calls.shared_memory", *SERVED)),
     f"{APP}.grpc": (MODELS, *app("server", "scheduling", "telemetry", "calls.shared_memory", *SERVED)),
     f"{APP}.config.sources": (f"{MODELS}.errors",),
-    f"{APP}.config.model_settings": app("engines", "loading", "lifecycle"),
     f"{APP}.config": (MODELS, APP),
     f"{APP}.ray": (MODELS, APP),
     # Of the server it knows what a request and an answer are, so that a program has the same records either way.

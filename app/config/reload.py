@@ -6,35 +6,15 @@ Knows settings, a core and its options; knows no signal. A mistake changes nothi
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
 
 from convoy.app.calls.options import ServeOptions
-from convoy.app.config.settings import Settings
+from convoy.app.config.settings import OptionHeld, Settings
 from convoy.app.core import Core
 from convoy.app.server import logs
 from convoy.models.errors import UsageError
 from convoy.models.tls import ServerTls
 
 _log = logging.getLogger("convoy")
-
-
-class Differences(NamedTuple):
-    """The names of options that have changed: with effect now, from a model's next load on, and after a restart."""
-
-    now: list[str]
-    at_next_load: list[str]
-    at_restart: list[str]
-
-    @staticmethod
-    def between(before: Settings, after: Settings) -> Differences:
-        old, new = ({one.keys: one for one in settings.options()} for settings in (before, after))
-        found = Differences([], [], [])
-        for keys, held in {**old, **new}.items():
-            values = [None if keys not in options else options[keys].value for options in (old, new)]
-            if values[0] != values[1]:
-                later = found.at_next_load if keys[0] == "models" else found.at_restart
-                (found.now if held.changes_on_sighup else later).append(held.name)
-        return found
 
 
 class Reloading:
@@ -53,7 +33,6 @@ class Reloading:
         except UsageError as error:
             _log.error("read again, and nothing was changed: %s; mend it and send SIGHUP again", error)
             return
-        differences = Differences.between(before, after)
         had_keys = bool(self._options.api_keys)
         if to.tls != self._options.tls:
             _log.info("who connects from now on is shown the certificate that was read")
@@ -61,8 +40,9 @@ class Reloading:
         logs.set_level(after.log_level)
         self._options.change(to)
         # From what holds, not from what was read: the length of all queues waits for a restart, a model's own does not.
-        self._core.change(self._settings.queue_rules(), after.load_by_model(self._core.load_options))
-        _tell(differences, to, had_keys)
+        self._core.lifecycle.change_rules(self._settings.queue_rules())
+        self._core.control.change_loads(after.load_by_model(self._core.load_options))
+        _tell(_changed(before, after), to, had_keys)
 
 
 def _check_tls(before: ServerTls | None, after: ServerTls | None) -> None:
@@ -73,20 +53,30 @@ def _check_tls(before: ServerTls | None, after: ServerTls | None) -> None:
 
 
 def _with_what_may_change(before: Settings, after: Settings) -> Settings:
-    """The old settings with the live ones replaced, so that each reload reports what still waits for a restart."""
+    """The old settings with the live options replaced, so that each reload reports what still waits for a restart."""
     live = {one.keys[0] for one in [*before.options(), *after.options()] if one.changes_on_sighup} | {"models"}
     return before.model_copy(update={name: getattr(after, name) for name in live})
 
 
-def _tell(differences: Differences, to: ServeOptions, had_keys: bool) -> None:
-    names = ", ".join(key.name for key in to.api_keys)
-    _log.info("read again: %s; API keys: %s", ", ".join(differences.now) or "no option differs", names or "none")
+def _changed(before: Settings, after: Settings) -> list[OptionHeld]:
+    """The options whose values differ; one that is left out is the same as one without a value."""
+    old, new = ({one.keys: one for one in each.options() if one.value is not None} for each in (before, after))
+    return [one for keys, one in {**old, **new}.items() if old.get(keys) != new.get(keys)]
+
+
+def _tell(changed: list[OptionHeld], to: ServeOptions, had_keys: bool) -> None:
+    """Say which changes have effect now, from a model's next load on, and after a restart."""
+    now = ", ".join(one.name for one in changed if one.changes_on_sighup)
+    later = [one for one in changed if not one.changes_on_sighup]
+    at_next_load = ", ".join(one.name for one in later if one.keys[0] == "models")
+    at_restart = ", ".join(one.name for one in later if one.keys[0] != "models")
+    keys = ", ".join(key.name for key in to.api_keys)
+    _log.info("read again: %s; API keys: %s", now or "no option differs", keys or "none")
     if had_keys and not to.api_keys:
         _log.warning("no API key is asked for any more: whoever reaches the port may ask")
-    if differences.at_next_load:
+    if at_next_load:
         _log.warning(
-            "%s: holds when the model is loaded the next time; unload and load it, or restart the server",
-            ", ".join(differences.at_next_load),
+            "%s: holds when the model is loaded the next time; unload and load it, or restart the server", at_next_load
         )
-    if differences.at_restart:
-        _log.warning("%s: stays as it is until the server is restarted", ", ".join(differences.at_restart))
+    if at_restart:
+        _log.warning("%s: stays as it is until the server is restarted", at_restart)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
@@ -22,11 +23,11 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from convoy.app.calls.access import ADMIN
 from convoy.app.calls.options import ApiKey, BodyLimits, ServeOptions
-from convoy.app.config.model_settings import LIVE, ModelSettings
 from convoy.app.config.sources import Sources
 from convoy.app.core import CoreOptions
 from convoy.app.engines.cpu import cpu_budget
@@ -35,7 +36,7 @@ from convoy.app.engines.select import PrecisionChoice
 from convoy.app.engines.table import AUTO, CHOICES, REFERENCE, may_use_gpus
 from convoy.app.http.browsers import host_name, is_loopback
 from convoy.app.lifecycle.model_control import EVERYTHING, ControlMode, ControlOptions
-from convoy.app.lifecycle.model_lifecycle import QueueRules
+from convoy.app.lifecycle.model_lifecycle import QueueOptions, QueueRules
 from convoy.app.lifecycle.remote_files import is_url
 from convoy.app.lifecycle.remote_store import RemoteStore
 from convoy.app.loading.load import DEFAULT_LIMIT_S, LoadOptions
@@ -49,7 +50,8 @@ from convoy.models.store import DEMO_STORE, check_name
 from convoy.models.tls import ServerTls
 from convoy.models.version_policy import Latest, Policy
 
-MIB = 1 << 20
+# Marks an option that SIGHUP can change, in the schema as well.
+LIVE: JsonDict = {"changes_on_sighup": True}
 # What the log calls the key of --api-key-file.
 DEFAULT_KEY = "default"
 _KEY_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -80,6 +82,53 @@ class OptionHeld(NamedTuple):
     @property
     def name(self) -> str:
         return ".".join(self.keys)
+
+
+# In the file under `models`, by the model's name. Where an option is left out, the server's or the model's own holds.
+class ModelSettings(BaseModel):
+    """The options of one model, for all of its versions."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_batch: int | None = Field(None, ge=1, description="Largest batch, if below the model's own.")
+    max_queue: int | None = Field(None, ge=1, description="Samples that may wait.", json_schema_extra=LIVE)
+    default_timeout_ms: float | None = Field(
+        None, ge=0, description="Deadline of requests that name none; 0: none.", json_schema_extra=LIVE
+    )
+    priority_levels: int | None = Field(
+        None, ge=1, description="Levels that requests may ask for, 1 the most urgent.", json_schema_extra=LIVE
+    )
+    default_priority: int | None = Field(
+        None, ge=1, description="Level of requests that ask for none.", json_schema_extra=LIVE
+    )
+    instances: int | None = Field(None, ge=1, description="Its engines on the CPU, which compute at the same time.")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="Threads of each of its engines on the CPU; by default the server's, over its instances.",
+    )
+    precision: PrecisionChoice | None = Field(None, description="Which variant of a bundle serves.")
+    warm_up_runs: int | None = Field(
+        None, ge=1, description="How often each batch size is run before the model serves; once is the least."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ModelSettings:
+        levels, default = self.priority_levels, self.default_priority
+        if levels is not None and default is not None and default > levels:
+            raise ValueError(f"default_priority must be from 1 to priority_levels, {levels}; got {default}")
+        return self
+
+    def load_options(self, load: LoadOptions) -> LoadOptions:
+        """The server's options with those that this model has of its own."""
+        return replace(
+            load,
+            precision=self.precision or load.precision,
+            threads=self.threads or max(1, load.threads // (self.instances or 1)),
+            instances=self.instances or load.instances,
+            max_batch=self.max_batch or load.max_batch,
+            warm_up_runs=self.warm_up_runs or load.warm_up_runs,
+        )
 
 
 class Settings(BaseModel):
@@ -310,6 +359,8 @@ class Settings(BaseModel):
         return plans.with_name(f"{plans.name}-store")
 
     def core_options(self) -> CoreOptions:
+        signing_keys = tuple(Path(one).expanduser() for one in _names(self.require_signature))
+        signed = SignedOnly.by(signing_keys, self.store_cache_folder() / "signed") if signing_keys else None
         load = LoadOptions(
             self.precision,
             self.threads or cpu_budget(),
@@ -318,7 +369,7 @@ class Settings(BaseModel):
             machine=self._machine(),
             plan_cache=self.plan_folder(),
             limit_s=self.load_timeout_s,
-            signed=self.signed_only(),
+            signed=signed,
         )
         return CoreOptions(
             store=self.store_place(),
@@ -327,21 +378,20 @@ class Settings(BaseModel):
             control=ControlOptions(self.model_control, self.versions(), self.poll_interval_s, _names(self.load_model)),
             model_name=self.model_name,
             queues=self.queue_rules(),
-            max_inflight_bytes=self.max_inflight_mb * MIB,
+            max_inflight_bytes=self.max_inflight_mb << 20,
             allow_shared_memory=self.allow_shared_memory,
         )
-
-    def signed_only(self) -> SignedOnly | None:
-        """Whose signature is required; None: no signature is. Raises UsageError."""
-        keys = tuple(Path(one).expanduser() for one in _names(self.require_signature))
-        return SignedOnly.by(keys, self.store_cache_folder() / "signed") if keys else None
 
     def load_by_model(self, load: LoadOptions) -> dict[str, LoadOptions]:
         """The options of models that have their own."""
         return {name: own.load_options(load) for name, own in self.models.items()}
 
     def queue_rules(self) -> QueueRules:
-        return QueueRules(self.max_queue, {name: own.queue_options() for name, own in self.models.items()})
+        by_model = {
+            name: QueueOptions(own.max_queue, own.priority_levels, own.default_priority)
+            for name, own in self.models.items()
+        }
+        return QueueRules(self.max_queue, by_model)
 
     def _machine(self) -> Machine:
         """What may serve here; hardware that may not be used is not probed."""
@@ -350,8 +400,12 @@ class Settings(BaseModel):
         return find_machine() if may_use_gpus(self.engine) else find_cpu()
 
     def serve_options(self) -> ServeOptions:
+        """Raises UsageError for a secret or a certificate that cannot be read."""
+        tls = None
+        if self.tls_cert_file is not None:
+            tls = ServerTls.read(self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file)
         return ServeOptions(
-            body=BodyLimits(self.max_body_mb * MIB, self.body_timeout_s),
+            body=BodyLimits(self.max_body_mb << 20, self.body_timeout_s),
             decode_threads=cpu_budget(),
             max_decoding=self.max_queue,
             max_pixels=self.max_pixels,
@@ -365,7 +419,7 @@ class Settings(BaseModel):
             is_loopback=is_loopback(self.host),
             allowed_hosts=self._allowed_hosts(),
             cors_origins=self._cors_origins(),
-            tls=self.tls(),
+            tls=tls,
             access_log=self.access_log,
         )
 
@@ -375,12 +429,6 @@ class Settings(BaseModel):
         if self.api_key_file is not None:
             files[DEFAULT_KEY] = ("--api-key-file", self.api_key_file)
         return tuple(ApiKey(name, _secret(option, path)) for name, (option, path) in files.items())
-
-    def tls(self) -> ServerTls | None:
-        """What the server shows and asks of its clients; None: nothing. Raises UsageError."""
-        if self.tls_cert_file is None:
-            return None
-        return ServerTls.read(self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file)
 
     def connection_limits(self) -> ConnectionLimits:
         return ConnectionLimits(

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
@@ -99,8 +100,9 @@ class Sources:
         words = first["msg"].removeprefix("Value error, ")
         if not keys:
             return UsageError(f"{self.path}: {words}" if self.path is not None and self.file else f"options: {words}")
+        options = _options_at(keys, kind)
         if first["type"] == "extra_forbidden":
-            words = _unknown(keys, kind)
+            words = _unknown(options, keys[-1])
         if first["type"] in ("dict_type", "model_type"):
             words = "must be names and their values, indented below it"
         if _has(self.command_line, keys):
@@ -110,8 +112,9 @@ class Sources:
         words = f"{'.'.join(keys)}: {words}"
         if not _has(self.file, keys):
             return UsageError(words)
-        help_text = _help(keys, kind)
-        return UsageError(f"{self.path}: {words}{f' ({help_text})' if help_text else ''}")
+        option = options.get(keys[-1])
+        help_text = f" ({option.description})" if option is not None and option.description else ""
+        return UsageError(f"{self.path}: {words}{help_text}")
 
 
 def _environment(kind: type[BaseModel]) -> dict[str, Any]:
@@ -143,22 +146,16 @@ def _has(said: Any, keys: tuple[str, ...]) -> bool:
     return True
 
 
-def _options_at(keys: tuple[str, ...], kind: type[BaseModel]) -> type[BaseModel] | None:
-    """The options among which the last of the keys is."""
-    if len(keys) == 1 or keys[0] not in kind.model_fields:
-        return kind
-    inner = [one for one in get_args(kind.model_fields[keys[0]].annotation) if isinstance(one, type)]
-    return next((one for one in inner if issubclass(one, BaseModel)), None)
+def _options_at(keys: tuple[str, ...], kind: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """The options among which the last of the keys is; none below an option that holds plain values."""
+    options = kind.model_fields
+    if len(keys) == 1 or keys[0] not in options:
+        return options
+    inner = [one for one in get_args(options[keys[0]].annotation) if isinstance(one, type)]
+    return next((one.model_fields for one in inner if issubclass(one, BaseModel)), {})
 
 
-def _unknown(keys: tuple[str, ...], kind: type[BaseModel]) -> str:
-    options = _options_at(keys, kind)
-    known = sorted({*options.model_fields} - {"config"}) if options is not None else []
-    near = get_close_matches(keys[-1].replace("-", "_"), known, 1)
+def _unknown(options: Mapping[str, FieldInfo], name: str) -> str:
+    known = sorted({*options} - {"config"})
+    near = get_close_matches(name.replace("-", "_"), known, 1)
     return f"there is no such option; {f'did you mean {near[0]}?' if near else 'there are ' + ', '.join(known)}"
-
-
-def _help(keys: tuple[str, ...], kind: type[BaseModel]) -> str:
-    options = _options_at(keys, kind)
-    found = options.model_fields.get(keys[-1]) if options is not None else None
-    return found.description or "" if found is not None else ""

@@ -1,6 +1,6 @@
 """What became of a batch, in words that the scheduler and the engines share. Plain data.
 
-Neither of the two knows the other; `app/lifecycle/lanes.py` makes an engine's parts of the scheduler's requests.
+Neither of the two knows the other; `app/lifecycle/model_lifecycle.py` makes parts for an engine of requests.
 """
 
 from __future__ import annotations

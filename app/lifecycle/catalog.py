@@ -7,10 +7,12 @@ itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from convoy.app.lifecycle.version_plan import VersionRecord
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.queues import Lane
@@ -19,13 +21,12 @@ from convoy.app.telemetry.outcomes import Refusal
 from convoy.app.telemetry.statistics import ModelStatistics
 from convoy.models.errors import NotFound, Unavailable
 from convoy.models.plans import PlanBuild
-from convoy.models.priorities import ORDINARY_PRIORITIES, Priorities
 from convoy.models.spec import ModelSpec
 from convoy.models.version_policy import Policy
 
 
 class ModelState(Enum):
-    """The protocol's words for how far a version is."""
+    """The state of a version, in the protocol's words."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -33,7 +34,7 @@ class ModelState(Enum):
     UNLOADING = "UNLOADING"
 
 
-# Instead of a version: the model's folder itself, whose versions cannot be read.
+# Instead of a version: the model itself, whose versions cannot be read or are not those that are wanted.
 WHOLE_MODEL = 0
 
 
@@ -55,49 +56,47 @@ class Override:
     versions: Policy | None = None
 
 
-@dataclass(slots=True, eq=False)
-class ServedLane:
+@dataclass(slots=True, eq=False, kw_only=True)
+class ServedLane(Lane):
     """One engine at work for a version, and when it last succeeded and failed.
 
-    `is_listed`: new requests find it, so the metrics name it. `closing` ends when it is closed.
+    `canary_began_ns`: its canary runs since then. `closing` ends when it is closed.
     """
 
-    lane: Lane
     proved: ProvedEngine
     last_success_ns: int
     last_failure_ns: int = 0
-    is_listed: bool = True
+    canary_began_ns: int | None = None
     closing: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Served:
-    """One version that has been loaded.
+    """One version that has been loaded, with `options`.
 
     `lanes` are its engines that are alive: one for each device, a second where one takes over from another,
     none while the only one is being replaced. `loaded.engines` are those that it has or will have again.
-    `options`: how it was loaded, for who replaces its engines.
+    `spec` is that of `loaded`, with the operator's priorities.
+    `count_all` is called before its statistics are read, and counts all that has happened until now.
     `recovers`: a device was lost, and with it an engine that is being replaced.
-    `own_priorities`: what the model says of itself; those of its spec may be the operator's.
     `withdrawn`: new requests do not find it any more; those that have found it are still answered.
-    `before_looking`: what it has done is counted by this, before its statistics are read.
     """
 
     key: ModelKey
     loaded: LoadedModel
+    spec: ModelSpec
     options: LoadOptions
+    count_all: Callable[[], None]
     lanes: list[ServedLane] = field(default_factory=list)
     recovers: bool = False
     plan_build: PlanBuild | None = None
-    _statistics: ModelStatistics = field(default_factory=ModelStatistics)
     withdrawn: bool = False
     users: int = 0
-    before_looking: Callable[[], None] = lambda: None
-    own_priorities: Priorities = ORDINARY_PRIORITIES
+    _statistics: ModelStatistics = field(default_factory=ModelStatistics)
     _left: asyncio.Event = field(default_factory=asyncio.Event)
 
     def enter(self) -> None:
-        """A request has found this version, and holds it until `leave`."""
+        """Hold this version for a request that has found it, until `leave`."""
         self.users += 1
 
     def leave(self) -> None:
@@ -114,16 +113,12 @@ class Served:
     @property
     def statistics(self) -> ModelStatistics:
         """With all that has happened until now."""
-        self.before_looking()
+        self.count_all()
         return self._statistics
 
     def go_on_from(self, before: Served) -> None:
-        """Count on where that one did: readers take differences, so statistics never begin anew."""
+        """Continue its counts: readers take differences, so the statistics of a version never restart."""
         self._statistics = before.statistics
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.loaded.spec
 
     @property
     def text_only(self) -> bool:
@@ -132,22 +127,22 @@ class Served:
 
     @property
     def engines(self) -> int:
-        """How many are at work for it, or leave."""
+        """How many work for it, or are leaving."""
         return len(self.lanes)
 
     @property
     def first(self) -> ProvedEngine:
-        """The engine that is spoken of where only one can be."""
+        """The engine to name where only one can be named."""
         return self.loaded.engines[0]
 
     @property
     def at_work(self) -> list[ServedLane]:
         """The lanes that take work; one that hangs or whose canary failed is not among the lanes any more."""
-        return [one for one in self.lanes if not one.lane.stopping]
+        return [lane for lane in self.lanes if not lane.stopping]
 
     @property
     def takes_requests(self) -> bool:
-        return any(not one.lane.stopping for one in self.lanes)
+        return bool(self.at_work)
 
     @property
     def ready(self) -> bool:
@@ -155,13 +150,15 @@ class Served:
         return self.takes_requests and not self.recovers
 
     @property
-    def listed(self) -> Iterator[ProvedEngine]:
-        """The engines that new requests find."""
-        return (one.proved for one in self.lanes if one.is_listed)
+    def state(self) -> ModelState:
+        if self.withdrawn:
+            return ModelState.UNLOADING
+        return ModelState.READY if self.ready else ModelState.UNAVAILABLE
 
-    def lane_of(self, lane: Lane) -> ServedLane | None:
-        """The engine behind a lane; None once it is lost or has left."""
-        return next((one for one in self.lanes if one.lane is lane), None)
+    @property
+    def listed(self) -> list[ProvedEngine]:
+        """The engines that new requests find."""
+        return [] if self.withdrawn else [lane.proved for lane in self.at_work]
 
 
 class Catalog:
@@ -169,47 +166,27 @@ class Catalog:
 
     def __init__(self) -> None:
         self.is_complete = False  # once the initial load has ended: what is not here is not there
-        self._served: dict[str, dict[int, Served]] = {}
+        self.records: defaultdict[str, dict[int, VersionRecord]] = defaultdict(dict)  # kept by model control
+        self._served: defaultdict[str, dict[int, Served]] = defaultdict(dict)
         self._live: dict[ModelKey, Served] = {}
-        self._others: dict[tuple[str, int], Listing] = {}
-
-    def set_loading(self, name: str, version: int) -> None:
-        self._others[name, version] = Listing(name, version, ModelState.LOADING)
-
-    def set_refused(self, name: str, version: int, reason: str) -> None:
-        self._others[name, version] = Listing(name, version, ModelState.UNAVAILABLE, reason)
-
-    def drop_absent(self, name: str, on_disk: Container[int]) -> None:
-        """Say nothing more of versions that have left the store."""
-        gone = [(one, version) for one, version in self._others if one == name and version not in on_disk]
-        for place in gone:
-            del self._others[place]
 
     def reason(self, name: str, version: int) -> str:
         """Why it was refused when it was last tried; nothing where it was not."""
-        listing = self._others.get((name, version))
-        return listing.reason if listing is not None else ""
-
-    def forget_refusal(self, name: str, version: int) -> None:
-        """What stood in the way is gone, and nothing had to be loaded."""
-        self._others.pop((name, version), None)
+        return self.records.get(name, {}).get(version, VersionRecord()).reason
 
     def add(self, served: Served) -> Served | None:
         """Let new requests find it. What was served under its name and version is withdrawn and returned."""
         name, version = served.key.model, served.key.version
         before = self.withdraw(name, version)
-        self._others.pop((name, version), None)
         self._live[served.key] = served
-        self._served.setdefault(name, {})[version] = served
+        self._served[name][version] = served
         return before
 
     def withdraw(self, name: str, version: int) -> Served | None:
         """Let no new request find it; None where it is not served."""
-        served = self._served.get(name, {}).pop(version, None)
+        served = self._served[name].pop(version, None)
         if served is not None:
             served.withdrawn = True
-            if not self._served[name]:
-                del self._served[name]
         return served
 
     def forget(self, served: Served) -> None:
@@ -222,12 +199,11 @@ class Catalog:
 
     def served(self) -> list[Served]:
         """Everything that is loaded, by name and version."""
-        return [versions[v] for _, versions in sorted(self._served.items()) for v in sorted(versions)]
+        return [served for name in sorted(self._served) for served in self.versions(name)]
 
     def versions(self, name: str) -> list[Served]:
         """The loaded versions of a model, ascending."""
-        versions = self._served.get(name, {})
-        return [versions[v] for v in sorted(versions)]
+        return [served for _, served in sorted(self._served.get(name, {}).items())]
 
     def all_live(self) -> list[Served]:
         """Everything that has an engine, withdrawn or not."""
@@ -235,23 +211,26 @@ class Catalog:
 
     def index(self) -> list[Listing]:
         """Every version that is known, loaded or not, by name and version."""
-        listings = dict(self._others)
-        listings |= {
-            (s.key.model, s.key.version): Listing(s.key.model, s.key.version, ModelState.UNLOADING)
-            for s in self._live.values()
-            if s.withdrawn
-        }
-        for served in self.served():
+        listings = {(one.name, one.version): one for one in self._unserved(self.records)}
+        # A version that serves comes last, and is listed rather than one of its number that leaves.
+        for served in sorted(self._live.values(), key=lambda one: not one.withdrawn):
             place = served.key.model, served.key.version
             # What is served may have been refused when it was loaded again.
-            reason = self._others[place].reason if place in self._others else ""
-            state = ModelState.READY if served.ready else ModelState.UNAVAILABLE
-            listings[place] = Listing(*place, state, reason)
+            listings[place] = Listing(*place, served.state, "" if served.withdrawn else self.reason(*place))
         return [listings[place] for place in sorted(listings)]
 
     def refused(self) -> list[Listing]:
         """The versions that could not be loaded, and why."""
-        return [one for one in self._others.values() if one.state is ModelState.UNAVAILABLE]
+        return [one for one in self._unserved(self.records) if one.state is ModelState.UNAVAILABLE]
+
+    def _unserved(self, names: Iterable[str]) -> Iterator[Listing]:
+        """The versions that are loaded for the first time, or were refused when they were last tried."""
+        for name in names:
+            for version, record in self.records.get(name, {}).items():
+                if record.is_loading:
+                    yield Listing(name, version, ModelState.LOADING)
+                elif record.reason:
+                    yield Listing(name, version, ModelState.UNAVAILABLE, record.reason)
 
     def find(self, name: str, version: int | None) -> Served:
         """The version asked for, or the highest that is loaded. Raises NotFound or Unavailable."""
@@ -263,7 +242,7 @@ class Catalog:
 
     def _not_found(self, name: str, version: int | None, served: Container[int]) -> NotFound | Unavailable:
         # The beginnings of these sentences are Triton's: clients compare them.
-        known = [listing for listing in self._others.values() if listing.name == name]
+        known = list(self._unserved([name]))
         asked = f"'{name}'" if version is None else f"'{name}' version {version}"
         for listing in known:
             if listing.state is ModelState.LOADING and version in (None, listing.version):

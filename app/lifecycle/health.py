@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from convoy.app.engines.cuda.device import Device
 from convoy.app.lifecycle.catalog import Catalog, Served, ServedLane
+from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.scheduling.request import SECOND_NS
 from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.server.logs import tell_stacks
@@ -44,10 +45,8 @@ class HealthOptions:
 class _Absence:
     """Notices that the process was suspended: the time since the last look is much longer than usual."""
 
-    _NOTICED_S = 1.0
-
     def __init__(self, watch_every_s: float) -> None:
-        self._most_ns = int((watch_every_s + self._NOTICED_S) * SECOND_NS)
+        self._most_ns = int((watch_every_s + 1.0) * SECOND_NS)
         self._looked_ns = time.monotonic_ns()
         self._back_ns = 0
 
@@ -73,32 +72,26 @@ class Health:
         options: HealthOptions,
         gpus: Sequence[Device],
         metrics: Metrics,
+        tasks: Tasks,
     ) -> None:
         """`on_fatal` hears what only a new process can mend, such as the loss of one of the `gpus`; from any thread."""
         self._catalog, self._scheduler, self._on_fatal, self._gpus = catalog, scheduler, on_fatal, gpus
-        self._options, self._metrics = options, metrics
+        self._options, self._metrics, self._tasks = options, metrics, tasks
         self._absence = _Absence(options.watch_every_s)
-        self._probing: set[asyncio.Task[None]] = set()
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Until cancelled, or until a GPU that has served can only be used again by a new process."""
         while True:
             await asyncio.sleep(self._options.watch_every_s)
             self._absence.look()
             self._give_up_hung_lanes()
-            if self._is_a_device_lost():
+            lost = next((gpu for gpu in self._gpus if gpu.lost and gpu.has_served), None)
+            if lost is not None:
+                self._on_fatal(f"{lost.name} is lost for this process ({lost.lost}); a new one may use it again")
                 return
-            for served in self._catalog.served():
-                for one in served.lanes:
-                    if self._needs_canary(one):
-                        self._start_canary(served, one)
-
-    def _is_a_device_lost(self) -> bool:
-        """Whether a GPU that has served can only be used again by a new process; then this one is to end."""
-        lost = next((gpu for gpu in self._gpus if gpu.lost and gpu.has_served), None)
-        if lost is not None:
-            self._on_fatal(f"{lost.name} is lost for this process ({lost.lost}); a new one may use it again")
-        return lost is not None
+            for served in self._catalog.all_live():
+                for lane in list(served.lanes):
+                    self._look_at_canary(served, lane)
 
     def _give_up_hung_lanes(self) -> None:
         for lane, running in list(self._scheduler.running()):
@@ -109,48 +102,37 @@ class Health:
                 tell_stacks()
                 self._scheduler.give_up_lane(lane, f"a batch has run for {ran_s:.1f} s")
 
-    def _needs_canary(self, one: ServedLane) -> bool:
-        if one.lane.stopping:
-            return False
+    def _look_at_canary(self, served: Served, lane: ServedLane) -> None:
+        """Give up a lane whose canary hangs; start the canary where no batch has succeeded for a while."""
+        if lane.canary_began_ns is not None:
+            limit_s = self._options.hang_after_s
+            if self._absence.ran_s(lane.canary_began_ns) > limit_s:
+                self._metrics.canary_ran(served, "hung")
+                self._scheduler.give_up_lane(lane, f"the canary has run for {limit_s:g} s")
+        elif not (served.withdrawn or lane.stopping) and self._needs_canary(lane):
+            self._tasks.spawn(self._ask_canary(served, lane))
+
+    def _needs_canary(self, lane: ServedLane) -> bool:
         # A lane that runs is given its time, unless its batches fail: then the canary takes its turn among them.
-        if one.lane.in_flight and one.last_failure_ns <= one.last_success_ns:
+        if lane.in_flight and lane.last_failure_ns <= lane.last_success_ns:
             return False
-        return time.monotonic_ns() - one.last_success_ns > self._options.canary_after_s * SECOND_NS
+        return time.monotonic_ns() - lane.last_success_ns > self._options.canary_after_s * SECOND_NS
 
-    def _start_canary(self, served: Served, one: ServedLane) -> None:
-        # Counted as a success at once, so that it is not started again while it runs.
-        one.last_success_ns = time.monotonic_ns()
-        task = asyncio.get_running_loop().create_task(self._ask_canary(served, one))
-        self._probing.add(task)
-        task.add_done_callback(self._probing.discard)
-
-    async def _ask_canary(self, served: Served, one: ServedLane) -> None:
-        lane, proved = one.lane, one.proved
+    async def _ask_canary(self, served: Served, lane: ServedLane) -> None:
         if lane.stopping:
-            return  # it was lost or began to leave in the same moment
-        probe = asyncio.ensure_future(self._scheduler.probe(lane, lambda: proved.canary.run(proved.engine, samples=1)))
+            return  # it was lost, or is leaving
+        proved, failure = lane.proved, None
+        lane.canary_began_ns = time.monotonic_ns()
         try:
-            await self._until_hung(probe)
-        except TimeoutError:
-            self._metrics.canary_ran(served, "hung")
-            self._scheduler.give_up_lane(lane, f"the canary has run for {self._options.hang_after_s:g} s")
-        except Exception as failure:  # a wrong answer, or whatever an engine raises: it is not well
+            await self._scheduler.probe(lane, lambda: proved.canary.run(proved.engine, samples=1))
+        except Exception as error:  # a wrong answer, or whatever an engine raises: it is not well
+            failure = error
+        lane.canary_began_ns = None
+        if lane not in served.lanes:
+            return  # it was given up meanwhile
+        if failure is None:
+            self._metrics.canary_ran(served, "passed")
+            lane.last_success_ns = time.monotonic_ns()
+        else:
             self._metrics.canary_ran(served, "failed")
             self._scheduler.give_up_lane(lane, f"the canary failed: {failure}")
-        else:
-            self._metrics.canary_ran(served, "passed")
-            one.last_success_ns = time.monotonic_ns()
-
-    async def _until_hung(self, probe: asyncio.Future[None]) -> None:
-        """Raises TimeoutError, or what the probe raises."""
-        started_ns, limit_s = time.monotonic_ns(), self._options.hang_after_s
-        try:
-            while not probe.done():
-                self._absence.look()
-                left_s = limit_s - self._absence.ran_s(started_ns)
-                if left_s <= 0:
-                    raise TimeoutError
-                await asyncio.wait([probe], timeout=left_s)
-        finally:
-            probe.cancel()  # does nothing to one that has ended
-        probe.result()

@@ -87,8 +87,7 @@ class LoadWatch:
 def _samples_per_s(served: Served) -> float:
     """What all devices of a version could do together, in its engines' largest batches; 0 where there is no engine."""
     best: dict[str, float] = {}
-    for one in served.at_work:
-        lane = one.lane
+    for lane in served.at_work:
         size = lane.batch_sizes[-1]
         takes_ns = max(1, lane.expect_ns(size) - lane.hidden_ns(size))
         best[lane.device] = max(best.get(lane.device, 0.0), size * SECOND_NS / takes_ns)
@@ -99,7 +98,7 @@ def batch_speed(catalog: Catalog) -> BatchSpeed | None:
     """How fast this core is, by its slowest version; None where no engine is at work."""
     found: list[BatchSpeed] = []
     for served in catalog.served():
-        lanes = {one.lane.device: one.lane for one in served.at_work}
+        lanes = {lane.device: lane for lane in served.at_work}
         if lanes:
             lane = next(iter(lanes.values()))
             size = lane.batch_sizes[-1]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,7 +42,7 @@ def load_giving_way(load_version: LoadVersion, stored: StoredVersion, options: L
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A load that has begun. `cpu_s`: CPU time by its thread's `clock` at the last look.
+    """A load that has begun. `cpu_s`: CPU time of its thread at the last look, read from `clock`.
 
     `resident_bytes` and `peak_bytes` are the process's when it began; `is_alone`: nothing has loaded beside it.
     """
@@ -68,7 +68,8 @@ class Loads:
         self._load_version, self._limit_s, self._on_late = load_version, limit_s, on_late
         self._largest_bytes = 0  # that a load has taken
         self._patience_s = min(_PATIENCE_S, limit_s / 2)
-        self._waiting: deque[asyncio.Future[_Running]] = deque()
+        self._turns = asyncio.Lock()  # held by the load whose turn is next
+        self._changed = asyncio.Event()  # another load may be allowed to begin now
         self._running: set[_Running] = set()
         self._hanging: set[tuple[str, int]] = set()
 
@@ -78,13 +79,15 @@ class Loads:
         if place in self._hanging:
             raise BundleError(f"{stored.folder}: a load that was given up still hangs; see whether its disk answers")
         own = await self._turn()
-        timer = asyncio.ensure_future(self._watch(own))
         work = begin(partial(self._begun, own, stored, options), f"load-{stored.name}-{stored.version}")
         try:
-            await asyncio.wait({work}, timeout=self._limit_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limit_s):
+                    await self._watch(own, work)
         finally:
-            timer.cancel()
-            self._end(own)
+            self._running.discard(own)
+            self._learn(own)
+            self._changed.set()
             if not work.done():
                 self._hanging.add(place)
                 work.add_done_callback(partial(self._came_late, stored))
@@ -100,25 +103,16 @@ class Loads:
         return self._load_version(stored, options)
 
     async def _turn(self) -> _Running:
-        turn: asyncio.Future[_Running] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        self._give_turns()
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._end(turn.result())
-            raise
-
-    def _give_turns(self) -> None:
-        while self._waiting and self._may_begin():
-            turn = self._waiting.popleft()
-            if not turn.done():  # else the caller has left
-                own = _Running(resident_bytes(), peak_resident_bytes(), is_alone=not self._at_work())
-                for other in self._running:
-                    other.is_alone = other.is_idle
-                self._running.add(own)
-                turn.set_result(own)
+        """Wait until one more load may run, in the order of the calls."""
+        async with self._turns:
+            while not self._may_begin():
+                self._changed.clear()
+                await self._changed.wait()
+            own = _Running(resident_bytes(), peak_resident_bytes(), is_alone=not self._at_work())
+            for other in self._running:
+                other.is_alone = other.is_idle
+            self._running.add(own)
+            return own
 
     def _may_begin(self) -> bool:
         at_work = self._at_work()
@@ -133,14 +127,13 @@ class Loads:
     def _at_work(self) -> list[_Running]:
         return [one for one in self._running if not one.is_idle]
 
-    async def _watch(self, own: _Running) -> None:
-        """Look regularly at what a load does, until cancelled."""
-        while True:
-            await asyncio.sleep(self._patience_s)
+    async def _watch(self, own: _Running, work: asyncio.Future[LoadedModel]) -> None:
+        """Look regularly at what a load does, until it ends."""
+        while not (await asyncio.wait({work}, timeout=self._patience_s))[0]:
             own.is_young = False
             own.is_idle = self._was_idle(own)
             self._learn(own)
-            self._give_turns()
+            self._changed.set()
 
     def _learn(self, own: _Running) -> None:
         """From what a load has taken so far that had the process to itself."""
@@ -158,11 +151,6 @@ class Loads:
         before, own.cpu_s = own.cpu_s, cpu_s
         # On a machine that is busy with other things, a load that computes still gets a few hundredths.
         return cpu_s - before < 0.01 * self._patience_s
-
-    def _end(self, own: _Running) -> None:
-        self._running.discard(own)
-        self._learn(own)
-        self._give_turns()
 
     def _came_late(self, stored: StoredVersion, work: asyncio.Future[LoadedModel]) -> None:
         self._hanging.discard((stored.name, stored.version))

@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Literal
+from typing import Literal, TypeVar
 
 from convoy.app.engines.table import AUTO, rows_for
 from convoy.app.lifecycle.catalog import WHOLE_MODEL, Catalog, Override
@@ -24,8 +24,8 @@ from convoy.app.lifecycle.loads import Loads, LoadVersion
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
 from convoy.app.lifecycle.remote_store import RemoteStore
 from convoy.app.lifecycle.store_watch import ModelLook, StoreLook, StoreWatch
-from convoy.app.lifecycle.tasks import Tasks
-from convoy.app.lifecycle.version_plan import Load, Unload, VersionFiles, VersionRecord, next_step, settle
+from convoy.app.lifecycle.tasks import Tasks, ignore_error
+from convoy.app.lifecycle.version_plan import VersionFiles, VersionRecord, next_step
 from convoy.app.loading.load import LoadOptions
 from convoy.app.telemetry.metrics import Metrics
 from convoy.models.errors import BundleError, InvalidRequest, JobError, NotFetched, NotFound, Unavailable, UsageError
@@ -34,6 +34,7 @@ from convoy.models.version_policy import LATEST, Policy
 
 _log = logging.getLogger("convoy")
 ControlMode = Literal["none", "explicit", "poll"]
+Answer = TypeVar("Answer")
 EVERYTHING = "*"
 
 
@@ -49,18 +50,20 @@ class ControlOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Which versions of one model, and by whose word. `trouble`: why nothing can be loaded, whatever is wanted."""
+    """The versions that were found, which of them are wanted, and who says so."""
 
     policy: Policy
     said_by: str
-    trouble: str = ""
+    found: dict[int, VersionFiles]
 
-    def judged(self, found: dict[int, VersionFiles]) -> dict[int, VersionFiles]:
-        """The versions, with the trouble of all where there is one."""
-        if not self.trouble:
-            return found
-        stamp = ("unknown policy", self.trouble)
-        return {version: replace(one, stamp=stamp, trouble=self.trouble) for version, one in found.items()}
+    def unmet(self, *, needs_all: bool = False) -> str:
+        """Which versions are wanted and not there, where none of them is, or not all; "" where enough are."""
+        numbers = self.policy if isinstance(self.policy, tuple) else ()
+        absent = [number for number in numbers if number not in self.found]
+        if not self.found or not absent or (len(absent) < len(numbers) and not needs_all):
+            return ""
+        named, has = (", ".join(map(str, versions)) for versions in (absent, sorted(self.found)))
+        return f"{self.said_by} wants version {named}, and the store has {has}; name one of these, or put it there"
 
 
 _NO_OVERRIDE = Override()
@@ -69,19 +72,12 @@ _NOTHING = ModelLook()
 
 @dataclass(slots=True, eq=False)
 class _Model:
-    """One model: its versions by number, what was asked for last, and the work on it, which takes turns by `lock`."""
+    """What was last asked for one model, and the work on it, which takes turns by `lock`."""
 
-    versions: dict[int, VersionRecord] = field(default_factory=dict)
     override: Override = _NO_OVERRIDE
     policy: Policy | None = None
     following: asyncio.Task[None] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def try_again(self, *, also_sound: bool = False) -> None:
-        """Nothing is known any more against the files of versions that did not come, or of any."""
-        for version, own in self.versions.items():
-            if own.may_come or also_sound:
-                self.versions[version] = own.forgiven()
 
 
 class ModelControl:
@@ -105,6 +101,7 @@ class ModelControl:
         self._options, self._is_leaving, self._metrics = options, is_leaving, metrics
         self._load_options, self._load_by_model = load_options, load_by_model
         self._models: defaultdict[str, _Model] = defaultdict(_Model)
+        self._records = catalog.records  # what became of each version, by model and number
         self._last_look: dict[str, ModelLook] = {}
         self._misplaced: dict[str, int] = {}  # in how many looks up to the last one
         self._said_of_all: tuple[str, ...] = ()  # why an engine serves no model
@@ -187,7 +184,7 @@ class ModelControl:
                 continue
             self._tell_misplaced(look)
             before, now, self._last_look = self._last_look, look.models, look.models
-            for name in sorted({*before, *now, *(name for name, own in self._models.items() if own.versions)}):
+            for name in sorted({*before, *now, *(name for name, records in self._records.items() if records)}):
                 self._follow(name, before.get(name, _NOTHING), now.get(name, _NOTHING))
 
     def _tell_misplaced(self, look: StoreLook) -> None:
@@ -204,22 +201,20 @@ class ModelControl:
             return
         own = self._models[name]
         if own.following is None or own.following.done():
-            found = settle(None if before is None else before.versions, now.versions)
-            own.following = self._tasks.spawn(self._obey(name, found, now.behind(before)))
+            own.following = self._tasks.spawn(self._obey(name, now.after(before)))
 
     def _set_trouble(self, name: str, trouble: str) -> None:
         """Its versions cannot be seen. What is loaded goes on serving."""
         if self._catalog.reason(name, WHOLE_MODEL) != trouble:
             _log.error("refused %s: %s", name, trouble)
-            self._catalog.set_refused(name, WHOLE_MODEL, trouble)
+            self._records[name][WHOLE_MODEL] = VersionRecord(reason=trouble)
 
     async def load(self, name: str, override: Override = _NO_OVERRIDE) -> None:
         """Load a model, or load it again if it changed; return when it serves. Goes on if the caller leaves.
 
         Raises Unavailable in another mode, NotFound, or InvalidRequest when the name is none or a version was refused.
         """
-        self.check_explicit()
-        _check_asked(name)
+        self._check_asked(name)
         await self._see_through(self._load_asked(name, override))
 
     async def _load_asked(self, name: str, override: Override) -> None:
@@ -227,55 +222,57 @@ class ModelControl:
         if look.trouble:
             self._set_trouble(name, look.trouble)
             raise InvalidRequest(f"load failed for model '{name}': {look.trouble}")
-        seen = look.versions
-        if not seen:
+        if not look.versions:
             why = "; ".join(look.misplaced) or "there is no version of it in the store"
             raise NotFound(f"failed to load '{name}', failed to poll from model repository; {why}")
-        found = settle(None, seen)
-        policy = self._policy(name, look, override)
+        wanted = self._wanted(name, look.after(None), override)
         # Before anything changes: what serves goes on. A request for two versions is not met by one.
-        if unmet := _unmet(policy, found, needs_all=override.versions is not None):
+        if unmet := wanted.unmet(needs_all=override.versions is not None):
             raise InvalidRequest(f"load failed for model '{name}': {unmet}{self._still(name)}")
-        model = self._models[name]
+        model, records = self._models[name], self._records[name]
         async with model.lock:
-            self._catalog.forget_refusal(name, WHOLE_MODEL)
+            records.pop(WHOLE_MODEL, None)
             # Asked for by a person: what was refused before deserves another try.
-            model.try_again(also_sound=True)
+            self._try_again(name, also_sound=True)
             if override != model.override:
-                for version, own in model.versions.items():
+                for version, own in records.items():
                     if own.loaded is not None:
-                        model.versions[version] = VersionRecord(loaded=("before the override",))
+                        records[version] = replace(own, loaded=("before the override",))
             model.override = override
-            await self._converge(name, policy.judged(found), policy)
-            refused = [version for version, own in model.versions.items() if own.refused is not None]
+            await self._converge(name, wanted)
+            refused = [version for version, own in records.items() if own.refused is not None]
         if refused:
-            reason = f"version {max(refused)} is at UNAVAILABLE state: {self._catalog.reason(name, max(refused))}"
+            reason = f"version {max(refused)} is at UNAVAILABLE state: {records[max(refused)].reason}"
             raise InvalidRequest(f"load failed for model '{name}': {reason}{self._still(name)}")
+
+    def _try_again(self, name: str, *, also_sound: bool = False) -> None:
+        """Forget what is known against the files of versions that did not come, or of all."""
+        for version, own in self._records[name].items():
+            if own.may_come or also_sound:
+                self._records[name][version] = own.forgiven()
 
     async def unload(self, name: str) -> None:
         """Unload every version of a model; return when its last request is answered and its memory is free.
 
         A model that is not loaded is no error. Raises Unavailable in another mode, InvalidRequest for what is no name.
         """
-        self.check_explicit()
-        _check_asked(name)
+        self._check_asked(name)
         if name in self._models:  # else it was never loaded
             await self._see_through(self._unload_asked(name, self._models[name]))
 
     async def _unload_asked(self, name: str, model: _Model) -> None:
         async with model.lock:
-            versions = [version for version, own in model.versions.items() if own.loaded is not None]
-            model.versions.clear()
+            versions = [version for version, own in self._records[name].items() if own.loaded is not None]
+            self._try_again(name, also_sound=True)
+            self._records[name].update(dict.fromkeys(versions, VersionRecord(reason="unloaded")))
             model.override = _NO_OVERRIDE
             leaving = [self._lifecycle.take_out_of_service(name, version) for version in versions]
-            for version in versions:
-                self._catalog.set_refused(name, version, "unloaded")
         await asyncio.gather(*(task for task in leaving if task is not None))
 
     async def _see_through(self, work: Coroutine[object, object, None]) -> None:
         """Work that has begun is finished, whether the client waits or leaves."""
         task = self._tasks.spawn(work)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        task.add_done_callback(ignore_error)
         await asyncio.shield(task)
 
     async def names_in_store(self) -> list[str]:
@@ -283,20 +280,12 @@ class ModelControl:
 
         Raises Unavailable where the store cannot be read.
         """
-        if self._options.mode != "explicit":
-            return []
-        try:
-            return await self._watch.names()
-        except OSError as error:
-            raise _unreadable(error) from error
+        return (await _answer_of_store(self._watch.names()))[0] if self._options.mode == "explicit" else []
 
     async def versions_in_store(self) -> dict[str, list[int]]:
         """All that the store holds now, served or not, by name and ascending. Raises Unavailable."""
-        try:
-            async with self._looking:  # one look at a time, however many ask
-                found = await self._watch.look()
-        except OSError as error:
-            raise _unreadable(error) from error
+        async with self._looking:  # one look at a time, however many ask
+            found = await _answer_of_store(self._watch.look())
         return {name: sorted(look.versions) for name, look in sorted(found.models.items())}
 
     def check_explicit(self) -> None:
@@ -309,76 +298,79 @@ class ModelControl:
             error.retry_after_s = None
             raise error
 
-    async def _obey(self, name: str, found: dict[int, VersionFiles], look: ModelLook) -> None:
-        model = self._models[name]
-        policy = self._policy(name, look, model.override)
-        unmet = _unmet(policy, found)
+    def _check_asked(self, name: str) -> None:
+        """Raises Unavailable in another mode, and InvalidRequest for what cannot be a model's name."""
+        self.check_explicit()
+        try:
+            check_name(name)
+        except UsageError as error:
+            raise InvalidRequest(str(error)) from error
+
+    async def _obey(self, name: str, look: ModelLook) -> None:
+        model, records = self._models[name], self._records[name]
+        wanted = self._wanted(name, look, model.override)
+        found, unmet = wanted.found, wanted.unmet()
         try:
             async with model.lock:
-                model.try_again()
-                await self._converge(name, policy.judged(found), policy)
+                self._try_again(name)
+                await self._converge(name, wanted)
                 if unmet:
                     self._set_trouble(name, unmet)
         except Exception:  # a bug, which must not end the watch over the other models
             _log.exception("following %s failed; this is a bug", name)
-        if self._options.mode == "none" and any(own.may_come for own in model.versions.values()):
-            self._tasks.spawn(self._look_later(name))
+        if self._options.mode == "none" and any(own.may_come for own in records.values()):
+            self._tasks.spawn(self._look_again(name, after_s=15.0))  # without polling, nothing else fetches it
         if self._options.mode != "poll":
             return
-        for version in [v for v, own in model.versions.items() if v not in found and own.loaded is None]:
-            del model.versions[version]
-        self._catalog.drop_absent(name, {*found, WHOLE_MODEL} if unmet else found)
-        if not model.versions:
+        keep = {*found, WHOLE_MODEL} if unmet else found
+        for version in [v for v, own in records.items() if v not in keep and own.loaded is None]:
+            del records[version]
+        if not records:
             model.policy = None
 
-    async def _look_later(self, name: str) -> None:
-        """Without polling, a version that could not be fetched is tried again."""
-        await asyncio.sleep(15.0)
-        if not self._is_leaving():
-            await self._look_again(name)
-
-    def _policy(self, name: str, look: ModelLook, override: Override) -> _Wanted:
+    def _wanted(self, name: str, look: ModelLook, override: Override) -> _Wanted:
         """Which versions are wanted, and who says so: the request to load, the model's configuration, the operator."""
+        found = look.versions
         if override.versions is not None:
-            return _Wanted(override.versions, "the request")
+            return _Wanted(override.versions, "the request", found)
         # A configuration is not signed, so it decides nothing where signatures are required.
-        if self._load_options.signed is not None:
-            return _Wanted(self._options.versions, "--version-policy")
-        if look.unknown_policy:
+        is_signed = self._load_options.signed is not None
+        if look.unknown_policy and not is_signed:
+            # Nothing can be loaded, and what serves goes on.
+            trouble = look.unknown_policy
             serving = tuple(served.key.version for served in self._catalog.versions(name))
-            return _Wanted(serving or self._options.versions, CONFIG, look.unknown_policy)
-        if look.policy is not None:
-            return _Wanted(look.policy, f"version_policy in {CONFIG}")
-        return _Wanted(self._options.versions, "--version-policy")
+            stamp = ("unknown policy", trouble)
+            found = {version: replace(one, stamp=stamp, trouble=trouble) for version, one in found.items()}
+            return _Wanted(serving or self._options.versions, CONFIG, found)
+        if look.policy is not None and not is_signed:
+            return _Wanted(look.policy, f"version_policy in {CONFIG}", found)
+        return _Wanted(self._options.versions, "--version-policy", found)
 
-    async def _converge(self, name: str, found: dict[int, VersionFiles], wanted: _Wanted) -> None:
+    async def _converge(self, name: str, wanted: _Wanted) -> None:
         """While the model's lock is held."""
-        model = self._models[name]
-        model.policy = wanted.policy
+        found, records = wanted.found, self._records[name]
+        self._models[name].policy = wanted.policy
         for version, one in found.items():
-            known = model.versions.get(version)
+            known = records.get(version)
             # Where the files are again those that serve, nothing is wrong with them any more.
-            if known is not None and known.refused is not None and known.loaded == one.stamp:
-                model.versions[version] = known.forgiven()
-                self._catalog.forget_refusal(name, version)
-        while (step := next_step(found, model.versions, wanted.policy)) is not None:
+            if known is not None and known.loaded == one.stamp:
+                records[version] = VersionRecord(known.loaded)
+        while (step := next_step(found, records, wanted.policy)) is not None:
             match step:
-                case Load(version):
+                case "load", version:
                     await self._load(name, version, found[version])
-                case Unload(version):
+                case "unload", version:
                     self._lifecycle.take_out_of_service(name, version)
-                    del model.versions[version]
+                    del records[version]
                     if version in found:
-                        self._catalog.set_refused(name, version, "unloaded")
+                        records[version] = VersionRecord(reason="unloaded")
 
     async def _load(self, name: str, version: int, found: VersionFiles) -> None:
-        model = self._models[name]
-        known = model.versions.get(version, VersionRecord())
-        told = self._catalog.reason(name, version)
-        if known.loaded is None:
-            self._catalog.set_loading(name, version)
-        options = self._load_by_model.get(name, self._load_options)
-        options = replace(options, configured_batch=model.override.max_batch_size)
+        records = self._records[name]
+        known = records.get(version, VersionRecord())
+        records[version] = replace(known, is_loading=known.loaded is None)
+        own_options = self._load_by_model.get(name, self._load_options)
+        options = replace(own_options, configured_batch=self._models[name].override.max_batch_size)
         try:
             if found.trouble:
                 raise BundleError(found.trouble)
@@ -388,15 +380,14 @@ class ModelControl:
             reason = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
             # What a store does not give is tried again at every look, and files may change while they are copied.
             is_unfetched = isinstance(error, NotFetched)
-            if reason != told or not (is_unfetched or known.loaded is not None):
+            if reason != known.reason or not (is_unfetched or known.loaded is not None):
                 _log.error("refused %s version %d: %s", name, version, reason, exc_info=None if is_foreseen else error)
             self._metrics.load_ended("refused")
-            self._catalog.set_refused(name, version, reason)
-            model.versions[version] = VersionRecord(known.loaded, found.stamp, is_unfetched)
+            records[version] = VersionRecord(known.loaded, found.stamp, is_unfetched, reason)
             return
         self._metrics.load_ended("loaded")
         self._lifecycle.put_into_service(loaded, options)
-        model.versions[version] = VersionRecord(loaded=found.stamp)
+        records[version] = VersionRecord(loaded=found.stamp)
         for proved in loaded.engines:
             info = proved.engine.info
             _log.info(
@@ -411,44 +402,33 @@ class ModelControl:
 
     def _load_came_late(self, stored: StoredVersion) -> None:
         """Its disk answers again, so a version that was refused for that deserves another look."""
-        versions = self._models[stored.name].versions
-        if stored.version in versions:
-            versions[stored.version] = versions[stored.version].forgiven()
+        records = self._records[stored.name]
+        if stored.version in records:
+            records[stored.version] = records[stored.version].forgiven()
         self._answers_again(stored.name)
 
     def _answers_again(self, name: str) -> None:
         """What was to be loaded at the start is loaded now. Polling looks by itself; explicit mode loads on request."""
-        if self._options.mode == "none" and not self._is_leaving():
+        if self._options.mode == "none":
             self._tasks.spawn(self._look_again(name))
 
-    async def _look_again(self, name: str) -> None:
+    async def _look_again(self, name: str, after_s: float = 0.0) -> None:
+        await asyncio.sleep(after_s)
+        if self._is_leaving():
+            return
         look = await self._watch.look_at(name)
         if not look.trouble:
-            self._catalog.forget_refusal(name, WHOLE_MODEL)
-            await self._obey(name, settle(None, look.versions), look)
+            self._records[name].pop(WHOLE_MODEL, None)
+            await self._obey(name, look.after(None))
 
     def _still(self, name: str) -> str:
         still = [str(served.key.version) for served in self._catalog.versions(name)]
         return f"; version {', '.join(still)} serves" if still else ""
 
 
-def _unmet(wanted: _Wanted, found: dict[int, VersionFiles], *, needs_all: bool = False) -> str:
-    """Which versions are wanted and not there, where none of them is, or not all; "" where enough are."""
-    numbers = wanted.policy if isinstance(wanted.policy, tuple) else ()
-    absent = [number for number in numbers if number not in found]
-    if not found or not absent or (len(absent) < len(numbers) and not needs_all):
-        return ""
-    named, has = (", ".join(map(str, versions)) for versions in (absent, sorted(found)))
-    return f"{wanted.said_by} wants version {named}, and the store has {has}; name one of these, or put it there"
-
-
-def _unreadable(error: OSError) -> Unavailable:
-    return Unavailable(f"the store cannot be read ({error}); see whether its disk is there")
-
-
-def _check_asked(name: str) -> None:
-    """Raises InvalidRequest for what cannot be a model's name."""
+async def _answer_of_store(look: Awaitable[Answer]) -> Answer:
+    """Raises Unavailable where the store cannot be read."""
     try:
-        check_name(name)
-    except UsageError as error:
-        raise InvalidRequest(str(error)) from error
+        return await look
+    except OSError as error:
+        raise Unavailable(f"the store cannot be read ({error}); see whether its disk is there") from error

@@ -1,4 +1,4 @@
-"""Files in an object store or whatever else fsspec knows: listed and downloaded, and its errors in words.
+"""Lists and downloads files of an object store, or of any other place that fsspec knows, and explains its errors.
 
 The library is imported only where a store is remote. Time-outs, retries and credentials are its own. Every call blocks.
 """
@@ -25,7 +25,7 @@ class RemoteError(OSError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class RemoteObject:
-    """One file. `path` is relative to where was looked, in its owner's words; `tag` changes when its content does."""
+    """One file. `path` is relative to the folder that was listed; `tag` changes when the content does."""
 
     path: str
     bytes: int
@@ -46,7 +46,7 @@ class RemoteFiles:
         self._files, self._root = _open(self.url)
 
     def entries(self, path: str = "") -> Mapping[str, bool]:
-        """What lies in a folder, by name; whether it is a folder. Raises RemoteError, also where nothing does."""
+        """The names in a folder, and whether each is a folder. Raises RemoteError, also where it is not there."""
         where = self._place(path)
         try:
             self._files.invalidate_cache()

@@ -69,17 +69,17 @@ class VersionCache:
                 fill(filling)
                 sync_tree(filling)
                 filling.chmod(0o755)
-                _publish(filling, target)
+                filling.rename(target)
+        except OSError as error:
+            # Else another process that serves the same store was quicker.
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
         finally:
             shutil.rmtree(filling, ignore_errors=True)
 
-    def drop(self, stored: StoredVersion) -> None:
-        """Forget a version that is not sound."""
-        shutil.rmtree(stored.model_folder, ignore_errors=True)
-
     def names(self) -> list[str]:
         """The models of which something is here."""
-        return sorted(path.name for path in self._folders(self.folder))
+        return sorted(path.name for path in self.folder.glob("*/"))
 
     def newest(self, name: str) -> dict[int, StoredVersion]:
         """Of each version of a model what came last, and its digest is in its folder's name."""
@@ -91,32 +91,16 @@ class VersionCache:
 
     def prune(self, name: str, digests: Container[str]) -> None:
         """Remove what the remote store has no more, and what a process that died has left."""
-        for folder, _, digest in list(self._entries(name)):
-            if digest not in digests:
-                shutil.rmtree(folder, ignore_errors=True)
-        for folder in self._folders(self.folder / name):
-            old_s = time.time() - folder.stat().st_mtime
-            # A day is longer than any download.
-            if folder.name.startswith(_PARTIAL_PREFIX) and old_s > 24 * 3600:
-                shutil.rmtree(folder, ignore_errors=True)
+        gone = [folder for folder, _, digest in self._entries(name) if digest not in digests]
+        yesterday_s = time.time() - 24 * 3600  # a day is longer than any download
+        partial = (self.folder / name).glob(f"{_PARTIAL_PREFIX}*/")
+        for folder in (*gone, *(one for one in partial if one.stat().st_mtime < yesterday_s)):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _entries(self, name: str) -> Iterator[tuple[Path, int, str]]:
-        for folder in self._folders(self.folder / name):
+        for folder in (self.folder / name).glob("*/"):
             if found := _ENTRY.fullmatch(folder.name):
                 yield folder, int(found[1]), found[2]
-
-    @staticmethod
-    def _folders(folder: Path) -> list[Path]:
-        return [path for path in folder.glob("*") if path.is_dir()]  # none where there is no such folder
-
-
-def _publish(filling: Path, target: Path) -> None:
-    try:
-        filling.rename(target)
-    except OSError as error:
-        # Another process that serves the same store was quicker.
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
 
 
 # An object's name may be what no file can have here, such as one below another file.
@@ -160,7 +144,6 @@ class RemoteStore:
         self._listed: dict[str, dict[int, RemoteVersion]] = {}  # as the last look at each model saw it
         self._configs: dict[str, RemoteObject | None] = {}
         self._read_config = lru_cache(1024)(self._download_config)
-        self._pruned: set[str] = set()
         self._misplaced: dict[str, list[str]] = {}  # by model, "" the store itself
 
     def names(self) -> list[str]:
@@ -193,16 +176,14 @@ class RemoteStore:
         """Every version of a model, as it is listed now. Raises RemoteError, and UsageError where the name is none."""
         check_name(name)
         try:
-            layout = self._found_layout()
-            found = self._list(name, layout)
+            found = self._list(name)
         except RemoteError:
             if self._was_reached:
                 raise
             return {version: RemoteVersion(stored, ()) for version, stored in self._cache.newest(name).items()}
-        self._listed[name] = found
-        if name not in self._pruned:
-            self._pruned.add(name)
+        if name not in self._listed:  # later, what the store has no more may still serve
             self._cache.prune(name, {one.digest for one in found.values()})
+        self._listed[name] = found
         return found
 
     def config(self, name: str) -> bytes | None:
@@ -237,12 +218,11 @@ class RemoteStore:
 
         Raises NotFetched where another try may help, BundleError where only other files do, JobError for this disk.
         """
-        listed = self._listed.get(stored.name, {}).get(stored.version)
-        if listed is not None and listed.stored != stored:
-            listed = None
+        found = self._listed.get(stored.name, {}).get(stored.version)
+        listed = found if found is not None and found.stored == stored else None
         if _is_here(stored, listed):
             return
-        self._cache.drop(stored)
+        shutil.rmtree(stored.model_folder, ignore_errors=True)
         if listed is None:
             raise NotFetched(f"{self.root}: {stored.name} version {stored.version} is not there any more")
         try:
@@ -288,7 +268,7 @@ class RemoteStore:
         name = listed.stored.name
         for one in listed.objects:
             self._download(name, one, folder)
-        now = self._list(name, self._found_layout()).get(listed.stored.version)
+        now = self._list(name).get(listed.stored.version)
         if now is None or now.digest != listed.digest:
             raise RemoteError(f"{self.root}: {name} version {listed.stored.version} changed while it was fetched")
 
@@ -324,7 +304,8 @@ class RemoteStore:
         """What comes before a model's files."""
         return f"{name}/" if self._layout is StoreLayout.MODELS else ""
 
-    def _list(self, name: str, layout: StoreLayout) -> dict[int, RemoteVersion]:
+    def _list(self, name: str) -> dict[int, RemoteVersion]:
+        layout = self._found_layout()
         if layout is not StoreLayout.MODELS and name != self._model_name:
             return {}
         objects = self._files.objects(self._prefix(name).rstrip("/"))
@@ -384,8 +365,8 @@ def _is_here(stored: StoredVersion, listed: RemoteVersion | None) -> bool:
         if stored.is_bundle:
             open_bundle(stored.folder)
             return True
-        sizes = [(stored.model_folder / one.path, one.bytes) for one in (listed.objects if listed else ())]
-        return all(path.stat().st_size == nbytes for path, nbytes in sizes)
+        objects = () if listed is None else listed.objects
+        return all((stored.model_folder / one.path).stat().st_size == one.bytes for one in objects)
     except (BundleError, OSError) as error:
         _log.warning("%s; it is fetched again", error)
         return False

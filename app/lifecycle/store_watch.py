@@ -18,7 +18,8 @@ from weakref import WeakValueDictionary
 
 from convoy.app.lifecycle.remote_files import RemoteError
 from convoy.app.lifecycle.remote_store import RemoteStore
-from convoy.app.lifecycle.version_plan import Stamp, VersionFiles
+from convoy.app.lifecycle.tasks import ignore_error
+from convoy.app.lifecycle.version_plan import VersionFiles, settle
 from convoy.app.loading.triton_config import version_policy
 from convoy.app.server.runtime import begin
 from convoy.models.bundle import MANIFEST
@@ -43,11 +44,14 @@ class ModelLook:
     unknown_policy: str = ""
     misplaced: tuple[str, ...] = ()
 
-    def behind(self, before: ModelLook | None) -> ModelLook:
-        """With the policy of the look before, because the configuration may be being written just now."""
-        if before is None or not before.versions:
-            return self
-        return replace(self, policy=before.policy, unknown_policy=before.unknown_policy)
+    def after(self, before: ModelLook | None) -> ModelLook:
+        """The two looks as one picture, as `settle` makes it; None: there was no look before.
+
+        The policy is that of the look before, because the configuration may be being written just now.
+        """
+        versions = settle(None if before is None else before.versions, self.versions)
+        policies = before if before is not None and before.versions else self
+        return replace(self, versions=versions, policy=policies.policy, unknown_policy=policies.unknown_policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,37 +93,30 @@ def look_at_model(store: Store | RemoteStore, name: str) -> ModelLook:
 
 def _policy(store: Store | RemoteStore, name: str, version: int) -> Policy | None:
     """Which versions a model's configuration wants. Raises BundleError, and RemoteError."""
-    if isinstance(store, Store):
-        return _policy_in(store.version(name, version).model_folder / CONFIG)
-    data = store.config(name)
-    return None if data is None else version_policy(data, f"{store.root}/{name}/{CONFIG}")
-
-
-def _policy_in(path: Path) -> Policy | None:
-    """Raises BundleError."""
+    if isinstance(store, RemoteStore):
+        data = store.config(name)
+        return None if data is None else version_policy(data, f"{store.root}/{name}/{CONFIG}")
+    path = store.version(name, version).model_folder / CONFIG
     try:
         status = path.stat()
+        return _policy_of_file(path, status.st_size, status.st_mtime_ns, status.st_ino)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise BundleError(_told(path, error)) from error
-    return _policy_of_file(path, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 @lru_cache(maxsize=1024)
 def _policy_of_file(path: Path, size: int, mtime_ns: int, inode: int) -> Policy | None:
-    """What it said when it looked like this. Raises BundleError, and reads it again the next time."""
-    try:
-        return version_policy(read_small(path), str(path))
-    except OSError as error:
-        raise BundleError(_told(path, error)) from error
+    """What the file said when it had this size, time and inode. An error is not kept."""
+    return version_policy(read_small(path), str(path))
 
 
 def _look(stored: StoredVersion) -> VersionFiles:
     try:
         is_bundle = os.path.lexists(stored.folder / MANIFEST)
-        beside = () if is_bundle else _files(stored.model_folder)  # a bare model's config.pbtxt and labels
-        return VersionFiles((*_files(stored.folder), *beside), is_bundle)
+        beside = () if is_bundle else sorted(_stamps(stored.model_folder))  # a bare model's config.pbtxt and labels
+        return VersionFiles((*sorted(_stamps(stored.folder)), *beside), is_bundle)
     except OSError as error:
         trouble = _told(stored.folder, error)
         return VersionFiles(("unreadable", trouble), is_complete=False, trouble=trouble)
@@ -131,12 +128,8 @@ def _told(folder: Path | str, error: OSError) -> str:
     return f"{error.filename or folder}: cannot be read ({error.strerror or error}); mend it or remove it"
 
 
-def _files(folder: Path) -> Stamp:
-    return tuple(sorted(_stamps(folder)))
-
-
 def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int]]:
-    """Of everything but folders. Loading the version reports what is neither a file nor a folder."""
+    """Names, sizes, times and inodes of everything but folders. Loading reports what is neither file nor folder."""
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
@@ -177,33 +170,28 @@ class StoreWatch:
         # The library for a remote store has time-outs and retries of its own, which end before two minutes.
         default_s = 120.0 if isinstance(store, RemoteStore) else _PATIENCE_S
         self._store, self._on_answer, self._patience_s = store, on_answer, patience_s or default_s
-        self._hanging: dict[str, asyncio.Future[None]] = {}
+        self._hanging: set[str] = set()
         self._naming: asyncio.Future[tuple[list[str], tuple[str, ...]]] | None = None
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def names(self) -> list[str]:
-        """The models' names. Raises OSError where the store cannot be read or does not answer."""
-        return (await self._names())[0]
+    async def names(self) -> tuple[list[str], tuple[str, ...]]:
+        """The models' names, and what else lies there and is misplaced.
 
-    async def _names(self) -> tuple[list[str], tuple[str, ...]]:
+        Raises OSError where the store cannot be read or does not answer.
+        """
         # All callers meanwhile share one thread, which may never end.
-        if self._naming is None:
+        if self._naming is None or self._naming.done():
             self._naming = begin(partial(names_in, self._store), "look-at-store")
-            self._naming.add_done_callback(self._named)
+            self._naming.add_done_callback(ignore_error)
         work = self._naming
         await asyncio.wait([work], timeout=self._patience_s)
         if not work.done():
             raise OSError(f"{self._store.root} does not answer within {self._patience_s:g} s")
         return work.result()
 
-    def _named(self, work: asyncio.Future[tuple[list[str], tuple[str, ...]]]) -> None:
-        self._naming = None
-        if not work.cancelled():
-            work.exception()  # the callers may have left
-
     async def look(self) -> StoreLook:
         """Every model. Raises OSError where the store cannot be read or does not answer."""
-        names, misplaced = await self._names()
+        names, misplaced = await self.names()
         return StoreLook(await self._look_at(names), misplaced)
 
     async def look_at(self, name: str) -> ModelLook:
@@ -231,16 +219,14 @@ class StoreWatch:
             found |= ended
             hanging, *left = left[len(ended) :]
             found[hanging] = ModelLook(trouble=self._told(hanging))
-            self._hanging[hanging] = work
+            self._hanging.add(hanging)
             work.add_done_callback(partial(self._answers_again, hanging))
         return found
 
     def _answers_again(self, name: str, work: asyncio.Future[None]) -> None:
-        if not work.cancelled():
-            work.exception()  # it would have been told
-        if self._hanging.get(name) is work:
-            del self._hanging[name]
-            self._on_answer(name)
+        ignore_error(work)
+        self._hanging.discard(name)
+        self._on_answer(name)
 
     def _told(self, name: str) -> str:
         return (

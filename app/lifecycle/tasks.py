@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
@@ -26,6 +26,12 @@ class Tasks:
         for task in list(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+
+
+def ignore_error(done: asyncio.Future[Any]) -> None:
+    """A callback for work that may be left alone: its error is not reported as one that was never retrieved."""
+    if not done.cancelled():
+        done.exception()
 
 
 async def to_its_end(work: Awaitable[Result]) -> Result:

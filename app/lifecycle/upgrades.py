@@ -13,7 +13,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from convoy.app.engines.base import Engine
 from convoy.app.engines.batch import EngineFailure
@@ -40,8 +39,7 @@ _log = logging.getLogger("convoy")
 
 def prove_plan(job: Job, wish: PlanRequest) -> ProvedEngine:
     """The engine of a plan that has just been built, or is compiled now. Raises NotProved."""
-    if job.plan_cache is None:
-        raise NotProved(f"{wish.variant.file}: there is no plan cache")
+    assert job.plan_cache is not None  # else nothing is wished for
     found = find_plan(job.plan_cache, wish.key)
     if isinstance(found, NoPlan):
         raise NotProved(f"{wish.variant.file}: {found.reason}")
@@ -101,12 +99,9 @@ class Upgrades:
         try:
             # Looked for anew each time: while one plan is built, an engine may be lost and the version loaded again.
             while not served.withdrawn:
-                left = (one for one in served.loaded.wishes if (one.device.name, one.key) not in failed)
-                if (wish := next(left, None)) is not None and _is_served(served, wish):
-                    _fulfilled(served, wish)  # it took over while the version was loaded again
-                elif wish is not None:
-                    tried = await self._fulfil(served, wish)
-                    failed |= {(one.device.name, one.key) for one in tried if one in served.loaded.wishes}
+                left = [one for one in served.loaded.wishes if (one.device.name, one.key) not in failed]
+                if left:
+                    failed |= {(one.device.name, one.key) for one in await self._fulfil(served, left[0])}
                 elif served.loaded.untried:
                     await self._try(served, untried := served.loaded.untried[0])
                     others = tuple(one for one in served.loaded.untried if one != untried)
@@ -117,12 +112,15 @@ class Upgrades:
             self._at_work.discard(served.key)
 
     async def _fulfil(self, served: Served, wish: PlanRequest) -> list[PlanRequest]:
-        """Which wishes were tried. Whatever goes wrong, the version is served as before and the next gets its turn."""
+        """Which wishes failed. Whatever goes wrong, the version is served as before and the next gets its turn."""
+        if _is_served(served, wish):
+            _fulfilled(served, wish)  # it took over while the version was loaded again
+            return []
         tried = [wish]
         result: PlanResult
         try:
             await self._move_to_plan(served, wish)
-            return tried
+            return []
         except _NotBuilt as failure:
             result, reason = "not_built", str(failure)
             # On a GPU itself a build may just lack memory; elsewhere the same build would fail again.
@@ -140,9 +138,7 @@ class Upgrades:
 
     async def _move_to_plan(self, served: Served, wish: PlanRequest) -> None:
         """Raises NotProved or JobError."""
-        if served.options.plan_cache is None:
-            raise NotProved("there is no plan cache")
-        await self._build(served, wish, served.options.plan_cache)
+        await self._build(served, wish)
         if served.withdrawn:
             return
         serves = await self._let_take_over(served, lambda job: prove_plan(job, wish))
@@ -155,16 +151,16 @@ class Upgrades:
 
     async def _try(self, served: Served, untried: TuningCandidate) -> None:
         """What serves now may be slower than ONNX Runtime, or ONNX Runtime as it came; and either serves for good."""
-        if served.withdrawn or not any(one.lane.device == untried.device.name for one in served.lanes):
+        if served.withdrawn or not any(lane.device == untried.device.name for lane in served.lanes):
             return
         about = f"{untried.variant.file} of {served.key.model} version {served.key.version} on {untried.device.name}"
         try:
             serves = await self._let_take_over(served, lambda job: prove_tuned(job, untried))
         except (NotProved, JobError) as failure:
             _log.info("ONNX Runtime does not take over with %s: %s", about, failure)
-            self._tell(
-                served, refusal("onnxruntime-cuda", untried.device.name, _in_file(untried.variant.file, failure))
-            )
+            reason = refusal("onnxruntime-cuda", untried.device.name, _in_file(untried.variant.file, failure))
+            others = tuple(one for one in served.loaded.skipped if one != reason)
+            served.loaded = replace(served.loaded, skipped=(*others, reason))
         except Exception:  # a bug, here or in a library
             _log.exception("tuning %s failed; this is a bug", about)
         else:
@@ -176,19 +172,17 @@ class Upgrades:
         proving = asyncio.ensure_future(asyncio.to_thread(lambda: prove(_job(served))))
         try:
             proved = await to_its_end(proving)
-        except asyncio.CancelledError:  # the core stops, and what has been opened meanwhile must be closed
-            if proving.exception() is None:
-                await asyncio.to_thread(proving.result().engine.close)
-            raise
-        try:
             await self._check_pays(served, proved)
         except BaseException:
-            await asyncio.to_thread(proved.engine.close)
+            if proving.exception() is None:  # also where the core stops meanwhile, what has been opened is closed
+                await asyncio.to_thread(proving.result().engine.close)
             raise
         return proved if await self._swap(served, proved) else None
 
-    async def _build(self, served: Served, wish: PlanRequest, plan_cache: Path) -> None:
+    async def _build(self, served: Served, wish: PlanRequest) -> None:
         """Return when the plan is there. Raises NotProved when it cannot be built."""
+        plan_cache = served.options.plan_cache
+        assert plan_cache is not None  # else nothing is wished for
         if isinstance(await asyncio.to_thread(find_plan, plan_cache, wish.key), Plan):
             # Built meanwhile: for another GPU of the same name, another version, or by another server.
             served.plan_build = PlanBuild("built", file=wish.variant.file)
@@ -217,13 +211,13 @@ class Upgrades:
 
     async def _check_pays(self, served: Served, proved: ProvedEngine) -> None:
         """Compare it with what serves on the same device, in turns: both bear the same load. Raises NotProved."""
-        rival = next((one for one in served.at_work if one.lane.device == proved.engine.info.device), None)
+        rival = next((lane for lane in served.at_work if lane.device == proved.engine.info.device), None)
         if rival is None:
             return
         measured: list[Rounds] = []
         try:
             # In the rival's own thread, because that bounds how many are in it at once; its other slots go on.
-            comparing = self._probe(rival.lane, lambda: measured.extend(race([rival.proved.engine, proved.engine])))
+            comparing = self._probe(rival, lambda: measured.extend(race([rival.proved.engine, proved.engine])))
             await to_its_end(comparing)  # before that neither may be closed
         except EngineFailure as failure:
             raise NotProved(f"it could not be compared with what serves: {failure}") from failure
@@ -236,13 +230,8 @@ class Upgrades:
         build = served.plan_build or PlanBuild("failed", file=wish.variant.file)
         served.plan_build = replace(build, reason=reason)
         told = refusal(wish.library, wish.device.name, _in_file(wish.variant.file, reason))
-        served.loaded = replace(served.loaded, skipped=still_refused(served.loaded.skipped, wish))
-        self._tell(served, told)
+        served.loaded = replace(served.loaded, skipped=(*still_refused(served.loaded.skipped, wish), told))
         _log.warning("%s version %d is served as before: %s", served.key.model, served.key.version, told)
-
-    def _tell(self, served: Served, reason: str) -> None:
-        others = tuple(one for one in served.loaded.skipped if one != reason)
-        served.loaded = replace(served.loaded, skipped=(*others, reason))
 
 
 def _workspace_mb(device: Device) -> int:
@@ -267,7 +256,7 @@ def _in_file(file: str, reason: object) -> str:
 
 
 def _is_served(served: Served, wish: PlanRequest) -> bool:
-    infos = [one.proved.engine.info for one in served.at_work]
+    infos = [lane.proved.engine.info for lane in served.at_work]
     wanted = (wish.device.name, wish.library, wish.variant.precision)
     return any((info.device, info.engine, info.precision) == wanted for info in infos)
 
@@ -279,7 +268,8 @@ def _fulfilled(served: Served, wish: PlanRequest) -> None:
 
 
 def _job(served: Served) -> Job:
-    """Raises JobError."""
-    bundle, options = open_bundle(served.loaded.stored.folder), served.options
+    """What the version was loaded from: where signatures are required, the copy that was checked. Raises JobError."""
+    loaded, options = served.loaded, served.options
+    bundle = open_bundle((loaded.stored if loaded.copy is None else loaded.copy.stored).folder)
     on = (options.precision, options.machine, options.plan_cache)
     return Job.of_bundle(bundle, served.spec.max_batch_size, *on, warm_up_runs=options.warm_up_runs)

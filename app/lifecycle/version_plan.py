@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from convoy.models.version_policy import Latest, Policy, allows
 
@@ -26,7 +27,7 @@ Stamp = tuple[object, ...]
 class VersionFiles:
     """One version on disk. `is_complete`: nothing seems to be writing or removing it just now.
 
-    One look by itself knows that only where a file is there which is written last; `settle` knows it of the others.
+    A single look knows this only of a bundle, whose manifest is written last; `settle` finds it out for the others.
     `trouble`: why the version cannot be loaded as it is, which is known without trying.
     """
 
@@ -39,26 +40,23 @@ class VersionFiles:
 class VersionRecord:
     """What became of one version: the stamp that is loaded, and the one that was refused last.
 
-    `may_come`: it was refused only because the store did not give it.
+    `may_come`: it was refused only because the store did not give it. `reason`: why it was refused, or is not loaded.
+    `is_loading`: it is loaded for the first time.
     """
 
     loaded: Stamp | None = None
     refused: Stamp | None = None
     may_come: bool = False
+    reason: str = ""
+    is_loading: bool = False
 
     def forgiven(self) -> VersionRecord:
-        """The record as if nothing had been refused, for another try."""
-        return VersionRecord(self.loaded)
+        """The record for another try: nothing is known any more against the files."""
+        return VersionRecord(self.loaded, reason=self.reason)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unload:
-    version: int
+# What to do, and with which version.
+Step = tuple[Literal["load", "unload"], int]
 
 
 def settle(before: Mapping[int, VersionFiles] | None, now: Mapping[int, VersionFiles]) -> dict[int, VersionFiles]:
@@ -76,9 +74,7 @@ def settle(before: Mapping[int, VersionFiles] | None, now: Mapping[int, VersionF
     return found
 
 
-def next_step(
-    found: Mapping[int, VersionFiles], known: Mapping[int, VersionRecord], policy: Policy
-) -> Load | Unload | None:
+def next_step(found: Mapping[int, VersionFiles], known: Mapping[int, VersionRecord], policy: Policy) -> Step | None:
     """The next thing to do for one model; None when all is as it should be."""
 
     def can_serve(version: int) -> bool:
@@ -93,10 +89,10 @@ def next_step(
     for version in wanted:
         one, own = found[version], known.get(version, VersionRecord())
         if one.is_complete and one.stamp not in (own.loaded, own.refused):
-            return Load(version)
+            return "load", version
     surplus = sorted(version for version, own in known.items() if own.loaded is not None and version not in wanted)
     if allowed and not wanted:
         return None
     if not allowed or (isinstance(policy, tuple) and len(wanted) < len(allowed)):
         surplus = [version for version in surplus if version not in found]
-    return Unload(surplus[0]) if surplus else None
+    return ("unload", surplus[0]) if surplus else None

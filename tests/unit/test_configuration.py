@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.app.commands.config import schema, show
-from convoy.app.config.model_settings import ModelSettings
-from convoy.app.config.settings import Settings, read_settings
+from convoy.app.config.settings import ModelSettings, Settings, read_settings
 from convoy.app.core import Core
 from convoy.models.errors import UsageError
 from tests.support.stores import ROOT

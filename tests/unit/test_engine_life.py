@@ -56,7 +56,7 @@ def test_locking_the_pages_of_the_requests_memory_holds_up_nobody(tmp_path: Path
         assert slab.keeps_pages, "a page that is given back meanwhile would be another one for the device"
         assert await workshop.ask() > 0
         may_end.set()
-        await workshop.core.lanes.swap(workshop.served(), proved(workshop.make("gpu:0")))
+        await workshop.core.lifecycle.swap(workshop.served(), proved(workshop.make("gpu:0")))
         assert await workshop.ask() > 0
         assert asked == [(asked[0][0], slab.capacity_bytes)], "once"
         assert asked[0][0] is not threading.current_thread()
@@ -76,7 +76,7 @@ def test_a_new_engine_takes_over_and_nobody_notices(workshop: Workshop) -> None:
             await clients.answered_by(old)
             for number in range(5):
                 before, new = workshop.engines[-1], workshop.make("gpu:0")
-                await workshop.core.lanes.swap(workshop.served(), proved(new, f"plan {number}"))
+                await workshop.core.lifecycle.swap(workshop.served(), proved(new, f"plan {number}"))
                 assert before.closed
                 assert listed(workshop) == [("gpu:0", f"plan {number}")]
                 assert workshop.served().first.engine is new
@@ -99,7 +99,7 @@ async def swapping(
     running = asyncio.ensure_future(workshop.ask())
     await until(lambda: old.batches == [1])
     new = workshop.make("gpu:0")
-    swap = asyncio.ensure_future(workshop.core.lanes.swap(workshop.served(), proved(new)))
+    swap = asyncio.ensure_future(workshop.core.lifecycle.swap(workshop.served(), proved(new)))
     await until(lambda: workshop.served().first.engine is new)
     return old, running, new, swap
 
@@ -214,7 +214,7 @@ def test_a_lost_engine_is_replaced_by_one_of_its_kind(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         first, _ = workshop.engines
-        await workshop.core.lanes.swap(workshop.served(), replace(proved(workshop.make("gpu:1")), file="plan.onnx"))
+        await workshop.core.lifecycle.swap(workshop.served(), replace(proved(workshop.make("gpu:1")), file="plan.onnx"))
         first.failure = EngineFailure("this engine is broken", FailureScope.ENGINE)
         async with Clients(workshop):
             await until(lambda: len(workshop.loads) == 2 and len(workshop.served().lanes) == 2)

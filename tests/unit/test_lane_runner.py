@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope, StageTimes
-from convoy.app.lifecycle.lanes import lane_runner
+from convoy.app.lifecycle.model_lifecycle import lane_runner
 from convoy.app.scheduling.request import ModelKey, Request, TensorRef
 from convoy.app.scheduling.slab import Slab
 from convoy.models.spec import TensorSpec

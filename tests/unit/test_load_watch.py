@@ -59,10 +59,10 @@ class Watched:
 
     @property
     def most_per_s(self) -> float:
-        (one,) = self.served.lanes
-        size = one.lane.batch_sizes[-1]
+        (lane,) = self.served.lanes
+        size = lane.batch_sizes[-1]
         assert size == MAX_BATCH
-        return size * 1e9 / (one.lane.expect_ns(size) - one.lane.hidden_ns(size))
+        return size * 1e9 / (lane.expect_ns(size) - lane.hidden_ns(size))
 
     def pass_s(self, seconds: float, samples: float = 0, loop_s: float = 0.0) -> CoreLoad:
         """So many samples are computed meanwhile, one in a batch, and the loop takes so much CPU time."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convoy.app.config.model_settings import ModelSettings
+from convoy.app.config.settings import ModelSettings
 from convoy.app.engines.base import Engine
 from convoy.app.engines.batch import BatchResult, EngineFailure
 from convoy.app.engines.machine import CPU_ONLY, Library

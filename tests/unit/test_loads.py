@@ -189,7 +189,7 @@ def test_all_who_ask_a_store_that_hangs_share_one_thread(tmp_path: Path, monkeyp
         assert at_work().count("look-at-store") == 1
         away.set()
         await until(lambda: not at_work())
-        assert await watch.names() == []
+        assert await watch.names() == ([], ())
 
     asyncio.run(scenario())
 

@@ -56,7 +56,7 @@ def serves(*engines: str) -> Callable[[dict[str, object]], bool]:
 
 async def settled(server: Running) -> None:
     """Until nothing is being tried any more."""
-    await until(lambda: not server.core.upgrades._at_work)
+    await until(lambda: not server.core.lifecycle.upgrades._at_work)
 
 
 def test_a_cold_plan_takes_over_when_it_is_compiled_and_the_next_start_serves_it_at_once(
@@ -107,7 +107,7 @@ def test_a_faster_onnxruntime_takes_over_once_and_is_not_tried_for_ever(tmp_path
             assert serves(ORT)(await server.model())
             opened = len(bench.onnxruntime.opened)
             (served,) = server.core.catalog.served()
-            server.core.upgrades.begin(served)
+            server.core.lifecycle.upgrades.begin(served)
             await settled(server)
             assert len(bench.onnxruntime.opened) == opened
 

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from convoy.app.lifecycle.catalog import Served
+from convoy.app.lifecycle.upgrades import _job
 from convoy.app.loading import load as loading
 from convoy.app.loading.load import LoadOptions, load
 from convoy.app.loading.signed import SignedOnly
+from convoy.app.scheduling.request import ModelKey
 from convoy.export.assemble import BundleSigner
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
@@ -86,6 +89,20 @@ def test_a_signed_bundle_is_loaded_from_a_copy_that_goes_with_it(
     del later, proved
     gc.collect()
     assert not copies(options)
+
+
+def test_an_upgrade_is_made_of_the_copy_that_was_checked(
+    store: StoreFolder, own: KeyPair, options: LoadOptions
+) -> None:
+    folder = store.add_digits()
+    sign(folder, own)
+    loaded = load(stored(store), options)
+    shutil.rmtree(folder)
+    (copy,) = copies(options)
+    served = Served(ModelKey("digits", 1), loaded, loaded.spec, options, lambda: None)
+    assert _job(served).folder.is_relative_to(copy)
+    for proved in loaded.engines:
+        proved.engine.close()
 
 
 @pytest.mark.parametrize(

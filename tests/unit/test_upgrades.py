@@ -113,7 +113,7 @@ def test_a_plan_relieves_the_cpu_that_served_because_no_gpu_could(tmp_path, benc
             model = await server.until(lambda model: model["engine"] == "tensorrt")
             assert [engine["engine"] for engine in model["engines"]] == ["tensorrt"]
             (served,) = server.core.catalog.served()
-            await server.until(lambda _: [one.lane.device for one in served.lanes] == ["cuda:0"])
+            await server.until(lambda _: [lane.device for lane in served.lanes] == ["cuda:0"])
             metrics = await server.metrics()
             (line,) = serving(metrics)
             assert 'engine="tensorrt"' in line

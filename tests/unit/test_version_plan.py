@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.lifecycle.version_plan import Load, Unload, VersionFiles, VersionRecord, next_step, settle
+from convoy.app.lifecycle.version_plan import Step, VersionFiles, VersionRecord, next_step, settle
 from convoy.models.version_policy import Latest, Policy, allows
 
 A, B, C = ("a",), ("b",), ("c",)
@@ -30,44 +30,44 @@ CHANGED_BEFORE = {1: VersionRecord(loaded=A, refused=B)}
     ("on_disk", "own", "policy", "step"),
     [
         # The highest first, and then the others go.
-        (found(1, 2, 3), {}, Latest(), Load(3)),
-        (found(1, 2, 3), known(2), Latest(), Load(3)),
-        (found(1, 2, 3), known(2, 3), Latest(), Unload(2)),
+        (found(1, 2, 3), {}, Latest(), ("load", 3)),
+        (found(1, 2, 3), known(2), Latest(), ("load", 3)),
+        (found(1, 2, 3), known(2, 3), Latest(), ("unload", 2)),
         (found(1, 2, 3), known(3), Latest(), None),
         # Down past what was refused.
-        (found(1, 2, 3), known(refused=(3,)), Latest(), Load(2)),
+        (found(1, 2, 3), known(refused=(3,)), Latest(), ("load", 2)),
         (found(1, 2, 3), known(2, refused=(3,)), Latest(), None),
         (found(1), known(refused=(1,)), Latest(), None),
         # All, a list, and several of the latest.
-        (found(1, 2), known(2), "all", Load(1)),
+        (found(1, 2), known(2), "all", ("load", 1)),
         (found(1, 2), known(1, 2), "all", None),
-        (found(1, 2, 3), {}, (1, 2), Load(2)),
+        (found(1, 2, 3), {}, (1, 2), ("load", 2)),
         (found(1, 2, 3), known(1, 2), (1, 2), None),
-        (found(3), known(1), (1, 2), Unload(1)),
-        (found(1, 2, 3), known(1), Latest(2), Load(3)),
-        (found(1, 2, 3), known(1, 2, 3), Latest(2), Unload(1)),
+        (found(3), known(1), (1, 2), ("unload", 1)),
+        (found(1, 2, 3), known(1), Latest(2), ("load", 3)),
+        (found(1, 2, 3), known(1, 2, 3), Latest(2), ("unload", 1)),
         # Numbers that are not there or are broken take nothing away that is there.
         (found(1, 2), known(2), (7,), None),
-        (found(1), known(1, 2), (7,), Unload(2)),
+        (found(1), known(1, 2), (7,), ("unload", 2)),
         (found(1, 2, 3), known(1, 2, refused=(3,)), (2, 3), None),
-        (found(2, 3), known(1, 2, refused=(3,)), (2, 3), Unload(1)),
-        (found(1, 2, 3), known(1, 2, 3), (2, 3), Unload(1)),
+        (found(2, 3), known(1, 2, refused=(3,)), (2, 3), ("unload", 1)),
+        (found(1, 2, 3), known(1, 2, 3), (2, 3), ("unload", 1)),
         # Where the newest is removed, the one before is loaded first.
-        (found(1), known(2), Latest(), Load(1)),
-        (found(1), known(1, 2), Latest(), Unload(2)),
+        (found(1), known(2), Latest(), ("load", 1)),
+        (found(1), known(1, 2), Latest(), ("unload", 2)),
         # The only one that serves stays while the disk may still replace it.
         (found(1), known(2, refused=(1,)), Latest(), None),
         (found(1, is_complete=False), known(2), Latest(), None),
-        ({}, known(2), Latest(), Unload(2)),
+        ({}, known(2), Latest(), ("unload", 2)),
         # Changed files are loaded again once, and what was refused only after a change.
-        (found(1, stamp=B), known(1), Latest(), Load(1)),
+        (found(1, stamp=B), known(1), Latest(), ("load", 1)),
         (found(1, stamp=B), CHANGED_BEFORE, Latest(), None),
-        (found(1, stamp=C), CHANGED_BEFORE, Latest(), Load(1)),
+        (found(1, stamp=C), CHANGED_BEFORE, Latest(), ("load", 1)),
         (found(1, stamp=B, is_complete=False), known(1), Latest(), None),
     ],
 )
 def test_the_next_step(
-    on_disk: dict[int, VersionFiles], own: dict[int, VersionRecord], policy: Policy, step: Load | Unload | None
+    on_disk: dict[int, VersionFiles], own: dict[int, VersionRecord], policy: Policy, step: Step | None
 ) -> None:
     assert next_step(on_disk, own, policy) == step
 
@@ -111,25 +111,26 @@ def test_whatever_becomes_of_a_store_the_model_serves_on_and_the_plan_ends(
         while (step := next_step(disk, own, policy)) is not None:
             steps += 1
             assert steps <= 16, "the plan comes to an end"
-            before = own.get(step.version, VersionRecord())
-            if isinstance(step, Load):
-                assert disk[step.version].is_complete, "nothing is loaded that may still be written"
-                assert step.version not in attempts, "nothing is tried twice"
-                assert allows(policy, step.version)
-                attempts.add(step.version)
-                stamp = disk[step.version].stamp
+            action, version = step
+            before = own.get(version, VersionRecord())
+            if action == "load":
+                assert disk[version].is_complete, "nothing is loaded that may still be written"
+                assert version not in attempts, "nothing is tried twice"
+                assert allows(policy, version)
+                attempts.add(version)
+                stamp = disk[version].stamp
                 assert before.refused != stamp
                 is_sound = data.draw(st.booleans())
-                own[step.version] = (
+                own[version] = (
                     VersionRecord(loaded=stamp) if is_sound else replace(before, refused=stamp)
                 )  # fmt: skip
             else:
                 assert before.loaded is not None
                 serving = {version for version, one in own.items() if one.loaded is not None}
                 allowed = [v for v in disk if allows(policy, v)]
-                assert serving - {step.version} or not allowed, "the last one goes only with the model"
-                assert allowed or step.version not in disk, "a policy that nothing meets takes nothing away"
-                del own[step.version]
+                assert serving - {version} or not allowed, "the last one goes only with the model"
+                assert allowed or version not in disk, "a policy that nothing meets takes nothing away"
+                del own[version]
         serving = {version for version, one in own.items() if one.loaded is not None}
         if isinstance(policy, Latest):
             assert len(serving & set(disk)) <= policy.count
