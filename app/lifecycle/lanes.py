@@ -32,7 +32,7 @@ from convoy.app.scheduling.slab import Slab
 from convoy.app.server.runtime import begin
 from convoy.app.telemetry.ledger import Ledger
 from convoy.app.telemetry.metrics import Metrics
-from convoy.app.telemetry.ran_batches import BatchRecord
+from convoy.app.telemetry.statistics import BatchRecord
 
 _log = logging.getLogger("convoy")
 

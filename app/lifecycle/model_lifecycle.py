@@ -151,7 +151,6 @@ class ModelLifecycle:
         self._scheduler.remove_queue(served.key, "the model was unloaded")
         self._ledger.count()
         self._catalog.forget(served)
-        self._metrics.forget_meters(served)
         place = served.key.model, served.key.version
         if not any((other.key.model, other.key.version) == place for other in self._catalog.all_live()):
             self._metrics.forget_model(served)

@@ -7,8 +7,8 @@ where each microsecond counts. Everything here is counted and rendered on the ev
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,7 @@ class Distribution:
     Values are given in units of which `per_unit` make one of the bounds' units.
     """
 
-    __slots__ = ("_bounds", "_counts", "_per_unit", "_total", "_unsorted", "exemplars")
-
-    def __init__(self, bounds: Sequence[float], per_unit: float = 1.0) -> None:
+    def __init__(self, bounds: Sequence[float], per_unit: float) -> None:
         self._bounds = np.array(bounds, np.float64)
         self._per_unit = per_unit
         self._counts = np.zeros(len(bounds) + 1, np.int64)
@@ -41,27 +39,16 @@ class Distribution:
     def observe(self, *values: float) -> None:
         self._unsorted += values
         if len(self._unsorted) > 1024:
-            self._sort()
+            self.sorted()
 
-    @property
-    def counts(self) -> list[int]:
-        """By bucket; the last one has no bound."""
-        self._sort()
-        return [int(count) for count in self._counts]
-
-    @property
-    def total(self) -> float:
-        """The sum of all values, in the bounds' unit."""
-        self._sort()
-        return self._total / self._per_unit
-
-    def _sort(self) -> None:
+    def sorted(self) -> tuple[np.ndarray, float]:
+        """How many values there are by bucket, of which the last has no bound, and their sum in the bounds' unit."""
         if self._unsorted:
-            values = np.array(self._unsorted, np.float64) / self._per_unit
+            buckets = np.searchsorted(self._bounds, np.array(self._unsorted, np.float64) / self._per_unit)
+            self._counts += np.bincount(buckets, minlength=len(self._counts))
             self._total += sum(self._unsorted)
             self._unsorted = []
-            buckets = np.searchsorted(self._bounds, values)
-            self._counts += np.bincount(buckets, minlength=len(self._counts))
+        return self._counts, self._total / self._per_unit
 
 
 class Histogram(Collector):
@@ -85,41 +72,25 @@ class Histogram(Collector):
         """End every series whose first label values are these."""
         self._series = {key: one for key, one in self._series.items() if key[: len(first)] != first}
 
-    def summed(self, labels: int) -> dict[tuple[str, ...], tuple[list[int], float]]:
-        """Counts by bucket and the sum of all values, by the first `labels` label values."""
-        found: dict[tuple[str, ...], tuple[list[int], float]] = {}
-        for values, one in self._series.items():
-            counts, total = found.get(values[:labels], ([0] * (len(self._bounds) + 1), 0.0))
-            added = [before + more for before, more in zip(counts, one.counts, strict=True)]
-            found[values[:labels]] = added, total + one.total
-        return found
-
     def family(self, name: str, documentation: str, labels: int) -> HistogramMetricFamily:
         """The series for Prometheus; those with the same first `labels` label values are added up."""
         family = HistogramMetricFamily(name, documentation, labels=self._labels[:labels])
         bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
-        exemplars = self._exemplars(labels)
-        for values, (counts, total) in self.summed(labels).items():
-            of_these = exemplars.get(values, {})
-            buckets: list[Any] = [
-                (bound, float(count), of_these.get(number))
-                for number, (bound, count) in enumerate(zip(bounds, accumulate(counts), strict=True))
-            ]
-            family.add_metric(list(values), buckets, total)
-        return family
-
-    def _exemplars(self, labels: int) -> dict[tuple[str, ...], dict[int, Exemplar]]:
-        """The last one of each bucket, by the first `labels` label values."""
-        found: dict[tuple[str, ...], dict[int, Exemplar]] = {}
+        together: defaultdict[tuple[str, ...], list[Distribution]] = defaultdict(list)
         for values, one in self._series.items():
-            if one.exemplars:
-                last = found.setdefault(values[:labels], {})
-                last.update({n: new for n, new in one.exemplars.items() if n not in last or _is_later(new, last[n])})
-        return found
+            together[values[:labels]].append(one)
+        for values, series in together.items():
+            counts, totals = zip(*(one.sorted() for one in series), strict=True)
+            buckets: list[Any] = [
+                (bound, float(count), _latest([one.exemplars[number] for one in series if number in one.exemplars]))
+                for number, (bound, count) in enumerate(zip(bounds, np.sum(counts, axis=0).cumsum(), strict=True))
+            ]
+            family.add_metric(list(values), buckets, sum(totals))
+        return family
 
     def collect(self) -> Iterable[Metric]:
         return [self.family(self._name, self._documentation, len(self._labels))]
 
 
-def _is_later(one: Exemplar, other: Exemplar) -> bool:
-    return float(one.timestamp or 0) >= float(other.timestamp or 0)
+def _latest(exemplars: Sequence[Exemplar]) -> Exemplar | None:
+    return max(exemplars, key=lambda one: float(one.timestamp or 0), default=None)

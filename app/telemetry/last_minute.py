@@ -1,35 +1,34 @@
 """The last minute of one model, for people: rates, batch sizes, and percentiles of what each stage took; and the last
 five minutes, in periods of five seconds.
 
-A minute is sixty slices of a second, the latest of which has just begun, each with all that was measured in it. Times
-fall into buckets whose width is a 64th of their power of two (log-linear, as in HdrHistogram), so that a percentile is
-within 0.8 % of the value of its rank, and memory depends on how different values are and not on how many.
+Everything is kept by the second in which it was recorded, and added up when it is read. Times fall into buckets whose
+width is a 64th of their power of two (log-linear, as in HdrHistogram). So a percentile is within 0.8 % of the value of
+its rank, and memory depends on how different values are and not on how many.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import mul
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from convoy.app.telemetry.ran_batches import RanBatches
-
 WINDOW_S = 60
 PERIOD_S, PERIODS = 5, 60
-STAGES = ("decode_wait", "decode", "queue", "copy_in", "compute", "copy_out", "encode", "total")
+_HISTORY_S = PERIOD_S * (PERIODS + 1)  # one period has begun, beside those that have ended
 BATCH_STAGES = ("copy_in", "compute", "copy_out")  # which all requests of a batch spend together
-_SUB_BITS = 6  # an octave has 64 buckets
-_LONGEST_NS = (1 << 42) - 1  # over an hour; what took longer counts as that
+STAGES = ("decode_wait", "decode", "queue", *BATCH_STAGES, "encode", "total")
+_Name = TypeVar("_Name", str, int)
 _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
 class StagePercentiles:
-    """Milliseconds of one stage over the last minute's requests; None before there was one."""
+    """Milliseconds of one stage over some requests; None where there was none."""
 
     p50_ms: float | None
     p95_ms: float | None
@@ -38,112 +37,10 @@ class StagePercentiles:
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """What is kept of `PERIOD_S` seconds that have ended: how many batches of each size, what calls took in all."""
+    """`PERIOD_S` seconds that have ended: how many batches of each size ran, and what calls took in all."""
 
-    number: int
     batches: dict[int, int]
     total: StagePercentiles
-
-
-# A float's bits are its exponent and then its mantissa: without the mantissa's last bits they number the buckets.
-_DROPPED_BITS = 52 - _SUB_BITS
-_OF_ONE = int(np.float64(1).view(np.int64)) >> _DROPPED_BITS
-
-
-def _buckets_of(values_ns: Sequence[int]) -> _Ints:
-    bits = np.clip(np.array(values_ns, np.float64), 1, _LONGEST_NS).view(np.int64)
-    return (bits >> _DROPPED_BITS) - _OF_ONE
-
-
-def _middle_ns(bucket: int) -> float:
-    """The middle of a bucket's values."""
-    ends = (np.array([bucket, bucket + 1], np.int64) + _OF_ONE) << _DROPPED_BITS
-    return float(ends.view(np.float64).mean())
-
-
-_BUCKETS = int(_buckets_of([_LONGEST_NS])[0]) + 1
-
-
-class _Times:
-    """What one stage took in one second: how many values, their sum, and how many of them fell into each bucket."""
-
-    __slots__ = ("_buckets", "_counts", "count", "sum_ns")
-
-    def __init__(self) -> None:
-        self.count = self.sum_ns = 0
-        self._buckets: np.ndarray | slice = slice(None)  # whose counts these are
-        self._counts: np.ndarray = np.zeros(_BUCKETS, np.int64)
-
-    def add(self, values_ns: Sequence[int]) -> None:
-        self.count += len(values_ns)
-        self.sum_ns += sum(values_ns)
-        self._counts += np.bincount(_buckets_of(values_ns), minlength=_BUCKETS)
-
-    def close(self) -> None:
-        """The second is over: keep only the buckets that have any."""
-        found = np.flatnonzero(self._counts)
-        self._buckets, self._counts = found.astype(np.uint16), self._counts[found].astype(np.uint32)
-
-    def add_to(self, total: _Ints) -> None:
-        total[self._buckets] += self._counts
-
-
-@dataclass(slots=True)
-class _Slice:
-    """One second. `batch_ns` is what the requests of its batches have spent in the stages of batches."""
-
-    second: int
-    requests: int = 0
-    samples: int = 0
-    batches: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    times: defaultdict[str, _Times] = field(default_factory=lambda: defaultdict(_Times))
-    batch_ns: list[int] = field(default_factory=lambda: [0] * len(BATCH_STAGES))
-
-    def close(self) -> None:
-        for one in self.times.values():
-            one.close()
-
-
-class MinuteCounts:
-    """How much there was in the last minute, and in each period of the last five, by name.
-
-    `now_s` is a clock that never goes back.
-    """
-
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._now_s, self._started_s = now_s, now_s()
-        self._seconds: deque[tuple[int, Counter[str]]] = deque()
-
-    def add(self, name: str, amount: int = 1, second: int | None = None) -> None:
-        """Count it now, or in that second of the clock; seconds before the latest are counted as the latest."""
-        second = int(self._now_s()) if second is None else second
-        if not self._seconds or self._seconds[-1][0] < second:
-            self._seconds.append((second, Counter()))
-            # One period has begun, beside those that have ended.
-            while self._seconds[0][0] // PERIOD_S < second // PERIOD_S - PERIODS:
-                self._seconds.popleft()
-        self._seconds[-1][1][name] += amount
-
-    def per_second(self) -> dict[str, float]:
-        """Over the last minute or since the start, sorted by name; names that did not come are left out."""
-        now_s = self._now_s()
-        oldest = int(now_s) - WINDOW_S
-        total = sum((counts for second, counts in self._seconds if second > oldest), Counter[str]())
-        span_s = _span_s(self._started_s, now_s)
-        return {name: total[name] / span_s for name in sorted(total)}
-
-    def history(self, span: PeriodSpan) -> dict[str, list[float]]:
-        """How much there was per second in each of these periods, sorted by name."""
-        by_number: defaultdict[int, Counter[str]] = defaultdict(Counter)
-        for second, counts in self._seconds:
-            by_number[second // PERIOD_S].update(counts)
-        names = sorted({name for number in span.numbers for name in by_number[number]})
-        return {
-            name: [
-                by_number[number][name] / seconds for number, seconds in zip(span.numbers, span.seconds, strict=True)
-            ]
-            for name in names
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,119 +64,148 @@ class PeriodSpan:
         return PeriodSpan(numbers, seconds, now_s - end * PERIOD_S)
 
 
-def _span_s(started_s: float, now_s: float) -> float:
-    """How much of the last minute there was; at least a second, so that one request is no rate of thousands."""
-    return max(1.0, now_s - max(started_s, int(now_s) - WINDOW_S + 1))
+# A float's bits are its exponent and then its mantissa: without all but 6 bits of that they number the buckets.
+_DROPPED_BITS = 52 - 6
+_OF_ONE = int(np.float64(1).view(np.int64)) >> _DROPPED_BITS
+
+
+def _buckets_of(values_ns: Sequence[int]) -> _Ints:
+    over_an_hour_ns = (1 << 42) - 1  # what took longer counts as that
+    bits = np.clip(np.array(values_ns, np.float64), 1, over_an_hour_ns).view(np.int64)
+    return (bits >> _DROPPED_BITS) - _OF_ONE
+
+
+_BUCKETS = int(_buckets_of([1 << 42])[0]) + 1
+_ENDS_NS = ((np.arange(_BUCKETS + 1, dtype=np.int64) + _OF_ONE) << _DROPPED_BITS).view(np.float64)
+_MIDDLES_MS = (_ENDS_NS[:-1] + _ENDS_NS[1:]) / 2e6
+
+
+class _StageTimes:
+    """What one stage took: of each of the last seconds, how many values fell into each bucket."""
+
+    def __init__(self, kept_s: int) -> None:
+        self._kept_s = kept_s
+        # The second, the buckets, and their counts: the latest has all buckets, the others those that have any values.
+        self._seconds: deque[tuple[int, np.ndarray | slice, np.ndarray]] = deque()
+
+    def add(self, values_ns: Sequence[int], second: int) -> None:
+        if not self._seconds or self._seconds[-1][0] < second:
+            self._begin(second)
+        counts = self._seconds[-1][-1]
+        counts += np.bincount(_buckets_of(values_ns), minlength=_BUCKETS)
+
+    def _begin(self, second: int) -> None:
+        if self._seconds:
+            before, _, counts = self._seconds.pop()
+            used = np.flatnonzero(counts)
+            self._seconds.append((before, used.astype(np.uint16), counts[used].astype(np.uint32)))
+        self._seconds.append((second, slice(None), np.zeros(_BUCKETS, np.int64)))
+        while self._seconds[0][0] <= second - self._kept_s:
+            self._seconds.popleft()
+
+    def percentiles(self, seconds: range) -> StagePercentiles:
+        total = np.zeros(_BUCKETS, np.int64)
+        for second, buckets, counts in self._seconds:
+            if second in seconds:
+                total[buckets] += counts
+        ranks = np.cumsum(total)
+        if not ranks[-1]:
+            return StagePercentiles(None, None, None)
+        wanted = [max(1, -(-int(ranks[-1]) * percent // 100)) for percent in (50, 95, 99)]
+        return StagePercentiles(*(round(float(ms), 4) for ms in _MIDDLES_MS[np.searchsorted(ranks, wanted)]))
+
+
+class MinuteCounts(Generic[_Name]):
+    """How much there was in the last minute, and in each period of the last five, by name.
+
+    `now_s` is a clock that never goes back. What is older than `kept_s` may be forgotten.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic, kept_s: int = _HISTORY_S) -> None:
+        self._now_s, self._started_s, self._kept_s = now_s, now_s(), kept_s
+        self._seconds: deque[tuple[int, Counter[_Name]]] = deque()
+
+    def add(self, name: _Name, amount: int, second: int) -> None:
+        """Count it in that second of the clock; seconds before the latest are counted as the latest."""
+        if not self._seconds or self._seconds[-1][0] < second:
+            self._seconds.append((second, Counter()))
+            while self._seconds[0][0] <= second - self._kept_s:
+                self._seconds.popleft()
+        self._seconds[-1][1][name] += amount
+
+    def total(self) -> Counter[_Name]:
+        """Over the last minute; names that did not come are left out."""
+        oldest = int(self._now_s()) - WINDOW_S
+        return sum((counts for second, counts in self._seconds if second > oldest), Counter())
+
+    def per_second(self) -> dict[_Name, float]:
+        """Over the last minute or since the start, sorted by name; names that did not come are left out."""
+        total, now_s = self.total(), self._now_s()
+        # At least a second, so that one request is no rate of thousands.
+        span_s = max(1.0, now_s - max(self._started_s, int(now_s) - WINDOW_S + 1))
+        return {name: total[name] / span_s for name in sorted(total)}
+
+    def by_period(self) -> defaultdict[int, Counter[_Name]]:
+        """How much there was in each period, by its number."""
+        found: defaultdict[int, Counter[_Name]] = defaultdict(Counter)
+        for second, counts in self._seconds:
+            found[second // PERIOD_S].update(counts)
+        return found
+
+    def history(self, span: PeriodSpan) -> dict[_Name, list[float]]:
+        """How much there was per second in each of these periods, sorted by name."""
+        by_period = self.by_period()
+        periods = [(by_period[number], seconds) for number, seconds in zip(span.numbers, span.seconds, strict=True)]
+        names = sorted({name for counts, _ in periods for name in counts})
+        return {name: [counts[name] / seconds for counts, seconds in periods] for name in names}
 
 
 class LastMinute:
     """Belongs to one event loop. `now_s` is a clock that never goes back."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._now_s = now_s
-        self._started_s = now_s()
-        self._slices: deque[_Slice] = deque([_Slice(int(self._started_s))])
-        self._periods: deque[Period] = deque(maxlen=PERIODS)
+        self._now_s, self._started_s = now_s, now_s()
+        self.batches = MinuteCounts[int](now_s)  # that ran, by their samples
+        self._requests, self._spent_ns = MinuteCounts[str](now_s, WINDOW_S), MinuteCounts[str](now_s, WINDOW_S)
+        self._times = {stage: _StageTimes(_HISTORY_S if stage == "total" else WINDOW_S) for stage in STAGES}
 
-    def record_batches(self, ran: RanBatches, second: int) -> None:
-        """Some that ran in this second of the clock; never a second before the latest that was recorded."""
-        now, taken_ns = self._slice_of(second), ran.for_requests
-        now.requests += taken_ns.count
-        now.samples += sum(ran.samples)
-        for size, sums in ran.by_size.items():
-            now.batches[size] += sums.count
-        for at, ns in enumerate((taken_ns.copy_in_ns, taken_ns.compute_ns, taken_ns.copy_out_ns)):
-            now.batch_ns[at] += ns
-        now.times["queue"].add(ran.queued_ns)
-        for stage, each_ns in zip(BATCH_STAGES, (ran.copy_in_ns, ran.compute_ns, ran.copy_out_ns), strict=True):
-            now.times[stage].add(each_ns)
+    def record(self, stage: str, each_ns: Sequence[int], second: int, requests: Sequence[int] | None = None) -> None:
+        """A stage has ended some times, in this second of the clock; never a second before the latest.
 
-    def record_stages(self, took_ns: Mapping[str, Sequence[int]], second: int) -> None:
-        """Stages of some requests have ended, by name, in this second of the clock."""
-        now = self._slice_of(second)
-        for stage, each_ns in took_ns.items():
-            now.times[stage].add(each_ns)
+        `requests`: for how many requests each of them counts in the mean; None: for one.
+        """
+        self._times[stage].add(each_ns, second)
+        spent_ns = sum(each_ns) if requests is None else sum(map(mul, each_ns, requests))
+        self._spent_ns.add(stage, spent_ns, second)
+        self._requests.add(stage, len(each_ns) if requests is None else sum(requests), second)
 
     def per_second(self) -> tuple[float, float]:
         """Requests and samples per second, over the last minute or since the start."""
-        slices, span_s = self._last(), _span_s(self._started_s, self._now_s())
-        return sum(one.requests for one in slices) / span_s, sum(one.samples for one in slices) / span_s
+        samples_per_s = sum(size * rate for size, rate in self.batches.per_second().items())
+        return self._requests.per_second().get("queue", 0.0), samples_per_s
 
     def stages(self) -> dict[str, StagePercentiles]:
         return {stage: self.percentiles(stage) for stage in STAGES}
 
     def percentiles(self, stage: str) -> StagePercentiles:
-        return _percentiles(stage, self._last())
+        now = int(self._now_s())
+        return self._times[stage].percentiles(range(now - WINDOW_S + 1, now + 1))
 
     def means_ms(self) -> dict[str, float | None]:
         """What a request spends in each stage, and a call in all; those of batches count for each of their requests."""
-        slices = self._last()
-        requests = sum(one.requests for one in slices)
-        sums_ns = {stage: sum(one.batch_ns[at] for one in slices) for at, stage in enumerate(BATCH_STAGES)}
-        counts = dict.fromkeys(BATCH_STAGES, requests)
-        for stage in STAGES:
-            if stage not in BATCH_STAGES:
-                times = [one.times[stage] for one in slices if stage in one.times]
-                sums_ns[stage], counts[stage] = sum(one.sum_ns for one in times), sum(one.count for one in times)
-        return {s: round(sums_ns[s] / counts[s] / 1e6, 4) if counts[s] else None for s in STAGES}
+        spent_ns, requests = self._spent_ns.total(), self._requests.total()
+        return {s: round(spent_ns[s] / requests[s] / 1e6, 4) if requests[s] else None for s in STAGES}
 
     def batch_sizes(self) -> dict[int, int]:
         """How many batches of each size ran in the last minute."""
-        return _batch_sizes(self._last())
+        return dict(sorted(self.batches.total().items()))
 
     def span(self) -> PeriodSpan:
         """Of the last five minutes, as far as it has counted them."""
         return PeriodSpan.of(self._started_s, self._now_s())
 
-    def history(self, span: PeriodSpan) -> list[Period | None]:
-        """What there was in these periods; None where nothing ended."""
-        if self._slices[-1].second // PERIOD_S < int(self._now_s()) // PERIOD_S:
-            self._end_period()
-        by_number = {one.number: one for one in self._periods}
-        return [by_number.get(number) for number in span.numbers]
-
-    def _end_period(self) -> None:
-        """Keep a few numbers of the period that the latest slice is in, unless they are kept already."""
-        number = self._slices[-1].second // PERIOD_S
-        if self._periods and self._periods[-1].number == number:
-            return
-        slices = [one for one in self._slices if one.second // PERIOD_S == number]
-        if any(one.times for one in slices):
-            self._periods.append(Period(number, _batch_sizes(slices), _percentiles("total", slices)))
-
-    def _slice_of(self, second: int) -> _Slice:
-        """The slice of this second, and behind it the last of the others."""
-        latest = self._slices[-1]
-        if latest.second < second:
-            latest.close()
-            if latest.second // PERIOD_S != second // PERIOD_S:
-                self._end_period()
-            self._slices.append(_Slice(second))
-            while self._slices[0].second <= second - WINDOW_S:
-                self._slices.popleft()
-            latest = self._slices[-1]
-        return latest
-
-    def _last(self) -> list[_Slice]:
-        oldest = int(self._now_s()) - WINDOW_S
-        return [one for one in self._slices if one.second > oldest]
-
-
-def _percentiles(stage: str, slices: Sequence[_Slice]) -> StagePercentiles:
-    total = np.zeros(_BUCKETS, np.int64)
-    for one in slices:
-        if stage in one.times:
-            one.times[stage].add_to(total)
-    ranks = np.cumsum(total)
-    if not ranks[-1]:
-        return StagePercentiles(None, None, None)
-    wanted = [max(1, -(-int(ranks[-1]) * percent // 100)) for percent in (50, 95, 99)]
-    p50, p95, p99 = (round(_middle_ns(int(bucket)) / 1e6, 4) for bucket in np.searchsorted(ranks, wanted))
-    return StagePercentiles(p50, p95, p99)
-
-
-def _batch_sizes(slices: Sequence[_Slice]) -> dict[int, int]:
-    total: Counter[int] = Counter()
-    for one in slices:
-        total.update(one.batches)
-    return dict(sorted(total.items()))
+    def history(self, span: PeriodSpan) -> list[Period]:
+        """What there was in these periods."""
+        batches, total = self.batches.by_period(), self._times["total"]
+        seconds = {number: range(number * PERIOD_S, (number + 1) * PERIOD_S) for number in span.numbers}
+        return [Period(batches[number], total.percentiles(seconds[number])) for number in span.numbers]

@@ -7,16 +7,15 @@ ever grow.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import add
+from operator import mul
 from typing import Protocol
 
-from convoy.app.engines.base import EngineInfo, WarmShapes
+from convoy.app.engines.batch import StageTimes
 from convoy.app.scheduling.request import ModelKey
 from convoy.app.telemetry.last_minute import LastMinute, MinuteCounts
-from convoy.app.telemetry.ran_batches import RanBatches, StageSums
 
 
 @dataclass(slots=True)
@@ -39,10 +38,39 @@ class ComputeStatistics:
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
 
-    def add(self, sums: StageSums) -> None:
-        self.compute_input.add(sums.copy_in_ns, sums.count)
-        self.compute_infer.add(sums.compute_ns, sums.count)
-        self.compute_output.add(sums.copy_out_ns, sums.count)
+    def add(self, times: Sequence[StageTimes], counts: Sequence[int]) -> None:
+        """Add these times, each as often as its count says."""
+        copy_in_ns, compute_ns, copy_out_ns, _ = zip(*times, strict=True)
+        self.compute_input.add(sum(map(mul, copy_in_ns, counts)), sum(counts))
+        self.compute_infer.add(sum(map(mul, compute_ns, counts)), sum(counts))
+        self.compute_output.add(sum(map(mul, copy_out_ns, counts)), sum(counts))
+
+
+@dataclass(slots=True, eq=False)
+class BatchRecord:
+    """`samples` were wanted, `padded` were computed on the device. `queued_ns` has how long each request waited.
+
+    `total_ns` is the sum over all of them since they arrived, until `ended_ns`, when their answers were there, on the
+    clock of `time.monotonic_ns`.
+    """
+
+    device: str
+    samples: int
+    padded: int
+    times: StageTimes
+    queued_ns: list[int]
+    total_ns: int
+    ended_ns: int
+
+
+def stages_of(batches: Sequence[BatchRecord]) -> dict[str, list[int]]:
+    """How long each stage took: once for each batch, and `queue` once for each request."""
+    return {
+        "queue": [ns for one in batches for ns in one.queued_ns],
+        "copy_in": [one.times.copy_in_ns for one in batches],
+        "compute": [one.times.compute_ns for one in batches],
+        "copy_out": [one.times.copy_out_ns for one in batches],
+    }
 
 
 class ModelStatistics:
@@ -57,60 +85,31 @@ class ModelStatistics:
         self.execution_count = 0
         self.last_inference_ms = 0
         self.failures_by_reason = dict.fromkeys(("REJECTED", "CANCELED", "BACKEND", "OTHER"), 0)
-        self.by_batch_size: dict[int, ComputeStatistics] = {}  # once a batch
+        self.by_batch_size = defaultdict[int, ComputeStatistics](ComputeStatistics)  # once a batch
         self.last_minute = LastMinute()
-        self.calls, self.refusals = MinuteCounts(), MinuteCounts()  # by outcome; those refused by reason
+        self.calls, self.refusals = MinuteCounts[str](), MinuteCounts[str]()  # by outcome; those refused by reason
 
-    def record_batches(self, ran: RanBatches, second: int) -> None:
-        """Some that ran, in this second of the monotonic clock."""
-        self.last_minute.record_batches(ran, second)
-        ago_ns = time.monotonic_ns() - ran.ended_ns
+    def record_batches(self, batches: Sequence[BatchRecord], second: int) -> None:
+        """Some that ran, in this second of the monotonic clock; their stages in the last minute are recorded apart."""
+        requests = [len(one.queued_ns) for one in batches]
+        self.execution_count += len(batches)
+        self.inference_count += sum([one.samples for one in batches])
+        self.success.add(sum([one.total_ns for one in batches]), sum(requests))
+        self.queue.add(sum([sum(one.queued_ns) for one in batches]), sum(requests))
+        self.compute.add([one.times for one in batches], requests)
+        by_size: defaultdict[int, list[StageTimes]] = defaultdict(list)
+        for one in batches:
+            by_size[one.samples].append(one.times)
+        for size, times in by_size.items():
+            self.by_batch_size[size].add(times, [1] * len(times))
+            self.last_minute.batches.add(size, len(times), second)
+        ago_ns = time.monotonic_ns() - max([one.ended_ns for one in batches])
         self.last_inference_ms = max(self.last_inference_ms, (time.time_ns() - ago_ns) // 1_000_000)
-        requests = ran.for_requests.count
-        self.execution_count += len(ran.samples)
-        self.inference_count += sum(ran.samples)
-        self.success.add(ran.total_ns, requests)
-        self.queue.add(sum(ran.queued_ns), requests)
-        self.compute.add(ran.for_requests)
-        for size, sums in ran.by_size.items():
-            self.by_batch_size.setdefault(size, ComputeStatistics()).add(sums)
 
-    def record_failure(self, reason: str, ns: int) -> None:
-        """One request that was not answered; `reason` is one of `failures_by_reason`."""
-        self.fail.add(ns)
-        self.failures_by_reason[reason] += 1
-
-
-class ObservedEngine(Protocol):
-    """An engine of a version. `reason` says why it serves, `platform` what it is in the protocol's words."""
-
-    @property
-    def info(self) -> EngineInfo: ...
-
-    @property
-    def shapes(self) -> WarmShapes | None: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def platform(self) -> str: ...
-
-
-class ObservedLoad(Protocol):
-    """What loading a version brought; the fields are those of `LoadedModel`."""
-
-    @property
-    def engines(self) -> Sequence[ObservedEngine]: ...
-
-    @property
-    def skipped(self) -> tuple[str, ...]: ...
-
-    @property
-    def objections(self) -> tuple[str, ...]: ...
-
-    @property
-    def load_s(self) -> float: ...
+    def record_failures(self, reason: str, each_ns: Sequence[int]) -> None:
+        """Some requests that were not answered, after this long; `reason` is one of `failures_by_reason`."""
+        self.failures_by_reason[reason] += len(each_ns)
+        self.fail.add(sum(each_ns), len(each_ns))
 
 
 class Observed(Protocol):
@@ -121,16 +120,3 @@ class Observed(Protocol):
     @property
     def statistics(self) -> ModelStatistics:
         """With all that has happened until now."""
-
-    @property
-    def loaded(self) -> ObservedLoad: ...
-
-    @property
-    def listed(self) -> Iterable[ObservedEngine]:
-        """The engines that new requests find."""
-
-
-def shapes_of(engines: Iterable[ObservedEngine]) -> WarmShapes | None:
-    """What these hold for free sizes together; None where the sizes are fixed."""
-    held = [shapes for engine in engines if (shapes := engine.shapes) is not None]
-    return reduce(add, held) if held else None
