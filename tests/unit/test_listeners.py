@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from convoy.app.grpc.opening import GrpcHost
 from convoy.app.http.connection import GuardedProtocol
 from convoy.app.server.acceptor import Acceptor, ConnectionLimits
-from convoy.app.server.http_server import GrpcHost, HttpServer, take_port
+from convoy.app.server.http_server import HttpServer, take_port
 from convoy.models.errors import JobError, UsageError
 
 
@@ -40,7 +41,7 @@ def test_a_port_that_is_taken_is_a_wrong_call_and_the_library_can_take_one_that_
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The codes with which this process would be ended beside a thread that hangs, as another test may leave one."""
     codes: list[int] = []
-    monkeypatch.setattr("convoy.app.server.http_server.end_if_held_up", codes.append)
+    monkeypatch.setattr("convoy.app.grpc.opening.end_if_held_up", codes.append)
     return codes
 
 
