@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import grpc
 from tritonclient.grpc import service_pb2
@@ -43,11 +43,10 @@ from convoy.app.telemetry.outcomes import ANSWERED, CallEnd, ending_of
 from convoy.app.telemetry.tracing import RequestSpan
 from convoy.models.errors import DeadlineExceeded, RequestError, Unauthorized
 
-_PROTOCOL = "grpc"
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _log = logging.getLogger("convoy")
 _TRACE_METADATA = ("traceparent", "tracestate")
-# So many requests of one stream may be in flight; more are left unread, which holds the client up.
+# The most requests of one stream in flight. Further ones are left unread, which holds the client up.
 _STREAM_WINDOW = 64
 _WANTS_FINAL_FLAG = "triton_enable_empty_final_response"
 _Pending = asyncio.Queue["tuple[Call, asyncio.Task[bytes]] | None"]
@@ -65,21 +64,6 @@ class _Asked:
     wants_final: bool = False
 
 
-class _Tensors(NamedTuple):
-    """A message with tensors: what it means, its version, and the request for the scheduler."""
-
-    meaning: InferRequest
-    served: Served
-    request: Request
-
-
-class _Picture(NamedTuple):
-    """The same for a message with an image; the scheduler is asked when that is decoded."""
-
-    meaning: PictureRequest
-    served: Served
-
-
 class GrpcInference:
     """Tensors in, tensors out; or an image in, and what is in it out."""
 
@@ -89,14 +73,13 @@ class GrpcInference:
 
     async def infer(self, read: Read, call: GrpcCall) -> bytes:
         """The ModelInferResponse to a ModelInferRequest, both encoded. Raises RequestError."""
-        own = call.inference = self._call()
-        own.span = call.span
+        own = call.inference = self._call(call.span)
         try:
             own.begin()  # before its message has come, as over HTTP
             asked = _Asked(own)
-            meant = await self._decode(await read(), asked, call)
+            answer = await self._decode(await read(), asked, call)
             call.turn.end()
-            reply = await self._reply(meant, asked)
+            reply = await answer()
         except BaseException as raised:
             own.fail(raised, lambda error: _ending(own, error, call))
         task = asyncio.current_task() if _is_held(own, reply) else None
@@ -104,14 +87,18 @@ class GrpcInference:
             task.add_done_callback(lambda _: own.end(ANSWERED))
         return reply
 
-    def _call(self) -> Call:
-        return Call(self._core, _PROTOCOL)
+    def _call(self, span: RequestSpan | None) -> Call:
+        own = Call(self._core, "grpc")
+        own.span = span
+        return own
 
     def turned_away(self, call: GrpcCall, error: RequestError) -> None:
-        """Count a call whose message was not read, or could not be."""
-        own = self._call()
-        own.span = call.span
-        own.end(_ending(own, error, call))
+        """Count a call, by any method, whose message was not read, or could not be."""
+        if call.method in ("ModelInfer", "ModelStreamInfer"):
+            own = self._call(call.span)
+            own.end(_ending(own, error, call))
+        elif error.reason:
+            self._core.turned_away(error.reason)
 
     def begin_span(self, call: GrpcCall) -> RequestSpan | None:
         """The span of one request of a call, if it is sampled. Where that fails there is none, and an answer."""
@@ -159,8 +146,7 @@ class GrpcInference:
     async def _read(self, read: ReadOn, call: GrpcCall, pending: _Pending, room: asyncio.Semaphore) -> None:
         try:
             while await room.acquire() and (data := await read()) is not None:
-                own = self._call()
-                own.span = self.begin_span(call)
+                own = self._call(self.begin_span(call))
                 # The next one stays with its client while this one may wait for a decoder.
                 nbytes = len(data)
                 taken = asyncio.Event() if nbytes > INLINE_BYTES else None
@@ -180,11 +166,11 @@ class GrpcInference:
         asked = _Asked(own, in_stream=True)
         try:
             own.begin()  # each by itself: a stream that is only open must not delay a shutdown
-            meant = await self._decode(data, asked, call)
+            answer = await self._decode(data, asked, call)
             del data  # it must not stay while the request waits
             if taken is not None:
                 taken.set()
-            reply = await self._reply(meant, asked)
+            reply = await answer()
         except BaseException as raised:
             error = own.cause_of(raised)
             try:
@@ -200,23 +186,20 @@ class GrpcInference:
         _is_held(own, reply)
         return stream_response(reply)
 
-    async def _reply(self, meant: _Tensors | _Picture, asked: _Asked) -> bytes:
-        if isinstance(meant, _Picture):
-            return await self._look(meant, asked)
-        meaning, served, request = meant
+    async def _run(self, meaning: InferRequest, served: Served, request: Request, asked: _Asked) -> bytes:
         done = await asked.own.run(request)
         if is_heavy_answer(meaning, done):
             return await self._decoder.run_owed(infer_response, meaning, served, done, is_final=asked.wants_final)
         return infer_response(meaning, served, done, is_final=asked.wants_final)
 
-    async def _look(self, meant: _Picture, asked: _Asked) -> bytes:
-        (own_id, picture, wanted, terms), served = meant
+    async def _look(self, meaning: PictureRequest, served: Served, asked: _Asked) -> bytes:
+        own_id, picture, wanted, terms = meaning
         is_alone = not asked.in_stream
         predicted = await self._predictor.predict(asked.own, served, picture, terms, wanted, is_alone=is_alone)
         return response_of(own_id, served, [picture_output(served, wanted, predicted)], is_final=asked.wants_final)
 
-    async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> _Tensors | _Picture:
-        """The request with what it brings in the slab; its meaning has tensors no longer."""
+    async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> Callable[[], Awaitable[bytes]]:
+        """Put what the message brings into the slab. Returns what makes the answer, which keeps nothing of `data`."""
         own, nbytes = asked.own, len(data)
         started_ns = time.monotonic_ns()
         small, raw = split(data) if nbytes > INLINE_BYTES else (data, None)
@@ -230,7 +213,7 @@ class GrpcInference:
         own.limit(call.timeout_ms(own.arrival_ns) or self._options.timeout_ms(served.key.model))
         memory = self._core.shared_memory
         if brings_picture([tensor.datatype for tensor in message.inputs], served):
-            return _Picture(picture_request(asked_of(message, raw, memory), served, own), served)
+            return partial(self._look, picture_request(asked_of(message, raw, memory), served, own), served, asked)
         if nbytes <= INLINE_BYTES or (raw and not is_heavy(nbytes, served)):
             meaning, wait_ns = understand(asked_of(message, raw, memory), served), 0
         else:
@@ -240,7 +223,7 @@ class GrpcInference:
             )
         request = request_for(meaning, served, own)
         own.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
-        return _Tensors(meaning._replace(tensors=()), served, request)
+        return partial(self._run, meaning._replace(tensors=()), served, request, asked)
 
 
 def _failed_in_stream(asked: _Asked, message: str) -> bytes:
@@ -277,7 +260,7 @@ def _set_status(own: Call, name: str) -> None:
 
 
 def _give_up(own: Call, replying: asyncio.Task[bytes], call: GrpcCall) -> None:
-    """Nobody waits any more: the answer is sent, or will not be."""
+    """End a request of a stream whose answer is sent, or will not be."""
     if replying.cancel():
         # One that has not even begun to run ends nothing itself.
         replying.add_done_callback(lambda _: own.end(_ending(own, asyncio.CancelledError(), call)))

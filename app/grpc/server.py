@@ -22,9 +22,8 @@ from convoy.app.core import Core
 from convoy.app.grpc.gate import GrpcCall, GrpcGate, ReadOn, Unary, parse
 from convoy.app.grpc.infer import GrpcInference
 from convoy.app.grpc.room import MessageRoom
-from convoy.app.grpc.services import GrpcControl, GrpcRepository, GrpcSharedMemory, unsupported
+from convoy.app.grpc.services import GrpcServices, unsupported
 from convoy.app.pictures.decoder import Decoder
-from convoy.models.errors import RequestError
 from convoy.models.tls import ServerTls
 
 METHOD = "ServerReflectionInfo"
@@ -51,7 +50,6 @@ class GrpcReflection:
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 # What the standard health service is asked for: the server, or the service by its name.
 _HEALTH_NAMES = ("", _SERVICE.full_name)
-_INFER = frozenset({"ModelInfer", "ModelStreamInfer"})
 # Of a message: protobuf has no larger ones, and the library takes no larger number.
 _MOST_BYTES = (1 << 31) - 1
 # Calls of one connection at once; a client keeps further ones back. Cancelled calls count until they have been seen, so
@@ -86,28 +84,17 @@ class GrpcServer:
         )
         inference = GrpcInference(core, options, decoder)
         access_log = AccessLog(options)
-        methods = {
-            **GrpcControl(core, options.server_name).methods(),
-            **GrpcRepository(core, access_log.keys).methods(),
-            **GrpcSharedMemory(core).methods(),
-        }
+        methods = GrpcServices(core, options.server_name, access_log.keys).methods
         room = MessageRoom(core.slab, options.body)
         gate = GrpcGate(
-            *(access_log, room, max_calls, lambda call, error: self._turned_away(inference, call, error)),
-            core.current_load,
+            *(access_log, room, max_calls, inference.turned_away, core.current_load),
             lambda call: inference.begin_span(call) if call.method == "ModelInfer" else None,
         )
         told = GrpcReflection((_SERVICE.full_name, health.SERVICE_NAME))
-        handlers = {_SERVICE.full_name: _handlers(gate, inference, methods)}
-        handlers |= {name: {METHOD: gate.stream(METHOD, told.stream)} for name in SERVICE_NAMES}
+        handlers = _handlers(gate, inference, methods)
+        handlers |= {f"/{name}/{METHOD}": gate.stream(METHOD, told.stream) for name in SERVICE_NAMES}
         self._server.add_generic_rpc_handlers((_Services(gate, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-
-    def _turned_away(self, inference: GrpcInference, call: GrpcCall, error: RequestError) -> None:
-        if call.method in _INFER:
-            inference.turned_away(call, error)
-        elif error.reason:
-            self._core.turned_away(error.reason)
 
     async def start(self, host: str, port: int) -> None:
         """Take calls; from then on the core may be ready. Raises RuntimeError when the port is taken."""
@@ -153,29 +140,29 @@ def _certificates(tls: ServerTls | None) -> Any:
 class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Where a call's handler is found. While too many run it is one that refuses before a message is read."""
 
-    def __init__(self, gate: GrpcGate, services: Mapping[str, Mapping[str, Any]]) -> None:
-        self._gate = gate
-        self._handlers: dict[str, Any] = {}
-        self._refusals: dict[str, Any] = {}
-        for service, handlers in services.items():
-            self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
-            self._refusals |= {f"/{service}/{name}": gate.refusal(name) for name in handlers}
+    def __init__(self, gate: GrpcGate, handlers: Mapping[str, Any]) -> None:
+        """`handlers`: by path, as `/service/method`."""
+        self._gate, self._handlers = gate, handlers
 
     def service(self, details: Any) -> Any:
-        return (self._refusals if self._gate.is_full else self._handlers).get(details.method)
+        path = details.method
+        if self._gate.is_full and path in self._handlers:
+            return self._gate.refusal(path.rpartition("/")[2])
+        return self._handlers.get(path)
 
 
 def _handlers(gate: GrpcGate, inference: GrpcInference, methods: Mapping[str, Unary]) -> dict[str, Any]:
-    """The library's handler for each method of the service, by name."""
-    handlers = {}
+    """The library's handler for each method of the service, by its path."""
+    handlers: dict[str, Any] = {}
     for method in _SERVICE.methods:
         name, message = method.name, getattr(service_pb2, method.input_type.name)
         if name == "ModelStreamInfer":
-            handlers[name] = gate.stream(name, inference.stream)
+            handler = gate.stream(name, inference.stream)
         elif name == "ModelInfer":
-            handlers[name] = gate.raw_unary(name, inference.infer)
+            handler = gate.raw_unary(name, inference.infer)
         else:
-            handlers[name] = gate.unary(name, message, methods.get(name) or unsupported(name))
+            handler = gate.unary(name, message, methods.get(name) or unsupported(name))
+        handlers[f"/{_SERVICE.full_name}/{name}"] = handler
     return handlers
 
 

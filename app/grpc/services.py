@@ -20,14 +20,12 @@ from convoy.app.protocol.repository import check_repository, load_model, unload_
 from convoy.models.errors import Unsupported
 
 
-class GrpcControl:
-    """One method per row of `methods`."""
+class GrpcServices:
+    """`methods` has one for each name in the protocol that this server offers and that does not infer."""
 
-    def __init__(self, core: Core, server_name: str) -> None:
-        self._core, self._server_name = core, server_name
-
-    def methods(self) -> dict[str, Unary]:
-        return {
+    def __init__(self, core: Core, server_name: str, keys: Authenticator) -> None:
+        self._core, self._server_name, self._keys = core, server_name, keys
+        self.methods: dict[str, Unary] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ModelReady": self._model_ready,
@@ -35,7 +33,18 @@ class GrpcControl:
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+            "SystemSharedMemoryStatus": self._status,
+            "SystemSharedMemoryRegister": self._register,
+            "SystemSharedMemoryUnregister": self._unregister,
+            "CudaSharedMemoryStatus": self._cuda_status,
+            "CudaSharedMemoryRegister": self._cuda_register,
+            "CudaSharedMemoryUnregister": self._cuda_unregister,
         }
+
+    # What is served
 
     async def _server_live(self, _: Any, __: GrpcCall) -> Any:
         return service_pb2.ServerLiveResponse(live=True)
@@ -63,28 +72,7 @@ class GrpcControl:
         document = documents.model_statistics(self._core, message.name or None, message.version or None)
         return ParseDict(document, service_pb2.ModelStatisticsResponse())
 
-
-def unsupported(method: str) -> Unary:
-    """A method of the protocol that this server does not offer."""
-
-    async def refuse(_: Any, __: GrpcCall) -> Any:
-        raise Unsupported(f"{method} is not offered by this server; docs/protocol.md lists what is")
-
-    return refuse
-
-
-class GrpcRepository:
-    """One method per row of `methods`."""
-
-    def __init__(self, core: Core, keys: Authenticator) -> None:
-        self._core, self._keys = core, keys
-
-    def methods(self) -> dict[str, Unary]:
-        return {
-            "RepositoryIndex": self._index,
-            "RepositoryModelLoad": self._load,
-            "RepositoryModelUnload": self._unload,
-        }
+    # The repository
 
     async def _index(self, message: Any, _: GrpcCall) -> Any:
         check_repository(message.repository_name)
@@ -106,28 +94,7 @@ class GrpcRepository:
         self._core.control.check_explicit()
         self._keys.check_admin(call.metadata.get("authorization"))
 
-
-def _parameters(message: Any) -> dict[str, object]:
-    """A map of ModelRepositoryParameter as plain values."""
-    kinds = ((name, one, one.WhichOneof("parameter_choice")) for name, one in message.parameters.items())
-    return {name: getattr(one, kind) if kind else None for name, one, kind in kinds}
-
-
-class GrpcSharedMemory:
-    """One method per row of `methods`."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-
-    def methods(self) -> dict[str, Unary]:
-        return {
-            "SystemSharedMemoryStatus": self._status,
-            "SystemSharedMemoryRegister": self._register,
-            "SystemSharedMemoryUnregister": self._unregister,
-            "CudaSharedMemoryStatus": self._cuda_status,
-            "CudaSharedMemoryRegister": self._cuda_register,
-            "CudaSharedMemoryUnregister": self._cuda_unregister,
-        }
+    # Shared memory
 
     async def _status(self, message: Any, _: GrpcCall) -> Any:
         response = service_pb2.SystemSharedMemoryStatusResponse()
@@ -155,3 +122,18 @@ class GrpcSharedMemory:
     async def _cuda_unregister(self, _: Any, __: GrpcCall) -> Any:
         # Clients tidy up all regions before they begin; that there are none is no error.
         return service_pb2.CudaSharedMemoryUnregisterResponse()
+
+
+def _parameters(message: Any) -> dict[str, object]:
+    """A map of ModelRepositoryParameter as plain values."""
+    kinds = ((name, one, one.WhichOneof("parameter_choice")) for name, one in message.parameters.items())
+    return {name: getattr(one, kind) if kind else None for name, one, kind in kinds}
+
+
+def unsupported(method: str) -> Unary:
+    """A method of the protocol that this server does not offer."""
+
+    async def refuse(_: Any, __: GrpcCall) -> Any:
+        raise Unsupported(f"{method} is not offered by this server; docs/protocol.md lists what is")
+
+    return refuse

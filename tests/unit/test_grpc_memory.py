@@ -182,7 +182,7 @@ def test_so_many_messages_are_read_at_once_as_fit_what_the_slab_has_left(used: i
         assert being_read() == 8
         if slot is not None:
             slab.free(slot.ref)
-        assert room._taken == 0
+        assert not room._held
 
     asyncio.run(scene())
 
@@ -242,7 +242,7 @@ def test_each_who_sends_slowly_has_its_own_time_and_leaves_nothing() -> None:
             await asyncio.gather(stubborn, first)
             await reads_in_vain()
         assert not room._reading
-        assert room._taken == 0
+        assert not room._held
 
     asyncio.run(scene())
 
@@ -326,7 +326,7 @@ def test_one_connection_leaves_room_for_the_others_however_many_messages_it_begi
         for one in reads:
             one.cancel()
         await asyncio.wait(reads)
-        assert (room._taken, room._taken_bytes, +room._held, room._waiting) == (0, 0, {}, {})
+        assert (room._taken_bytes, room._held, room._waiting) == (0, {}, {})
 
     asyncio.run(scene())
 
@@ -343,5 +343,5 @@ def test_a_message_that_is_split_is_the_same_message(raw: list[bytes], name: str
 
 
 def test_a_message_of_very_many_fields_is_left_to_the_library() -> None:
-    data = service_pb2.ModelInferRequest(model_name="m").SerializeToString() + b"\x78\x00" * 100_000
+    data = service_pb2.ModelInferRequest(model_name="m").SerializeToString() + b"\x7a\x00" * 100_000
     assert split(data) == (data, [])
