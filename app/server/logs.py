@@ -46,14 +46,14 @@ class LogWriter(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self._encoded(record)
-        except Exception:
-            self.handleError(record)
-            return
-        self._put(line)
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
-        """The library prints it, which may block."""
-        self._put(f"a line of the log could not be written:\n{traceback.format_exc()}".encode())
+        except Exception:  # the library's `handleError` prints it, which may block
+            line = f"a line of the log could not be written:\n{traceback.format_exc()}".encode()
+        with self._changed:
+            if self._waiting_bytes and self._waiting_bytes + len(line) > self._room_bytes:
+                self._count_dropped(1)
+                return
+            self._tell_of_dropped()  # before what comes after them
+            self._add(line)
 
     def flush(self, within_s: float = 2.0) -> None:
         """Wait until everything has been written, but not for longer than that."""
@@ -70,14 +70,9 @@ class LogWriter(logging.Handler):
     def _encoded(self, record: logging.LogRecord) -> bytes:
         return f"{self.format(record)}\n".encode(self._encoding, "backslashreplace")
 
-    def _put(self, line: bytes) -> None:
-        with self._changed:
-            if self._waiting_bytes and self._waiting_bytes + len(line) > self._room_bytes:
-                self.dropped_lines += 1
-                self._untold_lines += 1
-                return
-            self._tell_of_dropped()  # before what comes after them
-            self._add(line)
+    def _count_dropped(self, count: int) -> None:
+        self.dropped_lines += count
+        self._untold_lines += count
 
     def _tell_of_dropped(self) -> None:
         if not self._untold_lines:
@@ -104,8 +99,7 @@ class LogWriter(logging.Handler):
             with self._changed:
                 self._waiting_bytes -= sum(map(len, chunk))
                 if not written_bytes:  # a disk that is full, or a reader that is gone
-                    self.dropped_lines += len(chunk)
-                    self._untold_lines += len(chunk)
+                    self._count_dropped(len(chunk))
                 elif not self._lines:
                     self._tell_of_dropped()
                 self._changed.notify_all()

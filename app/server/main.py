@@ -29,12 +29,12 @@ from convoy.app.server import logs
 from convoy.app.server.acceptor import Acceptor
 from convoy.app.server.http_server import HttpServer, announce, listen, take_port, write_address
 from convoy.app.server.runtime import (
-    StopSignals,
     collect_only_what_comes,
     end_for,
     end_now,
     end_within,
     give_large_allocations_back,
+    handle_signals,
     raise_file_limit,
     run,
 )
@@ -105,7 +105,7 @@ class Host:
         self._grpc = grpc_host(self.core, options, hot.decoder, holder, max_calls=settings.max_connections)
 
     async def run(self) -> int:
-        self._signals = StopSignals(self._stop, self._reloading.read_again)
+        handle_signals(self._stop, self._reloading.read_again)
         announce(self._settings.scheme, *self._listener.getsockname()[:2])
         collect_only_what_comes()
         return await self._grpc.serve_beside(self._http)
