@@ -129,8 +129,8 @@ class GrpcGate:
                 self._on_turned_away(call, error)
                 raise
             call.turn.end()
-            reply: bytes = (await handle(asked, call)).SerializeToString()
-            return reply
+            reply = await handle(asked, call)
+            return bytes(reply.SerializeToString())
 
         return self.raw_unary(method, raw)
 

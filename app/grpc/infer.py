@@ -45,10 +45,6 @@ from convoy.models.errors import DeadlineExceeded, RequestError, Unauthorized
 
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _log = logging.getLogger("convoy")
-_TRACE_METADATA = ("traceparent", "tracestate")
-# The most requests of one stream in flight. Further ones are left unread, which holds the client up.
-_STREAM_WINDOW = 64
-_WANTS_FINAL_FLAG = "triton_enable_empty_final_response"
 _Pending = asyncio.Queue["tuple[Call, asyncio.Task[bytes]] | None"]
 
 
@@ -106,7 +102,8 @@ class GrpcInference:
             tracing = self._core.tracing
             if tracing is None:
                 return None
-            parent = {name: call.metadata[name].decode("latin-1") for name in _TRACE_METADATA if name in call.metadata}
+            names = ("traceparent", "tracestate")
+            parent = {name: call.metadata[name].decode("latin-1") for name in names if name in call.metadata}
             attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": call.method}
             span = tracing.begin("grpc", f"{_SERVICE}/{call.method}", attributes, parent, time.monotonic_ns())
         except Exception:
@@ -122,7 +119,7 @@ class GrpcInference:
         Raises Unauthorized where `read` does, when those that were read before are answered.
         """
         pending: _Pending = asyncio.Queue()
-        room = asyncio.Semaphore(_STREAM_WINDOW)
+        room = asyncio.Semaphore(64)  # further requests are left unread, which holds the client up
         reader = asyncio.ensure_future(self._read(read, call, pending, room))
         try:
             while (running := await pending.get()) is not None:
@@ -207,7 +204,7 @@ class GrpcInference:
         if not raw:
             raw = message.raw_input_contents
         asked.id, asked.model, asked.version = message.id, message.model_name, message.model_version
-        has_flag = parameters_of(message.parameters).get(_WANTS_FINAL_FLAG) is True
+        has_flag = parameters_of(message.parameters).get("triton_enable_empty_final_response") is True
         asked.wants_final = asked.in_stream and has_flag
         served = own.find(asked.model, asked.version or None)
         own.limit(call.timeout_ms(own.arrival_ns) or self._options.timeout_ms(served.key.model))
@@ -229,8 +226,7 @@ class GrpcInference:
 def _failed_in_stream(asked: _Asked, message: str) -> bytes:
     named = service_pb2.ModelInferResponse(id=asked.id, model_name=asked.model, model_version=asked.version)
     failed = service_pb2.ModelStreamInferResponse(error_message=message, infer_response=named)
-    encoded: bytes = failed.SerializeToString()
-    return encoded
+    return bytes(failed.SerializeToString())
 
 
 def _is_held(own: Call, reply: bytes) -> bool:

@@ -50,8 +50,6 @@ class GrpcReflection:
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 # What the standard health service is asked for: the server, or the service by its name.
 _HEALTH_NAMES = ("", _SERVICE.full_name)
-# Of a message: protobuf has no larger ones, and the library takes no larger number.
-_MOST_BYTES = (1 << 31) - 1
 # Calls of one connection at once; a client keeps further ones back. Cancelled calls count until they have been seen, so
 # the library refuses a client that begins and resets calls without end, at little cost. Above the limit for pending
 # calls it cancels calls at random, so that limit is higher than what many such clients can bring.
@@ -67,8 +65,9 @@ class GrpcServer:
         self._health = _Health(core, max_calls)
         self._server = grpc.aio.server(
             options=[
-                # One limit for both wires; the library applies it after decompression, too.
-                ("grpc.max_receive_message_length", min(options.body.max_bytes, _MOST_BYTES)),
+                # One limit for both wires; the library applies it after decompression, too. It takes no larger number
+                # than this one, which is protobuf's own limit.
+                ("grpc.max_receive_message_length", min(options.body.max_bytes, (1 << 31) - 1)),
                 ("grpc.max_send_message_length", -1),
                 # Two servers on one port would share the calls at random; better to be told.
                 ("grpc.so_reuseport", 0),

@@ -40,8 +40,6 @@ _FIELDS = {
 _HAS_LENGTH = 2
 _RAW_INPUT = 7 << 3 | _HAS_LENGTH  # ModelInferRequest.raw_input_contents
 _RAW_OUTPUT = bytes((6 << 3 | _HAS_LENGTH,))  # ModelInferResponse.raw_output_contents, its last field
-# Of a message with as many as fit, each would take a thousand times its bytes.
-_MOST_FIELDS = 500
 _STREAM_ANSWER = bytes((2 << 3 | _HAS_LENGTH,))  # ModelStreamInferResponse.infer_response
 
 
@@ -58,7 +56,9 @@ def split(data: bytes) -> tuple[bytes, list[memoryview]]:
             tag, start = _varint(data, position)
             nbytes, start = _varint(data, start)
             end = start + nbytes
-            if tag & 7 != _HAS_LENGTH or end > len(data) or len(rest) + len(raw) == _MOST_FIELDS:
+            # Of as many fields as fit into a message, each would take a thousand times its bytes.
+            is_many = len(rest) + len(raw) == 500
+            if tag & 7 != _HAS_LENGTH or end > len(data) or is_many:
                 return data, []
             if tag == _RAW_INPUT:
                 raw.append(view[start:end])

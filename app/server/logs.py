@@ -29,7 +29,10 @@ _log = logging.getLogger("convoy")
 
 
 class LogWriter(logging.Handler):
-    """Writes formatted records, of which at most `room_bytes` wait. `descriptor` is its own from now on."""
+    """Writes formatted records, of which at most `room_bytes` wait. `descriptor` is its own from now on.
+
+    Its thread never ends, and the process does not wait for it.
+    """
 
     def __init__(self, descriptor: int, encoding: str = "utf-8", room_bytes: int = 4 << 20) -> None:
         super().__init__()
@@ -38,7 +41,6 @@ class LogWriter(logging.Handler):
         self._lines: deque[bytes] = deque()
         self._waiting_bytes = 0  # with what is being written
         self._untold_lines = 0  # dropped since the log said so
-        self._is_closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
@@ -59,13 +61,6 @@ class LogWriter(logging.Handler):
         """Wait until everything has been written, but not for longer than that."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting_bytes or not self._thread.is_alive(), within_s)
-
-    def close(self) -> None:
-        """Leave what has not been written yet to the thread, for which the process does not wait."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        super().close()
 
     def _encoded(self, record: logging.LogRecord) -> bytes:
         return f"{self.format(record)}\n".encode(self._encoding, "backslashreplace")
@@ -94,7 +89,8 @@ class LogWriter(logging.Handler):
         self._changed.notify_all()
 
     def _write_all(self) -> None:
-        while chunk := self._next_chunk():
+        while True:
+            chunk = self._next_chunk()
             written_bytes = self._write(b"".join(chunk))
             with self._changed:
                 self._waiting_bytes -= sum(map(len, chunk))
@@ -105,9 +101,9 @@ class LogWriter(logging.Handler):
                 self._changed.notify_all()
 
     def _next_chunk(self) -> list[bytes]:
-        """Wait for lines and return some; none when there will be no more."""
+        """Wait for lines and return some."""
         with self._changed:
-            self._changed.wait_for(lambda: self._lines or self._is_closing)
+            self._changed.wait_for(lambda: self._lines)
             chunk, nbytes = [], 0
             while self._lines and nbytes < 64 << 10:  # what a pipe holds, so that there is room as soon as it is read
                 chunk.append(self._lines.popleft())

@@ -27,7 +27,6 @@ LATENCY_BUCKETS_S = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 _MODEL = ("model", "version")
-_OPENMETRICS = "application/openmetrics-text"
 CanaryResult = Literal["passed", "failed", "hung"]
 PlanResult = Literal["serves", "not_built", "not_proved", "not_faster"]
 LoadResult = Literal["loaded", "refused"]
@@ -232,7 +231,7 @@ class Metrics:
 
     def render_for(self, accept: str) -> tuple[bytes, str]:
         """All of them, and their content type: as OpenMetrics, with exemplars, for a client that accepts that."""
-        if _OPENMETRICS not in accept:
+        if "application/openmetrics-text" not in accept:
             return self.render(), "text/plain; version=0.0.4; charset=utf-8"
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
