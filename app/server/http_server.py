@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from convoy.models.errors import BundleError, UsageError
-from convoy.models.files import check_regular
+from convoy.models.files import check_regular, replace_file
 
 _log = logging.getLogger("convoy")
 
@@ -59,15 +58,10 @@ def write_address(scheme: str, listener: socket.socket, file: Path) -> None:
     host, port = listener.getsockname()[:2]
     own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     text = f"{scheme}://[{own}]:{port}\n" if ":" in own else f"{scheme}://{own}:{port}\n"
-    partial = file.parent / f"{file.name}.{os.getpid()}"
     try:
         if file.exists():
             check_regular(file)  # a device would become a file
-        try:
-            partial.write_text(text)
-            partial.replace(file)
-        finally:
-            partial.unlink(missing_ok=True)
+        replace_file(file, text.encode(), prefix=f"{file.name}.", mode=0o644)
     except (OSError, BundleError) as error:
         _log.warning("--address-file %s cannot be written (%s); name another file", file, error)
 
