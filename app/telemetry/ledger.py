@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from convoy.app.scheduling.request import SECOND_NS, ModelKey
-from convoy.app.telemetry.last_minute import BATCH_STAGES
 from convoy.app.telemetry.metrics import Metrics
 from convoy.app.telemetry.outcomes import CallEnd, CallOutcome
-from convoy.app.telemetry.statistics import BatchRecord, Observed, stages_of
+from convoy.app.telemetry.statistics import BATCH_STAGES, BatchRecord, Observed, stages_of
 from convoy.app.telemetry.tracing import RequestSpan
 
 _log = logging.getLogger("convoy")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from convoy.app.telemetry.histograms import Histogram
+from convoy.app.telemetry.metrics import Histogram
 
 BOUNDS = (0.001, 0.5, 1, 2, 10)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from convoy.app.telemetry.last_minute import (
+from convoy.app.telemetry.statistics import (
     PERIOD_S,
     PERIODS,
     STAGES,

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from convoy.app.engines.batch import StageTimes
 from convoy.app.scheduling.request import SECOND_NS, ModelKey
-from convoy.app.telemetry.last_minute import LastMinute, MinuteCounts, PeriodSpan
 from convoy.app.telemetry.ledger import Ledger
 from convoy.app.telemetry.metrics import Metrics
 from convoy.app.telemetry.outcomes import ANSWERED, CANCELLED, FAILED, CallEnd, CallOutcome, Refusal
-from convoy.app.telemetry.statistics import BatchRecord, ModelStatistics, Observed
+from convoy.app.telemetry.statistics import BatchRecord, LastMinute, MinuteCounts, ModelStatistics, Observed, PeriodSpan
 
 KEYS = [ModelKey("one", 1, 1), ModelKey("two", 3, 2)]
 GONE = ModelKey("gone", 1, 9)

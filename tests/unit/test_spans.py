@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from convoy.app.engines.batch import BatchTrace, StageTimes
 from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request
 from convoy.app.telemetry import start_tracing as starting
-from convoy.app.telemetry.histograms import Histogram
+from convoy.app.telemetry.metrics import Histogram
 from convoy.app.telemetry.otel import SdkTracing
 from convoy.app.telemetry.outcomes import ANSWERED
 from convoy.app.telemetry.tracing import RequestSpan
