@@ -197,7 +197,8 @@ class GrpcGate:
         return guarded
 
     def _enter(self, method: str, context: Any) -> GrpcCall:
-        metadata = {name: _as_bytes(value) for name, value in context.invocation_metadata() or ()}
+        pairs = context.invocation_metadata() or ()
+        metadata = {name: value if isinstance(value, bytes) else value.encode() for name, value in pairs}
         own_id = self._access_log.request_id(metadata.get("x-request-id"))
         request_id.set(own_id.decode())
         deadline_ns = _deadline_ns(context.time_remaining())
@@ -297,10 +298,6 @@ def _until_the_client_leaves() -> Iterator[None]:
         yield
     except grpc.aio.InternalError as error:
         raise asyncio.CancelledError from error
-
-
-def _as_bytes(value: str | bytes) -> bytes:
-    return value if isinstance(value, bytes) else value.encode()
 
 
 def _deadline_ns(remaining_s: float | None) -> int | None:

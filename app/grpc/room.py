@@ -20,7 +20,7 @@ from convoy.app.calls.options import BodyLimits
 from convoy.app.calls.refusals import no_room
 from convoy.app.scheduling.slab import Slab
 from convoy.app.server.runtime import give_freed_memory_back
-from convoy.models.errors import InvalidRequest, Overloaded, RequestTimeout
+from convoy.models.errors import InvalidRequest, RequestTimeout
 
 # How long a client that has room may take to send while others wait. Alone it may send as slowly as over HTTP.
 HURRIED_S = 10.0
@@ -35,7 +35,7 @@ class MessageRoom:
     """
 
     def __init__(self, slab: Slab, limits: BodyLimits) -> None:
-        self._slab, self.max_bytes = slab, limits.max_bytes
+        self.slab, self.max_bytes = slab, limits.max_bytes
         self.patience_s = limits.seconds_for(limits.max_bytes)
         self._taken_bytes = 0
         self._held: Counter[str] = Counter()  # messages, by connection; one that has none is not there
@@ -52,9 +52,7 @@ class MessageRoom:
         return True
 
     async def take(self, connection: str) -> None:
-        """Room for one message, after those of the connection that wait already."""
-        if self.take_at_once(connection):
-            return
+        """Wait for room for one message where there is none at once, behind those of the connection that wait."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(connection, deque()).append(turn)
         self._look()
@@ -157,13 +155,9 @@ class MessageRoom:
         if next_s < math.inf:
             self._watch = loop.call_later(next_s, self._look)
 
-    def full(self) -> Overloaded:
-        """The error for a message that has waited for room in vain."""
-        return no_room(self.max_bytes, self._slab)
-
     def _has_room(self, connection: str) -> bool:
         """Whether one more message of the connection has room, beside what is kept for those that have none."""
-        left_bytes = self._slab.capacity_bytes - self._slab.used_bytes
+        left_bytes = self.slab.capacity_bytes - self.slab.used_bytes
         has_some = self._held[connection] > 0
         # A fourth of the room, and room for one message at least, is for connections that have none.
         kept_bytes = max(self.max_bytes, left_bytes // 4) if has_some else 0
@@ -193,7 +187,7 @@ class Turn:
                 async with asyncio.timeout(room.patience_s):
                     await room.take(self.connection)
             except TimeoutError:
-                raise room.full() from None
+                raise no_room(room.max_bytes, room.slab) from None
         self._is_held = True
         began_s = time.monotonic()
         try:

@@ -18,6 +18,7 @@ import termios
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from convoy.models.tls import ServerTls
@@ -54,8 +55,6 @@ class Acceptor:
     ) -> None:
         """`tls` gives what a new connection is shown; None: no TLS."""
         self._listener, self._make_protocol, self._limits, self._tls = listener, make_protocol, limits, tls
-        self._shown: ServerTls | None = None
-        self._context: ssl.SSLContext | None = None
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -104,7 +103,8 @@ class Acceptor:
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            context, limits = self._current_context(), self._limits
+            tls, limits = self._tls(), self._limits
+            context = None if tls is None else _context_of(tls)
             await self._loop.connect_accepted_socket(
                 self._make_protocol,
                 connection,
@@ -118,12 +118,11 @@ class Acceptor:
         except OSError:
             pass  # the client has gone already
 
-    def _current_context(self) -> ssl.SSLContext | None:
-        """A new one after each change of the certificate, with no memory of earlier sessions."""
-        tls = self._tls()
-        if tls is not self._shown:
-            self._shown, self._context = tls, None if tls is None else tls.context()
-        return self._context
+
+@lru_cache(1)
+def _context_of(tls: ServerTls) -> ssl.SSLContext:
+    """A new one after each change of the certificate, with no memory of earlier sessions."""
+    return tls.context()
 
 
 def unsent_bytes(transport: Any) -> int:

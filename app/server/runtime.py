@@ -58,12 +58,9 @@ def collect_only_what_comes() -> None:
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """To its end, on the fastest event loop there is, and to the end of what it has said."""
-    try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(work)
-    finally:
-        logs.flush()
+    """To its end, on the fastest event loop there is."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(work)
 
 
 def _loop_factory() -> Any:
