@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import uvicorn
 from starlette.types import ASGIApp
 
+from convoy.app.server.acceptor import Acceptor
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.files import check_regular, replace_file
 
@@ -69,18 +70,16 @@ def write_address(scheme: str, listener: socket.socket, file: Path) -> None:
 class HttpServer(uvicorn.Server):
     """One application over HTTP, until `stop`.
 
-    `on_started` runs when the application has started and the sockets are open, `on_stopping` before connections are
-    asked to end.
+    `acceptor` is opened when the application has started, and closed before connections are asked to end.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         protocol: type[asyncio.Protocol],
+        acceptor: Acceptor,
         *,
         lifespan: Literal["auto", "off"] = "auto",
-        on_started: Callable[[], Awaitable[None]] | None = None,
-        on_stopping: Callable[[], None] = lambda: None,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -94,7 +93,7 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=1,
         )
         super().__init__(config)
-        self._on_started, self._on_stopping = on_started, on_stopping
+        self._acceptor = acceptor
         self.exit_code = 0
 
     def stop(self, exit_code: int = 0) -> None:
@@ -102,8 +101,7 @@ class HttpServer(uvicorn.Server):
         self.exit_code = self.exit_code or exit_code
         self.should_exit = True
 
-    def make_protocol(self) -> Any:
-        """For a connection that was accepted elsewhere. Only while it serves."""
+    def _make_protocol(self) -> Any:
         kind: Any = self.config.http_protocol_class
         return kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
@@ -113,9 +111,8 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._on_started is not None:
-            await self._on_started()
+        self._acceptor.open(self._make_protocol)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._on_stopping()
+        self._acceptor.close()
         await super().shutdown(sockets)

@@ -92,15 +92,10 @@ class Host:
         options = settings.serve_options()
         self._reloading = Reloading(settings, self.core, options)
         hot = HotRoutes(self.core, options)
-        self._options, self._limits = options, settings.connection_limits()
-        protocol = guarded_protocol(self._limits, lambda: self.core.turned_away(Refusal.CONNECTIONS))
-        self._acceptor: Acceptor | None = None
-        self._http = HttpServer(
-            create_app(self.core, options, hot),
-            protocol,
-            on_started=self._accept,
-            on_stopping=self._accept_no_more,
-        )
+        limits = settings.connection_limits()
+        protocol = guarded_protocol(limits, lambda: self.core.turned_away(Refusal.CONNECTIONS))
+        acceptor = Acceptor(listener, limits, tls=lambda: options.tls)
+        self._http = HttpServer(create_app(self.core, options, hot), protocol, acceptor)
         holder = take_port(settings.host, settings.grpc_port)
         self._grpc = grpc_host(self.core, options, hot.decoder, holder, max_calls=settings.max_connections)
 
@@ -109,13 +104,6 @@ class Host:
         announce(self._settings.scheme, *self._listener.getsockname()[:2])
         collect_only_what_comes()
         return await self._grpc.serve_beside(self._http)
-
-    async def _accept(self) -> None:
-        self._acceptor = Acceptor(self._listener, self._http.make_protocol, self._limits, tls=lambda: self._options.tls)
-
-    def _accept_no_more(self) -> None:
-        if self._acceptor is not None:
-            self._acceptor.close()
 
     async def _stop(self) -> None:
         """Not ready at once; then a pause for load balancers to notice; then finish what was accepted."""
