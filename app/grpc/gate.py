@@ -268,12 +268,11 @@ class GrpcGate:
 
     def _log(self, call: GrpcCall) -> None:
         took_ms = (time.monotonic_ns() - call.started_ns) / 1e6
-        line = f"gRPC {call.method}"
         # Taken out, because the library may keep the call, and with it what it has found.
         inference, call.inference = call.inference, None
         self._access_log.log(
             call.client,
-            line,
+            f"gRPC {call.method}",
             call.status,
             took_ms,
             is_error=call.status != "OK",

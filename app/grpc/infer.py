@@ -144,18 +144,17 @@ class GrpcInference:
         try:
             while await room.acquire() and (data := await read()) is not None:
                 own = self._call(self.begin_span(call))
-                # The next one stays with its client while this one may wait for a decoder.
-                nbytes = len(data)
-                taken = asyncio.Event() if nbytes > INLINE_BYTES else None
+                nbytes, taken = len(data), asyncio.Event()
                 pending.put_nowait((own, asyncio.ensure_future(self._one_of_stream(data, own, call, taken))))
                 del data  # it would be here until the next one has come
-                if taken is not None:
+                if nbytes > INLINE_BYTES:
+                    # The next one stays with its client while this one may wait for a decoder.
                     await taken.wait()
                     call.turn.passed(nbytes)
         finally:
             pending.put_nowait(None)
 
-    async def _one_of_stream(self, data: bytes, own: Call, call: GrpcCall, taken: asyncio.Event | None) -> bytes:
+    async def _one_of_stream(self, data: bytes, own: Call, call: GrpcCall, taken: asyncio.Event) -> bytes:
         """A stream outlives a request that fails: its error is a message like any other.
 
         `taken` is set when the message's tensors are in the slab, or it has failed.
@@ -165,8 +164,7 @@ class GrpcInference:
             own.begin()  # each by itself: a stream that is only open must not delay a shutdown
             answer = await self._decode(data, asked, call)
             del data  # it must not stay while the request waits
-            if taken is not None:
-                taken.set()
+            taken.set()
             reply = await answer()
         except BaseException as raised:
             error = own.cause_of(raised)
@@ -178,8 +176,7 @@ class GrpcInference:
             finally:
                 del error  # it would hold this frame, and this frame it
         finally:
-            if taken is not None:
-                taken.set()
+            taken.set()
         _is_held(own, reply)
         return stream_response(reply)
 
@@ -243,16 +240,10 @@ def _ending(own: Call, error: BaseException, call: GrpcCall) -> CallEnd:
     """How a call, or a request of a stream, ends that ends with this error, with which status."""
     if not isinstance(error, Exception) and call.is_late:  # cancelled: by the library, or with its stream
         error = DeadlineExceeded(EXPIRED_RUNNING)
-    if isinstance(error, RequestError):
-        _set_status(own, error.grpc_code)
-    elif isinstance(error, Exception):
-        _set_status(own, "INTERNAL")  # a bug, of which the gate tells
+    if own.span is not None and isinstance(error, Exception):
+        code = error.grpc_code if isinstance(error, RequestError) else "INTERNAL"  # a bug, of which the gate tells
+        own.span.status = getattr(grpc.StatusCode, code).value[0]
     return ending_of(error)
-
-
-def _set_status(own: Call, name: str) -> None:
-    if own.span is not None:
-        own.span.status = getattr(grpc.StatusCode, name).value[0]
 
 
 def _give_up(own: Call, replying: asyncio.Task[bytes], call: GrpcCall) -> None:
