@@ -24,6 +24,7 @@ from convoy.app.lifecycle.loads import LoadVersion, load_giving_way
 from convoy.app.lifecycle.model_control import ControlOptions, ModelControl
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle, QueueRules
 from convoy.app.lifecycle.remote_store import RemoteStore
+from convoy.app.lifecycle.served_metrics import engine_metrics, shape_metrics, triton_metrics
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.app.scheduling.request import ModelKey
@@ -31,8 +32,7 @@ from convoy.app.scheduling.slab import Slab
 from convoy.app.server import logs
 from convoy.app.telemetry.gpu_metrics import GpuWatch
 from convoy.app.telemetry.ledger import Ledger
-from convoy.app.telemetry.metrics import EngineMetrics, Metrics, ShapeMetrics, TritonMetrics
-from convoy.app.telemetry.process_metrics import ProcessMetrics
+from convoy.app.telemetry.metrics import Metrics, process_metrics
 from convoy.app.telemetry.tracing import Tracing
 from convoy.app.version import VERSION
 from convoy.models.errors import ConvoyError, UsageError
@@ -117,9 +117,11 @@ class Core:
         self.load_watch = LoadWatch(catalog, scheduler)
         self._health = Health(catalog, scheduler, on_fatal, options.health, gpus, metrics, tasks)
         self._watch_whole()
-        engines, triton = EngineMetrics(catalog.served), TritonMetrics(catalog.served, scheduler.waiting_samples)
-        for collector in (engines, ShapeMetrics(catalog.served), triton, self.gpus, ProcessMetrics(logs.dropped_lines)):
-            metrics.registry.register(collector)
+        metrics.collect(partial(engine_metrics, catalog))
+        metrics.collect(partial(shape_metrics, catalog))
+        metrics.collect(partial(triton_metrics, catalog, scheduler.waiting_samples))
+        metrics.collect(self.gpus.collect)
+        metrics.collect(partial(process_metrics, logs.dropped_lines))
 
     # Life
 

@@ -65,7 +65,10 @@ WALLS: dict[str, tuple[str, ...]] = {
     ),
     f"{APP}.pictures": (MODELS, *app("engines.batch", "scheduling", "telemetry", *SERVED[:4])),
     # The two wires do not know each other.
-    f"{APP}.http": (MODELS, *app("server", "scheduling", "telemetry", "version", "calls.shared_memory", *SERVED)),
+    f"{APP}.http": (
+        MODELS,
+        *app("server", "scheduling", "loading", "telemetry", "version", "calls.shared_memory", *SERVED),
+    ),
     f"{APP}.grpc": (MODELS, *app("server", "scheduling", "telemetry", "calls.shared_memory", *SERVED)),
     f"{APP}.config.sources": (f"{MODELS}.errors",),
     f"{APP}.config": (MODELS, APP),

@@ -32,7 +32,7 @@ from convoy.app.scheduling.request import (
 )
 from convoy.app.scheduling.slab import Slot, SlotState
 from convoy.app.telemetry.outcomes import ANSWERED, CallEnd, ClientGone, Refusal
-from convoy.app.telemetry.tracing import EndedCall, Exemplar, RequestSpan
+from convoy.app.telemetry.tracing import RequestSpan
 from convoy.models.errors import BodyTooLarge, DeadlineExceeded, NotFound, RequestError, Unavailable
 
 
@@ -290,10 +290,9 @@ class Call:
 
     def _end_span(self, span: RequestSpan, ending: CallEnd, took_ns: int) -> None:
         key = None if self.served is None else self.served.key
-        span.end(EndedCall(self.arrival_ns, self.answered_ns, self.ended_ns, key, ending))
+        span.end(key, ending, self.answered_ns, self.ended_ns)
         if key is not None:
-            where = span.trace_id, span.span_id
-            self.core.exemplify(Exemplar(key, self.protocol, ending, took_ns, span.stages_ns(), *where))
+            self.core.exemplify(key, self.protocol, ending, took_ns, span)
 
     def _stages_ns(self) -> dict[str, int]:
         """Its own stages; those of its batch are counted with that."""

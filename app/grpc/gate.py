@@ -129,8 +129,8 @@ class GrpcGate:
                 self._on_turned_away(call, error)
                 raise
             call.turn.end()
-            reply: bytes = (await handle(asked, call)).SerializeToString()
-            return reply
+            reply = await handle(asked, call)
+            return bytes(reply.SerializeToString())
 
         return self.raw_unary(method, raw)
 
@@ -197,7 +197,8 @@ class GrpcGate:
         return guarded
 
     def _enter(self, method: str, context: Any) -> GrpcCall:
-        metadata = {name: _as_bytes(value) for name, value in context.invocation_metadata() or ()}
+        pairs = context.invocation_metadata() or ()
+        metadata = {name: value if isinstance(value, bytes) else value.encode() for name, value in pairs}
         own_id = self._access_log.request_id(metadata.get("x-request-id"))
         request_id.set(own_id.decode())
         deadline_ns = _deadline_ns(context.time_remaining())
@@ -267,12 +268,11 @@ class GrpcGate:
 
     def _log(self, call: GrpcCall) -> None:
         took_ms = (time.monotonic_ns() - call.started_ns) / 1e6
-        line = f"gRPC {call.method}"
         # Taken out, because the library may keep the call, and with it what it has found.
         inference, call.inference = call.inference, None
         self._access_log.log(
             call.client,
-            line,
+            f"gRPC {call.method}",
             call.status,
             took_ms,
             is_error=call.status != "OK",
@@ -297,10 +297,6 @@ def _until_the_client_leaves() -> Iterator[None]:
         yield
     except grpc.aio.InternalError as error:
         raise asyncio.CancelledError from error
-
-
-def _as_bytes(value: str | bytes) -> bytes:
-    return value if isinstance(value, bytes) else value.encode()
 
 
 def _deadline_ns(remaining_s: float | None) -> int | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import grpc
 from tritonclient.grpc import service_pb2
@@ -43,13 +43,8 @@ from convoy.app.telemetry.outcomes import ANSWERED, CallEnd, ending_of
 from convoy.app.telemetry.tracing import RequestSpan
 from convoy.models.errors import DeadlineExceeded, RequestError, Unauthorized
 
-_PROTOCOL = "grpc"
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _log = logging.getLogger("convoy")
-_TRACE_METADATA = ("traceparent", "tracestate")
-# So many requests of one stream may be in flight; more are left unread, which holds the client up.
-_STREAM_WINDOW = 64
-_WANTS_FINAL_FLAG = "triton_enable_empty_final_response"
 _Pending = asyncio.Queue["tuple[Call, asyncio.Task[bytes]] | None"]
 
 
@@ -65,21 +60,6 @@ class _Asked:
     wants_final: bool = False
 
 
-class _Tensors(NamedTuple):
-    """A message with tensors: what it means, its version, and the request for the scheduler."""
-
-    meaning: InferRequest
-    served: Served
-    request: Request
-
-
-class _Picture(NamedTuple):
-    """The same for a message with an image; the scheduler is asked when that is decoded."""
-
-    meaning: PictureRequest
-    served: Served
-
-
 class GrpcInference:
     """Tensors in, tensors out; or an image in, and what is in it out."""
 
@@ -89,14 +69,13 @@ class GrpcInference:
 
     async def infer(self, read: Read, call: GrpcCall) -> bytes:
         """The ModelInferResponse to a ModelInferRequest, both encoded. Raises RequestError."""
-        own = call.inference = self._call()
-        own.span = call.span
+        own = call.inference = self._call(call.span)
         try:
             own.begin()  # before its message has come, as over HTTP
             asked = _Asked(own)
-            meant = await self._decode(await read(), asked, call)
+            answer = await self._decode(await read(), asked, call)
             call.turn.end()
-            reply = await self._reply(meant, asked)
+            reply = await answer()
         except BaseException as raised:
             own.fail(raised, lambda error: _ending(own, error, call))
         task = asyncio.current_task() if _is_held(own, reply) else None
@@ -104,14 +83,18 @@ class GrpcInference:
             task.add_done_callback(lambda _: own.end(ANSWERED))
         return reply
 
-    def _call(self) -> Call:
-        return Call(self._core, _PROTOCOL)
+    def _call(self, span: RequestSpan | None) -> Call:
+        own = Call(self._core, "grpc")
+        own.span = span
+        return own
 
     def turned_away(self, call: GrpcCall, error: RequestError) -> None:
-        """Count a call whose message was not read, or could not be."""
-        own = self._call()
-        own.span = call.span
-        own.end(_ending(own, error, call))
+        """Count a call, by any method, whose message was not read, or could not be."""
+        if call.method in ("ModelInfer", "ModelStreamInfer"):
+            own = self._call(call.span)
+            own.end(_ending(own, error, call))
+        elif error.reason:
+            self._core.turned_away(error.reason)
 
     def begin_span(self, call: GrpcCall) -> RequestSpan | None:
         """The span of one request of a call, if it is sampled. Where that fails there is none, and an answer."""
@@ -119,7 +102,8 @@ class GrpcInference:
             tracing = self._core.tracing
             if tracing is None:
                 return None
-            parent = {name: call.metadata[name].decode("latin-1") for name in _TRACE_METADATA if name in call.metadata}
+            names = ("traceparent", "tracestate")
+            parent = {name: call.metadata[name].decode("latin-1") for name in names if name in call.metadata}
             attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": call.method}
             span = tracing.begin("grpc", f"{_SERVICE}/{call.method}", attributes, parent, time.monotonic_ns())
         except Exception:
@@ -135,7 +119,7 @@ class GrpcInference:
         Raises Unauthorized where `read` does, when those that were read before are answered.
         """
         pending: _Pending = asyncio.Queue()
-        room = asyncio.Semaphore(_STREAM_WINDOW)
+        room = asyncio.Semaphore(64)  # further requests are left unread, which holds the client up
         reader = asyncio.ensure_future(self._read(read, call, pending, room))
         try:
             while (running := await pending.get()) is not None:
@@ -159,20 +143,18 @@ class GrpcInference:
     async def _read(self, read: ReadOn, call: GrpcCall, pending: _Pending, room: asyncio.Semaphore) -> None:
         try:
             while await room.acquire() and (data := await read()) is not None:
-                own = self._call()
-                own.span = self.begin_span(call)
-                # The next one stays with its client while this one may wait for a decoder.
-                nbytes = len(data)
-                taken = asyncio.Event() if nbytes > INLINE_BYTES else None
+                own = self._call(self.begin_span(call))
+                nbytes, taken = len(data), asyncio.Event()
                 pending.put_nowait((own, asyncio.ensure_future(self._one_of_stream(data, own, call, taken))))
                 del data  # it would be here until the next one has come
-                if taken is not None:
+                if nbytes > INLINE_BYTES:
+                    # The next one stays with its client while this one may wait for a decoder.
                     await taken.wait()
                     call.turn.passed(nbytes)
         finally:
             pending.put_nowait(None)
 
-    async def _one_of_stream(self, data: bytes, own: Call, call: GrpcCall, taken: asyncio.Event | None) -> bytes:
+    async def _one_of_stream(self, data: bytes, own: Call, call: GrpcCall, taken: asyncio.Event) -> bytes:
         """A stream outlives a request that fails: its error is a message like any other.
 
         `taken` is set when the message's tensors are in the slab, or it has failed.
@@ -180,11 +162,10 @@ class GrpcInference:
         asked = _Asked(own, in_stream=True)
         try:
             own.begin()  # each by itself: a stream that is only open must not delay a shutdown
-            meant = await self._decode(data, asked, call)
+            answer = await self._decode(data, asked, call)
             del data  # it must not stay while the request waits
-            if taken is not None:
-                taken.set()
-            reply = await self._reply(meant, asked)
+            taken.set()
+            reply = await answer()
         except BaseException as raised:
             error = own.cause_of(raised)
             try:
@@ -195,28 +176,24 @@ class GrpcInference:
             finally:
                 del error  # it would hold this frame, and this frame it
         finally:
-            if taken is not None:
-                taken.set()
+            taken.set()
         _is_held(own, reply)
         return stream_response(reply)
 
-    async def _reply(self, meant: _Tensors | _Picture, asked: _Asked) -> bytes:
-        if isinstance(meant, _Picture):
-            return await self._look(meant, asked)
-        meaning, served, request = meant
+    async def _run(self, meaning: InferRequest, served: Served, request: Request, asked: _Asked) -> bytes:
         done = await asked.own.run(request)
         if is_heavy_answer(meaning, done):
             return await self._decoder.run_owed(infer_response, meaning, served, done, is_final=asked.wants_final)
         return infer_response(meaning, served, done, is_final=asked.wants_final)
 
-    async def _look(self, meant: _Picture, asked: _Asked) -> bytes:
-        (own_id, picture, wanted, terms), served = meant
+    async def _look(self, meaning: PictureRequest, served: Served, asked: _Asked) -> bytes:
+        own_id, picture, wanted, terms = meaning
         is_alone = not asked.in_stream
         predicted = await self._predictor.predict(asked.own, served, picture, terms, wanted, is_alone=is_alone)
         return response_of(own_id, served, [picture_output(served, wanted, predicted)], is_final=asked.wants_final)
 
-    async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> _Tensors | _Picture:
-        """The request with what it brings in the slab; its meaning has tensors no longer."""
+    async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> Callable[[], Awaitable[bytes]]:
+        """Put what the message brings into the slab. Returns what makes the answer, which keeps nothing of `data`."""
         own, nbytes = asked.own, len(data)
         started_ns = time.monotonic_ns()
         small, raw = split(data) if nbytes > INLINE_BYTES else (data, None)
@@ -224,13 +201,13 @@ class GrpcInference:
         if not raw:
             raw = message.raw_input_contents
         asked.id, asked.model, asked.version = message.id, message.model_name, message.model_version
-        has_flag = parameters_of(message.parameters).get(_WANTS_FINAL_FLAG) is True
+        has_flag = parameters_of(message.parameters).get("triton_enable_empty_final_response") is True
         asked.wants_final = asked.in_stream and has_flag
         served = own.find(asked.model, asked.version or None)
         own.limit(call.timeout_ms(own.arrival_ns) or self._options.timeout_ms(served.key.model))
         memory = self._core.shared_memory
         if brings_picture([tensor.datatype for tensor in message.inputs], served):
-            return _Picture(picture_request(asked_of(message, raw, memory), served, own), served)
+            return partial(self._look, picture_request(asked_of(message, raw, memory), served, own), served, asked)
         if nbytes <= INLINE_BYTES or (raw and not is_heavy(nbytes, served)):
             meaning, wait_ns = understand(asked_of(message, raw, memory), served), 0
         else:
@@ -240,14 +217,13 @@ class GrpcInference:
             )
         request = request_for(meaning, served, own)
         own.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
-        return _Tensors(meaning._replace(tensors=()), served, request)
+        return partial(self._run, meaning._replace(tensors=()), served, request, asked)
 
 
 def _failed_in_stream(asked: _Asked, message: str) -> bytes:
     named = service_pb2.ModelInferResponse(id=asked.id, model_name=asked.model, model_version=asked.version)
     failed = service_pb2.ModelStreamInferResponse(error_message=message, infer_response=named)
-    encoded: bytes = failed.SerializeToString()
-    return encoded
+    return bytes(failed.SerializeToString())
 
 
 def _is_held(own: Call, reply: bytes) -> bool:
@@ -264,20 +240,14 @@ def _ending(own: Call, error: BaseException, call: GrpcCall) -> CallEnd:
     """How a call, or a request of a stream, ends that ends with this error, with which status."""
     if not isinstance(error, Exception) and call.is_late:  # cancelled: by the library, or with its stream
         error = DeadlineExceeded(EXPIRED_RUNNING)
-    if isinstance(error, RequestError):
-        _set_status(own, error.grpc_code)
-    elif isinstance(error, Exception):
-        _set_status(own, "INTERNAL")  # a bug, of which the gate tells
+    if own.span is not None and isinstance(error, Exception):
+        code = error.grpc_code if isinstance(error, RequestError) else "INTERNAL"  # a bug, of which the gate tells
+        own.span.status = getattr(grpc.StatusCode, code).value[0]
     return ending_of(error)
 
 
-def _set_status(own: Call, name: str) -> None:
-    if own.span is not None:
-        own.span.status = getattr(grpc.StatusCode, name).value[0]
-
-
 def _give_up(own: Call, replying: asyncio.Task[bytes], call: GrpcCall) -> None:
-    """Nobody waits any more: the answer is sent, or will not be."""
+    """End a request of a stream whose answer is sent, or will not be."""
     if replying.cancel():
         # One that has not even begun to run ends nothing itself.
         replying.add_done_callback(lambda _: own.end(_ending(own, asyncio.CancelledError(), call)))

@@ -20,7 +20,7 @@ from convoy.app.calls.options import BodyLimits
 from convoy.app.calls.refusals import no_room
 from convoy.app.scheduling.slab import Slab
 from convoy.app.server.runtime import give_freed_memory_back
-from convoy.models.errors import InvalidRequest, Overloaded, RequestTimeout
+from convoy.models.errors import InvalidRequest, RequestTimeout
 
 # How long a client that has room may take to send while others wait. Alone it may send as slowly as over HTTP.
 HURRIED_S = 10.0
@@ -35,10 +35,10 @@ class MessageRoom:
     """
 
     def __init__(self, slab: Slab, limits: BodyLimits) -> None:
-        self._slab, self.max_bytes = slab, limits.max_bytes
+        self.slab, self.max_bytes = slab, limits.max_bytes
         self.patience_s = limits.seconds_for(limits.max_bytes)
-        self._taken, self._taken_bytes = 0, 0
-        self._held: Counter[str] = Counter()  # messages, by connection
+        self._taken_bytes = 0
+        self._held: Counter[str] = Counter()  # messages, by connection; one that has none is not there
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by connection, in the order of their first
         self._reading: dict[Turn, float] = {}  # and when each began, which is their order
         self._watch: asyncio.TimerHandle | None = None  # one timer for all of them
@@ -52,9 +52,7 @@ class MessageRoom:
         return True
 
     async def take(self, connection: str) -> None:
-        """Room for one message, after those of the connection that wait already."""
-        if self.take_at_once(connection):
-            return
+        """Wait for room for one message where there is none at once, behind those of the connection that wait."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(connection, deque()).append(turn)
         self._look()
@@ -73,8 +71,7 @@ class MessageRoom:
         self._serve()
 
     def give_back(self, connection: str, counted_bytes: int) -> None:
-        """A message of the connection, which counts so much now, is in memory no longer."""
-        self._taken -= 1
+        """A message of the connection is in memory no longer; `counted_bytes` is what it counts now."""
         self._taken_bytes -= counted_bytes
         self._held[connection] -= 1
         if not self._held[connection]:
@@ -84,7 +81,6 @@ class MessageRoom:
             self._look()  # giving up one may not have been enough
 
     def _hold(self, connection: str) -> None:
-        self._taken += 1
         self._taken_bytes += self.max_bytes
         self._held[connection] += 1
 
@@ -109,7 +105,7 @@ class MessageRoom:
                 self._waiting[connection] = turns  # behind the others that have as much
 
     def passed(self, nbytes: int) -> None:
-        """So many bytes were read, and are in memory no longer."""
+        """Messages of `nbytes` were read, and are in memory no longer."""
         self._untrimmed_bytes += nbytes
         # The library reads in small pieces, and the C library keeps them when they are freed.
         if self._untrimmed_bytes > 16 << 20:
@@ -159,29 +155,25 @@ class MessageRoom:
         if next_s < math.inf:
             self._watch = loop.call_later(next_s, self._look)
 
-    def full(self) -> Overloaded:
-        return no_room(self.max_bytes, self._slab)
-
     def _has_room(self, connection: str) -> bool:
         """Whether one more message of the connection has room, beside what is kept for those that have none."""
-        left_bytes = self._slab.capacity_bytes - self._slab.used_bytes
+        left_bytes = self.slab.capacity_bytes - self.slab.used_bytes
         has_some = self._held[connection] > 0
         # A fourth of the room, and room for one message at least, is for connections that have none.
         kept_bytes = max(self.max_bytes, left_bytes // 4) if has_some else 0
         # However full the slab is: most messages are small, and one client that sends slowly must not hold up others.
-        is_among_least = self._taken < 2 - has_some
+        is_among_least = not has_some and self._held.total() < 2
         return is_among_least or self._taken_bytes + self.max_bytes + kept_bytes <= left_bytes
 
 
 class Turn:
     """One call's place in the room; `connection` is the one that its message comes by."""
 
-    __slots__ = ("_counted_bytes", "_is_held", "_nbytes", "_reader", "_room", "connection", "is_given_up")
+    __slots__ = ("_counted_bytes", "_is_held", "_limit", "_nbytes", "_room", "connection", "is_given_up")
 
     def __init__(self, room: MessageRoom, connection: str) -> None:
         self._room, self.connection, self._is_held = room, connection, False
         self._nbytes, self._counted_bytes = 0, room.max_bytes
-        self._reader: asyncio.Task[Any] | None = None
         self.is_given_up = False
 
     async def read(self, context: Any) -> bytes:
@@ -195,24 +187,19 @@ class Turn:
                 async with asyncio.timeout(room.patience_s):
                     await room.take(self.connection)
             except TimeoutError:
-                raise room.full() from None
+                raise no_room(room.max_bytes, room.slab) from None
         self._is_held = True
         began_s = time.monotonic()
-        # As with `asyncio.timeout`, but with one timer for all; the library's `read` lets a cancellation through.
-        reader = self._reader = asyncio.current_task()
-        assert reader is not None
-        cancelled_before = reader.cancelling()
-        room.begins(self)
         try:
-            data = await context.read()
-        except asyncio.CancelledError:
-            if not self.is_given_up or reader.uncancel() > cancelled_before:
-                raise
+            async with asyncio.timeout(None) as self._limit:  # the room's one timer is for all
+                room.begins(self)
+                try:
+                    data = await context.read()
+                finally:
+                    room.ends(self)
+        except TimeoutError:
             took_s = time.monotonic() - began_s
             raise RequestTimeout(f"the message did not arrive within {took_s:.0f} s; send it faster") from None
-        finally:
-            room.ends(self)
-            self._reader = None
         if isinstance(data, bytes):
             self._nbytes = self._counted_bytes = len(data)
             room.is_read(self._nbytes)
@@ -222,10 +209,9 @@ class Turn:
         raise InvalidRequest("the call has no message")
 
     def give_up(self) -> None:
-        """Its client has had its time."""
-        if self._reader is not None and not self.is_given_up:
-            self.is_given_up = True
-            self._reader.cancel()
+        """Its client has had its time: end the reading that has begun."""
+        self.is_given_up = True
+        self._limit.reschedule(0.0)
 
     def end(self) -> None:
         """The message is in memory no longer. Harmless a second time."""

@@ -1,5 +1,6 @@
 """The gRPC listener: the inference service, the standard health service and reflection on one port.
 
+The methods that do not infer are here, too: they answer with the same documents as the HTTP routes, in protobuf's form.
 Imported only when gRPC is wanted and HTTP already listens, because the library takes a while to load.
 """
 
@@ -11,24 +12,146 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
+from google.protobuf.json_format import ParseDict
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2
 
-from convoy.app.calls.access import AccessLog
+from convoy.app.calls.access import AccessLog, Authenticator
+from convoy.app.calls.call import find_served
 from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
 from convoy.app.grpc.gate import GrpcCall, GrpcGate, ReadOn, Unary, parse
 from convoy.app.grpc.infer import GrpcInference
 from convoy.app.grpc.room import MessageRoom
-from convoy.app.grpc.services import GrpcControl, GrpcRepository, GrpcSharedMemory, unsupported
 from convoy.app.pictures.decoder import Decoder
-from convoy.models.errors import RequestError
+from convoy.app.protocol import documents
+from convoy.app.protocol.repository import check_repository, load_model, unload_model
+from convoy.models.errors import Unsupported
 from convoy.models.tls import ServerTls
 
 METHOD = "ServerReflectionInfo"
 SERVICE_NAMES = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
+
+
+class GrpcServices:
+    """`methods` has one for each name in the protocol that this server offers and that does not infer."""
+
+    def __init__(self, core: Core, server_name: str, keys: Authenticator) -> None:
+        self._core, self._server_name, self._keys = core, server_name, keys
+        self.methods: dict[str, Unary] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+            "SystemSharedMemoryStatus": self._status,
+            "SystemSharedMemoryRegister": self._register,
+            "SystemSharedMemoryUnregister": self._unregister,
+            "CudaSharedMemoryStatus": self._cuda_status,
+            "CudaSharedMemoryRegister": self._cuda_register,
+            "CudaSharedMemoryUnregister": self._cuda_unregister,
+        }
+
+    # What is served
+
+    async def _server_live(self, _: Any, __: GrpcCall) -> Any:
+        return service_pb2.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, _: Any, __: GrpcCall) -> Any:
+        return service_pb2.ServerReadyResponse(ready=self._core.ready)
+
+    async def _model_ready(self, message: Any, _: GrpcCall) -> Any:
+        served = find_served(self._core.catalog, message.name, message.version or None)
+        return service_pb2.ModelReadyResponse(ready=served.ready and not self._core.leaving)
+
+    async def _server_metadata(self, _: Any, __: GrpcCall) -> Any:
+        return service_pb2.ServerMetadataResponse(**documents.server_metadata(self._core, self._server_name))
+
+    async def _model_metadata(self, message: Any, _: GrpcCall) -> Any:
+        document = documents.model_metadata(self._core, message.name, message.version or None)
+        return ParseDict(document, service_pb2.ModelMetadataResponse())
+
+    async def _model_config(self, message: Any, _: GrpcCall) -> Any:
+        served = find_served(self._core.catalog, message.name, message.version or None)
+        document = documents.model_config(served, self._core.control.policy_of(message.name))
+        return service_pb2.ModelConfigResponse(config=ParseDict(document, model_config_pb2.ModelConfig()))
+
+    async def _model_statistics(self, message: Any, _: GrpcCall) -> Any:
+        document = documents.model_statistics(self._core, message.name or None, message.version or None)
+        return ParseDict(document, service_pb2.ModelStatisticsResponse())
+
+    # The repository
+
+    async def _index(self, message: Any, _: GrpcCall) -> Any:
+        check_repository(message.repository_name)
+        models = await documents.repository_index(self._core, only_ready=message.ready)
+        return ParseDict({"models": models}, service_pb2.RepositoryIndexResponse())
+
+    async def _load(self, message: Any, call: GrpcCall) -> Any:
+        self._check(message, call)
+        await load_model(self._core, message.model_name, _parameters(message))
+        return service_pb2.RepositoryModelLoadResponse()
+
+    async def _unload(self, message: Any, call: GrpcCall) -> Any:
+        self._check(message, call)
+        await unload_model(self._core, message.model_name, _parameters(message))
+        return service_pb2.RepositoryModelUnloadResponse()
+
+    def _check(self, message: Any, call: GrpcCall) -> None:
+        check_repository(message.repository_name)
+        self._core.control.check_explicit()
+        self._keys.check_admin(call.metadata.get("authorization"))
+
+    # Shared memory
+
+    async def _status(self, message: Any, _: GrpcCall) -> Any:
+        response = service_pb2.SystemSharedMemoryStatusResponse()
+        for region in documents.regions(self._core.shared_memory.status(message.name or None)):
+            status = service_pb2.SystemSharedMemoryStatusResponse.RegionStatus(**region)
+            response.regions[region["name"]].CopyFrom(status)
+        return response
+
+    async def _register(self, message: Any, _: GrpcCall) -> Any:
+        self._core.shared_memory.register(message.name, message.key, message.offset, message.byte_size)
+        return service_pb2.SystemSharedMemoryRegisterResponse()
+
+    async def _unregister(self, message: Any, _: GrpcCall) -> Any:
+        self._core.shared_memory.unregister(message.name or None)
+        return service_pb2.SystemSharedMemoryUnregisterResponse()
+
+    async def _cuda_status(self, message: Any, _: GrpcCall) -> Any:
+        if message.name:
+            raise documents.no_cuda_region(message.name)
+        return service_pb2.CudaSharedMemoryStatusResponse()
+
+    async def _cuda_register(self, _: Any, __: GrpcCall) -> Any:
+        raise Unsupported(documents.CUDA_IS_NOT_OFFERED)
+
+    async def _cuda_unregister(self, _: Any, __: GrpcCall) -> Any:
+        # Clients tidy up all regions before they begin; that there are none is no error.
+        return service_pb2.CudaSharedMemoryUnregisterResponse()
+
+
+def _parameters(message: Any) -> dict[str, object]:
+    """A map of ModelRepositoryParameter as plain values."""
+    kinds = ((name, one, one.WhichOneof("parameter_choice")) for name, one in message.parameters.items())
+    return {name: getattr(one, kind) if kind else None for name, one, kind in kinds}
+
+
+def unsupported(method: str) -> Unary:
+    """A method of the protocol that this server does not offer."""
+
+    async def refuse(_: Any, __: GrpcCall) -> Any:
+        raise Unsupported(f"{method} is not offered by this server; docs/protocol.md lists what is")
+
+    return refuse
 
 
 class GrpcReflection:
@@ -51,9 +174,6 @@ class GrpcReflection:
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 # What the standard health service is asked for: the server, or the service by its name.
 _HEALTH_NAMES = ("", _SERVICE.full_name)
-_INFER = frozenset({"ModelInfer", "ModelStreamInfer"})
-# Of a message: protobuf has no larger ones, and the library takes no larger number.
-_MOST_BYTES = (1 << 31) - 1
 # Calls of one connection at once; a client keeps further ones back. Cancelled calls count until they have been seen, so
 # the library refuses a client that begins and resets calls without end, at little cost. Above the limit for pending
 # calls it cancels calls at random, so that limit is higher than what many such clients can bring.
@@ -69,8 +189,9 @@ class GrpcServer:
         self._health = _Health(core, max_calls)
         self._server = grpc.aio.server(
             options=[
-                # One limit for both wires; the library applies it after decompression, too.
-                ("grpc.max_receive_message_length", min(options.body.max_bytes, _MOST_BYTES)),
+                # One limit for both wires; the library applies it after decompression, too. It takes no larger number
+                # than this one, which is protobuf's own limit.
+                ("grpc.max_receive_message_length", min(options.body.max_bytes, (1 << 31) - 1)),
                 ("grpc.max_send_message_length", -1),
                 # Two servers on one port would share the calls at random; better to be told.
                 ("grpc.so_reuseport", 0),
@@ -86,28 +207,17 @@ class GrpcServer:
         )
         inference = GrpcInference(core, options, decoder)
         access_log = AccessLog(options)
-        methods = {
-            **GrpcControl(core, options.server_name).methods(),
-            **GrpcRepository(core, access_log.keys).methods(),
-            **GrpcSharedMemory(core).methods(),
-        }
+        methods = GrpcServices(core, options.server_name, access_log.keys).methods
         room = MessageRoom(core.slab, options.body)
         gate = GrpcGate(
-            *(access_log, room, max_calls, lambda call, error: self._turned_away(inference, call, error)),
-            core.current_load,
+            *(access_log, room, max_calls, inference.turned_away, core.current_load),
             lambda call: inference.begin_span(call) if call.method == "ModelInfer" else None,
         )
         told = GrpcReflection((_SERVICE.full_name, health.SERVICE_NAME))
-        handlers = {_SERVICE.full_name: _handlers(gate, inference, methods)}
-        handlers |= {name: {METHOD: gate.stream(METHOD, told.stream)} for name in SERVICE_NAMES}
+        handlers = _handlers(gate, inference, methods)
+        handlers |= {f"/{name}/{METHOD}": gate.stream(METHOD, told.stream) for name in SERVICE_NAMES}
         self._server.add_generic_rpc_handlers((_Services(gate, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-
-    def _turned_away(self, inference: GrpcInference, call: GrpcCall, error: RequestError) -> None:
-        if call.method in _INFER:
-            inference.turned_away(call, error)
-        elif error.reason:
-            self._core.turned_away(error.reason)
 
     async def start(self, host: str, port: int) -> None:
         """Take calls; from then on the core may be ready. Raises RuntimeError when the port is taken."""
@@ -153,29 +263,29 @@ def _certificates(tls: ServerTls | None) -> Any:
 class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Where a call's handler is found. While too many run it is one that refuses before a message is read."""
 
-    def __init__(self, gate: GrpcGate, services: Mapping[str, Mapping[str, Any]]) -> None:
-        self._gate = gate
-        self._handlers: dict[str, Any] = {}
-        self._refusals: dict[str, Any] = {}
-        for service, handlers in services.items():
-            self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
-            self._refusals |= {f"/{service}/{name}": gate.refusal(name) for name in handlers}
+    def __init__(self, gate: GrpcGate, handlers: Mapping[str, Any]) -> None:
+        """`handlers`: by path, as `/service/method`."""
+        self._gate, self._handlers = gate, handlers
 
     def service(self, details: Any) -> Any:
-        return (self._refusals if self._gate.is_full else self._handlers).get(details.method)
+        path = details.method
+        if self._gate.is_full and path in self._handlers:
+            return self._gate.refusal(path.rpartition("/")[2])
+        return self._handlers.get(path)
 
 
 def _handlers(gate: GrpcGate, inference: GrpcInference, methods: Mapping[str, Unary]) -> dict[str, Any]:
-    """The library's handler for each method of the service, by name."""
-    handlers = {}
+    """The library's handler for each method of the service, by its path."""
+    handlers: dict[str, Any] = {}
     for method in _SERVICE.methods:
         name, message = method.name, getattr(service_pb2, method.input_type.name)
         if name == "ModelStreamInfer":
-            handlers[name] = gate.stream(name, inference.stream)
+            handler = gate.stream(name, inference.stream)
         elif name == "ModelInfer":
-            handlers[name] = gate.raw_unary(name, inference.infer)
+            handler = gate.raw_unary(name, inference.infer)
         else:
-            handlers[name] = gate.unary(name, message, methods.get(name) or unsupported(name))
+            handler = gate.unary(name, message, methods.get(name) or unsupported(name))
+        handlers[f"/{_SERVICE.full_name}/{name}"] = handler
     return handlers
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tritonclient.grpc import service_pb2
@@ -37,61 +37,37 @@ _FIELDS = {
 }
 
 # Fields of bytes: a number, and how it is encoded.
-_RAW_INPUT = 7 << 3 | 2  # ModelInferRequest.raw_input_contents
-_RAW_OUTPUT = bytes((6 << 3 | 2,))  # ModelInferResponse.raw_output_contents, its last field
-# Of a message with as many as fit, each would take a thousand times its bytes.
-_MOST_FIELDS = 500
-_STREAM_ANSWER = bytes((2 << 3 | 2,))  # ModelStreamInferResponse.infer_response
-
-
-class _Field(NamedTuple):
-    """A field of an encoded message: `tag` is its number and kind, it begins `at`, its content is `start` to `end`."""
-
-    tag: int
-    at: int
-    start: int
-    end: int
-
-
-def _fields_of(data: bytes) -> list[_Field] | None:
-    """Those of a ModelInferRequest, in the order in which they stand; None for what is no message, or has too many."""
-    fields, position = list[_Field](), 0
-    try:
-        while position < len(data):
-            if len(fields) == _MOST_FIELDS:
-                return None
-            tag, start = _varint(data, position)
-            match tag & 7:
-                case 0:
-                    _, end = _varint(data, start)
-                case 1:
-                    end = start + 8
-                case 2:
-                    nbytes, start = _varint(data, start)
-                    end = start + nbytes
-                case 5:
-                    end = start + 4
-                case _:  # a group, which this protocol does not have
-                    return None
-            if end > len(data):
-                return None
-            fields.append(_Field(tag, position, start, end))
-            position = end
-    except IndexError:
-        return None
-    return fields
+_HAS_LENGTH = 2
+_RAW_INPUT = 7 << 3 | _HAS_LENGTH  # ModelInferRequest.raw_input_contents
+_RAW_OUTPUT = bytes((6 << 3 | _HAS_LENGTH,))  # ModelInferResponse.raw_output_contents, its last field
+_STREAM_ANSWER = bytes((2 << 3 | _HAS_LENGTH,))  # ModelStreamInferResponse.infer_response
 
 
 def split(data: bytes) -> tuple[bytes, list[memoryview]]:
     """A ModelInferRequest without its raw tensors, and these, which stay where they are.
 
-    The library would copy them twice. It parses malformed messages, and those with so many fields that it is faster.
+    The library would copy them twice. It parses malformed messages, those with a field that the protocol does not have,
+    whose fields all have a length, and those with so many fields that it is faster.
     """
-    view, fields = memoryview(data), _fields_of(data)
-    if fields is None:
+    view, position = memoryview(data), 0
+    rest, raw = list[memoryview](), list[memoryview]()
+    try:
+        while position < len(data):
+            tag, start = _varint(data, position)
+            nbytes, start = _varint(data, start)
+            end = start + nbytes
+            # Of as many fields as fit into a message, each would take a thousand times its bytes.
+            is_many = len(rest) + len(raw) == 500
+            if tag & 7 != _HAS_LENGTH or end > len(data) or is_many:
+                return data, []
+            if tag == _RAW_INPUT:
+                raw.append(view[start:end])
+            else:
+                rest.append(view[position:end])
+            position = end
+    except IndexError:
         return data, []
-    rest = [view[one.at : one.end] for one in fields if one.tag != _RAW_INPUT]
-    return b"".join(rest), [view[one.start : one.end] for one in fields if one.tag == _RAW_INPUT]
+    return b"".join(rest), raw
 
 
 def asked_of(message: Any, raw: Sequence[bytes | memoryview], memory: SharedMemory) -> RawRequest:
@@ -141,17 +117,15 @@ def stream_response(infer_response: bytes) -> bytes:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number that begins there, and where it ends. Raises IndexError where the data ends before."""
-    value = shift = 0
-    while True:
+    """The number that begins there, and where it ends. Raises IndexError where there is none."""
+    value = 0
+    for shift in range(0, 64, 7):
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-        shift += 7
-        if shift > 63:
-            raise IndexError
+    raise IndexError
 
 
 def _as_varint(value: int) -> bytes:

@@ -21,10 +21,11 @@ from convoy.app.http.error_docs import ERRORS
 from convoy.app.http.page import page_reply
 from convoy.app.http.replies import as_response, json_response
 from convoy.app.lifecycle.catalog import WHOLE_MODEL, Listing, ModelState, Served
+from convoy.app.lifecycle.served_metrics import shapes_of
+from convoy.app.loading.proving import ProvedEngine
 from convoy.app.pictures.answering import why_no_predictions
 from convoy.app.protocol import documents
 from convoy.app.protocol.documents import model_config
-from convoy.app.telemetry.statistics import ObservedEngine, shapes_of
 from convoy.app.version import VERSION
 from convoy.models.errors import Unsupported
 from convoy.models.plans import PlanBuild
@@ -250,7 +251,7 @@ def _rounded(rates: dict[str, float]) -> dict[str, float]:
     return {name: round(rate, 2) for name, rate in rates.items()}
 
 
-def _engine(engine: ObservedEngine) -> _Json:
+def _engine(engine: ProvedEngine) -> _Json:
     info = engine.info
     return {
         "engine": info.engine,
@@ -261,7 +262,7 @@ def _engine(engine: ObservedEngine) -> _Json:
     }
 
 
-def _shapes(engines: Iterable[ObservedEngine]) -> _Json | None:
+def _shapes(engines: Iterable[ProvedEngine]) -> _Json | None:
     """What is held for free sizes; null where they are fixed."""
     held = shapes_of(engines)
     return None if held is None else dataclasses.asdict(held)

@@ -34,7 +34,7 @@ from convoy.app.scheduling.slab import Slab
 from convoy.app.server.runtime import begin
 from convoy.app.telemetry.ledger import Ledger
 from convoy.app.telemetry.metrics import Metrics
-from convoy.app.telemetry.ran_batches import BatchRecord
+from convoy.app.telemetry.statistics import BatchRecord
 from convoy.models.priorities import Priorities
 
 _log = logging.getLogger("convoy")
@@ -209,7 +209,6 @@ class ModelLifecycle:
         self.scheduler.remove_queue(served.key, "the model was unloaded")
         self._ledger.count()
         self._catalog.forget(served)
-        self._metrics.forget_meters(served)
         place = served.key.model, served.key.version
         if not any((other.key.model, other.key.version) == place for other in self._catalog.all_live()):
             self._metrics.forget_model(served)

@@ -18,6 +18,7 @@ import termios
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from convoy.models.tls import ServerTls
@@ -43,29 +44,24 @@ class ConnectionLimits:
 
 
 class Acceptor:
-    """Makes a protocol for each connection, until it is closed."""
+    """Makes a protocol for each connection, from `open` to `close`."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        make_protocol: Callable[[], asyncio.Protocol],
-        limits: ConnectionLimits,
-        tls: Callable[[], ServerTls | None],
-    ) -> None:
+    def __init__(self, listener: socket.socket, limits: ConnectionLimits, tls: Callable[[], ServerTls | None]) -> None:
         """`tls` gives what a new connection is shown; None: no TLS."""
-        self._listener, self._make_protocol, self._limits, self._tls = listener, make_protocol, limits, tls
-        self._shown: ServerTls | None = None
-        self._context: ssl.SSLContext | None = None
-        self._loop = asyncio.get_running_loop()
-        self._opening: set[asyncio.Task[None]] = set()
+        self._listener, self._limits, self._tls = listener, limits, tls
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._is_closed = False
-        listener.setblocking(False)
+
+    def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Accept connections on the current event loop."""
+        self._loop, self._make_protocol = asyncio.get_running_loop(), make_protocol
+        self._listener.setblocking(False)
         self._resume()
 
     def close(self) -> None:
         """Accept no more; connections that wait at the socket are refused."""
         self._is_closed = True
-        self._loop.remove_reader(self._listener.fileno())
+        asyncio.get_running_loop().remove_reader(self._listener.fileno())
         self._listener.close()
 
     def _resume(self) -> None:
@@ -76,35 +72,30 @@ class Acceptor:
         # Each costs others a tenth of a millisecond. With 16 in a turn of the loop the last of 1,000 clients that
         # connect at once waits 1.7 times as long, and with 128 no shorter.
         for _ in range(64):
-            if not self._accept():
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return  # all are taken, or the client has gone
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTORS:
+                    raise
+                _log.error("a connection cannot be taken now: %s", error.strerror)
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(0.5, self._resume)  # a connection may have ended by then
                 return
+            if len(self._handshakes) >= self._limits.max_connections and self._tls() is not None:
+                connection.close()  # before the handshake no reply can be sent
+                continue
+            task = self._loop.create_task(self._set_up(connection))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
 
-    def _accept(self) -> bool:
-        """Whether more connections may wait."""
-        try:
-            connection, _ = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return False  # all are taken, or the client has gone
-        except OSError as error:
-            if error.errno not in _NO_DESCRIPTORS:
-                raise
-            _log.error("a connection cannot be taken now: %s", error.strerror)
-            self._loop.remove_reader(self._listener.fileno())
-            self._loop.call_later(0.5, self._resume)  # a connection may have ended by then
-            return False
-        if len(self._opening) >= self._limits.max_connections and self._tls() is not None:
-            connection.close()  # before the handshake no reply can be sent
-            return True
-        task = self._loop.create_task(self._open(connection))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
-        return True
-
-    async def _open(self, connection: socket.socket) -> None:
+    async def _set_up(self, connection: socket.socket) -> None:
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            context, limits = self._current_context(), self._limits
+            tls, limits = self._tls(), self._limits
+            context = None if tls is None else _context_of(tls)
             await self._loop.connect_accepted_socket(
                 self._make_protocol,
                 connection,
@@ -118,12 +109,11 @@ class Acceptor:
         except OSError:
             pass  # the client has gone already
 
-    def _current_context(self) -> ssl.SSLContext | None:
-        """A new one after each change of the certificate, with no memory of earlier sessions."""
-        tls = self._tls()
-        if tls is not self._shown:
-            self._shown, self._context = tls, None if tls is None else tls.context()
-        return self._context
+
+@lru_cache(1)
+def _context_of(tls: ServerTls) -> ssl.SSLContext:
+    """A new one after each change of the certificate, with no memory of earlier sessions."""
+    return tls.context()
 
 
 def unsent_bytes(transport: Any) -> int:

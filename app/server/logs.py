@@ -29,7 +29,10 @@ _log = logging.getLogger("convoy")
 
 
 class LogWriter(logging.Handler):
-    """Writes formatted records, of which at most `room_bytes` wait. `descriptor` is its own from now on."""
+    """Writes formatted records, of which at most `room_bytes` wait. `descriptor` is its own from now on.
+
+    Its thread never ends, and the process does not wait for it.
+    """
 
     def __init__(self, descriptor: int, encoding: str = "utf-8", room_bytes: int = 4 << 20) -> None:
         super().__init__()
@@ -38,7 +41,6 @@ class LogWriter(logging.Handler):
         self._lines: deque[bytes] = deque()
         self._waiting_bytes = 0  # with what is being written
         self._untold_lines = 0  # dropped since the log said so
-        self._is_closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
@@ -46,38 +48,26 @@ class LogWriter(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self._encoded(record)
-        except Exception:
-            self.handleError(record)
-            return
-        self._put(line)
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
-        """The library prints it, which may block."""
-        self._put(f"a line of the log could not be written:\n{traceback.format_exc()}".encode())
+        except Exception:  # the library's `handleError` prints it, which may block
+            line = f"a line of the log could not be written:\n{traceback.format_exc()}".encode()
+        with self._changed:
+            if self._waiting_bytes and self._waiting_bytes + len(line) > self._room_bytes:
+                self._count_dropped(1)
+                return
+            self._tell_of_dropped()  # before what comes after them
+            self._add(line)
 
     def flush(self, within_s: float = 2.0) -> None:
         """Wait until everything has been written, but not for longer than that."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting_bytes or not self._thread.is_alive(), within_s)
 
-    def close(self) -> None:
-        """Leave what has not been written yet to the thread, for which the process does not wait."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        super().close()
-
     def _encoded(self, record: logging.LogRecord) -> bytes:
         return f"{self.format(record)}\n".encode(self._encoding, "backslashreplace")
 
-    def _put(self, line: bytes) -> None:
-        with self._changed:
-            if self._waiting_bytes and self._waiting_bytes + len(line) > self._room_bytes:
-                self.dropped_lines += 1
-                self._untold_lines += 1
-                return
-            self._tell_of_dropped()  # before what comes after them
-            self._add(line)
+    def _count_dropped(self, count: int) -> None:
+        self.dropped_lines += count
+        self._untold_lines += count
 
     def _tell_of_dropped(self) -> None:
         if not self._untold_lines:
@@ -99,21 +89,21 @@ class LogWriter(logging.Handler):
         self._changed.notify_all()
 
     def _write_all(self) -> None:
-        while chunk := self._next_chunk():
+        while True:
+            chunk = self._next_chunk()
             written_bytes = self._write(b"".join(chunk))
             with self._changed:
                 self._waiting_bytes -= sum(map(len, chunk))
                 if not written_bytes:  # a disk that is full, or a reader that is gone
-                    self.dropped_lines += len(chunk)
-                    self._untold_lines += len(chunk)
+                    self._count_dropped(len(chunk))
                 elif not self._lines:
                     self._tell_of_dropped()
                 self._changed.notify_all()
 
     def _next_chunk(self) -> list[bytes]:
-        """Wait for lines and return some; none when there will be no more."""
+        """Wait for lines and return some."""
         with self._changed:
-            self._changed.wait_for(lambda: self._lines or self._is_closing)
+            self._changed.wait_for(lambda: self._lines)
             chunk, nbytes = [], 0
             while self._lines and nbytes < 64 << 10:  # what a pipe holds, so that there is room as soon as it is read
                 chunk.append(self._lines.popleft())

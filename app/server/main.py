@@ -29,12 +29,12 @@ from convoy.app.server import logs
 from convoy.app.server.acceptor import Acceptor
 from convoy.app.server.http_server import HttpServer, announce, listen, take_port, write_address
 from convoy.app.server.runtime import (
-    StopSignals,
     collect_only_what_comes,
     end_for,
     end_now,
     end_within,
     give_large_allocations_back,
+    handle_signals,
     raise_file_limit,
     run,
 )
@@ -92,30 +92,18 @@ class Host:
         options = settings.serve_options()
         self._reloading = Reloading(settings, self.core, options)
         hot = HotRoutes(self.core, options)
-        self._options, self._limits = options, settings.connection_limits()
-        protocol = guarded_protocol(self._limits, lambda: self.core.turned_away(Refusal.CONNECTIONS))
-        self._acceptor: Acceptor | None = None
-        self._http = HttpServer(
-            create_app(self.core, options, hot),
-            protocol,
-            on_started=self._accept,
-            on_stopping=self._accept_no_more,
-        )
+        limits = settings.connection_limits()
+        protocol = guarded_protocol(limits, lambda: self.core.turned_away(Refusal.CONNECTIONS))
+        acceptor = Acceptor(listener, limits, tls=lambda: options.tls)
+        self._http = HttpServer(create_app(self.core, options, hot), protocol, acceptor)
         holder = take_port(settings.host, settings.grpc_port)
         self._grpc = grpc_host(self.core, options, hot.decoder, holder, max_calls=settings.max_connections)
 
     async def run(self) -> int:
-        self._signals = StopSignals(self._stop, self._reloading.read_again)
+        handle_signals(self._stop, self._reloading.read_again)
         announce(self._settings.scheme, *self._listener.getsockname()[:2])
         collect_only_what_comes()
         return await self._grpc.serve_beside(self._http)
-
-    async def _accept(self) -> None:
-        self._acceptor = Acceptor(self._listener, self._http.make_protocol, self._limits, tls=lambda: self._options.tls)
-
-    def _accept_no_more(self) -> None:
-        if self._acceptor is not None:
-            self._acceptor.close()
 
     async def _stop(self) -> None:
         """Not ready at once; then a pause for load balancers to notice; then finish what was accepted."""

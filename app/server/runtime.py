@@ -58,12 +58,9 @@ def collect_only_what_comes() -> None:
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """To its end, on the fastest event loop there is, and to the end of what it has said."""
-    try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(work)
-    finally:
-        logs.flush()
+    """To its end, on the fastest event loop there is."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(work)
 
 
 def _loop_factory() -> Any:
@@ -132,26 +129,23 @@ def at_work(within_s: float = 0.0) -> list[str]:
 _WELL_MEANT_S = 0.5  # what is about to end anyway needs less
 
 
-class StopSignals:
-    """Handles signals from now on. SIGTERM and SIGINT: `stop` runs in a task; a second one ends the process at once.
+def handle_signals(stop: Callable[[], Coroutine[None, None, None]], read_again: Callable[[], None]) -> None:
+    """SIGTERM and SIGINT: `stop` runs in a task; a second one ends the process at once.
 
     SIGHUP: `read_again`, unless the process ends.
     """
+    loop, stopping = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
-    def __init__(self, stop: Callable[[], Coroutine[None, None, None]], read_again: Callable[[], None]) -> None:
-        self._stop = stop
-        self._loop = asyncio.get_running_loop()
-        self._stopping: asyncio.Task[None] | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._signalled, number)
-        self._loop.add_signal_handler(signal.SIGHUP, lambda: None if self._stopping else read_again())
-
-    def _signalled(self, number: int) -> None:
-        if self._stopping is not None:
+    def stop_once(number: int) -> None:
+        if stopping:
             _log.warning("second signal: stopping at once")
             logs.flush(_WELL_MEANT_S)
             os._exit(128 + number)
-        self._stopping = self._loop.create_task(self._stop())
+        stopping.add(loop.create_task(stop()))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop_once, number)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None if stopping else read_again())
 
 
 def end_if_held_up(code: int) -> None:

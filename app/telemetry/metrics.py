@@ -6,61 +6,116 @@ for a model that does not exist is counted under an empty model.
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
-from convoy.app.engines.base import WarmShapes
 from convoy.app.scheduling.request import SECOND_NS, ModelKey
-from convoy.app.telemetry.histograms import Distribution, Histogram
-from convoy.app.telemetry.last_minute import BATCH_STAGES, STAGES, MinuteCounts
 from convoy.app.telemetry.outcomes import CallEnd, CallOutcome, Refusal
-from convoy.app.telemetry.ran_batches import RanBatches
-from convoy.app.telemetry.statistics import ModelStatistics, Observed, shapes_of
-from convoy.app.telemetry.tracing import Exemplar
+from convoy.app.telemetry.statistics import STAGES, BatchRecord, MinuteCounts, Observed
+from convoy.app.telemetry.tracing import RequestSpan
 
 LATENCY_BUCKETS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 _MODEL = ("model", "version")
-_OPENMETRICS = "application/openmetrics-text"
 CanaryResult = Literal["passed", "failed", "hung"]
 PlanResult = Literal["serves", "not_built", "not_proved", "not_faster"]
 LoadResult = Literal["loaded", "refused"]
 
 
-class ModelMeters:
-    """The series of one version, found once: finding them costs more than adding to them."""
+class Distribution:
+    """One series of a histogram: how many values fell at or below each of `bounds` (ascending), or above all of them.
 
-    def __init__(self, metrics: Metrics, labels: tuple[str, str]) -> None:
-        self._calls = lru_cache(maxsize=None)(partial(metrics.calls_of, *labels))
-        self._stages = {stage: metrics.stage.at(*labels, stage) for stage in STAGES if stage != "total"}
-        self._batch = metrics.batch.at(*labels)
-        self._padding = metrics.padding.labels(*labels)
+    Values are given in units of which `per_unit` make one of the bounds' units.
+    """
 
-    def calls_ended(self, protocol: str, ending: CallEnd, took_ns: Sequence[int]) -> None:
-        """Some calls ended alike, each after one of `took_ns`."""
-        requests, durations = self._calls(protocol, ending)
-        requests.inc(len(took_ns))
-        durations.observe(*took_ns)
+    def __init__(self, bounds: Sequence[float], per_unit: float) -> None:
+        self._bounds = np.array(bounds, np.float64)
+        self._per_unit = per_unit
+        self._counts = np.zeros(len(bounds) + 1, np.int64)
+        self._total: float = 0  # in the values' own unit: whole ones are added exactly
+        self._unsorted: list[float] = []
+        self.exemplars: dict[int, Exemplar] = {}  # the last one of a bucket, by its number
 
-    def stage_took(self, stage: str, took_ns: Iterable[int]) -> None:
-        self._stages[stage].observe(*took_ns)
+    def exemplify(self, value: float, labels: dict[str, str]) -> None:
+        """One of the values that were observed is an example, which these labels lead to."""
+        in_unit = value / self._per_unit
+        self.exemplars[int(np.searchsorted(self._bounds, in_unit))] = Exemplar(labels, in_unit, time.time())
 
-    def batches_ran(self, ran: RanBatches) -> None:
-        self._batch.observe(*ran.samples)
-        if ran.padding:
-            self._padding.inc(ran.padding)
-        for stage, each_ns in zip(BATCH_STAGES, (ran.copy_in_ns, ran.compute_ns, ran.copy_out_ns), strict=True):
-            self.stage_took(stage, each_ns)
-        self.stage_took("queue", ran.queued_ns)
+    def observe(self, *values: float) -> None:
+        self._unsorted += values
+        if len(self._unsorted) > 1024:
+            self.sorted()
+
+    def sorted(self) -> tuple[np.ndarray, float]:
+        """How many values there are by bucket, of which the last has no bound, and their sum in the bounds' unit."""
+        if self._unsorted:
+            buckets = np.searchsorted(self._bounds, np.array(self._unsorted, np.float64) / self._per_unit)
+            self._counts += np.bincount(buckets, minlength=len(self._counts))
+            self._total += sum(self._unsorted)
+            self._unsorted = []
+        return self._counts, self._total / self._per_unit
+
+
+class Histogram(Collector):
+    """Distributions by label values. Values are given in units of which `per_unit` make one of the bounds'.
+
+    The client library's own takes a lock per bucket and per sum, several times what a value is worth on a route where
+    each microsecond counts. Everything here is counted and rendered on the event loop, so none is needed. Values are
+    buffered, and sorted into buckets many at a time.
+    """
+
+    def __init__(
+        self, name: str, documentation: str, labels: Sequence[str], bounds: Sequence[float], *, per_unit: float = 1.0
+    ) -> None:
+        self._name, self._documentation, self._labels, self._bounds = name, documentation, labels, bounds
+        self._per_unit = per_unit
+        self._series: dict[tuple[str, ...], Distribution] = {}
+
+    def at(self, *values: str) -> Distribution:
+        """The series with these label values; it begins empty."""
+        found = self._series.get(values)
+        if found is None:
+            found = self._series[values] = Distribution(self._bounds, self._per_unit)
+        return found
+
+    def forget(self, *first: str) -> None:
+        """End every series whose first label values are these."""
+        self._series = {key: one for key, one in self._series.items() if key[: len(first)] != first}
+
+    def family(self, name: str, documentation: str, labels: int) -> HistogramMetricFamily:
+        """The series for Prometheus; those with the same first `labels` label values are added up."""
+        family = HistogramMetricFamily(name, documentation, labels=self._labels[:labels])
+        bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+        together: defaultdict[tuple[str, ...], list[Distribution]] = defaultdict(list)
+        for values, one in self._series.items():
+            together[values[:labels]].append(one)
+        for values, series in together.items():
+            counts, totals = zip(*(one.sorted() for one in series), strict=True)
+            buckets: list[Any] = [
+                (bound, float(count), _latest([one.exemplars[number] for one in series if number in one.exemplars]))
+                for number, (bound, count) in enumerate(zip(bounds, np.sum(counts, axis=0).cumsum(), strict=True))
+            ]
+            family.add_metric(list(values), buckets, sum(totals))
+        return family
+
+    def collect(self) -> Iterable[Metric]:
+        return [self.family(self._name, self._documentation, len(self._labels))]
+
+
+def _latest(exemplars: Sequence[Exemplar]) -> Exemplar | None:
+    return max(exemplars, key=lambda one: float(one.timestamp or 0), default=None)
 
 
 class Metrics:
@@ -70,7 +125,7 @@ class Metrics:
         # What has not been counted yet is counted before anything is read: it is the registry's first collector.
         self.before_looking: Callable[[], None] = lambda: None
         self.registry = registry = CollectorRegistry()
-        registry.register(_Collects(self._count_first))
+        self.collect(self._count_first)
         self.requests = Counter(
             "convoy_requests", "Requests by how they ended", (*_MODEL, "protocol", "outcome"), registry=registry
         )
@@ -89,8 +144,8 @@ class Metrics:
             per_unit=SECOND_NS,
         )
         self.batch = Histogram("convoy_batch_size", "Samples per batch", _MODEL, (1, 2, 4, 8, 16, 32, 64, 128, 256))
-        for collector in (self.calls, _Collects(self._request_durations), self.stage, self.batch):
-            registry.register(collector)
+        for collect in (self.calls.collect, self._request_durations, self.stage.collect, self.batch.collect):
+            self.collect(collect)
         self.padding = Counter(
             "convoy_padding_samples", "Samples computed only to fill a batch", _MODEL, registry=registry
         )
@@ -112,27 +167,31 @@ class Metrics:
         for result in get_args(LoadResult):
             self._loads.labels(result)
         self._device_ns = Tally[str]()
-        registry.register(_Collects(self._device_seconds))
+        self.collect(self._device_seconds)
         Gauge("convoy_build_info", "The version of Convoy", ("version",), registry=registry).labels(version).set(1)
-        self._meters: dict[ModelKey, ModelMeters] = {}
-        self._watched = set[tuple[str, str]]()
+        # By model and version: those that are served, and those of which anything was counted.
+        self._watched, self._counted = set[tuple[str, str]](), set[tuple[str, str]]()
         # Of the last minute.
-        self._refusals, self._strangers, self._computed_ns = MinuteCounts(), MinuteCounts(), MinuteCounts()
+        self._refusals, self._strangers, self._computed_ns = (MinuteCounts[str]() for _ in range(3))
 
-    def refusals(self) -> MinuteCounts:
+    def refusals(self) -> MinuteCounts[str]:
         """Of the whole server, by reason."""
         self.before_looking()
         return self._refusals
 
-    def strangers(self) -> MinuteCounts:
+    def strangers(self) -> MinuteCounts[str]:
         """Calls for no model, by outcome."""
         self.before_looking()
         return self._strangers
 
-    def computed_ns(self) -> MinuteCounts:
+    def computed_ns(self) -> MinuteCounts[str]:
         """Nanoseconds of compute by device."""
         self.before_looking()
         return self._computed_ns
+
+    def collect(self, read: Callable[[], Iterable[Metric]]) -> None:
+        """Read these at every scrape, after those that are here already."""
+        self.registry.register(_Collects(read))
 
     def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """A gauge of the whole server, read at every scrape."""
@@ -151,46 +210,58 @@ class Metrics:
 
     def forget_model(self, served: Observed) -> None:
         """End every series of a version that has left, so that the labels stay bounded by what is loaded."""
-        self._watched.discard(_labels(served))
+        labels = _labels(served)
+        self._watched.discard(labels)
+        self._counted.discard(labels)
         life = self._canaries, self._losses, self._replacements, self._plans
         for series in (self.requests, self.padding, self._depth, *life):
-            series.remove_by_labels(_model(served))
+            series.remove_by_labels(dict(zip(_MODEL, labels, strict=True)))
         for histogram in (self.calls, self.stage, self.batch):
-            histogram.forget(*_labels(served))
+            histogram.forget(*labels)
 
-    def forget_meters(self, served: Observed) -> None:
-        """Nothing more will be counted for this load of a version; its series go on with the next one's."""
-        self._meters.pop(served.key, None)
+    def _begin(self, served: Observed) -> tuple[str, str]:
+        """The labels of a version, whose series exist from now on, also those in which nothing has happened."""
+        labels = _labels(served)
+        if labels not in self._counted:
+            self._counted.add(labels)
+            self.batch.at(*labels)
+            self.padding.labels(*labels)
+            for stage in STAGES:
+                if stage != "total":
+                    self.stage.at(*labels, stage)
+        return labels
 
-    def of(self, served: Observed) -> ModelMeters:
-        """The series of a version, whose series exist from now on."""
-        found = self._meters.get(served.key)
-        if found is None:
-            found = self._meters[served.key] = ModelMeters(self, _labels(served))
-        return found
+    def calls_ended(
+        self, served: Observed | None, protocol: str, ending: CallEnd, took_ns: Sequence[int], second: int
+    ) -> None:
+        """Some calls ended alike, each after one of `took_ns`, in this second of the monotonic clock.
 
-    def calls_of(self, model: str, version: str, protocol: str, ending: CallEnd) -> tuple[Counter, Distribution]:
-        """The series of calls that ended alike."""
-        word = _WORDS_OF_REQUESTS.get(ending.outcome, str(ending.outcome))
-        requests = self.requests.labels(model, version, protocol, "failed" if ending.reason in _ONCE_FAILED else word)
-        return requests, self.calls.at(model, version, protocol, ending.outcome)
+        `served` is None where no model was found.
+        """
+        labels = ("", "") if served is None else self._begin(served)
+        if served is None:
+            self._strangers.add(ending.outcome.value, len(took_ns), second)
+        word = "failed" if ending.reason in _ONCE_FAILED else _WORDS_OF_REQUESTS.get(ending.outcome, ending.outcome)
+        self.requests.labels(*labels, protocol, word).inc(len(took_ns))
+        self.calls.at(*labels, protocol, ending.outcome).observe(*took_ns)
 
-    def strangers_ended(self, protocol: str, ending: CallEnd, took_ns: Sequence[int], second: int) -> None:
-        """Calls ended for which no model was found, in this second of the monotonic clock."""
-        self._strangers.add(ending.outcome.value, len(took_ns), second)
-        requests, durations = self.calls_of("", "", protocol, ending)
-        requests.inc(len(took_ns))
-        durations.observe(*took_ns)
+    def stage_took(self, served: Observed, stage: str, took_ns: Iterable[int]) -> None:
+        self.stage.at(*self._begin(served), stage).observe(*took_ns)
 
     def rejected(self, reason: str, count: int, second: int) -> None:
         """`count` were turned away, in this second of the monotonic clock."""
         self._refusals.add(str(reason), count, second)
         self._rejected.labels(reason).inc(count)
 
-    def batches_ran(self, served: Observed, ran: RanBatches, second: int) -> None:
+    def batches_ran(self, served: Observed, batches: Sequence[BatchRecord], second: int) -> None:
         """Some of a version ran, in this second of the monotonic clock."""
-        self.of(served).batches_ran(ran)
-        for device, ns in ran.compute_ns_by_device.items():
+        labels = self._begin(served)
+        self.batch.at(*labels).observe(*[one.samples for one in batches])
+        self.padding.labels(*labels).inc(sum([one.padded - one.samples for one in batches]))
+        computed_ns = Tally[str]()
+        for one in batches:
+            computed_ns[one.device] += one.times.compute_ns
+        for device, ns in computed_ns.items():
             self._computed_ns.add(device, ns, second)
             self._device_ns[device] += ns
 
@@ -214,11 +285,11 @@ class Metrics:
         if labels in self._watched:  # else it has left, and what was still at work for it ends now
             counter.labels(*labels, *result).inc()
 
-    def exemplify(self, served: Observed, exemplar: Exemplar) -> None:
-        """A call of this version that was counted has a span, and so have its stages."""
-        labels, where = _labels(served), {"trace_id": exemplar.trace_id, "span_id": exemplar.span_id}
-        self.calls.at(*labels, exemplar.protocol, exemplar.ending.outcome).exemplify(exemplar.took_ns, where)
-        for stage, ns in exemplar.stages_ns:
+    def exemplify(self, key: ModelKey, protocol: str, ending: CallEnd, took_ns: int, span: RequestSpan) -> None:
+        """A call of this version, which is not forgotten yet, has a span, and so have its stages."""
+        labels, where = (key.model, str(key.version)), {"trace_id": span.trace_id, "span_id": span.span_id}
+        self.calls.at(*labels, protocol, ending.outcome).exemplify(took_ns, where)
+        for stage, ns in span.stages_ns():
             self.stage.at(*labels, stage).exemplify(ns, where)
 
     def _count_first(self) -> Iterable[Metric]:
@@ -246,10 +317,27 @@ class Metrics:
 
     def render_for(self, accept: str) -> tuple[bytes, str]:
         """All of them, and their content type: as OpenMetrics, with exemplars, for a client that accepts that."""
-        if _OPENMETRICS not in accept:
+        if "application/openmetrics-text" not in accept:
             return self.render(), "text/plain; version=0.0.4; charset=utf-8"
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
+
+
+def process_metrics(dropped_lines: Callable[[], int]) -> Iterable[Metric]:
+    """This process as Linux counts it, and the lines of the log that were not read in time.
+
+    `process_*`, which every Prometheus client has, and `convoy_process_*` have the same figures; the latter are older
+    and stay for one version.
+    """
+    yield from ProcessCollector(registry=None).collect()
+    told = "Lines of the log that were dropped, because nobody read the earlier ones"
+    yield CounterMetricFamily("convoy_log_lines_dropped", told, value=dropped_lines())
+    for own in ProcessCollector("convoy", registry=None).collect():
+        (sample,) = own.samples
+        told = f"Older, and stays for one version: {sample.name.removeprefix('convoy_')} is the same"
+        family = Metric(own.name, told, own.type)
+        family.add_sample(sample.name, {"process": "core"}, sample.value)
+        yield family
 
 
 class _Collects(Collector):
@@ -260,91 +348,6 @@ class _Collects(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._read()
-
-
-class EngineMetrics(Collector):
-    """Which engine serves a model and why: 1. Why others do not: 0, and the reason names them."""
-
-    def __init__(self, served: Callable[[], Iterable[Observed]]) -> None:
-        self._served = served
-
-    def collect(self) -> Iterable[Metric]:
-        told = "Which engine serves a model (1), why, and why others do not (0)"
-        engines = Metric("convoy_engine_info", told, "gauge")
-
-        def add(served: Observed, engine: str, precision: str, device: str, reason: str, value: int) -> None:
-            about = {"engine": engine, "precision": precision, "device": device, "reason": reason}
-            engines.add_sample(engines.name, _model(served) | about, value)
-
-        for served in self._served():
-            for one in served.listed:
-                add(served, one.info.engine, one.info.precision, one.info.device, one.reason, 1)
-            for reason in dict.fromkeys(served.loaded.skipped):
-                add(served, "", "", "", reason, 0)
-        return [engines]
-
-
-class ShapeMetrics(Collector):
-    """What the engines of models with free sizes hold for these, read at every scrape."""
-
-    def __init__(self, served: Callable[[], Iterable[Observed]]) -> None:
-        self._served = served
-
-    def collect(self) -> Iterable[Metric]:
-        families = {name: Metric(name, told, "gauge") for name, told, _ in _SHAPES}
-        for served in self._served():
-            if (held := shapes_of(served.listed)) is None:
-                continue
-            for name, _, read in _SHAPES:
-                families[name].add_sample(name, _model(served), read(held))
-        return families.values()
-
-
-_SHAPES: tuple[tuple[str, str, Callable[[WarmShapes], float]], ...] = (
-    ("convoy_warm_shapes", "Shapes that it is kept of how they run", lambda s: s.warm),
-    ("convoy_warm_shapes_limit", "The most of them; then they begin anew", lambda s: s.limit),
-    ("convoy_shape_buffer_bytes", "Memory that batches of free sizes lie in", lambda s: s.buffer_bytes),
-    ("convoy_shape_buffer_limit_bytes", "The most that is kept of it", lambda s: s.buffer_limit_bytes),
-)
-
-
-class TritonMetrics(Collector):
-    """Triton's metric names over our statistics, for dashboards that already exist.
-
-    Their counters have no `_total` suffix, which the client library's own counters always add; so they
-    are exported untyped under the exact names.
-    """
-
-    def __init__(self, served: Callable[[], Iterable[Observed]], waiting: Callable[[ModelKey], int]) -> None:
-        self._served = served
-        self._waiting = waiting
-
-    def collect(self) -> Iterable[Metric]:
-        failures = Metric("nv_inference_request_failure", "Number of failed requests", "unknown")
-        load = Metric("nv_model_load_duration_secs", "Model load time", "gauge")
-        pending = Metric("nv_inference_pending_request_count", "Samples waiting", "gauge")
-        counters = {name: Metric(name, help_text, "unknown") for name, help_text, _ in _TRITON_COUNTERS}
-        for served in self._served():
-            labels = _model(served)
-            for name, _, read in _TRITON_COUNTERS:
-                counters[name].add_sample(name, labels, read(served.statistics))
-            for reason, count in served.statistics.failures_by_reason.items():
-                failures.add_sample(failures.name, {**labels, "reason": reason}, count)
-            load.add_sample(load.name, labels, served.loaded.load_s)
-            pending.add_sample(pending.name, labels, self._waiting(served.key))
-        return [*counters.values(), failures, load, pending]
-
-
-_TRITON_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
-    ("nv_inference_request_success", "Number of successful requests", lambda s: s.success.count),
-    ("nv_inference_count", "Number of samples inferred", lambda s: s.inference_count),
-    ("nv_inference_exec_count", "Number of batches run", lambda s: s.execution_count),
-    ("nv_inference_request_duration_us", "Cumulative request time", lambda s: s.success.ns / 1e3),
-    ("nv_inference_queue_duration_us", "Cumulative queue time", lambda s: s.queue.ns / 1e3),
-    ("nv_inference_compute_input_duration_us", "Cumulative input time", lambda s: s.compute.compute_input.ns / 1e3),
-    ("nv_inference_compute_infer_duration_us", "Cumulative compute time", lambda s: s.compute.compute_infer.ns / 1e3),
-    ("nv_inference_compute_output_duration_us", "Cumulative output time", lambda s: s.compute.compute_output.ns / 1e3),
-)
 
 
 # The words of `convoy_requests_total` are older than the outcomes, and stay for one version.
@@ -358,7 +361,3 @@ _ONCE_FAILED = frozenset((Refusal.DRAINING, Refusal.NOT_READY))
 
 def _labels(served: Observed) -> tuple[str, str]:
     return served.key.model, str(served.key.version)
-
-
-def _model(served: Observed) -> dict[str, str]:
-    return dict(zip(_MODEL, _labels(served), strict=True))

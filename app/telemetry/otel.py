@@ -37,8 +37,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from convoy.app.engines.batch import BatchResult, BatchTrace, EngineFailure
 from convoy.app.scheduling.policy import Dispatch
 from convoy.app.scheduling.request import ModelKey
-from convoy.app.telemetry.outcomes import CallOutcome
-from convoy.app.telemetry.tracing import EndedCall, RequestSpan, SpanStage, TracedWire, batch_stages
+from convoy.app.telemetry.outcomes import CallEnd, CallOutcome
+from convoy.app.telemetry.tracing import RequestSpan, SpanStage, TracedWire, batch_stages
 from convoy.app.version import VERSION
 from convoy.models.errors import UsageError
 
@@ -60,7 +60,7 @@ class SdkTracing:
         resource = _resource()
         # Ended by `close`, in time: at the interpreter's exit a collector that is away would be waited for.
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        # A batch belongs to many traces. It is told if one of them is, whatever a sampler would say of it alone.
+        # A batch belongs to many traces. It has a span if one of them is sampled, whatever a sampler says of it alone.
         batches = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False)
         processor = BatchSpanProcessor(exporter)
         for provider in (self._provider, batches):
@@ -108,7 +108,7 @@ class SdkTracing:
         return BatchTrace(_traceparent(span.get_span_context()), started_ns)
 
     def close(self, within_s: float) -> None:
-        """Send what has ended, for at most so long. A second time it does nothing."""
+        """Send the spans that have ended, for at most `within_s`. A second time it does nothing."""
         sending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         sending.start()
         sending.join(within_s)
@@ -122,15 +122,15 @@ class _SdkSpan(RequestSpan):
         super().__init__(_traceparent(context), context.trace_state.to_header())
         self._tracer, self._span, self._clock_ns, self._wire = tracer, span, clock_ns, wire
 
-    def end(self, call: EndedCall) -> None:
-        span, ending, status = self._span, call.ending, self.status
-        if call.answered_ns:
-            self.stages.append(SpanStage("encode", call.answered_ns, call.ended_ns))
+    def end(self, key: ModelKey | None, ending: CallEnd, answered_ns: int, ended_ns: int) -> None:
+        span, status = self._span, self.status
+        if answered_ns:
+            self.stages.append(SpanStage("encode", answered_ns, ended_ns))
         span.set_attribute("convoy.outcome", ending.outcome.value)
         if ending.reason:
             span.set_attribute("convoy.reason", str(ending.reason))
-        if call.key is not None:
-            span.set_attributes(_model_attributes(call.key))
+        if key is not None:
+            span.set_attributes(_model_attributes(key))
         if status is not None:
             span.set_attribute(_STATUS[self._wire], status)
         if self._is_error(status) or ending.outcome is CallOutcome.FAILED:
@@ -139,7 +139,7 @@ class _SdkSpan(RequestSpan):
         for batch in self.batches:
             span.add_link(_context_of(batch.traceparent))
         _add_stages(self._tracer, span, self.stages, self._clock_ns)
-        span.end(call.ended_ns + self._clock_ns)
+        span.end(ended_ns + self._clock_ns)
 
     def _is_error(self, status: int | None) -> bool:
         return status is not None and (status >= 500 if self._wire == "http" else status in _GRPC_ERRORS)

@@ -1,22 +1,218 @@
-"""What happened to a model's requests since the start, and beside it the last minute.
+"""What happened to a model's requests since the start, in the last minute, and in the last five.
 
-The counters are those of the protocol's statistics extension, whose readers difference them, so they only
-ever grow.
+The counters since the start are those of the protocol's statistics extension, whose readers difference them, so they
+only ever grow. Of the last minute, for people, everything is kept by the second in which it was recorded, and added up
+when it is read.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import add
-from typing import Protocol
+from operator import mul
+from typing import ClassVar, Generic, Protocol, TypeVar
 
-from convoy.app.engines.base import EngineInfo, WarmShapes
+import numpy as np
+
+from convoy.app.engines.batch import StageTimes
 from convoy.app.scheduling.request import ModelKey
-from convoy.app.telemetry.last_minute import LastMinute, MinuteCounts
-from convoy.app.telemetry.ran_batches import RanBatches, StageSums
+
+WINDOW_S = 60
+PERIOD_S, PERIODS = 5, 60
+_HISTORY_S = PERIOD_S * (PERIODS + 1)  # one period has begun, beside those that have ended
+BATCH_STAGES = ("copy_in", "compute", "copy_out")  # which all requests of a batch spend together
+STAGES = ("decode_wait", "decode", "queue", *BATCH_STAGES, "encode", "total")
+_Name = TypeVar("_Name", str, int)
+_Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class StagePercentiles:
+    """Milliseconds of one stage over some requests; None where there was none."""
+
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """`PERIOD_S` seconds that have ended: how many batches of each size ran, and what calls took in all."""
+
+    batches: dict[int, int]
+    total: StagePercentiles
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodSpan:
+    """The periods that have ended since a start, the latest last, and at most `PERIODS`.
+
+    `seconds` is how much of each there was, `until_s_ago` when the latest ended.
+    """
+
+    numbers: range
+    seconds: list[float]
+    until_s_ago: float
+
+    period_s: ClassVar[int] = PERIOD_S
+
+    @staticmethod
+    def of(started_s: float, now_s: float) -> PeriodSpan:
+        end = int(now_s) // PERIOD_S
+        numbers = range(max(int(started_s) // PERIOD_S, end - PERIODS), end)
+        seconds = [max(1.0, min(float(PERIOD_S), (number + 1) * PERIOD_S - started_s)) for number in numbers]
+        return PeriodSpan(numbers, seconds, now_s - end * PERIOD_S)
+
+
+# Times fall into buckets whose width is a 64th of their power of two (log-linear, as in HdrHistogram): a percentile is
+# within 0.8 % of the value of its rank, and memory depends on how different values are and not on how many. A float's
+# bits are its exponent and then its mantissa: without all but 6 bits of that they number the buckets.
+_DROPPED_BITS = 52 - 6
+_OF_ONE = int(np.float64(1).view(np.int64)) >> _DROPPED_BITS
+
+
+def _buckets_of(values_ns: Sequence[int]) -> _Ints:
+    over_an_hour_ns = (1 << 42) - 1  # what took longer counts as that
+    bits = np.clip(np.array(values_ns, np.float64), 1, over_an_hour_ns).view(np.int64)
+    return (bits >> _DROPPED_BITS) - _OF_ONE
+
+
+_BUCKETS = int(_buckets_of([1 << 42])[0]) + 1
+_ENDS_NS = ((np.arange(_BUCKETS + 1, dtype=np.int64) + _OF_ONE) << _DROPPED_BITS).view(np.float64)
+_MIDDLES_MS = (_ENDS_NS[:-1] + _ENDS_NS[1:]) / 2e6
+
+
+class _StageTimes:
+    """What one stage took: of each of the last seconds, how many values fell into each bucket."""
+
+    def __init__(self, kept_s: int) -> None:
+        self._kept_s = kept_s
+        # The second, the buckets, and their counts: the latest has all buckets, the others those that have any values.
+        self._seconds: deque[tuple[int, np.ndarray | slice, np.ndarray]] = deque()
+
+    def add(self, values_ns: Sequence[int], second: int) -> None:
+        if not self._seconds or self._seconds[-1][0] < second:
+            self._begin(second)
+        counts = self._seconds[-1][-1]
+        counts += np.bincount(_buckets_of(values_ns), minlength=_BUCKETS)
+
+    def _begin(self, second: int) -> None:
+        if self._seconds:
+            before, _, counts = self._seconds.pop()
+            used = np.flatnonzero(counts)
+            self._seconds.append((before, used.astype(np.uint16), counts[used].astype(np.uint32)))
+        self._seconds.append((second, slice(None), np.zeros(_BUCKETS, np.int64)))
+        while self._seconds[0][0] <= second - self._kept_s:
+            self._seconds.popleft()
+
+    def percentiles(self, seconds: range) -> StagePercentiles:
+        total = np.zeros(_BUCKETS, np.int64)
+        for second, buckets, counts in self._seconds:
+            if second in seconds:
+                total[buckets] += counts
+        ranks = np.cumsum(total)
+        if not ranks[-1]:
+            return StagePercentiles(None, None, None)
+        wanted = [max(1, -(-int(ranks[-1]) * percent // 100)) for percent in (50, 95, 99)]
+        return StagePercentiles(*(round(float(ms), 4) for ms in _MIDDLES_MS[np.searchsorted(ranks, wanted)]))
+
+
+class MinuteCounts(Generic[_Name]):
+    """How much there was in the last minute, and in each period of the last five, by name.
+
+    `now_s` is a clock that never goes back. What is older than `kept_s` may be forgotten.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic, kept_s: int = _HISTORY_S) -> None:
+        self._now_s, self._started_s, self._kept_s = now_s, now_s(), kept_s
+        self._seconds: deque[tuple[int, Counter[_Name]]] = deque()
+
+    def add(self, name: _Name, amount: int, second: int) -> None:
+        """Count it in that second of the clock; seconds before the latest are counted as the latest."""
+        if not self._seconds or self._seconds[-1][0] < second:
+            self._seconds.append((second, Counter()))
+            while self._seconds[0][0] <= second - self._kept_s:
+                self._seconds.popleft()
+        self._seconds[-1][1][name] += amount
+
+    def total(self) -> Counter[_Name]:
+        """Over the last minute; names that did not come are left out."""
+        oldest = int(self._now_s()) - WINDOW_S
+        return sum((counts for second, counts in self._seconds if second > oldest), Counter())
+
+    def per_second(self) -> dict[_Name, float]:
+        """Over the last minute or since the start, sorted by name; names that did not come are left out."""
+        total, now_s = self.total(), self._now_s()
+        # At least a second, so that one request is no rate of thousands.
+        span_s = max(1.0, now_s - max(self._started_s, int(now_s) - WINDOW_S + 1))
+        return {name: total[name] / span_s for name in sorted(total)}
+
+    def by_period(self) -> defaultdict[int, Counter[_Name]]:
+        """How much there was in each period, by its number."""
+        found: defaultdict[int, Counter[_Name]] = defaultdict(Counter)
+        for second, counts in self._seconds:
+            found[second // PERIOD_S].update(counts)
+        return found
+
+    def history(self, span: PeriodSpan) -> dict[_Name, list[float]]:
+        """How much there was per second in each of these periods, sorted by name."""
+        by_period = self.by_period()
+        periods = [(by_period[number], seconds) for number, seconds in zip(span.numbers, span.seconds, strict=True)]
+        names = sorted({name for counts, _ in periods for name in counts})
+        return {name: [counts[name] / seconds for counts, seconds in periods] for name in names}
+
+
+class LastMinute:
+    """Belongs to one event loop. `now_s` is a clock that never goes back."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s, self._started_s = now_s, now_s()
+        self.batches = MinuteCounts[int](now_s)  # that ran, by their samples
+        self._requests, self._spent_ns = MinuteCounts[str](now_s, WINDOW_S), MinuteCounts[str](now_s, WINDOW_S)
+        self._times = {stage: _StageTimes(_HISTORY_S if stage == "total" else WINDOW_S) for stage in STAGES}
+
+    def record(self, stage: str, each_ns: Sequence[int], second: int, requests: Sequence[int] | None = None) -> None:
+        """A stage has ended some times, in this second of the clock; never a second before the latest.
+
+        `requests`: for how many requests each of them counts in the mean; None: for one.
+        """
+        self._times[stage].add(each_ns, second)
+        spent_ns = sum(each_ns) if requests is None else sum(map(mul, each_ns, requests))
+        self._spent_ns.add(stage, spent_ns, second)
+        self._requests.add(stage, len(each_ns) if requests is None else sum(requests), second)
+
+    def per_second(self) -> tuple[float, float]:
+        """Requests and samples per second, over the last minute or since the start."""
+        samples_per_s = sum(size * rate for size, rate in self.batches.per_second().items())
+        return self._requests.per_second().get("queue", 0.0), samples_per_s
+
+    def stages(self) -> dict[str, StagePercentiles]:
+        return {stage: self.percentiles(stage) for stage in STAGES}
+
+    def percentiles(self, stage: str) -> StagePercentiles:
+        now = int(self._now_s())
+        return self._times[stage].percentiles(range(now - WINDOW_S + 1, now + 1))
+
+    def means_ms(self) -> dict[str, float | None]:
+        """What a request spends in each stage, and a call in all; those of batches count for each of their requests."""
+        spent_ns, requests = self._spent_ns.total(), self._requests.total()
+        return {s: round(spent_ns[s] / requests[s] / 1e6, 4) if requests[s] else None for s in STAGES}
+
+    def batch_sizes(self) -> dict[int, int]:
+        """How many batches of each size ran in the last minute."""
+        return dict(sorted(self.batches.total().items()))
+
+    def span(self) -> PeriodSpan:
+        """Of the last five minutes, as far as it has counted them."""
+        return PeriodSpan.of(self._started_s, self._now_s())
+
+    def history(self, span: PeriodSpan) -> list[Period]:
+        """What there was in these periods."""
+        batches, total = self.batches.by_period(), self._times["total"]
+        seconds = {number: range(number * PERIOD_S, (number + 1) * PERIOD_S) for number in span.numbers}
+        return [Period(batches[number], total.percentiles(seconds[number])) for number in span.numbers]
 
 
 @dataclass(slots=True)
@@ -39,10 +235,39 @@ class ComputeStatistics:
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
 
-    def add(self, sums: StageSums) -> None:
-        self.compute_input.add(sums.copy_in_ns, sums.count)
-        self.compute_infer.add(sums.compute_ns, sums.count)
-        self.compute_output.add(sums.copy_out_ns, sums.count)
+    def add(self, times: Sequence[StageTimes], counts: Sequence[int]) -> None:
+        """Add these times, each as often as its count says."""
+        copy_in_ns, compute_ns, copy_out_ns, _ = zip(*times, strict=True)
+        self.compute_input.add(sum(map(mul, copy_in_ns, counts)), sum(counts))
+        self.compute_infer.add(sum(map(mul, compute_ns, counts)), sum(counts))
+        self.compute_output.add(sum(map(mul, copy_out_ns, counts)), sum(counts))
+
+
+@dataclass(slots=True, eq=False)
+class BatchRecord:
+    """`samples` were wanted, `padded` were computed on the device. `queued_ns` has how long each request waited.
+
+    `total_ns` is the sum over all of them since they arrived, until `ended_ns`, when their answers were there, on the
+    clock of `time.monotonic_ns`.
+    """
+
+    device: str
+    samples: int
+    padded: int
+    times: StageTimes
+    queued_ns: list[int]
+    total_ns: int
+    ended_ns: int
+
+
+def stages_of(batches: Sequence[BatchRecord]) -> dict[str, list[int]]:
+    """How long each stage took: once for each batch, and `queue` once for each request."""
+    return {
+        "queue": [ns for one in batches for ns in one.queued_ns],
+        "copy_in": [one.times.copy_in_ns for one in batches],
+        "compute": [one.times.compute_ns for one in batches],
+        "copy_out": [one.times.copy_out_ns for one in batches],
+    }
 
 
 class ModelStatistics:
@@ -57,60 +282,31 @@ class ModelStatistics:
         self.execution_count = 0
         self.last_inference_ms = 0
         self.failures_by_reason = dict.fromkeys(("REJECTED", "CANCELED", "BACKEND", "OTHER"), 0)
-        self.by_batch_size: dict[int, ComputeStatistics] = {}  # once a batch
+        self.by_batch_size = defaultdict[int, ComputeStatistics](ComputeStatistics)  # once a batch
         self.last_minute = LastMinute()
-        self.calls, self.refusals = MinuteCounts(), MinuteCounts()  # by outcome; those refused by reason
+        self.calls, self.refusals = MinuteCounts[str](), MinuteCounts[str]()  # by outcome; those refused by reason
 
-    def record_batches(self, ran: RanBatches, second: int) -> None:
-        """Some that ran, in this second of the monotonic clock."""
-        self.last_minute.record_batches(ran, second)
-        ago_ns = time.monotonic_ns() - ran.ended_ns
+    def record_batches(self, batches: Sequence[BatchRecord], second: int) -> None:
+        """Some that ran, in this second of the monotonic clock; their stages in the last minute are recorded apart."""
+        requests = [len(one.queued_ns) for one in batches]
+        self.execution_count += len(batches)
+        self.inference_count += sum([one.samples for one in batches])
+        self.success.add(sum([one.total_ns for one in batches]), sum(requests))
+        self.queue.add(sum([sum(one.queued_ns) for one in batches]), sum(requests))
+        self.compute.add([one.times for one in batches], requests)
+        by_size: defaultdict[int, list[StageTimes]] = defaultdict(list)
+        for one in batches:
+            by_size[one.samples].append(one.times)
+        for size, times in by_size.items():
+            self.by_batch_size[size].add(times, [1] * len(times))
+            self.last_minute.batches.add(size, len(times), second)
+        ago_ns = time.monotonic_ns() - max([one.ended_ns for one in batches])
         self.last_inference_ms = max(self.last_inference_ms, (time.time_ns() - ago_ns) // 1_000_000)
-        requests = ran.for_requests.count
-        self.execution_count += len(ran.samples)
-        self.inference_count += sum(ran.samples)
-        self.success.add(ran.total_ns, requests)
-        self.queue.add(sum(ran.queued_ns), requests)
-        self.compute.add(ran.for_requests)
-        for size, sums in ran.by_size.items():
-            self.by_batch_size.setdefault(size, ComputeStatistics()).add(sums)
 
-    def record_failure(self, reason: str, ns: int) -> None:
-        """One request that was not answered; `reason` is one of `failures_by_reason`."""
-        self.fail.add(ns)
-        self.failures_by_reason[reason] += 1
-
-
-class ObservedEngine(Protocol):
-    """An engine of a version. `reason` says why it serves, `platform` what it is in the protocol's words."""
-
-    @property
-    def info(self) -> EngineInfo: ...
-
-    @property
-    def shapes(self) -> WarmShapes | None: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def platform(self) -> str: ...
-
-
-class ObservedLoad(Protocol):
-    """What loading a version brought; the fields are those of `LoadedModel`."""
-
-    @property
-    def engines(self) -> Sequence[ObservedEngine]: ...
-
-    @property
-    def skipped(self) -> tuple[str, ...]: ...
-
-    @property
-    def objections(self) -> tuple[str, ...]: ...
-
-    @property
-    def load_s(self) -> float: ...
+    def record_failures(self, reason: str, each_ns: Sequence[int]) -> None:
+        """Some requests that were not answered, after this long; `reason` is one of `failures_by_reason`."""
+        self.failures_by_reason[reason] += len(each_ns)
+        self.fail.add(sum(each_ns), len(each_ns))
 
 
 class Observed(Protocol):
@@ -121,16 +317,3 @@ class Observed(Protocol):
     @property
     def statistics(self) -> ModelStatistics:
         """With all that has happened until now."""
-
-    @property
-    def loaded(self) -> ObservedLoad: ...
-
-    @property
-    def listed(self) -> Iterable[ObservedEngine]:
-        """The engines that new requests find."""
-
-
-def shapes_of(engines: Iterable[ObservedEngine]) -> WarmShapes | None:
-    """What these hold for free sizes together; None where the sizes are fixed."""
-    held = [shapes for engine in engines if (shapes := engine.shapes) is not None]
-    return reduce(add, held) if held else None

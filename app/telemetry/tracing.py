@@ -25,28 +25,6 @@ class SpanStage(NamedTuple):
     end_ns: int
 
 
-class EndedCall(NamedTuple):
-    """How a call has ended, and when. `answered_ns` is 0 where no answer came; times are CLOCK_MONOTONIC."""
-
-    arrival_ns: int
-    answered_ns: int
-    ended_ns: int
-    key: ModelKey | None
-    ending: CallEnd
-
-
-class Exemplar(NamedTuple):
-    """One call that was sampled, for the histograms that it is counted in: nanoseconds, and where its span is."""
-
-    key: ModelKey
-    protocol: str
-    ending: CallEnd
-    took_ns: int
-    stages_ns: tuple[tuple[str, int], ...]
-    trace_id: str
-    span_id: str
-
-
 class RequestSpan(ABC):
     """A sampled call's span, from its headers to its end.
 
@@ -68,7 +46,7 @@ class RequestSpan(ABC):
         return self.traceparent[36:52]
 
     def decoded(self, now_ns: int, ns: int, wait_ns: int) -> None:
-        """An input has been read now, in so long, after it waited so long for its turn."""
+        """An input was decoded until `now_ns`, in `ns`, after it had waited `wait_ns` for its turn."""
         began_ns = now_ns - ns
         if wait_ns:
             self.stages.append(SpanStage("decode_wait", began_ns - wait_ns, began_ns))
@@ -92,8 +70,11 @@ class RequestSpan(ABC):
         return tuple(by_name.items())
 
     @abstractmethod
-    def end(self, call: EndedCall) -> None:
-        """The answer has been sent, or is not waited for any more."""
+    def end(self, key: ModelKey | None, ending: CallEnd, answered_ns: int, ended_ns: int) -> None:
+        """The answer has been sent, or is not waited for any more. `key` is None if no model was found.
+
+        `answered_ns` is 0 where no answer came; times are CLOCK_MONOTONIC.
+        """
 
 
 class Tracing(Protocol):
@@ -110,7 +91,7 @@ class Tracing(Protocol):
         """The span of a batch in which is a request that is traced; None where there is none."""
 
     def close(self, within_s: float) -> None:
-        """Send what has ended, for at most so long; blocks. A second time it does nothing."""
+        """Send the spans that have ended, for at most `within_s`; blocks. A second time it does nothing."""
 
 
 _DEVICE_WAIT = "device_wait"

@@ -39,25 +39,23 @@ METHOD = "/inference.GRPCInferenceService/ModelInfer"
 Ends = Counter[tuple[str, str, str]]
 
 
+def series(server: Server, name: str) -> list[tuple[dict[str, str], int]]:
+    """The labels and values of a metric."""
+    families = text_string_to_metric_families(server.get("/metrics", headers=KEY).text)
+    return [(one.labels, int(one.value)) for family in families for one in family.samples if one.name == name]
+
+
 def ended(server: Server) -> Ends:
     """The calls so far, by model, protocol and outcome."""
     found: Ends = Counter()
-    for family in text_string_to_metric_families(server.get("/metrics", headers=KEY).text):
-        for sample in family.samples:
-            if sample.name == CALLS:
-                labels = sample.labels
-                found[labels["model"], labels["protocol"], labels["outcome"]] += int(sample.value)
+    for labels, value in series(server, CALLS):
+        found[labels["model"], labels["protocol"], labels["outcome"]] += value
     return found
 
 
-def refused(server: Server) -> dict[str, float]:
+def refused(server: Server) -> dict[str, int]:
     """The refusals so far, by reason, of which there were any."""
-    return {
-        sample.labels["reason"]: sample.value
-        for family in text_string_to_metric_families(server.get("/metrics", headers=KEY).text)
-        for sample in family.samples
-        if sample.name == "convoy_rejected_total" and sample.value
-    }
+    return {labels["reason"]: value for labels, value in series(server, "convoy_rejected_total") if value}
 
 
 def hold_queue(server: FakeServer, pool: ThreadPoolExecutor, ask: Callable[[], httpx.Response]) -> list[Any]:
@@ -159,26 +157,19 @@ def test_old_names_keep_their_words_and_their_sums(guarded: FakeServer) -> None:
     guarded.infer(1.0)
     words = {"answered": "success", "refused": "rejected", "late": "deadline_exceeded"}
 
-    def books() -> tuple[Counter[str], Counter[str], float, int]:
-        text = guarded.get("/metrics", headers=KEY).text
+    def books() -> tuple[Counter[str], Counter[str]]:
         old: Counter[str] = Counter()
         new: Counter[str] = Counter()
-        durations, ends = 0.0, 0
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                outcome = sample.labels.get("outcome", "")
-                if sample.name == "convoy_requests_total":
-                    old[outcome] += int(sample.value)
-                elif sample.name == CALLS:
-                    new[words.get(outcome, outcome)] += int(sample.value)
-                    ends += int(sample.value) if sample.labels["model"] else 0
-                elif sample.name == "convoy_request_duration_seconds_count":
-                    durations += sample.value
-        return old, new, durations, ends
+        for labels, value in series(guarded, "convoy_requests_total"):
+            old[labels["outcome"]] += value
+        for labels, value in series(guarded, CALLS):
+            new[words.get(labels["outcome"], labels["outcome"])] += value
+        return old, new
 
-    old, new, durations, ends = wait_until(lambda: (one := books())[0]["unauthorised"] and one, "both are counted")
+    old, new = wait_until(lambda: (one := books())[0]["unauthorised"] and one, "both are counted")
     assert old == new
-    assert durations == ends
+    durations = sum(value for _, value in series(guarded, "convoy_request_duration_seconds_count"))
+    assert durations == sum(value for labels, value in series(guarded, CALLS) if labels["model"])
 
 
 def test_files_of_a_form_are_refused_one_by_one() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
 
@@ -104,25 +104,20 @@ def wait_for_series(prometheus: Prometheus, asked: dict[str, str]) -> None:
         raise AssertionError(f"no series for {left}") from error
 
 
-def test_every_panel_has_series(prometheus: Prometheus) -> None:
-    wait_for_series(prometheus, {one.where: one.expr for one in asked_by_panels("10s")})
-
-
-def test_every_question_of_the_page_has_series(prometheus: Prometheus) -> None:
+ASKED: dict[str, Callable[[], dict[str, str]]] = {
+    "panels": lambda: {one.where: one.expr for one in asked_by_panels("10s")},
     # A model of its own stands there for a reader's.
-    asked = {one.where: one.expr.replace('model="digits"', 'model="rows"') for one in asked_in_the_page()}
-    wait_for_series(prometheus, asked)
+    "page": lambda: {one.where: one.expr.replace('model="digits"', 'model="rows"') for one in asked_in_the_page()},
+    "recorded": lambda: {name: name for name in recorded()},
+    # With any value: whether the alert fires on it is another test's.
+    "alerts": lambda: {one.metric: one.metric for alert in alerts().values() for one in selectors(alert["expr"])},
+}
 
 
-def test_every_recorded_rule_has_series(prometheus: Prometheus) -> None:
-    wait_for_series(prometheus, {name: name for name in recorded()})
+@pytest.mark.parametrize("kind", ASKED)
+def test_every_expression_has_series(prometheus: Prometheus, kind: str) -> None:
+    wait_for_series(prometheus, ASKED[kind]())
     wait_until(lambda: not prometheus.unhealthy_rules(), "all rules are evaluated")
-
-
-def test_every_metric_that_an_alert_names_has_series(prometheus: Prometheus) -> None:
-    """With any value: whether the alert fires on it is another test's."""
-    named = {one.metric for alert in alerts().values() for one in selectors(alert["expr"])}
-    wait_for_series(prometheus, {name: name for name in named})
 
 
 def test_an_alert_fires_on_what_a_real_server_does(prometheus: Prometheus) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -142,22 +141,20 @@ def test_counters_equal_what_was_sent_and_never_go_back(server: FakeServer) -> N
 
 def assert_metrics_equal(server: FakeServer, statistics: dict[str, Any]) -> None:
     """Triton's metric names say what the statistics say."""
-    text = server.get("/metrics").text
 
-    def metric(name: str, *labels: str) -> float:
-        rows = re.findall(rf"^{name}{{(.*)}} (\S+)$", text, re.MULTILINE)
-        return sum(float(value) for own, value in rows if 'model="rows"' in own and all(one in own for one in labels))
+    def value(name: str) -> float:
+        return metric(server, name, model="rows")
 
     infer = statistics["inference_stats"]
-    assert metric("nv_inference_request_success") == infer["success"]["count"]
-    assert metric("nv_inference_request_failure") == infer["fail"]["count"]
-    assert metric("nv_inference_count") == statistics["inference_count"]
-    assert metric("nv_inference_exec_count") == statistics["execution_count"]
-    assert metric("nv_inference_pending_request_count") == 0
-    assert metric("nv_inference_queue_duration_us") == pytest.approx(infer["queue"]["ns"] / 1e3)
-    assert metric("nv_inference_compute_infer_duration_us") == pytest.approx(infer["compute_infer"]["ns"] / 1e3)
-    assert metric("convoy_batch_size_count") == statistics["execution_count"]
-    assert metric("convoy_batch_size_sum") == statistics["inference_count"]
+    assert value("nv_inference_request_success") == infer["success"]["count"]
+    assert value("nv_inference_request_failure") == infer["fail"]["count"]
+    assert value("nv_inference_count") == statistics["inference_count"]
+    assert value("nv_inference_exec_count") == statistics["execution_count"]
+    assert value("nv_inference_pending_request_count") == 0
+    assert value("nv_inference_queue_duration_us") == pytest.approx(infer["queue"]["ns"] / 1e3)
+    assert value("nv_inference_compute_infer_duration_us") == pytest.approx(infer["compute_infer"]["ns"] / 1e3)
+    assert value("convoy_batch_size_count") == statistics["execution_count"]
+    assert value("convoy_batch_size_sum") == statistics["inference_count"]
 
 
 def test_an_answer_is_counted_before_it_is_sent(server: FakeServer) -> None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from convoy.app.core import Core, CoreOptions
 from convoy.app.engines.cuda.device import Device
-from convoy.app.lifecycle.model_control import ControlOptions
-from convoy.app.loading.load import LoadOptions
 from convoy.app.telemetry.gpu_metrics import GpuWatch
 from convoy.app.telemetry.nvml import NvmlUnavailable, open_nvml
 from tests.support.fake_nvml import (
@@ -157,22 +152,6 @@ def test_without_nvml_the_reason_is_said_and_a_scrape_is_empty(caplog: pytest.Lo
     wait_until(lambda: caplog.records, "the reason was logged")
     assert "the GPUs have no metrics: NVML does not start: Driver Not Loaded" in caplog.text
     assert samples(watch) == {}
-
-
-def test_a_core_shows_the_gpus_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = GpuBench.of(FakeGpu()).machine
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(busy(machine.gpus[0])))
-    options = CoreOptions(tmp_path, LoadOptions("auto", 1, None, machine=machine), ControlOptions("explicit"))
-
-    async def scraped() -> str:
-        core = Core(options)
-        await core.start()
-        await asyncio.to_thread(wait_until, lambda: core.gpus.readings, "the GPU was read")
-        text = core.metrics.render().decode()
-        await core.stop()
-        return text
-
-    assert 'convoy_gpu_utilization_ratio{device="cuda:0"} 0.75' in asyncio.run(scraped())
 
 
 def test_without_the_library_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from convoy.app.engines.batch import StageTimes
-from convoy.app.telemetry.last_minute import (
+from convoy.app.telemetry.statistics import (
     PERIOD_S,
     PERIODS,
     STAGES,
@@ -19,7 +18,6 @@ from convoy.app.telemetry.last_minute import (
     PeriodSpan,
     StagePercentiles,
 )
-from convoy.app.telemetry.ran_batches import BatchRecord, RanBatches
 
 MS = 1_000_000
 NOTHING = StagePercentiles(None, None, None)
@@ -34,9 +32,11 @@ class Clock:
 
 
 def batch(minute: LastMinute, clock: Clock, samples: int, took_ms: int, requests: int = 1) -> None:
-    times = StageTimes(MS, took_ms * MS, MS)
-    record = BatchRecord("cpu", samples, samples, times, [MS] * requests, 0, 0)
-    minute.record_batches(RanBatches([record]), int(clock()))
+    second = int(clock())
+    minute.batches.add(samples, 1, second)
+    minute.record("queue", [MS] * requests, second)
+    for stage, each_ns in (("copy_in", MS), ("compute", took_ms * MS), ("copy_out", MS)):
+        minute.record(stage, [each_ns], second, [requests])
 
 
 def near(wanted_ns: float) -> object:
@@ -50,7 +50,7 @@ def test_of_59_seconds_ago_all_is_in_it_and_of_61_nothing(since_start_s: float, 
     minute = LastMinute(clock)
     clock.now_s += since_start_s
     batch(minute, clock, 3, 20)
-    minute.record_stages({"total": [30 * MS]}, int(clock()))
+    minute.record("total", [30 * MS], int(clock()))
     clock.now_s += 59
     assert minute.percentiles("compute").p99_ms == near(20 * MS)
     assert minute.percentiles("total").p50_ms == near(30 * MS)
@@ -73,7 +73,7 @@ def test_a_percentile_is_within_its_bound_of_the_value_of_that_rank(groups: list
     clock = Clock()
     minute = LastMinute(clock)
     for values in groups:
-        minute.record_stages({"total": values}, int(clock()))
+        minute.record("total", values, int(clock()))
         minute.percentiles("total")  # looking changes nothing
         clock.now_s += apart_s
     everything = sorted(value for values in groups for value in values)
@@ -106,7 +106,7 @@ def test_counts_are_those_of_the_last_minute_by_name(events: list[tuple[float, s
     seen: list[tuple[float, str, int]] = []
     for apart_s, name, amount in events:
         clock.now_s += apart_s
-        counts.add(name, amount)
+        counts.add(name, amount, int(clock.now_s))
         seen.append((clock.now_s, name, amount))
         oldest = int(clock.now_s) - WINDOW_S
         span_s = max(1, clock.now_s - max(began_s, oldest + 1))
@@ -136,8 +136,8 @@ def test_each_period_of_five_minutes_has_what_there_was_in_it(
     for apart_s, samples, took_ns, is_looked_at in events:
         clock.now_s += apart_s
         batch(minute, clock, samples, 1)
-        minute.record_stages({"total": [took_ns]}, int(clock()))
-        counts.add("answered")
+        minute.record("total", [took_ns], int(clock()))
+        counts.add("answered", 1, int(clock.now_s))
         seen.append((int(clock.now_s) // PERIOD_S, samples, took_ns))
         if is_looked_at:
             minute.history(minute.span())
@@ -152,11 +152,11 @@ def test_each_period_of_five_minutes_has_what_there_was_in_it(
     ):
         own = [(samples, took_ns) for at, samples, took_ns in seen if at == number]
         assert per_second * seconds == pytest.approx(len(own))
-        if period is None:
-            assert own == []
-            continue
         assert sum(size * times for size, times in period.batches.items()) == sum(samples for samples, _ in own)
-        assert period.total.p99_ms == near(max(took_ns for _, took_ns in own))
+        if own:
+            assert period.total.p99_ms == near(max(took_ns for _, took_ns in own))
+        else:
+            assert period.total == NOTHING
 
 
 def test_what_is_kept_of_five_minutes_does_not_grow() -> None:
@@ -165,9 +165,11 @@ def test_what_is_kept_of_five_minutes_does_not_grow() -> None:
     for second in range(5 * PERIOD_S * PERIODS):
         clock.now_s = 1000 + second
         batch(minute, clock, 1, 1)
-        counts.add("answered")
-    assert (len(minute._periods), len(minute._slices)) == (PERIODS, WINDOW_S)
-    assert len(counts._seconds) <= PERIOD_S * (PERIODS + 1)
+        minute.record("total", [MS], 1000 + second)
+        counts.add("answered", 1, 1000 + second)
+    history_s = PERIOD_S * (PERIODS + 1)
+    assert len(counts._seconds) == len(minute.batches._seconds) == len(minute._times["total"]._seconds) == history_s
+    assert len(minute._requests._seconds) == len(minute._times["compute"]._seconds) == WINDOW_S
 
 
 def test_a_version_that_began_within_a_period_has_its_rate_over_the_rest_of_it() -> None:
@@ -182,7 +184,7 @@ def test_means_count_a_batch_for_each_of_its_requests_and_forget_what_is_older_t
     assert minute.means_ms() == dict.fromkeys(STAGES)
     batch(minute, clock, 8, 30, requests=8)
     batch(minute, clock, 1, 3, requests=1)
-    minute.record_stages({"total": [40 * MS] * 8 + [4 * MS]}, int(clock()))
+    minute.record("total", [40 * MS] * 8 + [4 * MS], int(clock()))
     clock.now_s += 1.5
     means = minute.means_ms()
     assert means["compute"] == pytest.approx((8 * 30 + 3) / 9, abs=1e-4)

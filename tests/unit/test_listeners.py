@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from convoy.app.grpc.opening import GrpcHost
 from convoy.app.http.connection import GuardedProtocol
 from convoy.app.server.acceptor import Acceptor, ConnectionLimits
-from convoy.app.server.http_server import GrpcHost, HttpServer, take_port
+from convoy.app.server.http_server import HttpServer, take_port
 from convoy.models.errors import JobError, UsageError
 
 
@@ -40,7 +41,7 @@ def test_a_port_that_is_taken_is_a_wrong_call_and_the_library_can_take_one_that_
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The codes with which this process would be ended beside a thread that hangs, as another test may leave one."""
     codes: list[int] = []
-    monkeypatch.setattr("convoy.app.server.http_server.end_if_held_up", codes.append)
+    monkeypatch.setattr("convoy.app.grpc.opening.end_if_held_up", codes.append)
     return codes
 
 
@@ -78,6 +79,19 @@ class Library:
         self.steps.append("stopped")
 
 
+class Unused(Acceptor):
+    """Accepts nothing; `then` is called soon after it is opened."""
+
+    def __init__(self, then: Callable[[], None] = lambda: None) -> None:
+        self._then = then
+
+    def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        asyncio.get_running_loop().call_later(0.01, self._then)
+
+    def close(self) -> None:
+        pass
+
+
 async def unasked(scope: object, receive: object, send: object) -> None:
     raise AssertionError("nobody asks this server")
 
@@ -86,11 +100,7 @@ def serve(library: Library, when_http_is_open: Callable[[HttpServer], None]) -> 
     """The exit code of a server that does so, and the socket that held its port."""
 
     async def scene() -> int:
-        async def started() -> None:
-            await asyncio.sleep(0.01)
-            when_http_is_open(http)
-
-        http = HttpServer(unasked, GuardedProtocol, lifespan="off", on_started=started)
+        http = HttpServer(unasked, GuardedProtocol, Unused(lambda: when_http_is_open(http)), lifespan="off")
         async with asyncio.timeout(60):
             code = await GrpcHost(holder, library.make).serve_beside(http)
         library.is_loaded.set()
@@ -130,7 +140,7 @@ def test_a_listener_that_is_just_opening_opens_whole_and_is_stopped() -> None:
     async def scene() -> list[str]:
         library = Library(is_loaded=True, start_turns=20)
         host = GrpcHost(holder, library.make)
-        http = HttpServer(unasked, GuardedProtocol, lifespan="off", on_started=library.is_starting.wait)
+        http = HttpServer(unasked, GuardedProtocol, Unused(), lifespan="off")
         closing = asyncio.ensure_future(_close_when(library.is_starting, host, http))
         async with asyncio.timeout(60):
             await host.serve_beside(http)
@@ -172,7 +182,8 @@ def test_those_who_connect_together_do_not_wait_for_a_turn_of_the_loop_each() ->
             made.append(asyncio.Protocol())
             return made[-1]
 
-        acceptor = Acceptor(listener, make, ConnectionLimits(max_connections=4), tls=lambda: None)
+        acceptor = Acceptor(listener, ConnectionLimits(max_connections=4), tls=lambda: None)
+        acceptor.open(make)
         turns = 0
         while len(made) < CLIENTS:
             await asyncio.sleep(0)

@@ -14,10 +14,10 @@ import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from convoy.app.telemetry.last_minute import STAGES
 from convoy.app.telemetry.metrics import LATENCY_BUCKETS_S, CanaryResult, LoadResult, PlanResult
 from convoy.app.telemetry.nvml import THROTTLE_REASONS
 from convoy.app.telemetry.outcomes import CallOutcome, Refusal
+from convoy.app.telemetry.statistics import STAGES
 from docs.deploy.observability.make import files
 from docs.deploy.observability.objective import Objective
 from tests.support.metric_table import documented

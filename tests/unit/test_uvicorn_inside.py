@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import httptools
@@ -24,6 +24,7 @@ from uvicorn.server import ServerState
 
 from convoy.app.http.connection import GuardedProtocol
 from convoy.app.http.replies import Reply, send_reply
+from convoy.app.server.acceptor import Acceptor
 from convoy.app.server.http_server import HttpServer
 from tests.support.stores import ROOT
 from tests.support.wire import head
@@ -142,15 +143,20 @@ def test_a_server_calls_what_ours_replaces_and_keeps_what_ours_reads() -> None:
     async def scene() -> None:
         steps: list[str] = []
 
-        async def started() -> None:
-            steps.append("started")
-            assert server.make_protocol().server_state is server.server_state
-            assert not server.server_state.connections
-            server.stop()
+        class Watched(Acceptor):
+            def __init__(self) -> None:
+                pass
 
-        server = HttpServer(
-            answer, GuardedProtocol, lifespan="off", on_started=started, on_stopping=lambda: steps.append("stopping")
-        )
+            def open(self, make_protocol: Callable[[], Any]) -> None:
+                steps.append("started")
+                assert make_protocol().server_state is server.server_state
+                assert not server.server_state.connections
+                server.stop()
+
+            def close(self) -> None:
+                steps.append("stopping")
+
+        server = HttpServer(answer, GuardedProtocol, Watched(), lifespan="off")
         own = {name for name in vars(HttpServer) if hasattr(uvicorn.Server, name) and not name.startswith("__")}
         assert own == {"capture_signals", "startup", "shutdown"}
         async with asyncio.timeout(60):

@@ -1,0 +1,94 @@
+"""Metrics of what is served now, read at every scrape: its engines, what they hold for free sizes, and Triton's names.
+
+What happened to requests is counted in `telemetry/metrics.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import reduce
+from operator import add
+
+from prometheus_client.core import Metric
+
+from convoy.app.engines.base import WarmShapes
+from convoy.app.lifecycle.catalog import Catalog, Served
+from convoy.app.loading.proving import ProvedEngine
+from convoy.app.scheduling.request import ModelKey
+from convoy.app.telemetry.statistics import ModelStatistics
+
+
+def engine_metrics(catalog: Catalog) -> Iterable[Metric]:
+    """Which engine serves a model and why: 1. Why others do not: 0, and the reason names them."""
+    told = "Which engine serves a model (1), why, and why others do not (0)"
+    engines = Metric("convoy_engine_info", told, "gauge")
+    for served in catalog.served():
+        for one in served.listed:
+            info = one.info
+            about = {"engine": info.engine, "precision": info.precision, "device": info.device, "reason": one.reason}
+            engines.add_sample(engines.name, _model(served) | about, 1)
+        for reason in dict.fromkeys(served.loaded.skipped):
+            about = {"engine": "", "precision": "", "device": "", "reason": reason}
+            engines.add_sample(engines.name, _model(served) | about, 0)
+    return [engines]
+
+
+def shapes_of(engines: Iterable[ProvedEngine]) -> WarmShapes | None:
+    """What these hold for free sizes together; None where the sizes are fixed."""
+    held = [shapes for engine in engines if (shapes := engine.shapes) is not None]
+    return reduce(add, held) if held else None
+
+
+def shape_metrics(catalog: Catalog) -> Iterable[Metric]:
+    """What the engines of models with free sizes hold for these."""
+    families = {name: Metric(name, told, "gauge") for name, told, _ in _SHAPES}
+    for served in catalog.served():
+        if (held := shapes_of(served.listed)) is not None:
+            for name, _, read in _SHAPES:
+                families[name].add_sample(name, _model(served), read(held))
+    return families.values()
+
+
+_SHAPES: tuple[tuple[str, str, Callable[[WarmShapes], float]], ...] = (
+    ("convoy_warm_shapes", "Shapes that it is kept of how they run", lambda s: s.warm),
+    ("convoy_warm_shapes_limit", "The most of them; then they begin anew", lambda s: s.limit),
+    ("convoy_shape_buffer_bytes", "Memory that batches of free sizes lie in", lambda s: s.buffer_bytes),
+    ("convoy_shape_buffer_limit_bytes", "The most that is kept of it", lambda s: s.buffer_limit_bytes),
+)
+
+
+def triton_metrics(catalog: Catalog, waiting: Callable[[ModelKey], int]) -> Iterable[Metric]:
+    """Triton's metric names over our statistics, for dashboards that already exist.
+
+    Their counters have no `_total` suffix, which the client library's own counters always add; so they
+    are exported untyped under the exact names.
+    """
+    failures = Metric("nv_inference_request_failure", "Number of failed requests", "unknown")
+    load = Metric("nv_model_load_duration_secs", "Model load time", "gauge")
+    pending = Metric("nv_inference_pending_request_count", "Samples waiting", "gauge")
+    counters = {name: Metric(name, help_text, "unknown") for name, help_text, _ in _TRITON_COUNTERS}
+    for served in catalog.served():
+        labels = _model(served)
+        for name, _, read in _TRITON_COUNTERS:
+            counters[name].add_sample(name, labels, read(served.statistics))
+        for reason, count in served.statistics.failures_by_reason.items():
+            failures.add_sample(failures.name, {**labels, "reason": reason}, count)
+        load.add_sample(load.name, labels, served.loaded.load_s)
+        pending.add_sample(pending.name, labels, waiting(served.key))
+    return [*counters.values(), failures, load, pending]
+
+
+_TRITON_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+    ("nv_inference_request_success", "Number of successful requests", lambda s: s.success.count),
+    ("nv_inference_count", "Number of samples inferred", lambda s: s.inference_count),
+    ("nv_inference_exec_count", "Number of batches run", lambda s: s.execution_count),
+    ("nv_inference_request_duration_us", "Cumulative request time", lambda s: s.success.ns / 1e3),
+    ("nv_inference_queue_duration_us", "Cumulative queue time", lambda s: s.queue.ns / 1e3),
+    ("nv_inference_compute_input_duration_us", "Cumulative input time", lambda s: s.compute.compute_input.ns / 1e3),
+    ("nv_inference_compute_infer_duration_us", "Cumulative compute time", lambda s: s.compute.compute_infer.ns / 1e3),
+    ("nv_inference_compute_output_duration_us", "Cumulative output time", lambda s: s.compute.compute_output.ns / 1e3),
+)
+
+
+def _model(served: Served) -> dict[str, str]:
+    return {"model": served.key.model, "version": str(served.key.version)}
