@@ -6,5 +6,5 @@
     local     several of them here                                  on_ray    the same on a cluster
     command   from the options to the last part, and what is printed meanwhile
 
-A part is what is done again after a failure; its file says itself which images are in it.
+A part is the unit of retry after a failure; its file says which images it holds.
 """

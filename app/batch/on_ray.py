@@ -23,13 +23,12 @@ from convoy.models.errors import ConvoyError, JobError, UsageError
 class RayLabeller:
     """An actor: opened once, then a part a call."""
 
-    def __init__(self, job: bytes) -> None:
+    def __init__(self, job: BatchJob) -> None:
         from convoy.app.batch.worker import open_model
 
-        self._job = decode(job, type=BatchJob)
-        self._fatal = ""
+        self._job, self._fatal = job, ""
         try:
-            self._opened = open_model(self._job)
+            self._opened = open_model(job)
         except ConvoyError as error:
             self._fatal = str(error)
 
@@ -76,7 +75,7 @@ def run_on_ray(address: str, job: BatchJob, parts: Sequence[BatchPart], workers:
     resources: dict[str, Any] = {"num_cpus": cpus_each} | ({"num_gpus": 1} if gpus else {})
     job = msgspec.structs.replace(job, threads=cpus_each)
     if job.run.runner is None:
-        found = decode(ray.get(ray.remote(**resources)(_prove).remote(encode(job))), type=Ready | Fatal)
+        found: Ready | Fatal = ray.get(ray.remote(**resources)(_prove).remote(job))
         if isinstance(found, Fatal):
             raise JobError(found.message)
         yield found
@@ -84,7 +83,7 @@ def run_on_ray(address: str, job: BatchJob, parts: Sequence[BatchPart], workers:
     rows = [{"part": encode(part)} for part in parts]
     done = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         RayLabeller,
-        fn_constructor_args=(encode(job),),
+        fn_constructor_args=(job,),
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=workers),
         **resources,
@@ -96,11 +95,11 @@ def run_on_ray(address: str, job: BatchJob, parts: Sequence[BatchPart], workers:
         yield Labelled(one.images, one.errors)
 
 
-def _prove(job: bytes) -> bytes:
+def _prove(job: BatchJob) -> Ready | Fatal:
     """Find out which engine labels, on a node that will label."""
     from convoy.app.batch.worker import open_model
 
     try:
-        return encode(open_model(decode(job, type=BatchJob)).ready)
+        return open_model(job).ready
     except ConvoyError as error:
-        return encode(Fatal(str(error)))
+        return Fatal(str(error))

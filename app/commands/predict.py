@@ -20,8 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from convoy.app.client.client import Client
-from convoy.app.client.errors import NOT_A_SERVER
-from convoy.app.client.records import Sight
+from convoy.app.client.records import NOT_A_SERVER, Sight
 from convoy.app.pictures.answering import Detection
 from convoy.app.pictures.class_map import ClassShare
 from convoy.app.pictures.scores import Prediction

@@ -296,14 +296,15 @@ def test_files_with_which_there_is_no_tls_are_a_wrong_call(tmp_path: Path, schem
     url, missing = f"{scheme}://localhost", tmp_path / "missing.pem"
     empty = tmp_path / "empty.pem"
     empty.touch()
-    with pytest.raises(UsageError, match=r"^verify .*missing\.pem cannot be read"):
-        kind(url, verify=str(missing))
-    with pytest.raises(UsageError, match=r"^cert .*missing\.pem cannot be read"):
-        kind(url, cert=missing)
-    with pytest.raises(UsageError, match=r"^cert .*empty\.pem has no certificate"):
-        kind(url, cert=(empty, empty))
-    with pytest.raises(UsageError, match="name files in both"):
-        kind(url, verify=ssl.create_default_context(), cert=empty)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"verify": str(missing)}, r"^verify .*missing\.pem cannot be read"),
+        ({"cert": missing}, r"^cert .*missing\.pem cannot be read"),
+        ({"cert": (empty, empty)}, r"^cert .*empty\.pem has no certificate"),
+        ({"verify": ssl.create_default_context(), "cert": empty}, "name files in both"),
+    ]
+    for options, words in wrong:
+        with pytest.raises(UsageError, match=words):
+            kind(url, **options)
 
 
 def test_tls_over_grpc_takes_files_alone() -> None:
