@@ -36,8 +36,6 @@ _THROUGH_PYTHON = (
     "requests come through Ray's Python proxy, which costs some 40 times what they cost here; set "
     "RAY_SERVE_ENABLE_HA_PROXY=1 and RAY_SERVE_THROUGHPUT_OPTIMIZED=1 on every node, before `ray start`"
 )
-
-
 _ROUTERS = {"expected-finish": "convoy.app.ray.router:ExpectedFinishRouter"}
 
 

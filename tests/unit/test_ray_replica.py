@@ -30,7 +30,7 @@ class Bench:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray's own, at its import
             from convoy.app.ray import replica
-        monkeypatch.setattr(replica, "serve", SimpleNamespace(get_replica_context=_context))
+        monkeypatch.setattr(replica.serve, "get_replica_context", _context)
         monkeypatch.setattr(replica, "take_connections", lambda *_: None)
         monkeypatch.setattr(replica, "Core", self._make_core)
         monkeypatch.setattr(replica.logs, "configure_own", lambda *_: None)
