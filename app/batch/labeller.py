@@ -154,7 +154,8 @@ class Labeller:
         if good:
             engine = self._free_engines.get()
             try:
-                results += self._compute(engine, np.stack([one.row for one in good]), [one.image for one in good])
+                batch_rows = np.concatenate([one.row for one in good]).reshape(len(good), -1)
+                results += self._compute(engine, batch_rows, [one.image for one in good])
             finally:
                 self._free_engines.put(engine)
         return results
