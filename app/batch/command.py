@@ -16,8 +16,6 @@ from rich.progress import BarColumn, Progress, Task, TextColumn
 
 from convoy.app.batch.inputs import BatchInputs
 from convoy.app.batch.job import BatchModel, BatchOptions, find_model, workers_for
-from convoy.app.batch.local import LocalWorkers
-from convoy.app.batch.on_ray import run_on_ray
 from convoy.app.batch.records import BatchJob, BatchPart, Labelled, Ready, RunFile, RunIdentity
 from convoy.app.batch.results import (
     ERRORS,
@@ -28,6 +26,7 @@ from convoy.app.batch.results import (
     write_errors,
     write_run_file,
 )
+from convoy.app.batch.workers import LocalWorkers, run_on_ray
 from convoy.app.config.settings import Settings
 from convoy.models.errors import JobError
 from convoy.models.store import DEMO_STORE
@@ -43,7 +42,7 @@ def run(options: BatchOptions, console: Console) -> int:
     inputs = BatchInputs(options.inputs, options.column)
     with own_folder(options.out):
         remove_leftovers(options.out)
-        part_images = inputs.part_images(max(1, model.spec.max_batch_size))
+        part_images = inputs.part_images(max(1, model.bundle.manifest.spec.max_batch_size))
         run_file = begin_or_go_on(options.out, _identity(options, model, inputs, base), part_images)
         return _label(options, settings, run_file, inputs.parts(run_file.part_images, base), console)
 

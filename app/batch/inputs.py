@@ -11,6 +11,7 @@ import hashlib
 import os
 import tarfile
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, islice
@@ -82,7 +83,7 @@ class BatchInputs:
     """All sources of a run. Raises UsageError or JobError, whose message names the input."""
 
     def __init__(self, given: Sequence[str], column: str | None = None) -> None:
-        self._sources = [source for one in given for source in _sources(one, column)]
+        self._sources = [source for one in given for source in _sources(one, column) if source.images]
         self.images = sum(source.images for source in self._sources)
         if not self.images:
             raise UsageError(f"there are no images in {', '.join(given)}; name image files, folders, lists or tars")
@@ -104,22 +105,15 @@ class BatchInputs:
 
     def parts(self, part_images: int, base: str) -> list[BatchPart]:
         """Every image in one of them, in order."""
-        parts: list[BatchPart] = []
-        pieces: list[Piece] = []
-        room = part_images
+        pieces: dict[int, list[Piece]] = defaultdict(list)
+        before = 0
         for source in self._sources:
-            start = 0
-            while start < source.images:
-                stop = min(source.images, start + room)
-                pieces.append(source.cut(start, stop))
-                room -= stop - start
-                start = stop
-                if not room:
-                    parts.append(BatchPart(len(parts), part_images, base, pieces))
-                    pieces, room = [], part_images
-        if pieces:
-            parts.append(BatchPart(len(parts), part_images - room, base, pieces))
-        return parts
+            for number in range(before // part_images, -(-(before + source.images) // part_images)):
+                first = number * part_images - before
+                pieces[number].append(source.cut(max(0, first), min(source.images, first + part_images)))
+            before += source.images
+        sizes = [min(part_images, self.images - number * part_images) for number in pieces]
+        return [BatchPart(number, size, base, pieces[number]) for number, size in enumerate(sizes)]
 
 
 def _sources(given: str, column: str | None) -> list[Source]:

@@ -105,21 +105,15 @@ def name_of(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
 
-def read_record(path: Path) -> PartFileRecord | None:
-    """What a part's file says of itself; None where it is no such file. Raises OSError."""
-    try:
-        return decode((pq.read_schema(path).metadata or {})[_KEY], type=PartFileRecord)
-    except (FileNotFoundError, KeyError, ValueError, pa.ArrowException):
-        return None
-
-
 def parts_done(out: Path, run: RunFile, parts: Sequence[BatchPart]) -> dict[int, PartFileRecord]:
     """The records of those that are on disk, by their numbers. Raises JobError for one of another run."""
     found: dict[int, PartFileRecord] = {}
     for part in parts:
         path = out / name_of(part.number)
         if path.exists():
-            record = read_record(path)
+            record = None
+            with suppress(KeyError, ValueError, pa.ArrowException):
+                record = decode((pq.read_schema(path).metadata or {})[_KEY], type=PartFileRecord)
             own = run.digest, part.number, part.images
             if record is None or (record.run, record.number, record.images) != own:
                 raise JobError(f"{path} is not of this run; remove it, or choose another --out")

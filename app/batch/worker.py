@@ -142,7 +142,7 @@ def _check_runner(before: Runner | None, runner: Runner, loaded: LoadedModel) ->
 
 
 def main() -> None:
-    """A process of `local`: a job and then parts come by a connection, reports go back, until the command ends it."""
+    """A process of `workers`: a job and then parts come by a connection, reports go back, until the command ends it."""
     os.dup2(2, 1)  # what libraries print is no result
     logs.configure("warning")
     command = Connection(int(sys.argv[1]))

@@ -163,11 +163,10 @@ def _tensors(response: httpx.Response) -> dict[str, np.ndarray]:
         document = json.loads(content[:at])
         found = {}
         for output in document["outputs"]:
-            name, datatype = str(output["name"]), str(output["datatype"])
             shape = [int(size) for size in output["shape"]]
-            nbytes = int(output["parameters"]["binary_data_size"])
-            found[name] = NamedTensor(name, datatype, shape, content[at : at + nbytes]).array()
-            at += nbytes
+            end = at + int(output["parameters"]["binary_data_size"])
+            tensor = NamedTensor(str(output["name"]), str(output["datatype"]), shape, content[at:end])
+            found[tensor.name], at = tensor.array(), end
     except (ValueError, KeyError, TypeError):
         raise RequestError(f"the answer is not a protocol's; {NOT_A_SERVER}") from None
     return found
