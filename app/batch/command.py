@@ -151,6 +151,7 @@ class BatchProgress:
         columns = TextColumn("{task.description}"), BarColumn(bar_width=30)
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._bar.add_task("", total=total, completed=done)
+        self.tick()
 
     def __enter__(self) -> BatchProgress:
         self._bar.start()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import io
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -182,17 +181,15 @@ def own_folder(out: Path) -> Iterator[None]:
             out.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
             raise JobError(f"{out} is a file; name a folder with --out") from error
-        descriptor = os.open(out / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+        lock = (out / _LOCK).open("ab")
+    with lock:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise JobError(
                 f"another convoy batch is writing into {out}; wait for its end, or name another --out"
             ) from error
         yield
-    finally:
-        os.close(descriptor)
 
 
 def begin_or_go_on(out: Path, identity: RunIdentity, part_images: int) -> RunFile:

@@ -68,7 +68,8 @@ class HttpWire:
             (name, f"{value}") for name, value in (("top_k", top_k), ("threshold", threshold)) if value is not None
         ]
         return WireQuestion(
-            lambda left_s: self._request(left_s, path, image, (*asked, _within(left_s)), _BYTES), _sight
+            lambda left_s: self._request(left_s, path, image, (*asked, _within(left_s)), _BYTES),
+            lambda response: sight_of(_document(response)),
         )
 
     def infer(
@@ -149,10 +150,6 @@ def _within(left_s: float) -> tuple[str, str]:
 def _model_path(model: str, version: str | None) -> str:
     path = f"/v2/models/{quote(model, safe='')}"
     return path if version is None else f"{path}/versions/{quote(version, safe='')}"
-
-
-def _sight(response: httpx.Response) -> Sight:
-    return sight_of(_document(response))
 
 
 def _tensors(response: httpx.Response) -> dict[str, np.ndarray]:
