@@ -68,6 +68,7 @@ def _label(
                 f"stopped with {progress.images:,} of {total:,} images labelled; the same command goes on"
             ) from None
         finally:
+            remove_leftovers(options.out)
             unreadable = write_errors(options.out, parts_done(options.out, run_file, parts).values())
     labelled = total - unreadable
     _print(console, f"{progress.summary()}; {labelled:,} labelled, in {options.out}/part-*.parquet")
