@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from convoy.app.calls.access import CallFacts
 from convoy.app.calls.refusals import EXPIRED_RUNNING, failure_of, no_room, refused
 from convoy.app.calls.shared_memory import Region
 from convoy.app.core import Core
@@ -277,7 +276,7 @@ class Call:
         core.slab.move(self._slots, SlotState.FREE)
         self._slots.clear()
         for region in self._regions:
-            core.shared_memory.release(region)
+            region.release()
         key = None if served is None else served.key
         core.call_ended(key, self.protocol, ending, took_ns, self._stages_ns())
         if self.span is not None:
@@ -304,16 +303,20 @@ class Call:
             stages_ns["encode"] = self.ended_ns - self.answered_ns
         return stages_ns
 
-    def facts(self) -> CallFacts:
-        """For the log, once it has ended, or its answer is being sent."""
-        key, ending = None if self.served is None else self.served.key, self.ending or ANSWERED
+    def facts(self) -> dict[str, object]:
+        """The fields of its line in the log, once it has ended. The stages are those of the last of its requests."""
+        ending = self.ending or ANSWERED
+        key = None if self.served is None else self.served.key
+        facts: dict[str, object] = {} if key is None else {"model": key.model, "version": key.version}
+        facts["outcome"] = ending.outcome.value
+        if ending.reason:
+            facts["reason"] = ending.reason
         stages_ns = self._stages_ns()
         if self.times is not None:
             copy_in_ns, compute_ns, copy_out_ns, _ = self.times
             stages_ns.update(queue=self.queue_ns, copy_in=copy_in_ns, compute=compute_ns, copy_out=copy_out_ns)
-        stages_ms = {stage: round(ns / MILLISECOND_NS, 3) for stage, ns in stages_ns.items()}
-        model, version = (None, None) if key is None else (key.model, key.version)
-        return CallFacts(model, version, ending.outcome.value, ending.reason, stages_ms)
+        facts["stages_ms"] = {stage: round(ns / MILLISECOND_NS, 3) for stage, ns in stages_ns.items()}
+        return facts
 
     def build_request(self, served: Served, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
         """The scheduler's view of what was decoded, with room reserved for the outputs."""

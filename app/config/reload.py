@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from convoy.app.calls.options import ServeOptions
+from convoy.app.calls.access import ServeOptions
 from convoy.app.config.settings import Settings
 from convoy.app.core import Core
 from convoy.app.server import logs

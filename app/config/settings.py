@@ -24,8 +24,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from convoy.app.calls.access import ADMIN
-from convoy.app.calls.options import ApiKey, BodyLimits, ServeOptions
+from convoy.app.calls.access import ADMIN, ApiKey, BodyLimits, ServeOptions
 from convoy.app.config.model_settings import LIVE, ModelSettings
 from convoy.app.config.sources import Sources
 from convoy.app.core import CoreOptions

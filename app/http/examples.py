@@ -8,8 +8,9 @@ the body, or of a form the field `file`; `x-headers` go with it. A test sends al
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from pydantic import BaseModel
 
 _Json = dict[str, Any]
 MAIN, UNKNOWN = "digits", "unknown"
@@ -20,6 +21,27 @@ _ANOTHER_MODEL = "nothing"
 _NO_MODEL = (
     f"Request for unknown model: '{_ANOTHER_MODEL}'%s is not found; POST /v2/repository/index lists what is served"
 )
+
+
+class ErrorBody(BaseModel):
+    """Every error on every route."""
+
+    error: str
+
+
+# The errors of the routes that FastAPI documents.
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": description}
+    for status, description in (
+        (400, "The request is wrong"),
+        (401, "The API key is missing or wrong"),
+        (403, "A web page of somebody else's asks"),
+        (404, "There is no such model, version, region or page"),
+        (413, "The body is too large"),
+        (501, "An extension that is not offered"),
+        (503, "Not ready"),
+    )
+}
 
 
 class Said(NamedTuple):
@@ -190,42 +212,18 @@ _SAID = {
 _VERSION = re.compile(r"/versions/\{version\}|(?<=/models/\{model\})/\{version\}")
 
 
-def add_examples(document: _Json) -> None:
-    """Into the operations that FastAPI has written; those that infer have their own."""
-    for method, path, operation in _operations(document):
-        add_names(operation, path)
-        said = _SAID.get(f"{method} {_VERSION.sub('', path)}")
-        if said is not None:
-            _add(operation, said)
-
-
-def add_names(operation: _Json, path: str) -> None:
-    """Every name in a path, with the demo's."""
+def add_examples(operation: _Json, method: str, path: str) -> None:
+    """The names in the path with the demo's, and what a route that does not infer is asked and answers."""
     parameters = operation.setdefault("parameters", [])
+    known = {one["name"]: one for one in parameters if one["in"] == "path"}
     for name in re.findall(r"\{(\w+)\}", path):
-        known = [one for one in parameters if (one["name"], one["in"]) == (name, "path")]
-        if not known:
-            known = [{"name": name, "in": "path", "required": True, "schema": TEXT}]
-            parameters += known
-        known[0]["examples"] = {MAIN: {"value": _VALUES[name]}}
-
-
-def add_unknown_model(operation: _Json) -> None:
-    """What is answered where there is no such model."""
-    names = {one["name"]: one for one in operation["parameters"] if one["in"] == "path"}
-    for name, one in names.items():
-        one["examples"][UNKNOWN] = {"value": _ANOTHER_MODEL if name == "model" else _VALUES[name]}
-    which = f" version {_VALUES['version']}" if "version" in names else ""
-    examples(operation, 404)[UNKNOWN] = {"value": {"error": _NO_MODEL % which}}
-
-
-def examples(operation: _Json, status: int, kind: str = "application/json") -> _Json:
-    """Those of an answer, to which some may be added."""
-    found: _Json = operation["responses"][str(status)]["content"][kind].setdefault("examples", {})
-    return found
-
-
-def _add(operation: _Json, said: Said) -> None:
+        if name not in known:
+            known[name] = {"name": name, "in": "path", "required": True, "schema": TEXT}
+            parameters.append(known[name])
+        known[name]["examples"] = {MAIN: {"value": _VALUES[name]}}
+    said = _SAID.get(f"{method} {_VERSION.sub('', path)}")
+    if said is None:
+        return
     responses = operation["responses"]
     if said.status != 200:
         del responses["200"]  # which FastAPI promises of everything
@@ -243,7 +241,11 @@ def _add(operation: _Json, said: Said) -> None:
         add_unknown_model(operation)
 
 
-def _operations(document: _Json) -> Iterator[tuple[str, str, _Json]]:
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            yield method, path, operation
+def add_unknown_model(operation: _Json) -> None:
+    """What is answered where there is no such model."""
+    names = {one["name"]: one for one in operation["parameters"] if one["in"] == "path"}
+    for name, one in names.items():
+        one["examples"][UNKNOWN] = {"value": _ANOTHER_MODEL if name == "model" else _VALUES[name]}
+    which = f" version {_VALUES['version']}" if "version" in names else ""
+    content = operation["responses"]["404"]["content"]["application/json"]
+    content.setdefault("examples", {})[UNKNOWN] = {"value": {"error": _NO_MODEL % which}}

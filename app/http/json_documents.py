@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+import operator
+from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -17,6 +19,7 @@ import orjson
 import simdjson
 
 from convoy.app.lifecycle.catalog import Served
+from convoy.app.protocol.tensors import OutputIn
 from convoy.models.errors import InvalidRequest
 
 _PIECE_BYTES = 64 << 10
@@ -92,6 +95,8 @@ _FORMS: dict[str, tuple[_Form, ...]] = {
     **dict.fromkeys(["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32"], _WHOLE),
     "UINT64": ("i", "u"),
 }
+# All bytes but brackets and commas.
+_NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 _DTYPES: dict[_Form, type[np.generic]] = {"d": np.float64, "i": np.int64, "u": np.uint64}
 
 
@@ -105,20 +110,13 @@ class JsonTensor(msgspec.Struct, gc=False):
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class JsonOutput(msgspec.Struct, gc=False):
-    """A wanted output."""
-
-    name: str
-    parameters: dict[str, Any] = {}
-
-
 class InferDocument(msgspec.Struct, gc=False):
     """An infer request; other members mean nothing."""
 
     inputs: Annotated[list[JsonTensor], msgspec.Meta(max_length=_MOST_TENSORS)]
     id: str | None = None
     parameters: dict[str, Any] = {}
-    outputs: Annotated[list[JsonOutput], msgspec.Meta(max_length=_MOST_TENSORS)] | None = None
+    outputs: Annotated[list[OutputIn], msgspec.Meta(max_length=_MOST_TENSORS)] | None = None
 
 
 _decoder = msgspec.json.Decoder(InferDocument)
@@ -127,50 +125,38 @@ _decoder = msgspec.json.Decoder(InferDocument)
 def read_document(view: memoryview) -> InferDocument:
     """Read a request, except for the `data` of its tensors. Raises InvalidRequest."""
     try:
-        return _decoder.decode(view)
-    except msgspec.ValidationError as error:
-        raise _malformed(error) from None
-    except RecursionError:
-        raise _too_deep() from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return _read_with_nan(view)
+        try:
+            return _decoder.decode(view)
+        except msgspec.ValidationError:
+            raise
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return _read_with_nan(view)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(error) from None
+
+
+def _invalid(error: Exception) -> InvalidRequest:
+    """What a reader of JSON raised, for the client."""
+    if isinstance(error, msgspec.ValidationError):
+        return InvalidRequest(f"the request is not an infer request of the Open Inference Protocol: {error}")
+    if isinstance(error, RecursionError):
+        return InvalidRequest("JSON nesting depth exceeds maximum allowed limit (100)")
+    return InvalidRequest(f"failed to parse the request JSON buffer: {error}")
 
 
 def _read_with_nan(view: memoryview) -> InferDocument:
     """NaN and Infinity are legal in tensors but not in JSON; the standard library reads them."""
     _check_count(view, "in JSON that is invalid, unusual, or has NaN or Infinity")
-    document = _read_leniently(bytes(view))
+    document = json.loads(bytes(view))
     tensors = document.get("inputs") if isinstance(document, dict) else None
     lists = [
         one.pop("data", msgspec.UNSET) if isinstance(one, dict) else msgspec.UNSET
         for one in (tensors if isinstance(tensors, list) else ())
     ]
-    try:
-        request = msgspec.convert(document, InferDocument)
-    except msgspec.ValidationError as error:
-        raise _malformed(error) from None
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from error
+    request = msgspec.convert(document, InferDocument)
     for tensor, data in zip(request.inputs, lists, strict=True):
         tensor.data = data
     return request
-
-
-def _read_leniently(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise _too_deep() from None
-    except ValueError as error:
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from error
-
-
-def _malformed(error: msgspec.ValidationError) -> InvalidRequest:
-    return InvalidRequest(f"the request is not an infer request of the Open Inference Protocol: {error}")
-
-
-def _too_deep() -> InvalidRequest:
-    return InvalidRequest("JSON nesting depth exceeds maximum allowed limit (100)")
 
 
 def _check_count(text: memoryview, what: str) -> None:
@@ -194,46 +180,49 @@ def read_values(data: object, datatype: str) -> object:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:  # 1e999, for example, or half a surrogate pair
-        return _read_leniently(bytes(text))
+        try:
+            return json.loads(bytes(text))
+        except (ValueError, RecursionError) as error:
+            raise _invalid(error) from None
 
 
 def _numbers(text: bytes, forms: tuple[_Form, ...]) -> np.ndarray | None:
     try:
         data = simdjson.Parser().parse(text)
-        if isinstance(data, simdjson.Array) and text.count(b"[") == _count_even(data):
-            for form in forms:
-                try:
-                    return np.frombuffer(data.as_buffer(of_type=form), _DTYPES[form])
-                except (TypeError, ValueError):  # what is no number, or none of this form
-                    pass
+        if not isinstance(data, simdjson.Array):
+            return None
+        lengths = _lengths(data)
+        if not _is_even(text, lengths):
+            return None
+        for form in forms:
+            try:
+                values = np.frombuffer(data.as_buffer(of_type=form), _DTYPES[form])
+            except (TypeError, ValueError):  # what is no number, or none of this form
+                continue
+            return values if values.size == math.prod(lengths) else None
     except (ValueError, RuntimeError):  # simdjson's ways to say that it cannot
         pass
     return None
 
 
-def _count_even(data: Any) -> int:
-    """How many lists it is with those in it, if all at one depth are as long; else 1."""
-    lengths, first = [len(data)], data
-    while isinstance(first := next(iter(first), None), simdjson.Array):
-        lengths.append(len(first))
-        if len(lengths) > _MOST_DIMENSIONS:
-            return 1
-    return _count_as_long(data, lengths) or 1
+def _lengths(data: object) -> list[int]:
+    """The lengths of a list and of the first list in each: the shape, if lists at one depth are equally long."""
+    lengths: list[int] = []
+    while isinstance(data, simdjson.Array) and len(lengths) <= _MOST_DIMENSIONS:
+        lengths.append(len(data))
+        data = next(iter(data), None)
+    return lengths
 
 
-def _count_as_long(data: Any, lengths: list[int]) -> int:
-    """How many, and 0 if they are not as long as this, from the outermost to the innermost."""
-    if len(data) != lengths[0]:
-        return 0
-    if len(lengths) == 1:
-        return 1
-    if len(lengths) == 2:  # most of them are innermost
-        found = {len(one) if isinstance(one, simdjson.Array) else -1 for one in data}
-        return 1 + lengths[0] if found == {lengths[1]} else 0
-    count = 1
-    for one in data:
-        inside = _count_as_long(one, lengths[1:]) if isinstance(one, simdjson.Array) else 0
-        if not inside:
-            return 0
-        count += inside
-    return count
+def _is_even(text: bytes, lengths: list[int]) -> bool:
+    """Whether the lists in this text have these lengths, as far as brackets and commas tell: `[]` looks like `[1]`."""
+    if len(lengths) > _MOST_DIMENSIONS:
+        return False
+    lists = 1 + sum(accumulate(lengths[:-1], operator.mul))
+    # These two bound what is built below.
+    if text.count(b"[") != lists or math.prod(lengths) > text.count(b",") + 1:
+        return False
+    expected = b""
+    for length in reversed(lengths):
+        expected = b"[" + b",".join([expected] * length) + b"]"
+    return text.translate(None, _NO_STRUCTURE) == expected

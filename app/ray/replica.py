@@ -15,9 +15,8 @@ from ray import serve
 from starlette.types import ASGIApp
 
 from convoy.app.core import Core
-from convoy.app.http.application import create_app
+from convoy.app.http.application import HotRoutes, create_app
 from convoy.app.http.connection import guarded_protocol
-from convoy.app.http.gate import HotRoutes
 from convoy.app.lifecycle.load_watch import batch_speed
 from convoy.app.python.inside import Asking
 from convoy.app.ray.arguments import replica_settings

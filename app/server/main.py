@@ -16,15 +16,14 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from convoy.app.config.reload import Reloading
 from convoy.app.config.settings import Settings, read_settings
 from convoy.app.core import Core
 from convoy.app.grpc.opening import grpc_host
-from convoy.app.http.application import create_app
+from convoy.app.http.application import HotRoutes, create_app
 from convoy.app.http.connection import guarded_protocol
-from convoy.app.http.gate import HotRoutes
 from convoy.app.server import logs
 from convoy.app.server.acceptor import Acceptor
 from convoy.app.server.http_server import HttpServer, announce, listen, take_port, write_address
@@ -135,7 +134,7 @@ class Host:
         end_for(reason, self._http.stop, is_lost=self.core.load_failure is None)
 
 
-def _application() -> FastAPI:
+def _application() -> ASGIApp:
     """For `uvicorn convoy.app.server.main:app`: everything from the environment."""
     settings = read_settings({})
     logs.configure(settings.log_level, settings.log_format)
@@ -149,7 +148,7 @@ def _application() -> FastAPI:
     return create_app(core, settings.serve_options())
 
 
-def __getattr__(name: str) -> FastAPI:
+def __getattr__(name: str) -> ASGIApp:
     # Built when it is asked for, so that importing this module reads no environment.
     if name == "app":
         return _application()

@@ -23,9 +23,10 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from convoy.app.calls.options import BodyLimits, ServeOptions
+from convoy.app.calls.access import BodyLimits, ServeOptions
+from convoy.app.http.application import HotRoutes
 from convoy.app.http.connection import guarded_protocol
-from convoy.app.http.gate import Gate, HotRoutes
+from convoy.app.http.gate import Gate
 from convoy.app.http.replies import Reply, send_reply
 from convoy.app.scheduling.policy import RefusalReason, Refuse
 from convoy.app.server.acceptor import ConnectionLimits
@@ -86,7 +87,7 @@ class House:
         core = self.core = workshop.core
         self.entered, self.options = 0, options
         self.hot = HotRoutes(core, options)
-        self.gate = Gate(self.hot, _elsewhere, core, options)
+        self.gate = Gate(self.hot.find, _elsewhere, core, options)
         self._app: ASGIApp = self.gate
         self._kind = guarded_protocol(ConnectionLimits())
         self._config = uvicorn.Config(
