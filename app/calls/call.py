@@ -276,7 +276,7 @@ class Call:
         core.slab.move(self._slots, SlotState.FREE)
         self._slots.clear()
         for region in self._regions:
-            region.release()
+            core.shared_memory.release(region)
         key = None if served is None else served.key
         core.call_ended(key, self.protocol, ending, took_ns, self._stages_ns())
         if self.span is not None:

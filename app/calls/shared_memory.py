@@ -28,7 +28,7 @@ _MAX_BYTES = 1 << 62
 class Region:
     """`byte_size` bytes from `offset` of the object `key`.
 
-    A region that is unregistered while requests use it is closed when the last of them is done.
+    Unregistering a region that requests use only marks it; it goes when the last of them is done.
     """
 
     name: str
@@ -36,7 +36,8 @@ class Region:
     offset: int
     byte_size: int
     _file: int = field(repr=False)
-    _users: int = 1  # its registration is one
+    _users: int = 0
+    _is_leaving: bool = False
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill the view from `offset` within the region. Raises InvalidRequest."""
@@ -55,12 +56,6 @@ class Region:
         done = 0
         while done < len(data):
             done += os.pwritev(self._file, [data[done:]], self.offset + offset + done)
-
-    def release(self) -> None:
-        """A request, or the registration, uses it no longer."""
-        self._users -= 1
-        if not self._users:
-            os.close(self._file)
 
     def _is_shorter(self) -> InvalidRequest:
         return InvalidRequest(f"shared memory region '{self.name}' is shorter than it was when it was registered")
@@ -99,8 +94,8 @@ class SharedMemory:
         """Forget a region, or all of them; one that is not there is forgotten already. Raises Unsupported."""
         self.check_allowed()
         for region in self._chosen(name):
-            del self._regions[region.name]
-            region.release()
+            region._is_leaving = True
+            self._settle(region)
 
     def status(self, name: str | None) -> list[Region]:
         """All regions, or one. Raises NotFound or Unsupported."""
@@ -113,18 +108,27 @@ class SharedMemory:
         """The region for a request's tensor. Raises NotFound or Unsupported."""
         self.check_allowed()
         region = self._regions.get(name)
-        if region is None:
+        if region is None or region._is_leaving:
             raise NotFound(f"Unable to find shared memory region: '{name[:100]}'; register it first")
         return region
 
     def hold(self, region: Region) -> None:
-        """A request uses it from now to its `release`. Raises NotFound when it has just gone."""
+        """A request uses it from now to `release`. Raises NotFound when it has just gone."""
         if self._regions.get(region.name) is not region:
             raise NotFound(f"Unable to find shared memory region: '{region.name[:100]}'; register it first")
         region._users += 1
 
+    def release(self, region: Region) -> None:
+        region._users -= 1
+        self._settle(region)
+
     def _chosen(self, name: str | None) -> list[Region]:
         return [region for region in self._regions.values() if name in (None, region.name)]
+
+    def _settle(self, region: Region) -> None:
+        if region._is_leaving and not region._users and self._regions.get(region.name) is region:
+            del self._regions[region.name]
+            os.close(region._file)
 
 
 def _open(name: str, key: str) -> int:
