@@ -102,16 +102,6 @@ class Authenticator:
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
 
-    def name_of(self, authorization: bytes | None) -> str | None:
-        """The name of the key that the header holds, empty where no key is needed; None: it holds none of them."""
-        if not self._options.api_keys:
-            return ""
-        found: str | None = None
-        for key in self._options.api_keys:  # all of them, so that the time tells nothing
-            if _holds(authorization, key.secret):
-                found = key.name
-        return found
-
     def is_admin_token(self, authorization: bytes | None) -> bool:
         """Whether the header holds the admin token. False where there is none."""
         token = self._options.admin_token
@@ -125,9 +115,12 @@ class Authenticator:
         `is_open`: the call needs no key. `takes_admin_token`: that is a key to it. Both are asked only where the header
         holds no key.
         """
-        name = self.name_of(authorization)
-        if name is not None:
-            return name
+        keys = self._options.api_keys
+        if not keys:
+            return ""
+        found = [key.name for key in keys if _holds(authorization, key.secret)]  # looks at all: the time tells nothing
+        if found:
+            return found[-1]
         if self.is_admin_token(authorization) and takes_admin_token():
             return ADMIN
         if not is_open():

@@ -21,10 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from convoy.app.calls.access import ServeOptions
 from convoy.app.core import Core
 from convoy.app.http.body import UploadRoom
-from convoy.app.http.docs_routes import docs_routes
-from convoy.app.http.gate import Gate, HotRoute
+from convoy.app.http.gate import Gate, HotRoutes
 from convoy.app.http.infer import InferRoute
 from convoy.app.http.openapi import document_routes
+from convoy.app.http.pages import docs_routes
 from convoy.app.http.predictions import PredictionsRoute
 from convoy.app.http.replies import Reply, as_response, error_body, error_reply, json_response
 from convoy.app.http.repository import repository_routes, shared_memory_routes
@@ -34,31 +34,11 @@ from convoy.app.version import VERSION
 from convoy.models.errors import RequestError
 
 
-class HotRoutes:
-    """The routes that infer. They are found by one look at the path; all take POST."""
-
-    def __init__(self, core: Core, options: ServeOptions) -> None:
-        self.decoder = Decoder(options.decode_threads, options.max_decoding)
-        core.waiting_to_decode = lambda: self.decoder.waiting
-        room = UploadRoom(core.slab)
-        self._predictions = PredictionsRoute(core, options, self.decoder, room)
-        self._infer = InferRoute(core, options, self.decoder, room)
-
-    def find(self, path: str) -> tuple[HotRoute, dict[str, str]] | None:
-        """The route of a path, and the parameters in it. The route itself refuses a version that is empty."""
-        match path.split("/"):
-            case ["", "predictions", model] if model:
-                return self._predictions, {"model": model}
-            case ["", "predictions", model, version] if model:
-                return self._predictions, {"model": model, "version": version}
-            case ["", "v2", "models", model, "infer"] if model:
-                return self._infer, {"model": model}
-            case ["", "v2", "models", model, "versions", version, "infer"] if model:
-                return self._infer, {"model": model, "version": version}
-        return None
-
-    def close(self) -> None:
-        self.decoder.close()
+def hot_routes(core: Core, options: ServeOptions) -> HotRoutes:
+    """The routes that infer, with a decoder of their own."""
+    decoder, room = Decoder(options.decode_threads, options.max_decoding), UploadRoom(core.slab)
+    core.waiting_to_decode = lambda: decoder.waiting
+    return HotRoutes(decoder, [kind(core, options, decoder, room) for kind in (PredictionsRoute, InferRoute)])
 
 
 class _Framework:
@@ -90,8 +70,8 @@ class _Framework:
 
 def create_app(core: Core, options: ServeOptions, routes: HotRoutes | None = None) -> ASGIApp:
     """The application; its lifespan starts and stops the core. `routes` are those that infer, where others use them."""
-    hot = routes or HotRoutes(core, options)
-    return Gate(hot.find, _Framework(framework_app(core, options, hot)), core, options)
+    hot = routes or hot_routes(core, options)
+    return Gate(hot, _Framework(framework_app(core, options, hot)), core, options)
 
 
 def framework_app(core: Core, options: ServeOptions, hot: HotRoutes) -> FastAPI:

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import ClassVar
 from urllib.parse import parse_qsl
@@ -28,11 +28,10 @@ from convoy.app.calls.call import Call
 from convoy.app.core import Core
 from convoy.app.http.body import BodyReader, UploadRoom, declared_length, request_encoding
 from convoy.app.http.replies import (
-    Headers,
     Reply,
     compress,
+    error_body,
     error_reply,
-    internal_error,
     json_response,
     reply_encoding,
     send_reply,
@@ -66,16 +65,18 @@ def takes_admin_token(path: str) -> bool:
     return _ADMIN.fullmatch(path) is not None
 
 
+# A model and a version, as the path of a route that infers names them.
+NamedVersion = tuple[str, str | None]
+
+
 class RequestContext:
     """One request: its head, its id, key and trace, and the call of a route that infers.
 
-    `line` is what the log calls it. `path` is without the application's root, `names` are the parameters in it.
+    `line` is what the log calls it. `path` is without the application's root.
     `status` is 0 until an answer begins, `key_name` is empty for no key, `ending` is how the call ends.
     """
 
-    def __init__(
-        self, scope: Scope, path: str, names: Mapping[str, str], call: Call | None, access_log: AccessLog
-    ) -> None:
+    def __init__(self, scope: Scope, path: str, names: NamedVersion, call: Call | None, access_log: AccessLog) -> None:
         self.line = f"{scope['method']} {scope['path']}"
         self.path, self.names, self.call, self.ending = path, names, call, CANCELLED
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -87,7 +88,7 @@ class RequestContext:
         self.status = 0
         self.key_name = ""
 
-    def answer_headers(self, status: int, core: Core) -> Headers:
+    def answer_headers(self, status: int, core: Core) -> list[tuple[bytes, bytes]]:
         """The headers that every answer has beside its own, now that it goes out with this status."""
         self.status = status
         headers = [(b"x-request-id", self.id)]
@@ -112,7 +113,8 @@ class HotRoute(ABC):
     """A route that infers. Subclasses turn a body into a reply; everything around that is here."""
 
     protocol: ClassVar[str]
-    paths: ClassVar[tuple[str, ...]]  # without a version, and with one
+    paths: ClassVar[tuple[str, str]]  # without a version, and with one
+    pattern: ClassVar[re.Pattern[str]]  # of both
 
     def __init__(self, core: Core, options: ServeOptions, decoder: Decoder, room: UploadRoom) -> None:
         self.core, self.options, self.decoder, self._room = core, options, decoder, room
@@ -130,7 +132,7 @@ class HotRoute(ABC):
             self._trace(self.core.tracing, call, request)
         call.begin()
         headers, limits = request.headers, self.options.body
-        served = call.find(request.names["model"], request.names.get("version"))
+        served = call.find(*request.names)
         self.admit(served)
         call.limit(self._timeout_ms(request, served))
         encoding = request_encoding(headers)
@@ -148,7 +150,7 @@ class HotRoute(ABC):
         try:
             given = {name: request.headers.get(name.encode()) for name in ("traceparent", "tracestate")}
             parent = {name: value.decode("latin-1") for name, value in given.items() if value is not None}
-            route = self.paths[len(request.names) - 1]
+            route = self.paths[request.names[1] is not None]
             attributes = {"http.request.method": "POST", "http.route": route}
             attributes |= {"url.path": request.path, "url.scheme": "http"}
             call.span = tracing.begin("http", f"POST {route}", attributes, parent, call.arrival_ns)
@@ -196,8 +198,21 @@ class _Cors(CORSMiddleware):
         return json_response({"error": error}, response.status_code, own)
 
 
-# The route that infers at a path, and the parameters in the path.
-FindRoute = Callable[[str], tuple[HotRoute, dict[str, str]] | None]
+class HotRoutes:
+    """The routes that infer, and their decoder. All take POST."""
+
+    def __init__(self, decoder: Decoder, routes: Sequence[HotRoute]) -> None:
+        self.decoder, self._routes = decoder, routes
+
+    def find(self, path: str) -> tuple[HotRoute, NamedVersion] | None:
+        """The route of a path, and the version that it names. The route itself refuses a version that is empty."""
+        for route in self._routes:
+            if (found := route.pattern.fullmatch(path)) is not None:
+                return route, (found["model"], found["version"])
+        return None
+
+    def close(self) -> None:
+        self.decoder.close()
 
 
 class Gate:
@@ -206,8 +221,8 @@ class Gate:
     It answers CORS where the options name origins; they may change while the server runs.
     """
 
-    def __init__(self, find: FindRoute, app: ASGIApp, core: Core, options: ServeOptions) -> None:
-        self._find, self._app, self._core, self._options = find, app, core, options
+    def __init__(self, hot: HotRoutes, app: ASGIApp, core: Core, options: ServeOptions) -> None:
+        self._hot, self._app, self._core, self._options = hot, app, core, options
         self._access_log = AccessLog(options)
         self._behind_cors = lru_cache(maxsize=1)(partial(_Cors, self._serve))
 
@@ -223,8 +238,8 @@ class Gate:
         path, root = scope["path"], scope.get("root_path", "")
         if root and path.startswith(f"{root}/"):
             path = path[len(root) :]
-        found = self._find(path) if scope["method"] == "POST" else None
-        route, names = found or (None, {})
+        found = self._hot.find(path) if scope["method"] == "POST" else None
+        route, names = found or (None, ("", None))
         call = None if route is None else Call(self._core, route.protocol)
         request = RequestContext(scope, path, names, call, self._access_log)
         request_id.set(request.id.decode())
@@ -276,7 +291,8 @@ class Gate:
                 # Only the end of the process cancels, when the time to drain is over.
                 return error_reply(Unavailable(SHUT_DOWN))
             _log.error("%s failed; this is a bug", in_line(request.line), exc_info=cause)
-            return internal_error(request.id)
+            message = f"internal error; the log has it under request {request.id.decode()}"
+            return Reply(500, (error_body(message),))
         finally:
             del cause, raised  # they would hold this frame, and this frame them
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,7 @@ class InferRoute(HotRoute):
 
     protocol = "v2"
     paths = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
+    pattern = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]*))?/infer")
 
     async def answer(self, call: Call, request: RequestContext, served: Served, body: Slot) -> Reply:
         started_ns = time.monotonic_ns()

@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import FastAPI
 
 from convoy.app.calls.access import ServeOptions
-from convoy.app.http.docs_routes import seven
 from convoy.app.http.examples import (
     BLACK_PICTURE,
     BLACK_PICTURE_FILE,
@@ -25,6 +24,7 @@ from convoy.app.http.examples import (
 )
 from convoy.app.http.gate import needs_key, takes_admin_token
 from convoy.app.http.infer import InferRoute
+from convoy.app.http.pages import seven
 from convoy.app.http.predictions import PredictionsRoute
 from convoy.models.spec import NUMPY_DTYPES
 

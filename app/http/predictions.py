@@ -8,6 +8,7 @@ fails does not harm the others.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine
 from dataclasses import replace
 from http import HTTPStatus
@@ -69,6 +70,7 @@ class PredictionsRoute(HotRoute):
 
     protocol = "predictions"
     paths = ("/predictions/{model}", "/predictions/{model}/{version}")
+    pattern = re.compile(r"/predictions/(?P<model>[^/]+)(?:/(?P<version>[^/]*))?")
 
     def __init__(self, core: Core, options: ServeOptions, decoder: Decoder, room: UploadRoom) -> None:
         super().__init__(core, options, decoder, room)

@@ -14,10 +14,9 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Send
 
-from convoy.app.telemetry.outcomes import ANSWERED, FAILED, CallEnd, ending_of
+from convoy.app.telemetry.outcomes import ANSWERED, CallEnd, ending_of
 from convoy.models.errors import RequestError, UnsupportedCompression
 
-Headers = list[tuple[bytes, bytes]]
 # zlib's window bits for each compression.
 WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 
@@ -65,11 +64,6 @@ def error_reply(error: RequestError) -> Reply:
     if isinstance(error, UnsupportedCompression):
         headers = ((b"accept-encoding", b"gzip, deflate"),)
     return Reply(error.http_status, (error_body(str(error)),), headers=headers, ending=ending_of(error))
-
-
-def internal_error(own_id: bytes) -> Reply:
-    """The answer to an unexpected error in the request of this id."""
-    return Reply(500, (error_body(f"internal error; the log has it under request {own_id.decode()}"),), ending=FAILED)
 
 
 def error_body(message: str) -> bytes:

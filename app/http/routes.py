@@ -18,7 +18,7 @@ from convoy.app.calls.access import ServeOptions
 from convoy.app.calls.call import find_served
 from convoy.app.core import Core
 from convoy.app.http.examples import ERRORS
-from convoy.app.http.page import page_reply
+from convoy.app.http.pages import page_reply
 from convoy.app.http.replies import as_response, json_response
 from convoy.app.lifecycle.catalog import WHOLE_MODEL, Listing, ModelState, Served
 from convoy.app.pictures.answering import why_no_predictions

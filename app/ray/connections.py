@@ -18,8 +18,8 @@ import uvicorn.config
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from convoy.app.http.application import HotRoutes
 from convoy.app.http.connection import GuardedProtocol
+from convoy.app.http.gate import HotRoutes
 from convoy.app.ray.ways import Ways
 
 _log = logging.getLogger("convoy")

@@ -22,7 +22,7 @@ from convoy.app.config.reload import Reloading
 from convoy.app.config.settings import Settings, read_settings
 from convoy.app.core import Core
 from convoy.app.grpc.opening import grpc_host
-from convoy.app.http.application import HotRoutes, create_app
+from convoy.app.http.application import create_app, hot_routes
 from convoy.app.http.connection import guarded_protocol
 from convoy.app.server import logs
 from convoy.app.server.acceptor import Acceptor
@@ -90,7 +90,7 @@ class Host:
         self.core.trace_with(start_tracing(is_wanted=settings.tracing))
         options = settings.serve_options()
         self._reloading = Reloading(settings, self.core, options)
-        hot = HotRoutes(self.core, options)
+        hot = hot_routes(self.core, options)
         self._options, self._limits = options, settings.connection_limits()
         protocol = guarded_protocol(self._limits, lambda: self.core.turned_away(Refusal.CONNECTIONS))
         self._acceptor: Acceptor | None = None

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from convoy.app.calls.access import BodyLimits, ServeOptions
-from convoy.app.http.application import HotRoutes
+from convoy.app.http.application import hot_routes
 from convoy.app.http.connection import guarded_protocol
 from convoy.app.http.gate import Gate
 from convoy.app.http.replies import Reply, send_reply
@@ -86,8 +86,8 @@ class House:
     def __init__(self, workshop: Workshop, options: ServeOptions = OPTIONS) -> None:
         core = self.core = workshop.core
         self.entered, self.options = 0, options
-        self.hot = HotRoutes(core, options)
-        self.gate = Gate(self.hot.find, _elsewhere, core, options)
+        self.hot = hot_routes(core, options)
+        self.gate = Gate(self.hot, _elsewhere, core, options)
         self._app: ASGIApp = self.gate
         self._kind = guarded_protocol(ConnectionLimits())
         self._config = uvicorn.Config(
