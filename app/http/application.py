@@ -26,12 +26,11 @@ from convoy.app.http.infer import InferRoute
 from convoy.app.http.openapi import document_routes
 from convoy.app.http.pages import docs_routes
 from convoy.app.http.predictions import PredictionsRoute
-from convoy.app.http.replies import Reply, as_response, error_body, error_reply, json_response
+from convoy.app.http.replies import json_response
 from convoy.app.http.repository import repository_routes, shared_memory_routes
 from convoy.app.http.routes import control_routes, not_offered_routes, torchserve_routes
 from convoy.app.pictures.decoder import Decoder
 from convoy.app.version import VERSION
-from convoy.models.errors import RequestError
 
 
 def hot_routes(core: Core, options: ServeOptions) -> HotRoutes:
@@ -113,9 +112,7 @@ async def _never_called(_: Request) -> Response:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(RequestError)
-    async def request_error(_: Request, error: RequestError) -> Response:
-        return as_response(error_reply(error))
+    """For the framework's own errors; the gate answers all others."""
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:
@@ -127,4 +124,4 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def validation_error(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        return as_response(Reply(400, (error_body(f"{where}: {first['msg']}"),)))
+        return json_response({"error": f"{where}: {first['msg']}"}, 400)

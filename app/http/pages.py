@@ -17,7 +17,6 @@ from pathlib import Path
 from fastapi import APIRouter, Response
 
 from convoy.app.http.examples import BLACK_PICTURE, BLACK_PICTURE_FILE
-from convoy.app.http.replies import Reply
 from convoy.models.errors import NotFound
 
 _PARTS = Path(__file__).with_name("page_parts")
@@ -26,8 +25,8 @@ _SCRIPTS = ("format", "elements", "server", "charts", "time_split", "store", "op
 
 
 @cache
-def page_reply() -> Reply:
-    """Read once, when it is first asked for."""
+def page_response() -> Response:
+    """The page at `/`. Read once, when it is first asked for."""
     uplot = _PARTS / "uplot"
     licence = (uplot / "LICENSE").read_text()
     style = _joined(f"/* uPlot: {licence}*/", (uplot / "uPlot.min.css").read_text(), (_PARTS / "page.css").read_text())
@@ -42,13 +41,8 @@ def page_reply() -> Reply:
         "img-src blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'"
     )
-    headers = (
-        (b"content-security-policy", policy.encode()),
-        (b"cache-control", b"no-cache"),
-        (b"referrer-policy", b"no-referrer"),
-        (b"x-content-type-options", b"nosniff"),
-    )
-    return Reply(200, (text.encode(),), "text/html; charset=utf-8", headers)
+    headers = {**_GUARDED, "Content-Security-Policy": policy, "Cache-Control": "no-cache"}
+    return Response(text, media_type="text/html", headers=headers)
 
 
 def _joined(*parts: str) -> str:

@@ -76,12 +76,6 @@ def json_response(document: object, status: int = 200, headers: dict[str, str] |
     return Response(orjson.dumps(document), status, headers, "application/json")
 
 
-def as_response(reply: Reply) -> Response:
-    """The reply for Starlette, which wants a response object of its own."""
-    headers = {name.decode(): value.decode() for name, value in reply.headers}
-    return Response(b"".join(reply.pieces), reply.status, headers, reply.content_type)
-
-
 def response_encoding(accepted: bytes) -> bytes | None:
     """The compression that an Accept-Encoding header prefers to none; None for none.
 

@@ -18,8 +18,8 @@ from convoy.app.calls.access import ServeOptions
 from convoy.app.calls.call import find_served
 from convoy.app.core import Core
 from convoy.app.http.examples import ERRORS
-from convoy.app.http.pages import page_reply
-from convoy.app.http.replies import as_response, json_response
+from convoy.app.http.pages import page_response
+from convoy.app.http.replies import json_response
 from convoy.app.lifecycle.catalog import WHOLE_MODEL, Listing, ModelState, Served
 from convoy.app.pictures.answering import why_no_predictions
 from convoy.app.protocol import documents
@@ -72,7 +72,7 @@ def control_routes(core: Core, options: ServeOptions) -> APIRouter:
 
     @router.get("/", tags=["pages"], summary="A page for people", response_class=HTMLResponse)
     async def own_page() -> Response:
-        return as_response(page_reply())
+        return page_response()
 
     return router
 
