@@ -321,14 +321,10 @@ def _say_secrets(document: _Json, options: ServeOptions) -> None:
         schemes[_KEY] = {**_BEARER, "description": "One of the server's API keys"}
     if options.admin_token is not None:
         schemes[_TOKEN] = {**_BEARER, "description": "The admin token, for loading and unloading models"}
-    components = document.setdefault("components", {})
-    components.pop("securitySchemes", None)
+    document["components"].pop("securitySchemes", None)
     if schemes:
-        components["securitySchemes"] = schemes
+        document["components"]["securitySchemes"] = schemes
     for path, operations in document["paths"].items():
-        if takes_admin_token(path) and options.admin_token is not None:
-            wanted = _TOKEN
-        else:
-            wanted = _KEY if options.api_keys and needs_key(path) else ""
+        wanted = [_TOKEN] if takes_admin_token(path) and _TOKEN in schemes else [_KEY] if needs_key(path) else []
         for operation in operations.values():
-            operation["security"] = [{wanted: []}] if wanted else []
+            operation["security"] = [{name: []} for name in wanted if name in schemes]

@@ -76,12 +76,16 @@ def json_response(document: object, status: int = 200, headers: dict[str, str] |
     return Response(orjson.dumps(document), status, headers, "application/json")
 
 
-def response_encoding(accepted: bytes) -> bytes | None:
-    """The compression that an Accept-Encoding header prefers to none; None for none.
+def reply_encoding(headers: Mapping[bytes, bytes], reply: Reply) -> bytes | None:
+    """How to compress the reply to a request with these headers; None for not at all.
 
-    The highest q wins; among equals the one that comes first. A header that says nothing of identity takes
-    it as the last resort.
+    The highest q of Accept-Encoding wins; among equals the one that comes first. A header that says nothing of identity
+    takes it as the last resort.
     """
+    accepted = headers.get(b"accept-encoding")
+    # A shorter reply costs more to compress than to send: it is less than a packet.
+    if accepted is None or reply.status != 200 or reply.length < 1024 or reply.content_type == "image/png":
+        return None
     best, best_q, identity_q = None, 0.0, 0.0
     for entry in accepted.lower().split(b","):
         name, _, parameter = entry.partition(b";")
@@ -91,15 +95,6 @@ def response_encoding(accepted: bytes) -> bytes | None:
         elif name in WINDOW_BITS and q > best_q:
             best, best_q = name, q
     return best if best_q >= identity_q else None
-
-
-def reply_encoding(headers: Mapping[bytes, bytes], reply: Reply) -> bytes | None:
-    """How to compress the reply to a request with these headers; None for not at all."""
-    accepted = headers.get(b"accept-encoding")
-    # A shorter reply costs more to compress than to send: it is less than a packet.
-    if accepted is None or reply.status != 200 or reply.length < 1024 or reply.content_type == "image/png":
-        return None
-    return response_encoding(accepted)
 
 
 def compress(reply: Reply, encoding: bytes) -> Reply:
