@@ -254,16 +254,12 @@ class Call:
         """What it holds has been copied: the room stays its own until it ends, and the memory does not."""
         self.core.slab.discard_pages(self._slots)
 
-    def end(self, ending: CallEnd) -> int:
-        """Give back all that it holds, and count it. The answer has been sent.
-
-        Returns the nanoseconds from its arrival to its end. Another end changes nothing.
-        """
-        now_ns = time.monotonic_ns()
-        took_ns = now_ns - self.arrival_ns
+    def end(self, ending: CallEnd) -> None:
+        """Give back all that it holds, and count it. The answer has been sent. Another end changes nothing."""
         if self._has_ended:
-            return took_ns
-        self._has_ended, self.ended_ns, self.ending = True, now_ns, ending
+            return
+        self._has_ended, self.ended_ns, self.ending = True, time.monotonic_ns(), ending
+        took_ns = self.ended_ns - self.arrival_ns
         core, served = self.core, self.served
         self.settle()
         # Kept no longer: they hold frames that hold the call.
@@ -285,7 +281,6 @@ class Call:
             served.leave()
         if self._has_begun:
             core.calls.end(self)
-        return took_ns
 
     def _end_span(self, span: RequestSpan, ending: CallEnd, took_ns: int) -> None:
         key = None if self.served is None else self.served.key
