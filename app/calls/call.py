@@ -48,10 +48,6 @@ def find_served(catalog: Catalog, model: str, version: str | None) -> Served:
     return catalog.find(model, int(version))
 
 
-# Where the gate finds the call that a route has made, for its line in the log.
-CALL_IN_SCOPE = "convoy.call"
-
-
 class Inputs(NamedTuple):
     """A request's decoded inputs: where they lie, how many samples, and their shapes without the batch."""
 

@@ -11,7 +11,7 @@ import json
 import math
 import operator
 from itertools import accumulate
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,7 +23,6 @@ from convoy.app.protocol.tensors import OutputIn
 from convoy.models.errors import InvalidRequest
 
 _PIECE_BYTES = 64 << 10
-_COMMA = ord(",")
 # "[" and "{" differ from each other in one bit, and in more from all else.
 _OPENING, _EITHER = ord("["), 0xFF ^ (ord("[") ^ ord("{"))
 # What a request has beside its tensors: shapes, parameters, outputs, and texts with commas.
@@ -43,7 +42,7 @@ def weigh(text: memoryview) -> Weight:
     codes, commas, lists = np.frombuffer(text, np.uint8), 0, 0
     for start in range(0, len(codes), _PIECE_BYTES):
         piece = codes[start : start + _PIECE_BYTES]
-        commas += int(np.count_nonzero(piece == _COMMA))
+        commas += int(np.count_nonzero(piece == ord(",")))
         lists += int(np.count_nonzero((piece & _EITHER) == _OPENING))
     return Weight(len(codes), commas + 1, lists)
 
@@ -87,17 +86,14 @@ _MOST_DIMENSIONS = 64
 # Values that become objects; until all are made, nothing else runs.
 _MOST_OBJECTS = 1 << 20
 # The protocol's types that a list of JSON numbers stands for without a doubt, and how simdjson may read such a list.
-_Form = Literal["d", "i", "u"]
-_FLOAT: tuple[_Form, ...] = ("d",)
-_WHOLE: tuple[_Form, ...] = ("i",)
-_FORMS: dict[str, tuple[_Form, ...]] = {
-    **dict.fromkeys(["FP32", "FP64"], _FLOAT),
-    **dict.fromkeys(["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32"], _WHOLE),
-    "UINT64": ("i", "u"),
+_FORMS = {
+    **dict.fromkeys(["FP32", "FP64"], "d"),
+    **dict.fromkeys(["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32"], "i"),
+    "UINT64": "iu",
 }
 # All bytes but brackets and commas.
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
-_DTYPES: dict[_Form, type[np.generic]] = {"d": np.float64, "i": np.int64, "u": np.uint64}
+_DTYPES = {"d": np.float64, "i": np.int64, "u": np.uint64}
 
 
 class JsonTensor(msgspec.Struct, gc=False):
@@ -171,7 +167,7 @@ def read_values(data: object, datatype: str) -> object:
     """
     if not isinstance(data, msgspec.Raw):
         return data
-    text, forms = memoryview(data), _FORMS.get(datatype, ())
+    text, forms = memoryview(data), _FORMS.get(datatype, "")
     if forms:
         values = _numbers(bytes(text), forms)
         if values is not None:
@@ -186,7 +182,7 @@ def read_values(data: object, datatype: str) -> object:
             raise _invalid(error) from None
 
 
-def _numbers(text: bytes, forms: tuple[_Form, ...]) -> np.ndarray | None:
+def _numbers(text: bytes, forms: str) -> np.ndarray | None:
     try:
         data = simdjson.Parser().parse(text)
         if not isinstance(data, simdjson.Array):
@@ -196,7 +192,7 @@ def _numbers(text: bytes, forms: tuple[_Form, ...]) -> np.ndarray | None:
             return None
         for form in forms:
             try:
-                values = np.frombuffer(data.as_buffer(of_type=form), _DTYPES[form])
+                values: np.ndarray = np.frombuffer(data.as_buffer(of_type=form), _DTYPES[form])  # type: ignore[arg-type]
             except (TypeError, ValueError):  # what is no number, or none of this form
                 continue
             return values if values.size == math.prod(lengths) else None

@@ -17,7 +17,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from convoy.app.calls.access import ServeOptions
 from convoy.app.calls.call import find_served
 from convoy.app.core import Core
-from convoy.app.http.examples import ERRORS
+from convoy.app.http.examples import ERRORS, NOT_OFFERED
 from convoy.app.http.pages import page_response
 from convoy.app.http.replies import json_response
 from convoy.app.lifecycle.catalog import WHOLE_MODEL, Listing, ModelState, Served
@@ -29,19 +29,10 @@ from convoy.app.version import VERSION
 from convoy.models.errors import Unsupported
 from convoy.models.plans import PlanBuild
 
-_WHY = {
-    "/v2/trace/setting": "the server does not support tracing; /stats and the Server-Timing header tell the stages",
-    "/v2/models/{model}/trace/setting": "the server does not support tracing; see /stats and Server-Timing",
-    "/v2/models/{model}/versions/{version}/trace/setting": (
-        "the server does not support tracing; see /stats and Server-Timing"
-    ),
-    "/v2/logging": "the server does not support dynamic logging; start it with --log-level or --access-log",
-}
-
 
 def not_offered_routes() -> APIRouter:
     router = APIRouter(tags=["not offered"], responses=ERRORS)
-    for path, why in _WHY.items():
+    for path, why in NOT_OFFERED.items():
         router.add_api_route(path, _refusal(why), methods=["GET"], summary="Not offered")
         router.add_api_route(path, _refusal(why), methods=["POST"], summary="Not offered")
     return router
