@@ -97,7 +97,7 @@ class ServeOptions:
 
 
 class Authenticator:
-    """Who may ask for what. Values are those of the `Authorization` header or metadata."""
+    """Checks API keys and the admin token. Values are those of the `Authorization` header or metadata."""
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
@@ -118,7 +118,7 @@ class Authenticator:
         keys = self._options.api_keys
         if not keys:
             return ""
-        found = [key.name for key in keys if _holds(authorization, key.secret)]  # looks at all: the time tells nothing
+        found = [key.name for key in keys if _holds(authorization, key.secret)]  # of all keys, in constant time
         if found:
             return found[-1]
         if self.is_admin_token(authorization) and takes_admin_token():
@@ -166,7 +166,7 @@ class AccessLog:
         key_name: str,
         facts: Callable[[], dict[str, object]] | None,
     ) -> None:
-        """One line, if the operator wants it. `facts` are asked for only then; None: the call was no inference."""
+        """One line, if the options want it. `facts` is called only then; it is None for a call that is no inference."""
         wanted, is_unusual = self._options.access_log, is_error or took_ms > self._options.slow_request_ms
         if not (wanted == "all" or (wanted == "errors" and is_unusual)):
             return

@@ -80,7 +80,7 @@ class GuardedProtocol(HttpToolsProtocol):
         for name in [*self._timers]:
             self._stop_timer(name)  # it would keep the connection's memory until it fires
         if self._answering is not None and not self._answering.response_complete:
-            # uvicorn tells only the latest request; with pipelining an earlier one is being answered.
+            # uvicorn informs only the latest request; with pipelining an earlier one is being answered.
             self._answering.disconnected = True
             self._answering.message_event.set()
         super().connection_lost(exc)
@@ -245,7 +245,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.flow.ahead = b""
         self.flow.resume_reading()
         if self.transport.can_write_eof():
-            with suppress(OSError):  # the client has gone, which is told in a moment
+            with suppress(OSError):  # the client has gone, and `connection_lost` follows
                 self.transport.write_eof()
         self._start_linger_timer()
 

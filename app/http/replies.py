@@ -1,4 +1,4 @@
-"""What goes back over HTTP: how a body is sent, how an error is told, and how an answer is compressed.
+"""What goes back over HTTP: how a body is sent, how an error is written, and how an answer is compressed.
 
 An answer is compressed only for a client that asks for it, with gzip or deflate, which in HTTP is zlib's format.
 """

@@ -267,7 +267,7 @@ def _listed(one: Listing) -> _Json:
 
 
 def torchserve_routes(core: Core) -> APIRouter:
-    """What TorchServe's management API tells about models; docs/torchserve.md says what differs."""
+    """What TorchServe's management API says about models; docs/torchserve.md lists the differences."""
     router = APIRouter(tags=["TorchServe"], responses=ERRORS)
 
     @router.get("/models", summary="The models' names")

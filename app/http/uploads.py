@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_FILES = 256
 _READ_BYTES = 64 << 10
-# The client is told what is wrong with its form; the library's log would not say which form it was.
+# The client gets an error about its form; the library's log would not say which form it was.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
