@@ -1,8 +1,8 @@
 """`POST /predictions/{model}[/{version}]`: an image in, what is in it out: classes, boxes, or a class of each pixel.
 
-The body is one image, recognised by its bytes and not by its content type, a multipart form with one or more files, or JSON
-with images in base64. Each file is a request of its own: it is decoded, queued and answered by itself, and one that
-fails does not harm the others.
+The body is one image, recognised by its bytes and not by its content type, or a multipart form with files, or JSON with
+images in base64. Each file is a request of its own: it is decoded, queued and answered by itself, and one that fails
+does not harm the others.
 """
 
 from __future__ import annotations
