@@ -264,6 +264,14 @@ async def test_a_long_body_behind_a_request_that_waits_arrives_whole(house: Hous
 
 
 @played()
+async def test_under_a_root_path_the_routes_are_the_same(house: House, workshop: Workshop) -> None:
+    house._config.root_path = "/models/here"
+    connection = house.connect()
+    assert shift(await connection.ask(rows(1.0))) == 101.0
+    assert (await connection.ask(head("/v2", method="GET"))).json() == "elsewhere"
+
+
+@played()
 async def test_a_chunked_body_arrives_whole(house: House, workshop: Workshop) -> None:
     header, data = parts(8.0)
     chunked = head(ROWS, {LENGTH: str(len(header)), "Transfer-Encoding": "chunked"})
