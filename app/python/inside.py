@@ -13,8 +13,8 @@ from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
+from convoy.app.calls.access import ServeOptions
 from convoy.app.calls.call import Call, Terms, find_served
-from convoy.app.calls.options import ServeOptions
 from convoy.app.config.settings import Settings
 from convoy.app.core import Core
 from convoy.app.lifecycle.catalog import Served

@@ -17,9 +17,8 @@ from ray.serve.config import RequestRouterConfig
 from starlette.types import ASGIApp
 
 from convoy.app.core import Core
-from convoy.app.http.application import create_app
+from convoy.app.http.application import create_app, hot_routes
 from convoy.app.http.connection import guarded_protocol
-from convoy.app.http.gate import HotRoutes
 from convoy.app.lifecycle.load_watch import batch_speed
 from convoy.app.python.inside import Asking
 from convoy.app.ray.arguments import AppArguments, replica_settings
@@ -57,7 +56,7 @@ class Replica(HandleCalls):
         core = self._core = Core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._is_lost)
         core.trace_with(start_tracing(is_wanted=settings.tracing))
         self._options = settings.serve_options()
-        self._hot = HotRoutes(core, self._options)
+        self._hot = hot_routes(core, self._options)
         self._ways = Ways(serve.get_replica_context().replica_tag)
         core.metrics.registry.register(self._ways)
         self._asking = Asking(core, self._hot.decoder, self._options, settings.max_queue)
