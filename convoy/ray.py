@@ -12,8 +12,8 @@ docs/ray.md says what Ray's nodes should have in their environment.
 # Without `annotations` from the future: Ray looks at the very class that `build_app` names.
 from ray.serve import Application
 
-from convoy.app.ray.application import application
 from convoy.app.ray.arguments import AppArguments
+from convoy.app.ray.replica import application
 
 __all__ = ["AppArguments", "build_app"]
 

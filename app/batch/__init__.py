@@ -3,8 +3,7 @@
     inputs    what INPUT names, cut into parts, and their images    job       what a run is given, and the bundle
     records   what processes send each other                        labeller  decode, compute, score: full batches
     results   the folder of results: its run, its parts             worker    one process that labels
-    local     several of them here                                  on_ray    the same on a cluster
-    command   from the options to the last part, and what is printed meanwhile
+    workers   several of them, here or on a Ray cluster             command   from the options to the last part
 
-A part is what is done again after a failure; its file says itself which images are in it.
+A part is the unit of retry after a failure; its file says which images it holds.
 """

@@ -10,17 +10,18 @@ import glob
 import hashlib
 import os
 import tarfile
-from abc import ABC, abstractmethod
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convoy.app.batch.records import BatchPart, ColumnKind, MembersPiece, PathsPiece, Piece, RowsPiece
+from convoy.app.batch.records import BatchPart, MembersPiece, PathsPiece, Piece, RowsPiece
 from convoy.models.errors import ImageError, JobError, UsageError
 from convoy.models.image_files import IMAGE_SUFFIXES, read_image_file
 from convoy.models.images import sniff
@@ -31,85 +32,58 @@ _BYTES_NAMES = ("image", "bytes", "content", "data", "jpg", "jpeg", "png")
 _PATH_NAMES = ("path", "image_path", "file", "file_name", "filename", "image", "uri", "url")
 
 
-class BatchSource(ABC):
-    """Images in one order; a worker gets any stretch of them as a piece."""
+class Source(NamedTuple):
+    """Images in one order. `cut` gives those from `start` to `stop`; `identity` recognises the source another time."""
 
     images: int
-
-    @abstractmethod
-    def piece(self, start: int, stop: int) -> Piece: ...
-
-    @abstractmethod
-    def identity(self) -> Iterator[str]:
-        """What makes it the same source another time."""
+    cut: Callable[[int, int], Piece]
+    identity: Sequence[str]
 
 
-class PathsSource(BatchSource):
-    """Image files."""
-
-    def __init__(self, paths: list[str]) -> None:
-        self._paths, self.images = paths, len(paths)
-
-    def piece(self, start: int, stop: int) -> Piece:
-        return PathsPiece(self._paths[start:stop])
-
-    def identity(self) -> Iterator[str]:
-        return iter(self._paths)
+def _files(paths: list[str]) -> Source:
+    return Source(len(paths), lambda start, stop: PathsPiece(paths[start:stop]), ["paths", *paths])
 
 
-class _Column(NamedTuple):
-    name: str
-    kind: ColumnKind
-    names: str | None
-
-
-class ParquetSource(BatchSource):
+def _parquet(file: str, wanted: str | None) -> Source:
     """A parquet file with a column of paths or of encoded images. Raises UsageError where there is none."""
-
-    def __init__(self, file: str, column: str | None) -> None:
-        self._file = file
-        try:
-            with pq.ParquetFile(file) as opened:
-                schema, self.images = opened.schema_arrow, opened.metadata.num_rows
-        except (OSError, pa.ArrowException) as error:
-            raise JobError(f"{file} cannot be read as parquet ({_brief(error)}); repair it or leave it out") from error
-        self._column = _column(file, schema, column)
-
-    def piece(self, start: int, stop: int) -> Piece:
-        name, kind, names = self._column
-        return RowsPiece(self._file, name, kind, names, start, stop)
-
-    def identity(self) -> Iterator[str]:
-        yield from (self._file, self._column.name, str(self.images), str(Path(self._file).stat().st_size))
+    try:
+        with pq.ParquetFile(file) as opened:
+            schema, images = opened.schema_arrow, opened.metadata.num_rows
+    except (OSError, pa.ArrowException) as error:
+        raise JobError(f"{file} cannot be read as parquet ({_brief(error)}); repair it or leave it out") from error
+    column, names = _columns(file, schema, wanted)
+    identity = ["parquet", file, column, str(images), str(Path(file).stat().st_size)]
+    return Source(images, partial(RowsPiece, file, column, names), identity)
 
 
-class TarSource(BatchSource):
-    """A tar with image files in it, as WebDataset makes them. Raises JobError for one that cannot be read."""
+def _tar(file: str) -> Source:
+    """A tar with image files in it, as WebDataset makes them. Raises JobError where it cannot be read."""
+    offsets = array("Q")
+    try:
+        with tarfile.open(file, "r:") as opened:
+            offsets.extend(member.offset for member in _image_members(opened))
+    except (OSError, tarfile.TarError) as error:
+        raise JobError(f"{file} cannot be read as a tar ({_brief(error)}); repair it or leave it out") from error
+    identity = ["tar", file, str(len(offsets)), str(Path(file).stat().st_size)]
+    return Source(len(offsets), lambda start, stop: MembersPiece(file, offsets[start], stop - start), identity)
 
-    def __init__(self, file: str) -> None:
-        self._file, self._offsets = file, array("Q")
-        try:
-            with tarfile.open(file, "r:") as opened:
-                while (member := opened.next()) is not None:
-                    opened.members = []  # type: ignore[attr-defined]  # it would keep them all
-                    if is_image_member(member):
-                        self._offsets.append(member.offset)
-        except (OSError, tarfile.TarError) as error:
-            raise JobError(f"{file} cannot be read as a tar ({_brief(error)}); repair it or leave it out") from error
-        self.images = len(self._offsets)
 
-    def piece(self, start: int, stop: int) -> Piece:
-        return MembersPiece(self._file, self._offsets[start], stop - start)
+def _image_members(opened: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    while (member := opened.next()) is not None:
+        opened.members = []  # type: ignore[attr-defined]  # it would keep them all
+        if member.isreg() and _is_image_name(member.name):
+            yield member
 
-    def identity(self) -> Iterator[str]:
-        yield from (self._file, str(self.images), str(Path(self._file).stat().st_size))
+
+def _is_image_name(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES  # noqa: PTH122 - of millions of names
 
 
 class BatchInputs:
     """All sources of a run. Raises UsageError or JobError, whose message names the input."""
 
     def __init__(self, given: Sequence[str], column: str | None = None) -> None:
-        self._sources = [source for one in given for source in _sources(one, column)]
+        self._sources = [source for one in given for source in _sources(one, column) if source.images]
         self.images = sum(source.images for source in self._sources)
         if not self.images:
             raise UsageError(f"there are no images in {', '.join(given)}; name image files, folders, lists or tars")
@@ -118,8 +92,8 @@ class BatchInputs:
         """The same for the same names in the same order, from the same folder."""
         found = hashlib.sha256(base.encode(errors="surrogateescape"))
         for source in self._sources:
-            found.update(b"\1" + type(source).__name__.encode())
-            for word in source.identity():
+            found.update(b"\1")
+            for word in source.identity:
                 found.update(b"\0" + word.encode(errors="surrogateescape"))
         return found.hexdigest()
 
@@ -131,54 +105,43 @@ class BatchInputs:
 
     def parts(self, part_images: int, base: str) -> list[BatchPart]:
         """Every image in one of them, in order."""
-        parts: list[BatchPart] = []
-        pieces: list[Piece] = []
-        room = part_images
+        pieces: dict[int, list[Piece]] = defaultdict(list)
+        before = 0
         for source in self._sources:
-            start = 0
-            while start < source.images:
-                stop = min(source.images, start + room)
-                pieces.append(source.piece(start, stop))
-                room -= stop - start
-                start = stop
-                if not room:
-                    parts.append(BatchPart(len(parts), part_images, base, pieces))
-                    pieces, room = [], part_images
-        if pieces:
-            parts.append(BatchPart(len(parts), part_images - room, base, pieces))
-        return parts
+            for number in range(before // part_images, -(-(before + source.images) // part_images)):
+                first = number * part_images - before
+                pieces[number].append(source.cut(max(0, first), min(source.images, first + part_images)))
+            before += source.images
+        sizes = [min(part_images, self.images - number * part_images) for number in pieces]
+        return [BatchPart(number, size, base, pieces[number]) for number, size in enumerate(sizes)]
 
 
-def is_image_member(member: tarfile.TarInfo) -> bool:
-    return member.isreg() and os.path.splitext(member.name)[1].lower() in IMAGE_SUFFIXES  # noqa: PTH122 - of a name
-
-
-def _sources(given: str, column: str | None) -> list[BatchSource]:
+def _sources(given: str, column: str | None) -> list[Source]:
     path = Path(given)
     if path.is_dir():
-        return [PathsSource(list(_images_below(given)))]
+        return [_files(list(_images_below(given)))]
     if not path.exists():
         found = sorted(glob.glob(given, recursive=True)) if glob.has_magic(given) else []  # noqa: PTH207 - any pattern
         if not found:
             what = "nothing matches" if glob.has_magic(given) else "there is no"
             raise UsageError(f"{what} {given}; name image files, folders, lists, parquet files or tars")
-        if all(Path(one).suffix.lower() in IMAGE_SUFFIXES for one in found):
-            return [PathsSource(found)]
+        if all(map(_is_image_name, found)):
+            return [_files(found)]
         return [source for one in found for source in _sources(one, column)]
     return [_source_of_file(given, path.suffix.lower(), column)]
 
 
-def _source_of_file(given: str, suffix: str, column: str | None) -> BatchSource:
+def _source_of_file(given: str, suffix: str, column: str | None) -> Source:
     if suffix in (".parquet", ".pq"):
-        return ParquetSource(given, column)
+        return _parquet(given, column)
     if given.lower().endswith(_PACKED_TARS):
         raise UsageError(f"{given} is compressed, so that it cannot be read from the middle; unpack it to a .tar")
     if suffix == ".tar":
-        return TarSource(given)
+        return _tar(given)
     if suffix in _LISTS:
-        return PathsSource(_listed(given))
+        return _files(_listed(given))
     if suffix in IMAGE_SUFFIXES or _begins_like_an_image(given):
-        return PathsSource([given])
+        return _files([given])
     raise UsageError(
         f"{given} is none of image, folder, list (.txt), parquet file or tar; give a list of paths the suffix .txt"
     )
@@ -199,7 +162,7 @@ def _images_below(folder: str) -> Iterator[str]:
         seen.add((there.st_dev, there.st_ino))
         folders.sort()
         for name in sorted(files):
-            if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:  # noqa: PTH122 - of millions of names
+            if _is_image_name(name):
                 yield f"{place.rstrip('/')}/{name}"
 
 
@@ -221,42 +184,35 @@ def _begins_like_an_image(file: str) -> bool:
         return False
 
 
-def _column(file: str, schema: pa.Schema, wanted: str | None) -> _Column:
-    """Which column has the images. Raises UsageError."""
-    kinds = {field.name: kind for field in schema if (kind := _kind(field.type)) is not None}
-    if wanted is not None:
-        if wanted not in kinds:
-            have = ", ".join(schema.names) or "none"
-            raise UsageError(f"{file} has no column {wanted!r} of paths or images; its columns: {have}")
-        name = wanted
+def _columns(file: str, schema: pa.Schema, wanted: str | None) -> tuple[str, str | None]:
+    """The column that has the images, and one that has names of encoded ones. Raises UsageError."""
+    images = [field.name for field in schema if _is_image(field.type)]
+    paths = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
+    if wanted is None:
+        column = _guessed(file, images, _BYTES_NAMES) or _guessed(file, paths, _PATH_NAMES)
+        if column is None:
+            raise UsageError(f"{file} has no column of paths or of encoded images; its columns are of other types")
+    elif wanted in (*images, *paths):
+        column = wanted
     else:
-        name = _guessed(file, kinds)
-    named = [one for one in _PATH_NAMES if kinds.get(one) == "path" and one != name]
-    return _Column(name, kinds[name], None if kinds[name] == "path" or not named else named[0])
+        have = ", ".join(schema.names) or "none"
+        raise UsageError(f"{file} has no column {wanted!r} of paths or images; its columns: {have}")
+    names = None if column in paths else next((name for name in _PATH_NAMES if name in paths), None)
+    return column, names
 
 
-def _guessed(file: str, kinds: dict[str, ColumnKind]) -> str:
-    images = [name for name, kind in kinds.items() if kind != "path"]
-    paths = [name for name, kind in kinds.items() if kind == "path"]
-    for found, names in ((images, _BYTES_NAMES), (paths, _PATH_NAMES)):
-        if len(found) == 1:
-            return found[0]
-        known = [name for name in names if name in found]
-        if known:
-            return known[0]
-        if found:
-            raise UsageError(f"{file} has several columns that may be meant ({', '.join(found)}); name one by --column")
-    raise UsageError(f"{file} has no column of paths or of encoded images; its columns are of other types")
+def _guessed(file: str, columns: list[str], usual: tuple[str, ...]) -> str | None:
+    """The only one, or the first of the usual names; None where there are none. Raises UsageError."""
+    found = columns if len(columns) == 1 else [name for name in usual if name in columns]
+    if columns and not found:
+        raise UsageError(f"{file} has several columns that may be meant ({', '.join(columns)}); name one by --column")
+    return found[0] if found else None
 
 
-def _kind(kind: pa.DataType) -> ColumnKind | None:
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return "bytes"
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return "path"
-    # As Hugging Face's data sets keep images.
-    is_image = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
-    return "struct" if is_image and _kind(kind.field("bytes").type) == "bytes" else None
+def _is_image(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type  # as Hugging Face's data sets keep images
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _brief(error: Exception) -> str:
@@ -287,7 +243,10 @@ def images_of(part: BatchPart) -> Iterator[BatchImage]:
         )
 
 
-def _images(piece: Piece, base: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+Read = Callable[[], bytes]
+
+
+def _images(piece: Piece, base: Path) -> Iterator[tuple[str, Read]]:
     match piece:
         case PathsPiece(paths):
             folder = str(base)
@@ -298,17 +257,13 @@ def _images(piece: Piece, base: Path) -> Iterator[tuple[str, Callable[[], bytes]
             return _rows(piece, base)
 
 
-def _members(piece: MembersPiece, base: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    left, path = piece.count, base / piece.file
+def _members(piece: MembersPiece, base: Path) -> Iterator[tuple[str, Read]]:
+    path = base / piece.file
     try:
         with path.open("rb") as file:
             file.seek(piece.offset)
-            opened = tarfile.TarFile(fileobj=file, mode="r")
-            while left and (member := opened.next()) is not None:
-                opened.members = []  # type: ignore[attr-defined]
-                if is_image_member(member):
-                    yield f"{piece.file}/{member.name}", partial(_read_at, path, member.offset_data, member.size)
-                    left -= 1
+            for member in islice(_image_members(tarfile.TarFile(fileobj=file, mode="r")), piece.count):
+                yield f"{piece.file}/{member.name}", partial(_read_at, path, member.offset_data, member.size)
     except (OSError, tarfile.TarError) as error:
         raise JobError(f"{piece.file} cannot be read any more ({error}); see whether it has changed") from error
 
@@ -324,50 +279,33 @@ def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
     return found
 
 
-def _rows(piece: RowsPiece, base: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def _rows(piece: RowsPiece, base: Path) -> Iterator[tuple[str, Read]]:
     columns = [piece.column, *([piece.names] if piece.names else [])]
     try:
         with pq.ParquetFile(base / piece.file) as opened:
-            yield from _rows_of(opened, piece, columns, base)
+            groups = range(opened.num_row_groups)
+            ends = list(accumulate(opened.metadata.row_group(group).num_rows for group in groups))
+            begins = [0, *ends]
+            needed = [group for group in groups if begins[group] < piece.stop and ends[group] > piece.start]
+            row = begins[needed[0]] if needed else 0
+            for batch in opened.iter_batches(64, row_groups=needed, columns=columns):
+                first, last = max(0, piece.start - row), min(len(batch), piece.stop - row)
+                for number, values in enumerate(batch.slice(first, max(0, last - first)).to_pylist(), row + first):
+                    yield _image_of_row(piece, number, values, base)
+                row += len(batch)
     except (OSError, pa.ArrowException) as error:
         raise JobError(f"{piece.file} cannot be read any more ({error}); see whether it has changed") from error
 
 
-def _rows_of(
-    opened: pq.ParquetFile, piece: RowsPiece, columns: list[str], base: Path
-) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    begin = 0
-    for group in range(opened.num_row_groups):
-        end = begin + opened.metadata.row_group(group).num_rows
-        if end > piece.start and begin < piece.stop:
-            row = begin
-            for batch in opened.iter_batches(64, row_groups=[group], columns=columns):
-                first, last = max(0, piece.start - row), min(len(batch), piece.stop - row)
-                if first < last:
-                    yield from _named(batch.slice(first, last - first), row + first, piece, base)
-                row += len(batch)
-        begin = end
-
-
-def _named(
-    batch: pa.RecordBatch, first: int, piece: RowsPiece, base: Path
-) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    values = batch.column(piece.column).to_pylist()
-    names = batch.column(piece.names).to_pylist() if piece.names else [None] * len(values)
-    for row, (value, name) in enumerate(zip(values, names, strict=True), start=first):
-        own = f"{piece.file}#{row}"
-        if value is None:
-            yield name or own, _no_image
-        elif piece.kind == "path":
-            yield value, partial(read_image_file, base / value)
-        elif piece.kind == "bytes":
-            yield name or own, partial(bytes, value)
-        elif value["bytes"] is not None:
-            yield name or value.get("path") or own, partial(bytes, value["bytes"])
-        elif value.get("path"):
-            yield value["path"], partial(read_image_file, base / value["path"])
-        else:
-            yield name or own, _no_image
+def _image_of_row(piece: RowsPiece, number: int, row: dict[str, Any], base: Path) -> tuple[str, Read]:
+    value, name = row[piece.column], row.get(piece.names or "")
+    if isinstance(value, dict):
+        path = value.get("path") or None
+        name = name or path
+        value = path if value["bytes"] is None else value["bytes"]
+    if isinstance(value, str):
+        return value, partial(read_image_file, base / value)
+    return name or f"{piece.file}#{number}", _no_image if value is None else partial(bytes, value)
 
 
 def _no_image() -> bytes:

@@ -70,10 +70,6 @@ class BatchModel:
     sha256: str
     passed_over: tuple[str, ...]
 
-    @property
-    def spec(self) -> ModelSpec:
-        return self.bundle.manifest.spec
-
 
 def find_model(options: BatchOptions) -> BatchModel:
     """The version asked for, or the newest that is sound. Raises UsageError or JobError."""

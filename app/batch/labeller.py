@@ -1,17 +1,18 @@
 """Images to labels at full speed: threads decode a batch while the engine computes the one before.
 
-Knows engines, batches and threads; knows nothing of files. Images come in batches, and their results leave in the
-same order. Where a batch fails, its halves are tried, as on the server, until the image at fault is alone.
+Knows engines, batches and threads; knows nothing of files. Batches are filled with images that can be read, and their
+results leave in the order of the images. Where a batch fails, its halves are tried, as on the server, until the image
+at fault is alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -43,8 +44,39 @@ class Unreadable(NamedTuple):
 Result = LabelledRows | Unreadable
 
 
+class _Decoded(NamedTuple):
+    """An image as the model's input, or why it cannot be read."""
+
+    image: BatchImage
+    row: np.ndarray
+    error: str | None
+
+
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
+
+
+def _in_order(
+    threads: Executor, make: Callable[[list[_Item]], list[_Made]], items: Iterable[list[_Item]], ahead: int
+) -> Iterator[list[_Made]]:
+    """What is made of each list, in their order, with some begun ahead; an empty one comes after all before it."""
+    begun: deque[Future[list[_Made]]] = deque()
+    for item in items:
+        if item:
+            begun.append(threads.submit(make, item))
+        while len(begun) > (ahead if item else 0):
+            yield begun.popleft().result()
+        if not item:
+            yield []
+    while begun:
+        yield begun.popleft().result()
+
+
 class Labeller:
-    """One model, on one or several engines. `embeddings` is the index of an output."""
+    """One model, on one or several engines. `embeddings` is the index of an output.
+
+    `piece_images`: as many images are a thread's share of decoding a batch.
+    """
 
     def __init__(
         self,
@@ -60,6 +92,7 @@ class Labeller:
         image = spec.image
         assert image is not None, "the command refuses a model without image preprocessing"
         self.batch_size = batch_size
+        self.piece_images = -(-batch_size // decode_threads)
         self._spec, self._image, self._max_pixels = spec, image, max_pixels
         self._top_k, self._embeddings = top_k, embeddings
         self._decode_threads = decode_threads
@@ -71,74 +104,58 @@ class Labeller:
             for _ in range(engine.info.slots):
                 self._free_engines.put(engine)
 
-    def run(self, batches: Iterable[list[BatchImage]], on_result: Callable[[Result], None]) -> None:
-        """Label all of them; `on_result` is called in one thread, which is not the caller's.
+    def run(self, pieces: Iterable[list[BatchImage]], on_result: Callable[[Result], None]) -> None:
+        """Label the images of all pieces; `on_result` is called in the caller's thread.
 
-        An empty batch says that the next one may be long in coming: the results of all earlier ones come first.
-        Raises JobError where the engine is lost, and what `batches` and `on_result` raise.
+        An empty piece says that the next one may be long in coming: the results of all earlier ones come first.
+        Raises JobError where the engine is lost, and what `pieces` and `on_result` raise.
         """
-        free: SimpleQueue[np.ndarray] = SimpleQueue()
-        # For each slot a batch that is computed, one that waits for it, and one that is decoded.
-        for _ in range(3 * self._slots):
-            free.put(np.zeros((self.batch_size, self._row_bytes), np.uint8))
-        step = self._decode_threads
-        decoders, computers, collector = (ThreadPoolExecutor(threads) for threads in (step, self._slots, 1))
-        begun: deque[Future[None]] = deque()
-
-        def label(
-            images: list[BatchImage], memory: np.ndarray, decoding: list[Future[list[str | None]]]
-        ) -> list[Result]:
-            try:
-                return self._label(images, memory, decoding)
-            finally:
-                free.put(memory)
-
-        def collect(labelled: Future[list[Result]]) -> None:
-            for result in labelled.result():
-                on_result(result)
-
+        decoders, computers = ThreadPoolExecutor(self._decode_threads), ThreadPoolExecutor(self._slots)
         try:
-            for images in batches:
-                while begun and (begun[0].done() or not images):
-                    begun.popleft().result()
-                if images:
-                    memory = free.get()
-                    decoding = [
-                        decoders.submit(self._decode, images[first::step], memory[first::step]) for first in range(step)
-                    ]
-                    begun.append(collector.submit(collect, computers.submit(label, images, memory, decoding)))
-            while begun:
-                begun.popleft().result()
+            # Two batches are decoded ahead, and for each slot one batch waits while another is computed.
+            decoded = _in_order(decoders, self._decode, pieces, 2 * self._decode_threads)
+            for results in _in_order(computers, self._label, self._batches(decoded), 2 * self._slots):
+                for result in results:
+                    on_result(result)
         finally:
-            for threads in (decoders, computers, collector):
+            for threads in (decoders, computers):
                 threads.shutdown(wait=False, cancel_futures=True)
 
-    def _decode(self, images: list[BatchImage], rows: np.ndarray) -> list[str | None]:
-        """Why each image cannot be read; None for those that are in their rows now."""
-        errors: list[str | None] = []
-        for image, row in zip(images, rows, strict=False):  # the last batch may have fewer
+    def _decode(self, images: list[BatchImage]) -> list[_Decoded]:
+        decoded = []
+        for image in images:
+            row, error = np.empty(self._row_bytes, np.uint8), None
             try:
                 decode_image_into(image.read(), self._image, row.data, self._max_pixels)
-                errors.append(None)
-            except ImageError as error:
-                errors.append(str(error))
-        return errors
+            except ImageError as unreadable:
+                error = str(unreadable)
+            decoded.append(_Decoded(image, row, error))
+        return decoded
 
-    def _label(
-        self, images: list[BatchImage], memory: np.ndarray, decoding: list[Future[list[str | None]]]
-    ) -> list[Result]:
-        errors: list[str | None] = [None] * len(images)
-        for first, future in enumerate(decoding):
-            errors[first :: len(decoding)] = future.result()
-        results: list[Result] = [
-            Unreadable(images[row], error) for row, error in enumerate(errors) if error is not None
-        ]
-        good = [row for row, error in enumerate(errors) if error is None]
+    def _batches(self, decoded: Iterable[list[_Decoded]]) -> Iterator[list[_Decoded]]:
+        """Batches of one part each, full of images that can be read; those that cannot go along."""
+        batch: list[_Decoded] = []
+        room = self.batch_size
+        for piece in decoded:
+            for one in piece:
+                if batch and (not room or one.image.part is not batch[0].image.part):
+                    yield batch
+                    batch, room = [], self.batch_size
+                batch.append(one)
+                room -= one.error is None
+            if not piece:
+                yield from (batch, piece)
+                batch, room = [], self.batch_size
+        yield batch
+
+    def _label(self, batch: list[_Decoded]) -> list[Result]:
+        results: list[Result] = [Unreadable(one.image, one.error) for one in batch if one.error is not None]
+        good = [one for one in batch if one.error is None]
         if good:
-            batch = memory[: len(good)] if len(good) == len(images) else memory[good]
             engine = self._free_engines.get()
             try:
-                results += self._compute(engine, batch, [images[row] for row in good])
+                batch_rows = np.concatenate([one.row for one in good]).reshape(len(good), -1)
+                results += self._compute(engine, batch_rows, [one.image for one in good])
             finally:
                 self._free_engines.put(engine)
         return results

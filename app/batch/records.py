@@ -1,15 +1,12 @@
-"""A run, its parts, and what workers report of them: plain data that processes send each other as JSON."""
+"""A run, its parts, and what workers report of them: plain data that processes send each other."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
 
 from msgspec import Struct
 from msgspec.json import encode
 from msgspec.structs import replace
-
-ColumnKind = Literal["path", "bytes", "struct"]
 
 
 class PathsPiece(Struct, frozen=True, tag="paths"):
@@ -19,11 +16,10 @@ class PathsPiece(Struct, frozen=True, tag="paths"):
 
 
 class RowsPiece(Struct, frozen=True, tag="rows"):
-    """Rows from `start` to `stop` of a parquet file. `names`: a column with the images' own names."""
+    """Rows from `start` to `stop` of a parquet file. `column` has paths or images, `names` the names of images."""
 
     file: str
     column: str
-    kind: ColumnKind
     names: str | None
     start: int
     stop: int
@@ -105,11 +101,11 @@ class BatchJob(Struct, frozen=True):
     out: str
     run: RunFile
     batch_size: int
-    threads: int
+    threads: int = 1
     gpu: int | None = None
 
 
-class Ready(Struct, frozen=True, tag="ready"):
+class Ready(Struct, frozen=True):
     """A worker has loaded its engine."""
 
     runner: Runner
@@ -117,7 +113,7 @@ class Ready(Struct, frozen=True, tag="ready"):
     batch_size: int
 
 
-class Labelled(Struct, frozen=True, tag="labelled"):
+class Labelled(Struct, frozen=True):
     """`images` more are done, of which `errors` could not be read. Negative where a worker's death undoes some."""
 
     images: int

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import io
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +21,6 @@ from msgspec.json import decode, encode, format
 
 from convoy.app.batch.labeller import Result, Unreadable
 from convoy.app.batch.records import BatchPart, RunFile, RunIdentity, Runner
-from convoy.app.pictures.scores import RankedClasses
 from convoy.models.activation import NAN
 from convoy.models.errors import JobError
 from convoy.models.files import replace_file
@@ -49,27 +47,36 @@ class PartResults:
     """Collects what becomes of a part's images, which come in their order but for those that cannot be read."""
 
     def __init__(self, part: BatchPart, labels: Sequence[str], embeddings: TensorSpec | None) -> None:
-        self.part, self._spec = part, embeddings
-        self._labels = pa.array(labels, pa.string())
-        # Not the rows themselves, whose images may hold their bytes.
-        self._paths: list[str] = []
-        self._ranked: list[RankedClasses] = []
-        self._embeddings: list[np.ndarray] = []
+        self.part, self._labels = part, pa.array(labels, pa.string())
+        columns = {"path": pa.string()} | {
+            name: pa.list_(values)
+            for name, values in (("class_ids", pa.int32()), ("labels", pa.string()), ("scores", pa.float32()))
+        }
+        if embeddings is not None:
+            columns["embeddings"] = pa.list_(pa.from_numpy_dtype(embeddings.numpy_dtype))
+        self._tables = [pa.schema(columns).empty_table()]
         self._errors: dict[int, tuple[str, str]] = {}
         self._left = part.images
 
     def add(self, result: Result) -> None:
         if isinstance(result, Unreadable):
-            self._errors[result.image.place] = (result.image.path, result.error)
+            self._errors[result.image.place] = (_text(result.image.path), result.error)
             self._left -= 1
             return
-        self._paths += [image.path for image in result.images]
-        self._ranked.append(result.ranked)
+        ranked, good = result.ranked, ~result.ranked.is_nan
+        class_ids = _lists(ranked.class_ids[good])
+        columns = {
+            "path": [_text(image.path) for image, is_good in zip(result.images, good, strict=True) if is_good],
+            "class_ids": class_ids,
+            "labels": pa.ListArray.from_arrays(class_ids.offsets, self._named(class_ids.values)),
+            "scores": _lists(ranked.scores[good]),
+        }
         if result.embeddings is not None:
-            self._embeddings.append(result.embeddings)
-        for row in np.flatnonzero(result.ranked.is_nan):
+            columns["embeddings"] = _lists(result.embeddings[good])
+        self._tables.append(pa.table(columns, schema=self._tables[0].schema))
+        for row in np.flatnonzero(ranked.is_nan):
             image = result.images[row]
-            self._errors[image.place] = (image.path, NAN)
+            self._errors[image.place] = (_text(image.path), NAN)
         self._left -= len(result.images)
 
     @property
@@ -82,44 +89,35 @@ class PartResults:
 
     def write(self, out: Path, run: str, runner: Runner) -> None:
         """Raises JobError for a full or read-only disk."""
-        errors = [(_text(path), error) for _, (path, error) in sorted(self._errors.items())]
+        errors = [error for _, error in sorted(self._errors.items())]
         record = PartFileRecord(run, self.part.number, self.part.images, runner, errors)
-        table = self._table().replace_schema_metadata({_KEY: encode(record)})
+        table = pa.concat_tables(self._tables).replace_schema_metadata({_KEY: encode(record)})
         write_table(table, out / name_of(self.part.number))
-
-    def _table(self) -> pa.Table:
-        """Raises JobError where an output's rows are now longer, now shorter."""
-        nothing = np.zeros((0, 0))
-        good = np.concatenate([np.zeros(0, bool), *(~one.is_nan for one in self._ranked)])
-        paths = [_text(path) for path, is_good in zip(self._paths, good, strict=True) if is_good]
-        class_ids = _lists([one.class_ids for one in self._ranked] or [nothing.astype(np.int32)], good)
-        columns = {
-            "path": pa.array(paths, pa.string()),
-            "class_ids": class_ids,
-            "labels": pa.ListArray.from_arrays(class_ids.offsets, self._named(class_ids.values)),
-            "scores": _lists([one.scores for one in self._ranked] or [nothing.astype(np.float32)], good),
-        }
-        if self._spec is not None:
-            columns["embeddings"] = _lists(self._embeddings or [nothing.astype(self._spec.numpy_dtype)], good)
-        return pa.table(columns)
 
     def _named(self, class_ids: pa.Array) -> pa.Array:
         """Null where the model has no name for a class."""
         numbers = class_ids.to_numpy()
-        known = pa.array(numbers, mask=numbers >= len(self._labels))
-        return self._labels.take(known)
+        return self._labels.take(pa.array(numbers, mask=numbers >= len(self._labels)))
 
 
 def name_of(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
 
-def read_record(path: Path) -> PartFileRecord | None:
-    """What a part's file says of itself; None where it is no such file. Raises OSError."""
-    try:
-        return decode((pq.read_schema(path).metadata or {})[_KEY], type=PartFileRecord)
-    except (FileNotFoundError, KeyError, ValueError, pa.ArrowException):
-        return None
+def parts_done(out: Path, run: RunFile, parts: Sequence[BatchPart]) -> dict[int, PartFileRecord]:
+    """The records of those that are on disk, by their numbers. Raises JobError for one of another run."""
+    found: dict[int, PartFileRecord] = {}
+    for part in parts:
+        path = out / name_of(part.number)
+        if path.exists():
+            record = None
+            with suppress(KeyError, ValueError, pa.ArrowException):
+                record = decode((pq.read_schema(path).metadata or {})[_KEY], type=PartFileRecord)
+            own = run.digest, part.number, part.images
+            if record is None or (record.run, record.number, record.images) != own:
+                raise JobError(f"{path} is not of this run; remove it, or choose another --out")
+            found[part.number] = record
+    return found
 
 
 def write_errors(out: Path, records: Iterable[PartFileRecord]) -> int:
@@ -148,15 +146,10 @@ def remove_leftovers(out: Path) -> None:
             leftover.unlink()
 
 
-def _lists(batches: list[np.ndarray], good: np.ndarray) -> pa.ListArray:
-    """The `good` rows of all batches, [samples, values] each, as a column of lists."""
-    lengths = {batch.shape[1] for batch in batches}
-    if len(lengths) > 1:
-        now, then = sorted(lengths)[:2]
-        raise JobError(f"an output has now {now} and now {then} values a sample, which no column holds")
-    rows = np.concatenate(batches)[good]
-    offsets = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * rows.shape[1])
-    return pa.ListArray.from_arrays(offsets, pa.array(rows.reshape(-1)))
+def _lists(rows: np.ndarray) -> pa.ListArray:
+    """[images, values] as a column of lists."""
+    offsets = np.arange(len(rows) + 1, dtype=np.int32) * rows.shape[1]
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.reshape(-1)))
 
 
 def _text(path: str) -> str:
@@ -188,17 +181,15 @@ def own_folder(out: Path) -> Iterator[None]:
             out.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
             raise JobError(f"{out} is a file; name a folder with --out") from error
-        descriptor = os.open(out / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+        lock = (out / _LOCK).open("ab")
+    with lock:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise JobError(
                 f"another convoy batch is writing into {out}; wait for its end, or name another --out"
             ) from error
         yield
-    finally:
-        os.close(descriptor)
 
 
 def begin_or_go_on(out: Path, identity: RunIdentity, part_images: int) -> RunFile:

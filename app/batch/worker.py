@@ -1,23 +1,22 @@
 """One worker: an engine that has proved itself as a server's does, and parts to label until there are no more.
 
-The same for a process of this machine, which reads and writes lines of JSON (`main`), and for an actor on Ray.
+The same for a process of this machine (`main`) and for an actor on Ray.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import BinaryIO, NamedTuple
-
-from msgspec.json import decode, encode
+from typing import NamedTuple
 
 from convoy.app.batch.inputs import BatchImage, images_of
 from convoy.app.batch.job import output_index
@@ -28,17 +27,16 @@ from convoy.app.config.settings import read_settings
 from convoy.app.loading.load import LoadedModel, LoadOptions, ServedBefore, load
 from convoy.app.server import logs
 from convoy.models.errors import ConvoyError, JobError
-from convoy.models.spec import ModelSpec
+from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.store import Store
-
-END = b"end\n"
 
 
 class OpenedModel(NamedTuple):
-    """What a worker labels with."""
+    """What a worker labels with. `embeddings` is the output that is kept whole."""
 
     labeller: Labeller
     spec: ModelSpec
+    embeddings: TensorSpec | None
     ready: Ready
 
 
@@ -53,25 +51,21 @@ class PartsWorker:
 
     def label(self, parts: SimpleQueue[BatchPart | None]) -> None:
         """Label parts until None comes. Raises JobError where the run cannot go on."""
-        self._opened.labeller.run(self._batches(parts), self._take)
+        self._opened.labeller.run(self._pieces(parts), self._take)
         self._report_progress()
 
-    def _batches(self, parts: SimpleQueue[BatchPart | None]) -> Iterator[list[BatchImage]]:
+    def _pieces(self, parts: SimpleQueue[BatchPart | None]) -> Iterator[list[BatchImage]]:
+        labeller, spec, embeddings, _ = self._opened
         while True:
             if parts.empty():
                 yield []  # another part may come only once an earlier one is done
             part = parts.get()
             if part is None:
                 return
-            self._begin(part)
+            self._results[part.number] = PartResults(part, spec.labels, embeddings)
             images = images_of(part)
-            while batch := list(islice(images, self._opened.labeller.batch_size)):
-                yield batch
-
-    def _begin(self, part: BatchPart) -> None:
-        spec, embeddings = self._opened.spec, self._job.run.identity.embeddings
-        extra = None if embeddings is None else spec.outputs[output_index(spec, embeddings)]
-        self._results[part.number] = PartResults(part, spec.labels, extra)
+            while piece := list(islice(images, labeller.piece_images)):
+                yield piece
 
     def _take(self, result: Result) -> None:
         images = [result.image] if isinstance(result, Unreadable) else result.images
@@ -106,16 +100,18 @@ def open_model(job: BatchJob) -> OpenedModel:
     _check_runner(job.run.runner, runner, loaded)
     spec = loaded.spec
     batch_size = min(job.batch_size or spec.max_batch_size or 1, info.batch_sizes[-1])
+    embeddings = None if run.embeddings is None else output_index(spec, run.embeddings)
     labeller = Labeller(
         [one.engine for one in loaded.engines if (one.info.engine, one.file) == (runner.engine, runner.file)],
         spec,
         top_k=run.top_k,
-        embeddings=None if run.embeddings is None else output_index(spec, run.embeddings),
+        embeddings=embeddings,
         max_pixels=run.max_pixels,
         batch_size=batch_size,
         decode_threads=job.threads,
     )
-    return OpenedModel(labeller, spec, Ready(runner, first.reason, batch_size))
+    kept = None if embeddings is None else spec.outputs[embeddings]
+    return OpenedModel(labeller, spec, kept, Ready(runner, first.reason, batch_size))
 
 
 def _load_options(job: BatchJob) -> LoadOptions:
@@ -145,39 +141,29 @@ def _check_runner(before: Runner | None, runner: Runner, loaded: LoadedModel) ->
     )
 
 
-def main() -> int:
-    """A process of `local`: a job and then parts come in as lines, reports go out as lines."""
-    out = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what libraries print is no report
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command that started it ends it
+def main() -> None:
+    """A process of `workers`: a job and then parts come by a connection, reports go back, until the command ends it."""
+    os.dup2(2, 1)  # what libraries print is no result
     logs.configure("warning")
-    lines = sys.stdin.buffer
-    job = decode(lines.readline(), type=BatchJob)
+    command = Connection(int(sys.argv[1]))
+    job: BatchJob = command.recv()
     parts: SimpleQueue[BatchPart | None] = SimpleQueue()
-    threading.Thread(target=_listen, args=(lines, parts), daemon=True).start()
-
-    def report(one: Report) -> None:
-        out.write(encode(one) + b"\n")
-
+    threading.Thread(target=_listen, args=(command, parts), daemon=True).start()
     try:
         opened = open_model(job)
-        report(opened.ready)
-        PartsWorker(job, opened, report).label(parts)
+        command.send(opened.ready)
+        PartsWorker(job, opened, command.send).label(parts)
     except ConvoyError as error:
-        report(Fatal(str(error)))
-        return error.exit_code
-    return 0
+        command.send(Fatal(str(error)))
 
 
-def _listen(lines: BinaryIO, parts: SimpleQueue[BatchPart | None]) -> None:
-    for line in lines:
-        if line == END:
-            parts.put(None)
-            return
-        parts.put(decode(line, type=BatchPart))
+def _listen(command: Connection, parts: SimpleQueue[BatchPart | None]) -> None:
+    with suppress(EOFError, OSError):
+        while True:
+            parts.put(command.recv())
     logs.flush()
     os._exit(1)  # the command is gone, and another may be at work in its place
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

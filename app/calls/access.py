@@ -1,18 +1,27 @@
-"""What every call has on either wire: its id, its key, its line in the access log."""
+"""What every call has on either wire: the options that apply to it, its id, its key, its line in the access log.
+
+Also load reports for balancers: ORCA (gRFC A51, `xds.data.orca.v3.OrcaLoadReport`). A request asks for one with
+`endpoint-load-metrics-format: TEXT`, `JSON` or `BIN`, over gRPC as metadata with any value. A report has the two fields
+that Envoy's client_side_weighted_round_robin needs.
+"""
 
 from __future__ import annotations
 
+import base64
 import hmac
 import logging
 import re
 import secrets
+import struct
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
 
-from convoy.app.calls.options import ServeOptions
-from convoy.app.server.logs import field, printable, takes_fields
+from convoy.app.lifecycle.load_watch import CoreLoad
+from convoy.app.server import logs
 from convoy.models.errors import Unauthorized
+from convoy.models.images import DEFAULT_MAX_PIXELS
+from convoy.models.tls import ServerTls
 
 _log = logging.getLogger("convoy.access")
 # https://www.w3.org/TR/trace-context: version, trace id, parent id, flags.
@@ -24,38 +33,79 @@ ADMIN = "admin"
 KEY_IS_WRONG = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
 
 
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """`grace_s` for everybody, and one second more for every `slowest_bytes_per_s` of the body."""
+
+    max_bytes: int
+    grace_s: float = 10.0
+    slowest_bytes_per_s: int = 256 << 10
+
+    def seconds_for(self, nbytes: int) -> float:
+        return self.grace_s + nbytes / self.slowest_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What a client may send, and the name that the log has for it."""
+
+    name: str
+    secret: str = field(repr=False)
+
+
+# What may change while the server runs.
+_LIVE = (
+    *("default_timeout_ms", "timeouts_ms", "api_keys", "admin_token", "allowed_hosts", "cors_origins", "access_log"),
+    "tls",
+)
+
+
+@dataclass(slots=True)
+class ServeOptions:
+    """`default_timeout_ms` 0: none. `is_loopback`: only this machine can reach the server.
+
+    `timeouts_ms` are instead of `default_timeout_ms` for single models.
+    `allowed_hosts`: names by which own pages reach the routes that change something, beside this machine's.
+    `cors_origins`: whose pages may read answers, `*` all. `tls` None: plain text. Some of them
+    `change`.
+    """
+
+    body: BodyLimits
+    decode_threads: int
+    max_decoding: int = 1024
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    default_timeout_ms: float = 0.0
+    timeouts_ms: dict[str, float] = field(default_factory=dict)
+    server_name: str = "convoy"
+    api_keys: tuple[ApiKey, ...] = ()
+    admin_token: str | None = field(default=None, repr=False)
+    is_loopback: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    tls: ServerTls | None = None
+    access_log: str = "all"
+    slow_request_ms: float = 1000.0
+
+    def change(self, to: ServeOptions) -> None:
+        """Let what may change while the server runs be as in `to`, for every call that comes from now on."""
+        for name in _LIVE:
+            setattr(self, name, getattr(to, name))
+
+    def timeout_ms(self, model: str) -> float | None:
+        """Of requests to the model that name no deadline; None: no limit."""
+        return self.timeouts_ms.get(model, self.default_timeout_ms) or None
+
+
 class Authenticator:
-    """Who may ask for what. Values are those of the `Authorization` header or metadata."""
+    """Checks API keys and the admin token. Values are those of the `Authorization` header or metadata."""
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
-        self._edition = -1
-        self._read()
-
-    def _read(self) -> None:
-        """What the options say now."""
-        options = self._options
-        self._edition = options.edition
-        self._expected = [(key.name, _bearer(key.secret)) for key in options.api_keys]
-        self._expected_token = None if options.admin_token is None else _bearer(options.admin_token)
-
-    def name_of(self, authorization: bytes | None) -> str | None:
-        """The name of the key that the header holds, empty where none is asked for; None: it holds none of them."""
-        if self._edition != self._options.edition:
-            self._read()
-        if not self._expected:
-            return ""
-        found: str | None = None
-        for name, expected in self._expected:  # all of them, so that the time tells nothing
-            if hmac.compare_digest(authorization or b"", expected):
-                found = name
-        return found
 
     def is_admin_token(self, authorization: bytes | None) -> bool:
         """Whether the header holds the admin token. False where there is none."""
-        if self._edition != self._options.edition:
-            self._read()
-        return self._expected_token is not None and hmac.compare_digest(authorization or b"", self._expected_token)
+        token = self._options.admin_token
+        return token is not None and _holds(authorization, token)
 
     def check(
         self, authorization: bytes | None, *, is_open: Callable[[], bool], takes_admin_token: Callable[[], bool]
@@ -65,9 +115,12 @@ class Authenticator:
         `is_open`: the call needs no key. `takes_admin_token`: that is a key to it. Both are asked only where the header
         holds no key.
         """
-        name = self.name_of(authorization)
-        if name is not None:
-            return name
+        keys = self._options.api_keys
+        if not keys:
+            return ""
+        found = [key.name for key in keys if _holds(authorization, key.secret)]  # of all keys, in constant time
+        if found:
+            return found[-1]
         if self.is_admin_token(authorization) and takes_admin_token():
             return ADMIN
         if not is_open():
@@ -76,24 +129,14 @@ class Authenticator:
 
     def check_admin(self, authorization: bytes | None) -> None:
         """Raises Unauthorized unless the caller may change what is served."""
-        is_token = self.is_admin_token(authorization)
-        if self._expected_token is None and not self._options.is_loopback:
-            raise Unauthorized(
-                "this needs an admin token, and the server has none; start it with --admin-token-file FILE, "
-                "or with --host 127.0.0.1"
-            )
-        if self._expected_token is not None and not is_token:
+        if self._options.admin_token is None:
+            if not self._options.is_loopback:
+                raise Unauthorized(
+                    "this needs an admin token, and the server has none; start it with --admin-token-file FILE, "
+                    "or with --host 127.0.0.1"
+                )
+        elif not self.is_admin_token(authorization):
             raise Unauthorized("the admin token is missing or wrong; send it as 'Authorization: Bearer TOKEN'")
-
-
-class CallFacts(NamedTuple):
-    """What the log can say of a call to a route that infers. `stages_ms` are of the last of its requests."""
-
-    model: str | None
-    version: int | None
-    outcome: str
-    reason: str
-    stages_ms: dict[str, float]
 
 
 class AccessLog:
@@ -111,11 +154,6 @@ class AccessLog:
             return given
         return b"%b-%d" % (self._process, next(self._numbers))
 
-    def wants_line(self, is_error: bool, took_ms: float) -> bool:
-        """Whether the access log has a line about such a call."""
-        wanted = self._options.access_log
-        return wanted == "all" or (wanted == "errors" and (is_error or took_ms > self._options.slow_request_ms))
-
     def log(
         self,
         client: str,
@@ -126,32 +164,57 @@ class AccessLog:
         is_error: bool,
         trace: bytes | None,
         key_name: str,
-        facts: Callable[[], CallFacts] | None,
+        facts: Callable[[], dict[str, object]] | None,
     ) -> None:
-        """One line, if the operator wants it. `facts` are asked for only then; None: the call was no inference."""
-        if not self.wants_line(is_error, took_ms):
+        """One line, if the options want it. `facts` is called only then; it is None for a call that is no inference."""
+        wanted, is_unusual = self._options.access_log, is_error or took_ms > self._options.slow_request_ms
+        if not (wanted == "all" or (wanted == "errors" and is_unusual)):
             return
         shown = f" key {key_name}" if key_name else ""
         if trace:
-            shown += f" trace {field(trace.decode('latin-1'))}"
+            shown += f" trace {logs.field(trace.decode('latin-1'))}"
         fields: dict[str, object] | None = None
-        if takes_fields():
-            fields = {"client": client, "call": printable(call), "status": status, "took_ms": round(took_ms, 3)}
+        if logs.takes_fields():
+            fields = {"client": client, "call": logs.printable(call), "status": status, "took_ms": round(took_ms, 3)}
             if key_name:
                 fields["key"] = key_name
             if trace and (found := _TRACE.match(trace)) is not None:
                 fields["trace_id"] = found[1].decode()
             if facts is not None:
-                told = facts()
-                fields.update({name: value for name, value in told._asdict().items() if value not in (None, "")})
+                fields |= facts()
         _log.info("%s %s %s %.1f ms%s", client, in_line(call), status, took_ms, shown, extra=fields)
 
 
 def in_line(call: str) -> str:
     """A call's verb and path in a line of text: what the client says cannot be taken for other fields of it."""
     verb, _, path = call.partition(" ")
-    return f"{field(verb)} {field(path)}"
+    return f"{logs.field(verb)} {logs.field(path)}"
 
 
-def _bearer(secret: str) -> bytes:
-    return b"Bearer " + secret.encode()
+def _holds(authorization: bytes | None, secret: str) -> bool:
+    return hmac.compare_digest(authorization or b"", b"Bearer " + secret.encode())
+
+
+ASKS = "endpoint-load-metrics-format"
+TELLS = "endpoint-load-metrics"
+TRAILER = "endpoint-load-metrics-bin"
+# Protocol Buffers: the field's number and wire type 1, and eight bytes of a double; two fields need no library.
+_REPORT = struct.Struct("<BdBd")
+
+
+def report_header(wanted: bytes, load: CoreLoad) -> bytes | None:
+    """The value of the header in this format; None for an unknown format."""
+    match wanted.strip().upper():
+        case b"TEXT":
+            return b"TEXT application_utilization=%.4f, rps_fractional=%.2f" % load[:2]
+        case b"JSON":
+            return b'JSON {"application_utilization": %.4f, "rps_fractional": %.2f}' % load[:2]
+        case b"BIN":
+            return b"BIN " + base64.b64encode(report_message(load))
+    return None
+
+
+def report_message(load: CoreLoad) -> bytes:
+    """The same as an OrcaLoadReport, for a trailer."""
+    rps_fractional, application_utilization = 6 << 3 | 1, 9 << 3 | 1  # the fields' tags
+    return _REPORT.pack(rps_fractional, load.requests_per_s, application_utilization, load.utilisation)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from convoy.app.calls.access import CallFacts
 from convoy.app.calls.refusals import EXPIRED_RUNNING, failure_of, no_room, refused
 from convoy.app.calls.shared_memory import Region
 from convoy.app.core import Core
@@ -47,10 +46,6 @@ def find_served(catalog: Catalog, model: str, version: str | None) -> Served:
         shown = version[:40] if version.isprintable() and " " not in version else repr(version[:40])
         raise NotFound(f"Request for unknown model: '{model}' version {shown} is not found")
     return catalog.find(model, int(version))
-
-
-# Where the gate finds the call that a route has made, for its line in the log.
-CALL_IN_SCOPE = "convoy.call"
 
 
 class Inputs(NamedTuple):
@@ -255,16 +250,12 @@ class Call:
         """What it holds has been copied: the room stays its own until it ends, and the memory does not."""
         self.core.slab.discard_pages(self._slots)
 
-    def end(self, ending: CallEnd) -> int:
-        """Give back all that it holds, and count it. The answer has been sent.
-
-        Returns the nanoseconds from its arrival to its end. Another end changes nothing.
-        """
-        now_ns = time.monotonic_ns()
-        took_ns = now_ns - self.arrival_ns
+    def end(self, ending: CallEnd) -> None:
+        """Give back all that it holds, and count it. The answer has been sent. Another end changes nothing."""
         if self._has_ended:
-            return took_ns
-        self._has_ended, self.ended_ns, self.ending = True, now_ns, ending
+            return
+        self._has_ended, self.ended_ns, self.ending = True, time.monotonic_ns(), ending
+        took_ns = self.ended_ns - self.arrival_ns
         core, served = self.core, self.served
         self.settle()
         # Kept no longer: they hold frames that hold the call.
@@ -286,7 +277,6 @@ class Call:
             served.leave()
         if self._has_begun:
             core.calls.end(self)
-        return took_ns
 
     def _end_span(self, span: RequestSpan, ending: CallEnd, took_ns: int) -> None:
         key = None if self.served is None else self.served.key
@@ -303,16 +293,20 @@ class Call:
             stages_ns["encode"] = self.ended_ns - self.answered_ns
         return stages_ns
 
-    def facts(self) -> CallFacts:
-        """For the log, once it has ended, or its answer is being sent."""
-        key, ending = None if self.served is None else self.served.key, self.ending or ANSWERED
+    def facts(self) -> dict[str, object]:
+        """The fields of its line in the log, once it has ended. The stages are those of the last of its requests."""
+        ending = self.ending or ANSWERED
+        key = None if self.served is None else self.served.key
+        facts: dict[str, object] = {} if key is None else {"model": key.model, "version": key.version}
+        facts["outcome"] = ending.outcome.value
+        if ending.reason:
+            facts["reason"] = ending.reason
         stages_ns = self._stages_ns()
         if self.times is not None:
             copy_in_ns, compute_ns, copy_out_ns, _ = self.times
             stages_ns.update(queue=self.queue_ns, copy_in=copy_in_ns, compute=compute_ns, copy_out=copy_out_ns)
-        stages_ms = {stage: round(ns / MILLISECOND_NS, 3) for stage, ns in stages_ns.items()}
-        model, version = (None, None) if key is None else (key.model, key.version)
-        return CallFacts(model, version, ending.outcome.value, ending.reason, stages_ms)
+        facts["stages_ms"] = {stage: round(ns / MILLISECOND_NS, 3) for stage, ns in stages_ns.items()}
+        return facts
 
     def build_request(self, served: Served, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
         """The scheduler's view of what was decoded, with room reserved for the outputs."""

@@ -1,4 +1,4 @@
-"""What a client is told when its request was not answered. The beginnings of the sentences are Triton's."""
+"""The errors of requests that were not answered. The beginnings of the sentences are Triton's."""
 
 from __future__ import annotations
 

@@ -122,12 +122,6 @@ class SharedMemory:
         region._users -= 1
         self._settle(region)
 
-    def close(self) -> None:
-        """Forget all regions, also those in use."""
-        for region in self._regions.values():
-            os.close(region._file)
-        self._regions.clear()
-
     def _chosen(self, name: str | None) -> list[Region]:
         return [region for region in self._regions.values() if name in (None, region.name)]
 

@@ -1,4 +1,4 @@
-"""Where an answer's time went, told to the client: the same stages on every route."""
+"""Where the time of an answer went, for its client: the same stages on every route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks a server from a Python program: `convoy.Client`, `convoy.AsyncClient`, and what `convoy predict` uses.
+"""Clients of a server: `convoy.Client`, `convoy.AsyncClient`, and the client of `convoy predict`.
 
-The other side of the wire: nothing of the server imports it, and of the server it knows words and records alone.
+The server imports nothing of it. It shares the server's records and errors, and nothing else.
 """

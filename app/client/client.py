@@ -1,7 +1,6 @@
-"""`convoy.Client` and `convoy.AsyncClient`: a server, asked from a program.
+"""`convoy.Client` and `convoy.AsyncClient`: ask a server from a program, from threads or on an event loop.
 
-The same class twice, for threads and for an event loop, as httpx and gRPC have two. What is sent and what an answer
-means is in `http_wire` and `grpc_wire`, how often is asked in `retry`.
+`http_wire` and `grpc_wire` build the requests and read the replies; `retry` says how often a request is sent.
 """
 
 from __future__ import annotations
@@ -87,18 +86,13 @@ class _BaseClient:
             raise UsageError(f"retries must be at least 0 and at_once at least 1, got {retries} and {at_once}")
         if not callable(headers):
             headers_of(headers)  # raises UsageError
-        self._timeout_s, self._retries, self._at_once = timeout_s, retries, at_once
+        self._timeout_s, self._retries, self.at_once = timeout_s, retries, at_once
         kind: type[HttpWire | GrpcWire] = HttpWire
         if url.startswith(("grpc://", "grpcs://")):
             from convoy.app.client.grpc_wire import GrpcWire  # its library is needed only here
 
             kind = GrpcWire
         self._wire = kind(url, api_key, trust_of(verify, cert), headers, is_async=self._is_async)
-
-    @property
-    def at_once(self) -> int:
-        """How many images of one call are on their way at a time."""
-        return self._at_once
 
     def _tries(self, timeout_s: float | None) -> Tries:
         return Tries(timeout_s or self._timeout_s, self._retries)
@@ -162,7 +156,7 @@ class Client(_BaseClient):
             return one(several)
         # A trace's context is the caller's, whichever thread asks.
         contexts = [copy_context() for _ in several]
-        with ThreadPoolExecutor(min(self._at_once, max(1, len(several)))) as threads:
+        with ThreadPoolExecutor(min(self.at_once, max(1, len(several)))) as threads:
             return list(threads.map(lambda context, image: context.run(one_or_error, image), contexts, several))
 
     def segment(
@@ -262,7 +256,7 @@ class AsyncClient(_BaseClient):
         several = one_or_several(images)
         if not isinstance(several, list):
             return await one(several)
-        room = asyncio.Semaphore(self._at_once)
+        room = asyncio.Semaphore(self.at_once)
 
         async def in_turn(image: OneImage) -> Classification:
             async with room:

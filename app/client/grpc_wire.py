@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import grpc
@@ -16,9 +16,17 @@ import numpy as np
 import orjson
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from convoy.app.client.errors import NOT_A_SERVER, of_grpc_code
 from convoy.app.client.options import OwnHeaders, Trust, headers_of
-from convoy.app.client.records import NamedTensor, RemoteModel, Sight, sight_of, tensors_of
+from convoy.app.client.records import (
+    NOT_A_SERVER,
+    NamedTensor,
+    RemoteModel,
+    Sight,
+    models_of,
+    of_grpc_code,
+    sight_of,
+    tensors_of,
+)
 from convoy.app.client.retry import WireQuestion
 from convoy.models.errors import BodyTooLarge, DeadlineExceeded, RequestError, Unavailable, UsageError
 from convoy.models.tensors import pack
@@ -42,15 +50,10 @@ _CHANNEL = (
 _ITS_ID = "x-request-id"
 # gRPC's own word (gRFC A6): milliseconds; below 0, or no number, is "do not come back".
 _PUSHBACK, _RETRY_AFTER = "grpc-retry-pushback-ms", "retry-after"
+# A method of the service by its name, and its request.
+_Message: TypeAlias = tuple[str, Any]
 # PEM of the CA, the key and the chain, as the library takes them.
 _Papers: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
-
-
-class GrpcMessage(NamedTuple):
-    """What is to be sent: a method of the service by its name, and its request."""
-
-    method: str
-    request: Any
 
 
 class GrpcWire:
@@ -107,16 +110,18 @@ class GrpcWire:
 
     def models(self) -> WireQuestion[tuple[RemoteModel, ...]]:
         """What is served, and what was refused and why."""
-        return _asked("RepositoryIndex", service_pb2.RepositoryIndexRequest(), _models)
+        return _asked(
+            "RepositoryIndex", service_pb2.RepositoryIndexRequest(), lambda reply: models_of(list(reply.models))
+        )
 
-    def send(self, message: GrpcMessage, within_s: float) -> Any:
+    def send(self, message: _Message, within_s: float) -> Any:
         """The reply's message. Raises RequestError."""
         try:
             return self._call(message, within_s)
         except grpc.RpcError as error:
             raise self._error(error, within_s) from None
 
-    async def send_async(self, message: GrpcMessage, within_s: float) -> Any:
+    async def send_async(self, message: _Message, within_s: float) -> Any:
         """As `send`."""
         if self._channel is None:
             self._open(grpc.aio)
@@ -141,9 +146,10 @@ class GrpcWire:
             self._channel = library.secure_channel(self._address, credentials, options=_CHANNEL)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    def _call(self, message: GrpcMessage, within_s: float) -> Any:
+    def _call(self, message: _Message, within_s: float) -> Any:
         metadata = (*self._metadata, *headers_of(self._own).items())
-        return getattr(self._stub, message.method)(message.request, timeout=within_s, metadata=metadata)
+        method, request = message
+        return getattr(self._stub, method)(request, timeout=within_s, metadata=metadata)
 
     def _error(self, error: grpc.RpcError, within_s: float) -> RequestError:
         """What became of a call: the server's error, or why no server was reached."""
@@ -167,7 +173,7 @@ def _request(model: str, version: str | None) -> Any:
 
 def _asked(method: str, request: Any, read: Any) -> WireQuestion[Any]:
     # The call's own deadline tells the server how much time is left.
-    return WireQuestion(lambda _: GrpcMessage(method, request), read)
+    return WireQuestion(lambda _: (method, request), read)
 
 
 def _sight(reply: Any) -> Sight:
@@ -188,13 +194,6 @@ def _tensors(reply: Any) -> dict[str, np.ndarray]:
         output.name: NamedTensor(output.name, output.datatype, list(output.shape), data).array()
         for output, data in zip(reply.outputs, reply.raw_output_contents, strict=True)
     }
-
-
-def _models(reply: Any) -> tuple[RemoteModel, ...]:
-    try:
-        return tuple(RemoteModel(one.name, int(one.version), one.state, one.reason) for one in reply.models)
-    except ValueError:
-        raise RequestError(f"the answer is not a list of models; {NOT_A_SERVER}") from None
 
 
 def _papers(trust: Trust) -> _Papers:

@@ -11,32 +11,31 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import httpx
 import numpy as np
 import orjson
 
-from convoy.app.client.errors import NOT_A_SERVER, of_status
 from convoy.app.client.options import OwnHeaders, Trust, headers_of
-from convoy.app.client.records import NamedTensor, RemoteModel, Sight, sight_of, tensors_of
+from convoy.app.client.records import (
+    NOT_A_SERVER,
+    NamedTensor,
+    RemoteModel,
+    Sight,
+    models_of,
+    of_status,
+    sight_of,
+    tensors_of,
+)
 from convoy.app.client.retry import WireQuestion
 from convoy.models.errors import DeadlineExceeded, RequestError, Unavailable, UsageError
 from convoy.models.tls import ClientTls
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _BYTES = (("Content-Type", "application/octet-stream"),)
-
-
-class HttpMessage(NamedTuple):
-    """What is to be sent."""
-
-    method: str
-    path: str
-    body: bytes = b""
-    query: tuple[tuple[str, str], ...] = ()
-    headers: tuple[tuple[str, str], ...] = ()
+_Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class HttpWire:
@@ -68,7 +67,10 @@ class HttpWire:
         asked = [
             (name, f"{value}") for name, value in (("top_k", top_k), ("threshold", threshold)) if value is not None
         ]
-        return WireQuestion(lambda left_s: HttpMessage("POST", path, image, (*asked, _within(left_s)), _BYTES), _sight)
+        return WireQuestion(
+            lambda left_s: self._request(left_s, path, image, (*asked, _within(left_s)), _BYTES),
+            lambda response: sight_of(_document(response)),
+        )
 
     def infer(
         self,
@@ -92,17 +94,20 @@ class HttpWire:
         header = orjson.dumps(document)
         body = b"".join((header, *(tensor.data for tensor in tensors)))
         headers = (*_BYTES, (HEADER_LENGTH, f"{len(header)}"), ("Accept-Encoding", "identity"))
-        return WireQuestion(lambda left_s: HttpMessage("POST", path, body, (_within(left_s),), headers), _tensors)
+        return WireQuestion(lambda left_s: self._request(left_s, path, body, (_within(left_s),), headers), _tensors)
 
     def models(self) -> WireQuestion[tuple[RemoteModel, ...]]:
         """What is served, and what was refused and why."""
-        return WireQuestion(lambda _: HttpMessage("POST", "/v2/repository/index", b"{}"), _models)
+        return WireQuestion(
+            lambda left_s: self._request(left_s, "/v2/repository/index", b"{}"),
+            lambda response: models_of(_document(response)),
+        )
 
-    def send(self, message: HttpMessage, within_s: float) -> httpx.Response:
+    def send(self, request: httpx.Request, within_s: float) -> httpx.Response:
         """The whole reply. Raises Unavailable where no server answers, DeadlineExceeded, and RequestError."""
         until_s = time.monotonic() + within_s
         with _as_own_errors(self._http.base_url, within_s):
-            reply = self._http.send(self._request(message, within_s), stream=True)
+            reply = self._http.send(request, stream=True)
             try:
                 body = _in_time(reply, until_s)
                 headers = [(name, value) for name, value in reply.headers.items() if name != "content-encoding"]
@@ -110,12 +115,12 @@ class HttpWire:
             finally:
                 reply.close()
 
-    async def send_async(self, message: HttpMessage, within_s: float) -> httpx.Response:
+    async def send_async(self, request: httpx.Request, within_s: float) -> httpx.Response:
         """As `send`."""
         with _as_own_errors(self._http.base_url, within_s):
             try:
                 async with asyncio.timeout(within_s):
-                    response: httpx.Response = await self._http.send(self._request(message, within_s))
+                    response: httpx.Response = await self._http.send(request)
                     return response
             except TimeoutError:
                 raise httpx.ReadTimeout("the time is over") from None
@@ -126,16 +131,14 @@ class HttpWire:
     async def close_async(self) -> None:
         await self._http.aclose()
 
-    def _request(self, message: HttpMessage, within_s: float) -> httpx.Request:
-        method, path, body, query, headers = message
-        request: httpx.Request = self._http.build_request(
-            method,
-            path,
-            content=body,
-            params=query or None,
-            headers=headers_of(self._own) | dict(headers),
-            timeout=within_s,
-        )
+    def _request(
+        self, within_s: float, path: str, body: bytes, query: _Pairs = (), headers: _Pairs = ()
+    ) -> httpx.Request:
+        own = headers_of(self._own) | dict(headers)
+        with _as_own_errors(self._http.base_url, within_s):
+            request: httpx.Request = self._http.build_request(
+                "POST", path, content=body, params=query or None, headers=own, timeout=within_s
+            )
         return request
 
 
@@ -149,10 +152,6 @@ def _model_path(model: str, version: str | None) -> str:
     return path if version is None else f"{path}/versions/{quote(version, safe='')}"
 
 
-def _sight(response: httpx.Response) -> Sight:
-    return sight_of(_document(response))
-
-
 def _tensors(response: httpx.Response) -> dict[str, np.ndarray]:
     _refuse_errors(response)
     content, length = response.content, response.headers.get(HEADER_LENGTH)
@@ -161,25 +160,13 @@ def _tensors(response: httpx.Response) -> dict[str, np.ndarray]:
         document = json.loads(content[:at])
         found = {}
         for output in document["outputs"]:
-            name, datatype = str(output["name"]), str(output["datatype"])
             shape = [int(size) for size in output["shape"]]
-            nbytes = int(output["parameters"]["binary_data_size"])
-            found[name] = NamedTensor(name, datatype, shape, content[at : at + nbytes]).array()
-            at += nbytes
+            end = at + int(output["parameters"]["binary_data_size"])
+            tensor = NamedTensor(str(output["name"]), str(output["datatype"]), shape, content[at:end])
+            found[tensor.name], at = tensor.array(), end
     except (ValueError, KeyError, TypeError):
         raise RequestError(f"the answer is not a protocol's; {NOT_A_SERVER}") from None
     return found
-
-
-def _models(response: httpx.Response) -> tuple[RemoteModel, ...]:
-    rows = _document(response)
-    try:
-        return tuple(
-            RemoteModel(str(row["name"]), int(row["version"]), row.get("state", "READY"), row.get("reason", ""))
-            for row in rows
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise RequestError(f"the answer is not a list of models; {NOT_A_SERVER}") from None
 
 
 def _document(response: httpx.Response) -> Any:

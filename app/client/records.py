@@ -1,28 +1,54 @@
-"""What a server answers, as records and arrays; the same on both wires.
+"""What a server answers, as records, arrays and errors; the same on both wires.
 
-What it says of an image is `app.python.records`'s.
+The records of images are in `app.python.records`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from time import time
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import convert
 
 from convoy.app.calls.timing import Timing
-from convoy.app.client.errors import NOT_A_SERVER
 from convoy.app.pictures.answering import Detection
 from convoy.app.pictures.class_map import ClassShare
 from convoy.app.pictures.scores import Prediction
 from convoy.app.python.inputs import datatype_of, named_arrays, string_bytes
 from convoy.app.python.records import Classification, Detections, Segmentation
-from convoy.models.errors import InvalidRequest, RequestError
+from convoy.models.errors import (
+    BodyTooLarge,
+    DeadlineExceeded,
+    Forbidden,
+    InvalidRequest,
+    ModelFailed,
+    NotFound,
+    Overloaded,
+    RequestError,
+    RequestTimeout,
+    Unauthorized,
+    Unavailable,
+    Unsupported,
+)
 from convoy.models.geometry import UNSEEN
 from convoy.models.spec import NUMPY_DTYPES, TensorSpec
 from convoy.models.tensors import from_bytes, pack
 
+NOT_A_SERVER = "is it a Convoy server?"
+_KINDS = (
+    *(InvalidRequest, Unauthorized, Forbidden, NotFound, RequestTimeout, BodyTooLarge, ModelFailed, Unsupported),
+    *(DeadlineExceeded, Overloaded, Unavailable),
+)
+# Of those that share a code, the one that says least of the cause.
+_BY_CODE: dict[str, type[RequestError]] = {
+    **{kind.grpc_code: kind for kind in _KINDS},
+    InvalidRequest.grpc_code: InvalidRequest,
+}
+_BY_STATUS: dict[int, type[RequestError]] = {kind.http_status: kind for kind in _KINDS}
 # What is in an image, by the task of the model that was asked.
 Sight: TypeAlias = Classification | Segmentation | Detections
 
@@ -33,8 +59,8 @@ class RemoteModel:
 
     name: str
     version: int
-    state: str
-    reason: str
+    state: str = "READY"
+    reason: str = ""
 
     @property
     def is_ready(self) -> bool:
@@ -70,23 +96,24 @@ def sight_of(document: Any) -> Sight:
         timing = Timing(*(float(document["timing_ms"][stage]) for stage in Timing._fields))
         model, version = str(document["model"]), int(document["version"])
         if "detections" in document:
-            boxes = tuple(
-                Detection(_box(row["box"]), int(row["class_id"]), row["label"], float(row["score"]))
-                for row in document["detections"]
-            )
+            boxes = convert(document["detections"], tuple[Detection, ...])
             return Detections(model, version, boxes, timing)
         if "segmentation" in document:
             found = document["segmentation"]
-            classes = tuple(
-                ClassShare(int(row["class_id"]), row["label"], float(row["share"])) for row in found["classes"]
-            )
+            classes = convert(found["classes"], tuple[ClassShare, ...])
             return Segmentation(model, version, _class_map(found), classes, float(found["unseen_share"]), timing)
-        predictions = tuple(
-            Prediction(int(row["class_id"]), row["label"], float(row["score"])) for row in document["predictions"]
-        )
+        predictions = convert(document["predictions"], tuple[Prediction, ...])
         return Classification(model, version, predictions, timing)
     except (ValueError, KeyError, TypeError):
         raise RequestError(f"the answer is not a prediction; {NOT_A_SERVER}") from None
+
+
+def models_of(rows: Any) -> tuple[RemoteModel, ...]:
+    """What a server lists. Raises RequestError for what is no such list."""
+    try:
+        return convert(rows, tuple[RemoteModel, ...], strict=False, from_attributes=True)
+    except ValueError:
+        raise RequestError(f"the answer is not a list of models; {NOT_A_SERVER}") from None
 
 
 def _tensor_of(name: str, array: np.ndarray) -> NamedTensor:
@@ -110,11 +137,6 @@ def _strings(name: str, array: np.ndarray) -> Iterator[bytes]:
         yield found
 
 
-def _box(corners: Sequence[float]) -> tuple[float, float, float, float]:
-    x1, y1, x2, y2 = map(float, corners)
-    return x1, y1, x2, y2
-
-
 def _class_map(found: dict[str, Any]) -> np.ndarray:
     """uint8 [height, width] of COCO's run lengths, which go down the columns. Raises ValueError if they do not fit."""
     height, width = int(found["height"]), int(found["width"])
@@ -124,3 +146,35 @@ def _class_map(found: dict[str, Any]) -> np.ndarray:
         is_of_class = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
         np.putmask(columns, is_of_class.reshape(columns.shape), int(row["class_id"]))
     return np.ascontiguousarray(columns.reshape(width, height).T)
+
+
+def of_status(status: int, words: str, retry_after: str | None) -> RequestError:
+    """The error behind an HTTP status. `words` are the server's, which say what to do."""
+    return _error(_BY_STATUS.get(status, RequestError), words, seconds_of(retry_after) or 0.0)
+
+
+def of_grpc_code(code: str, words: str, retry_after_s: float) -> RequestError:
+    """The error behind a gRPC status, by its name."""
+    return _error(_BY_CODE.get(code, RequestError), words, retry_after_s)
+
+
+def _error(kind: type[RequestError], words: str, retry_after_s: float) -> RequestError:
+    if kind is Overloaded:
+        return Overloaded(words, reason="", retry_after_s=retry_after_s)
+    if kind is Unavailable:
+        return Unavailable(words, retry_after_s=retry_after_s)
+    return kind(words)
+
+
+def seconds_of(retry_after: str | None) -> float | None:
+    """`Retry-After` as RFC 9110 has it: seconds, or a date; None for what is neither."""
+    if retry_after is None:
+        return None
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time())
+    except ValueError:
+        return None

@@ -1,6 +1,6 @@
-"""How often a server is asked, and for how long, until there is an answer or none is to be had.
+"""The retry policy: how often a request is sent, and for how long.
 
-The rule is `Tries`, which has no socket and no sleep; `ask` follows it in a thread, `ask_async` on an event loop.
+The policy is `Tries`, which has no socket and no sleep; `ask` follows it in a thread, `ask_async` on an event loop.
 """
 
 from __future__ import annotations

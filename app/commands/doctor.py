@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -144,7 +143,7 @@ def take_inventory(cache: Path, machine: Machine) -> PlanInventory:
             batch_sizes=record.options.batch_sizes,
             target=str(record.key.target),
             plan_bytes=record.plan.bytes,
-            why_not=next(_obstacles(cache, record.key, machine), ""),
+            why_not=_why_not(cache, record.key, machine),
         )
         for record in records
         if isinstance(record, PlanRecord)
@@ -153,23 +152,22 @@ def take_inventory(cache: Path, machine: Machine) -> PlanInventory:
     return PlanInventory(str(cache), plans, unreadable)
 
 
-def _obstacles(cache: Path, key: PlanKey, machine: Machine) -> Iterator[str]:
-    if not machine.gpus:
-        plan = find_plan(cache, key)  # a plan that was built ahead may at least be damaged
-        yield plan.reason if isinstance(plan, NoPlan) else "there is no GPU that it could run on"
-        return
-    library = library_named(key.target.library)
-    found = machine.runs(library)
-    if found.module is None:
-        yield found.reason
-        return
-    if key.target.version != (installed := found.module.__version__):
-        yield f"{library.title} {installed} is installed"
-    gpus = [Gpu(gpu.properties.name, gpu.properties.compute_capability) for gpu in machine.gpus]
-    if not any(key.target.covers(gpu) for gpu in gpus):
-        yield "no GPU of this kind is here"
-    if isinstance(plan := find_plan(cache, key), NoPlan):
-        yield plan.reason
+def _why_not(cache: Path, key: PlanKey, machine: Machine) -> str:
+    """Why a plan cannot serve here; empty where it can."""
+    if machine.gpus:
+        library = library_named(key.target.library)
+        found = machine.runs(library)
+        if found.module is None:
+            return found.reason
+        if key.target.version != (installed := found.module.__version__):
+            return f"{library.title} {installed} is installed"
+        gpus = [Gpu(gpu.properties.name, gpu.properties.compute_capability) for gpu in machine.gpus]
+        if not any(key.target.covers(gpu) for gpu in gpus):
+            return "no GPU of this kind is here"
+    plan = find_plan(cache, key)
+    if isinstance(plan, NoPlan):  # a plan that was built ahead may be damaged, also where there is no GPU
+        return plan.reason
+    return "" if machine.gpus else "there is no GPU that it could run on"
 
 
 def _in_words(gpu: GpuFound) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from rich import box
@@ -146,28 +147,30 @@ def variants_table(manifest: Manifest) -> Table:
     """
     # A longer name would widen the table; the reasons below it name the metric.
     metric = manifest.metric if len(manifest.metric) <= 8 else "score"
-    headings = "variant", "serves", metric, "lost (95 %)", "ms b=1", "best/s", "times fp32"
-    names = [variant.file for variant in manifest.variants]
+    headings = "serves", metric, "lost (95 %)", "ms b=1", "best/s", "times fp32"
     # A name of ours stays whole, even where figures are long; a longer one, of a foreign bundle, is folded.
-    longest = min(max(map(len, names), default=0), len("int8-openvino.onnx"))
+    longest = min(max((len(one.file) for one in manifest.variants), default=0), len("int8-openvino.onnx"))
     for gap, ratio in _FORMS:
-        cells = [(_serves(manifest, one), *_accuracy(one), *_speed(one, ratio)) for one in manifest.variants]
-        rows = [(name[:longest], *own) for name, own in zip(names, cells, strict=True)]
-        if _width(headings, rows, gap) <= _COLUMNS:
+        table = _table(gap)
+        table.add_column("variant", overflow="fold", min_width=longest, max_width=longest)
+        for heading in headings:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for one in manifest.variants:
+            table.add_row(escape(one.file), _serves(manifest, one), *_accuracy(one), *_speed(one, ratio))
+        if _width(table) <= _COLUMNS:
             break
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), show_edge=False)
-    table.add_column(headings[0], overflow="fold", min_width=longest)
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, own in zip(names, cells, strict=True):
-        table.add_row(escape(name), *own)
+    table.columns[0].max_width = None
     return table
 
 
-def _width(headings: Sequence[str], rows: Sequence[Sequence[str]], gap: int = 2) -> int:
-    """Of a table that folds nothing, with so much room between columns."""
-    columns = zip(headings, *rows, strict=True)
-    return sum(gap + max(Text.from_markup(cell).cell_len for cell in column) for column in columns) - 1
+def _table(gap: int = 2) -> Table:
+    """With so much room between columns."""
+    return Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), show_edge=False)
+
+
+def _width(table: Table) -> int:
+    """Where nothing is folded."""
+    return Console(width=10 * _COLUMNS).measure(table).maximum
 
 
 def _serves(manifest: Manifest, variant: Variant) -> str:
@@ -227,27 +230,22 @@ def _three_digits(figure: float) -> str:
     return f"{figure:.0f}" if figure >= 100 else f"{figure:.3g}"
 
 
-def _device(manifest: Manifest) -> list[RenderableType]:
+def _device(manifest: Manifest) -> Iterator[RenderableType]:
     roof = manifest.roofline
     if roof is None:
-        return []
+        return
     int8 = f", {roof.device_int8_gop_per_s:,.0f} in 8 bits" if roof.device_int8_gop_per_s else ""
-    last = [(variant, variant.latency.points[-1]) for variant in manifest.variants if variant.latency]
-    shares = [(variant, point, share_of_limit(roof, variant.precision, point)) for variant, point in last]
-    return [
-        Text(f"\nmeasured on {roof.device_fingerprint}"),
-        Text(f"attains {roof.device_gflop_per_s:,.0f} GFLOP/s{int8}, and {roof.device_gb_per_s:,.0f} GB/s"),
-        Text(f"one sample needs {roof.gflop_per_sample:.3g} GFLOP and moves {roof.mb_per_sample:.3g} MB"),
-        *(
-            Text(f"{variant.file}: {100 * share:.0f} % of the limit at batch {point.batch_size}")
-            for variant, point, share in shares
-            if share is not None
-        ),
-    ]
+    yield Text(f"\nmeasured on {roof.device_fingerprint}")
+    yield Text(f"attains {roof.device_gflop_per_s:,.0f} GFLOP/s{int8}, and {roof.device_gb_per_s:,.0f} GB/s")
+    yield Text(f"one sample needs {roof.gflop_per_sample:.3g} GFLOP and moves {roof.mb_per_sample:.3g} MB")
+    for variant, latency in _measured(manifest):
+        point = latency.points[-1]
+        share = share_of_limit(roof, variant.precision, point)
+        if share is not None:
+            yield Text(f"{variant.file}: {100 * share:.0f} % of the limit at batch {point.batch_size}")
 
 
-def _precisions(manifest: Manifest) -> list[RenderableType]:
-    lines: list[RenderableType] = []
+def _precisions(manifest: Manifest) -> Iterator[RenderableType]:
     for variant in manifest.variants:
         if variant.audit:
             counts = counted(variant.audit.by_precision)
@@ -256,54 +254,41 @@ def _precisions(manifest: Manifest) -> list[RenderableType]:
             kept = ", ".join(names[:4]) or "none"
             if len(names) > 4:
                 kept += f" and {len(names) - 4} more"
-            lines.append(Text(f"{variant.file}: {share}operators {counts}; kept higher: {kept}"))
+            yield Text(f"{variant.file}: {share}operators {counts}; kept higher: {kept}")
         if variant.builder:
-            lines.append(Text(f"{variant.file}: {variant.builder.in_words}"))
-    return lines
+            yield Text(f"{variant.file}: {variant.builder.in_words}")
 
 
-def _latencies(manifest: Manifest) -> list[RenderableType]:
+def _measured(manifest: Manifest) -> list[tuple[Variant, LatencyTable]]:
+    return [(variant, variant.latency) for variant in manifest.variants if variant.latency]
+
+
+def _latencies(manifest: Manifest) -> Iterator[RenderableType]:
     """Of all variants the median with its 10th and 90th percentile, and the rate; as many beside each other as fit."""
-    measured = [(variant, variant.latency) for variant in manifest.variants if variant.latency]
-    if not measured:
-        return []
-    tables: list[RenderableType] = []
-    left = measured
+    left = _measured(manifest)
     while left:
-        count = len(left)
-        while count > 1 and _width(*_latency_cells(left[:count])) > _COLUMNS:
-            count -= 1
-        tables += [Text(), _latency_table(left[:count])]
+        counts = range(len(left), 0, -1)
+        fits = (count for count in counts if _width(_latency_table(left[:count])) <= _COLUMNS)
+        count = next(fits, 1)
+        yield from (Text(), _latency_table(left[:count]))
         left = left[count:]
-    fits = [
-        Text(f"{variant.file}: about {latency.fixed_ms:.3g} ms + {latency.per_sample_ms:.3g} ms per sample")
-        for variant, latency in measured
-        if latency.fixed_ms is not None and latency.per_sample_ms is not None
-    ]
-    return [*tables, *fits]
+    for variant, latency in _measured(manifest):
+        if latency.fixed_ms is not None and latency.per_sample_ms is not None:
+            yield Text(f"{variant.file}: about {latency.fixed_ms:.3g} ms + {latency.per_sample_ms:.3g} ms per sample")
 
 
 def _latency_table(measured: Sequence[tuple[Variant, LatencyTable]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    headings, rows = _latency_cells(measured)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _latency_cells(measured: Sequence[tuple[Variant, LatencyTable]]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows, one for each batch size; "" where a variant was not measured at that size."""
+    """A row for each batch size; "" where a variant was not measured at that size."""
     headings = ["batch"]
     for variant, _ in measured:
         headings += [f"{variant.precision} ms", "p10-p90", "per s"]
-    rows = []
-    for index in range(max(len(latency.points) for _, latency in measured)):
-        points = [latency.points[index] if index < len(latency.points) else None for _, latency in measured]
+    table = _table()
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for points in zip_longest(*(latency.points for _, latency in measured)):
         size = next(point.batch_size for point in points if point)
-        rows.append([str(size), *(cell for point in points for cell in (_cells(point) if point else ("", "", "")))])
-    return headings, rows
+        table.add_row(str(size), *(cell for point in points for cell in (_cells(point) if point else ("", "", ""))))
+    return table
 
 
 def _cells(point: LatencyPoint) -> tuple[str, str, str]:
@@ -316,9 +301,8 @@ def _cells(point: LatencyPoint) -> tuple[str, str, str]:
     )
 
 
-def _files(manifest: Manifest) -> list[RenderableType]:
+def _files(manifest: Manifest) -> Iterator[RenderableType]:
     """Name and size of each, and below it the hash, which would not fit beside them."""
-    lines: list[RenderableType] = [Text()]
+    yield Text()
     for name, record in manifest.files.items():
-        lines += [Text(f"{name}, {record.bytes:,} bytes, sha256"), Text(f"  {record.sha256}")]
-    return lines
+        yield Text(f"{name}, {record.bytes:,} bytes, sha256\n  {record.sha256}")

@@ -6,7 +6,6 @@ Knows files, tables and exit codes; the server is `app.client`'s.
 from __future__ import annotations
 
 import glob
-import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from convoy.app.client.client import Client
-from convoy.app.client.errors import NOT_A_SERVER
-from convoy.app.client.records import Sight
+from convoy.app.client.records import NOT_A_SERVER, Sight
 from convoy.app.pictures.answering import Detection
 from convoy.app.pictures.class_map import ClassShare
 from convoy.app.pictures.scores import Prediction
@@ -106,17 +104,11 @@ def _in_order(client: Client, model: str, given: Sequence[Given], top_k: int | N
         except RequestError as error:
             return Classification(model, 0, (), error=error)
 
-    # A window, so that a folder of a million images is not read ahead of its answers.
     with ThreadPoolExecutor(client.at_once) as threads:
-        waiting = iter(given)
-        asked = [(one, threads.submit(ask, one)) for one in itertools.islice(waiting, 2 * client.at_once)]
-        try:
-            while asked:
-                one, future = asked.pop(0)
-                yield one, future.result()
-                asked += [(other, threads.submit(ask, other)) for other in itertools.islice(waiting, 1)]
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
+        # Not all at once: there may be a million of them.
+        for first in range(0, len(given), 1000):
+            some = given[first : first + 1000]
+            yield from zip(some, threads.map(ask, some), strict=True)
 
 
 def _images(given: Iterable[str], stdin: BinaryIO) -> Iterator[Given]:

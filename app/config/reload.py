@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from convoy.app.calls.options import ServeOptions
+from convoy.app.calls.access import ServeOptions
 from convoy.app.config.settings import OptionHeld, Settings
 from convoy.app.core import Core
 from convoy.app.server import logs

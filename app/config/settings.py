@@ -26,8 +26,7 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
-from convoy.app.calls.access import ADMIN
-from convoy.app.calls.options import ApiKey, BodyLimits, ServeOptions
+from convoy.app.calls.access import ADMIN, ApiKey, BodyLimits, ServeOptions
 from convoy.app.config.sources import Sources
 from convoy.app.core import CoreOptions
 from convoy.app.engines.cpu import cpu_budget

@@ -24,9 +24,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from convoy.app.calls.access import AccessLog
+from convoy.app.calls.access import ASKS, TRAILER, AccessLog, report_message
 from convoy.app.calls.call import Call
-from convoy.app.calls.load_report import ASKS, TRAILER, report_message
 from convoy.app.grpc.room import MessageRoom, Turn
 from convoy.app.lifecycle.load_watch import CoreLoad
 from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS

@@ -12,9 +12,8 @@ from functools import partial
 import grpc
 from tritonclient.grpc import service_pb2
 
-from convoy.app.calls.access import KEY_IS_WRONG
+from convoy.app.calls.access import KEY_IS_WRONG, ServeOptions
 from convoy.app.calls.call import Call
-from convoy.app.calls.options import ServeOptions
 from convoy.app.calls.refusals import EXPIRED_RUNNING
 from convoy.app.core import Core
 from convoy.app.grpc.gate import GrpcCall, Read, ReadOn, parse

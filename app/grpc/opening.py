@@ -16,7 +16,7 @@ from typing import Any
 # it does at the first median. Both would happen in threads at the same time, and a model would be refused for it.
 import numpy.ma  # noqa: F401
 
-from convoy.app.calls.options import ServeOptions
+from convoy.app.calls.access import ServeOptions
 from convoy.app.core import Core
 from convoy.app.pictures.decoder import Decoder
 from convoy.app.server.http_server import HttpServer, announce

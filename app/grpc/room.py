@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from typing import Any
 
-from convoy.app.calls.options import BodyLimits
+from convoy.app.calls.access import BodyLimits
 from convoy.app.calls.refusals import no_room
 from convoy.app.scheduling.slab import Slab
 from convoy.app.server.runtime import give_freed_memory_back

@@ -18,9 +18,8 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from convoy.app.calls.access import AccessLog, Authenticator
+from convoy.app.calls.access import AccessLog, Authenticator, ServeOptions
 from convoy.app.calls.call import find_served
-from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
 from convoy.app.grpc.gate import GrpcCall, GrpcGate, ReadOn, Unary, parse
 from convoy.app.grpc.infer import GrpcInference

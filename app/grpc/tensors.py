@@ -16,8 +16,18 @@ from tritonclient.grpc import service_pb2
 from convoy.app.calls.shared_memory import SharedMemory
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.protocol.inference import InferRequest, answers_of
-from convoy.app.protocol.shared_tensors import REGION, SharedInput, shared_place
-from convoy.app.protocol.tensors import OutputIn, RawRequest, Source, Target, TensorIn, TensorOut, in_range
+from convoy.app.protocol.tensors import (
+    REGION,
+    OutputIn,
+    RawRequest,
+    SharedInput,
+    Source,
+    Target,
+    TensorIn,
+    TensorOut,
+    in_range,
+    shared_place,
+)
 from convoy.app.scheduling.request import Done
 from convoy.models.errors import InvalidRequest
 

@@ -1,52 +1,62 @@
-"""The FastAPI application over a core.
+"""The HTTP application over a core: the gate, the routes that infer, and FastAPI with all the others.
 
-FastAPI is the application, its documentation and its rarely called routes. The two routes that infer are
-bare ASGI endpoints mounted in it, because FastAPI's own handling costs twice what the rest of a small
-request costs.
+FastAPI serves and documents the rarely called routes. The two routes that infer are called by the gate, because
+FastAPI's own handling costs twice what the rest of a small request costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import lru_cache, partial
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from convoy.app.calls.access import Authenticator
-from convoy.app.calls.load_report import TELLS
-from convoy.app.calls.options import ServeOptions
+from convoy.app.calls.access import ServeOptions
 from convoy.app.core import Core
-from convoy.app.http.browsers import OwnPages
-from convoy.app.http.docs_routes import docs_routes
+from convoy.app.http.body import UploadRoom
 from convoy.app.http.gate import Gate, HotRoutes
+from convoy.app.http.infer import InferRoute
 from convoy.app.http.openapi import document_routes
-from convoy.app.http.replies import Reply, as_response, error_body, error_reply, json_response
+from convoy.app.http.pages import docs_routes
+from convoy.app.http.predictions import PredictionsRoute
+from convoy.app.http.replies import json_response
 from convoy.app.http.repository import repository_routes, shared_memory_routes
-from convoy.app.http.routes import control_routes, not_offered_routes
-from convoy.app.http.torchserve import torchserve_routes
+from convoy.app.http.routes import control_routes, not_offered_routes, torchserve_routes
+from convoy.app.pictures.decoder import Decoder
 from convoy.app.version import VERSION
-from convoy.models.errors import RequestError
 
 
-class HeadAsGet:
-    """In front of an application that knows GET."""
+def hot_routes(core: Core, options: ServeOptions) -> HotRoutes:
+    """The routes that infer, with a decoder of their own."""
+    decoder, room = Decoder(options.decode_threads, options.max_decoding), UploadRoom(core.slab)
+    core.waiting_to_decode = lambda: decoder.waiting
+    return HotRoutes(decoder, [kind(core, options, decoder, room) for kind in (PredictionsRoute, InferRoute)])
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+
+class _Framework:
+    """FastAPI behind the gate. It answers HEAD as GET, and leaves unexpected errors to the gate."""
+
+    def __init__(self, app: FastAPI) -> None:
+        stack = app.middleware_stack = app.build_middleware_stack()
+        # It would answer unexpected errors in plain text and without an id, before the gate sees them.
+        assert isinstance(stack, ServerErrorMiddleware)
+        self._app, self._behind_errors = app, stack.app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        # FastAPI's own way here looks into the environment for every request.
+        scope["app"] = self._app
+        if scope["method"] != "HEAD":
+            await self._behind_errors(scope, receive, send)
             return
 
         async def without_body(message: Message) -> None:
@@ -54,42 +64,17 @@ class HeadAsGet:
                 message = {**message, "body": b""}
             await send(message)
 
-        await self._app({**scope, "method": "GET"}, receive, without_body)
+        await self._behind_errors({**scope, "method": "GET"}, receive, without_body)
 
 
-# What a page may read of an answer beside its body.
-_EXPOSED = ("X-Request-Id", "traceparent", "Server-Timing", "Retry-After", "Inference-Header-Content-Length", TELLS)
-
-
-class _Cors(CORSMiddleware):
-    """CORS for these origins, with an error that says what to change."""
-
-    def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
-        super().__init__(app, origins, allow_methods=("*",), allow_headers=("*",), expose_headers=_EXPOSED)
-
-    def preflight_response(self, request_headers: Headers) -> Response:
-        response = super().preflight_response(request_headers)
-        if response.status_code == 200:
-            return response
-        error = f"{bytes(response.body).decode()}; the server's --cors-origins has those that may ask"
-        own = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
-        return json_response({"error": error}, response.status_code, own)
-
-
-def with_cors(app: ASGIApp, options: ServeOptions) -> ASGIApp:
-    """The application behind CORS, where `options.cors_origins` has any; they may change while the server runs."""
-    behind = lru_cache(maxsize=1)(partial(_Cors, app))
-
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        origins = options.cors_origins
-        await (behind(origins) if origins else app)(scope, receive, send)
-
-    return guarded
-
-
-def create_app(core: Core, options: ServeOptions, routes: HotRoutes | None = None) -> FastAPI:
+def create_app(core: Core, options: ServeOptions, routes: HotRoutes | None = None) -> ASGIApp:
     """The application; its lifespan starts and stops the core. `routes` are those that infer, where others use them."""
-    hot = routes or HotRoutes(core, options)
+    hot = routes or hot_routes(core, options)
+    return Gate(hot, _Framework(framework_app(core, options, hot)), core, options)
+
+
+def framework_app(core: Core, options: ServeOptions, hot: HotRoutes) -> FastAPI:
+    """The routes that do not infer, and the documentation of all."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -98,24 +83,7 @@ def create_app(core: Core, options: ServeOptions, routes: HotRoutes | None = Non
         hot.close()
         await core.stop()
 
-    class Application(FastAPI):
-        """FastAPI behind CORS and the gate, which come before its own middlewares."""
-
-        def build_middleware_stack(self) -> ASGIApp:
-            stack = super().build_middleware_stack()
-            # It would answer unexpected errors in plain text and without an id, before the gate sees them.
-            assert isinstance(stack, ServerErrorMiddleware)
-            return with_cors(Gate(hot, HeadAsGet(stack.app), core, options), options)
-
-        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or self.middleware_stack is None:
-                await super().__call__(scope, receive, send)
-                return
-            # The framework's own way here looks into the environment for every request.
-            scope["app"] = self
-            await self.middleware_stack(scope, receive, send)
-
-    app = Application(
+    app = FastAPI(
         title="Convoy",
         version=VERSION,
         summary="Serves CNNs, batched and verified.",
@@ -124,37 +92,36 @@ def create_app(core: Core, options: ServeOptions, routes: HotRoutes | None = Non
         redoc_url=None,
         redirect_slashes=False,  # a page that is not there is a 404 with words, not an empty 307
     )
-    # First in the list, because routes are tried in order.
-    app.router.routes[:0] = [Route(path, route, methods=["POST"]) for path, route in hot.by_path.items()]
+    # The gate calls these routes itself. Here they are for other methods, which get a 405.
+    for path in (*PredictionsRoute.paths, *InferRoute.paths):
+        app.router.routes.append(Route(path, _never_called, methods=["POST"]))
     # The last one has `/v2/models/{model}`, so those that go on from there come before it.
-    own_pages, limits = OwnPages(options), options.body
-    regions = shared_memory_routes(core, own_pages, limits)
-    for router in (docs_routes(), not_offered_routes(), regions, torchserve_routes(core)):
-        app.include_router(router)
-    app.include_router(repository_routes(core, Authenticator(options), own_pages, limits))
+    app.include_router(docs_routes())
+    app.include_router(not_offered_routes())
+    app.include_router(shared_memory_routes(core, options))
+    app.include_router(torchserve_routes(core))
+    app.include_router(repository_routes(core, options))
     app.include_router(control_routes(core, options))
-    app.add_exception_handler(RequestError, _request_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    document_routes(app, hot.by_path, options)
+    _add_error_handlers(app)
+    document_routes(app, options)
     return app
 
 
-async def _request_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return as_response(error_reply(error))
+async def _never_called(_: Request) -> Response:
+    raise AssertionError("the gate calls the routes that infer; this is a bug")
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    # The protocol's words, whatever the framework says.
-    phrase = HTTPStatus(error.status_code).phrase
-    headers = tuple((name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items())
-    return as_response(Reply(error.status_code, (error_body(phrase),), headers=headers))
+def _add_error_handlers(app: FastAPI) -> None:
+    """For the framework's own errors; the gate answers all others."""
 
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> Response:
+        # The protocol's words, whatever the framework says.
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        return json_response({"error": HTTPStatus(error.status_code).phrase}, error.status_code, headers)
 
-async def _validation_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return as_response(Reply(400, (error_body(f"{where}: {first['msg']}"),)))
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return json_response({"error": f"{where}: {first['msg']}"}, 400)

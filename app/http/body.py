@@ -1,8 +1,9 @@
-"""A request's body, read into the slab.
+"""A request's body, read into the slab and inflated there.
 
 A body counts as its bytes arrive, so that one which is only announced takes no room from others. Uploads that are still
 arriving leave a part of the room to small requests and to those that are whole. Where there is no room, reading stops
-until there is some, and the client gets a 429 if that takes too long. A client that sends too slowly gets a 408.
+until there is some, and the client gets a 429 if that takes too long. A client that sends too slowly gets a 408. A
+compressed body is inflated in a thread, a piece at a time, up to the size that a body may have.
 """
 
 from __future__ import annotations
@@ -10,42 +11,37 @@ from __future__ import annotations
 import asyncio
 import mmap
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import orjson
-from fastapi import Request
 from starlette.types import Receive
 
+from convoy.app.calls.access import BodyLimits
 from convoy.app.calls.call import Call
-from convoy.app.calls.options import BodyLimits
 from convoy.app.calls.refusals import no_room
+from convoy.app.http.replies import WINDOW_BITS
+from convoy.app.pictures.decoder import Decoder, DecodeWork
 from convoy.app.scheduling.request import SECOND_NS
 from convoy.app.scheduling.slab import Slab, Slot
 from convoy.app.telemetry.outcomes import ClientGone
-from convoy.models.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
+from convoy.models.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout, UnsupportedCompression
 
 Result = TypeVar("Result")
 _SMALL_BYTES = 64 << 10
 # Announced bodies may together be larger than the memory there is; only what has arrived takes some.
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-# A time limit that passes while there may be bytes to read is looked at again so much later.
-LOOK_AGAIN_S = 0.1
 # Whole pages.
 _COPIED_AT_ONCE_BYTES = 1 << 20
 
 
-def declared_length(headers: dict[bytes, bytes], limits: BodyLimits) -> int | None:
-    """Content-Length, or None for a chunked body. Raises InvalidRequest or BodyTooLarge."""
-    raw = headers.get(b"content-length")
-    if raw is None:
-        return None
+def declared_length(headers: Mapping[bytes, bytes]) -> int:
+    """Content-Length; 0 for a chunked body. Raises InvalidRequest."""
+    raw = headers.get(b"content-length", b"0")
     if not raw.isdigit() or len(raw) > 18:
         raise InvalidRequest(f"Content-Length must be a whole number of bytes, got {raw[:40].decode('latin-1')!r}")
-    if int(raw) > limits.max_bytes:
-        raise too_large(int(raw), limits)
     return int(raw)
 
 
@@ -114,17 +110,16 @@ class UploadRoom:
 
 
 class BodyReader:
-    """Reads a body into the slab; `declared` bytes, None for a chunked one."""
+    """Reads a body of `declared` bytes into the slab; 0 for a chunked one."""
 
-    def __init__(self, call: Call, declared: int | None, limits: BodyLimits, room: UploadRoom) -> None:
-        """Raises BodyTooLarge where the slab can never hold it."""
-        self._call, self._declared, self._limits, self._room = call, declared or 0, limits, room
+    def __init__(self, call: Call, declared: int, limits: BodyLimits, room: UploadRoom) -> None:
+        """Raises BodyTooLarge."""
+        self._call, self._declared, self._limits, self._room = call, declared, limits, room
         self._small = b""
         self._large: mmap.mmap | None = None  # above _SMALL_BYTES; only what has arrived takes memory
         self._held_bytes = 0
         self._stalled_ns = 0  # waiting for memory, which does not count against the client
-        if not call.may_ever_hold(self._declared):
-            call.reserve(self._declared)  # raises with the reason
+        self._check_size(self._declared)
 
     async def read(self, receive: Receive) -> Slot:
         """Read to the end. Raises BodyTooLarge, Overloaded, RequestTimeout or ClientGone."""
@@ -138,8 +133,8 @@ class BodyReader:
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 piece, is_last = message.get("body", b""), not message.get("more_body", False)
-                if self._held_bytes + len(piece) > self._limits.max_bytes:
-                    raise too_large(self._held_bytes + len(piece), self._limits)
+                if self._held_bytes + len(piece) > self._declared:
+                    self._check_size(self._held_bytes + len(piece))
                 if is_last and not self._held_bytes:
                     return await self._attempted(partial(self._store, piece))
                 await self._attempted(partial(self._add, piece))
@@ -147,6 +142,24 @@ class BodyReader:
                     return await self._attempted(self._stored)
         finally:
             call.body_due_ns = None
+            self._room.leave(self, self._held_bytes)
+
+    async def inflate(self, body: Slot, encoding: bytes, decoder: Decoder) -> Slot:
+        """The body that was read, as it was before it was compressed.
+
+        Raises InvalidRequest, BodyTooLarge or Overloaded.
+        """
+        inflater, self._declared, piece_bytes = Inflater(body.view, encoding), 0, 256 << 10
+        work = DecodeWork("inflate", min(piece_bytes, 4 * body.view.nbytes), (body,))
+        try:
+            while not inflater.is_finished:
+                piece = (await decoder.run(self._call, work, inflater.next, piece_bytes)).result
+                self._check_size(self._held_bytes + len(piece))
+                await self._attempted(partial(self._add, piece))
+            self._call.release(body)
+            return await self._attempted(self._stored)
+        finally:
+            self._call.body_due_ns = None
             self._room.leave(self, self._held_bytes)
 
     def _add(self, piece: bytes) -> bool:
@@ -184,13 +197,14 @@ class BodyReader:
             return None
         self._held_bytes = 0
         if self._large is None:
-            slot.view[:] = self._small
+            slot.view[:], self._small = self._small, b""
             return slot
         for start in range(0, nbytes, _COPIED_AT_ONCE_BYTES):  # so that no byte is held twice
             end = min(nbytes, start + _COPIED_AT_ONCE_BYTES)
             slot.view[start:end] = self._large[start:end]
             self._large.madvise(mmap.MADV_DONTNEED, start, end - start)
         self._large.close()
+        self._large = None
         return slot
 
     async def _attempted(self, attempt: Callable[[], Result | None]) -> Result:
@@ -210,6 +224,16 @@ class BodyReader:
         self._stalled_ns += time.monotonic_ns() - began_ns
         return result
 
+    def _check_size(self, nbytes: int) -> None:
+        """Raises BodyTooLarge for a body that is longer than any may be, or than the slab can ever hold."""
+        if nbytes > self._limits.max_bytes:
+            raise BodyTooLarge(
+                f"the body of {nbytes} bytes exceeds the maximum allowed input size of {self._limits.max_bytes} bytes; "
+                "use --max-body-mb to increase the limit"
+            )
+        if not self._call.may_ever_hold(nbytes):
+            self._call.reserve(nbytes)  # raises with the reason
+
     def _no_room(self) -> Overloaded:
         return no_room(max(self._held_bytes, self._declared), self._call.core.slab)
 
@@ -222,36 +246,51 @@ def too_slow(patience_s: float) -> RequestTimeout:
     return RequestTimeout(f"the body did not arrive within {patience_s:.0f} s; send it faster")
 
 
-def too_large(nbytes: int, limits: BodyLimits) -> BodyTooLarge:
-    """The error for a body of `nbytes`."""
-    return BodyTooLarge(
-        f"the body of {nbytes} bytes exceeds the maximum allowed input size of {limits.max_bytes} bytes; "
-        "use --max-body-mb to increase the limit"
-    )
+_KNOWN_AS = {"gzip": "gzip", "deflate": "deflate, which in HTTP is zlib's format"}
 
 
-MAX_BYTES = 1 << 20
+def request_encoding(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """How the request's body is compressed, None for not at all. Raises UnsupportedCompression."""
+    named = headers.get(b"content-encoding", b"identity")
+    encoding = named.strip().lower()
+    if encoding == b"identity":
+        return None
+    if encoding not in WINDOW_BITS:
+        raise UnsupportedCompression(
+            f"Unsupported compression type {named[:40].decode('latin-1')!r}; use gzip or deflate, or send it as it is"
+        )
+    return encoding
 
 
-async def read_object(request: Request, example: str, limits: BodyLimits) -> dict[str, Any]:
-    """The object, empty where there is no body. Raises InvalidRequest, BodyTooLarge or RequestTimeout.
+class Inflater:
+    """Takes compressed bytes and gives plain ones, a piece at a time."""
 
-    `example` is what a right body looks like; of the limits those of time hold.
-    """
-    body, begun_s = bytearray(), asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout_at(begun_s + limits.seconds_for(0)) as limit:
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_BYTES:
-                    raise BodyTooLarge(f"the body of this route exceeds the maximum of {MAX_BYTES} bytes; send less")
-                limit.reschedule(begun_s + limits.seconds_for(len(body)))
-    except TimeoutError as error:
-        raise too_slow(limits.seconds_for(len(body))) from error
-    try:
-        document = orjson.loads(bytes(body) or b"{}")
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}; send {example}") from error
-    if not isinstance(document, dict):
-        raise InvalidRequest(f"the body must be a JSON object such as {example}")
-    return document
+    def __init__(self, data: memoryview, encoding: bytes) -> None:
+        self._data, self._read = data, 0
+        self._name = encoding.decode()
+        self._stream = zlib.decompressobj(WINDOW_BITS[encoding])
+        self._input = b""
+
+    @property
+    def is_finished(self) -> bool:
+        return self._stream.eof
+
+    def next(self, most: int) -> bytes:
+        """Up to `most` bytes more; fewer only at the end. Any thread may call it. Raises InvalidRequest."""
+        plain = bytearray()
+        while len(plain) < most and not self._stream.eof:
+            if not self._input:
+                self._input = bytes(self._data[self._read : self._read + _SMALL_BYTES])
+                self._read += len(self._input)
+            is_last = not self._input
+            try:
+                piece = self._stream.decompress(self._input, most - len(plain))
+            except zlib.error as error:
+                raise InvalidRequest(f"the body is not {_KNOWN_AS[self._name]}: {error}") from error
+            self._input = self._stream.unconsumed_tail
+            plain += piece
+            if is_last and not piece and not self._stream.eof:
+                raise InvalidRequest(f"the {self._name} body is cut off")
+        if self._stream.eof and (self._stream.unused_data or self._read < len(self._data)):
+            raise InvalidRequest(f"there is more behind the end of the {self._name} body; send one stream")
+        return bytes(plain)

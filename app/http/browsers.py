@@ -14,38 +14,28 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from convoy.app.calls.access import Authenticator
-from convoy.app.calls.options import ServeOptions
+from convoy.app.calls.access import Authenticator, ServeOptions
 from convoy.models.errors import Forbidden
 
 _PLACE = re.compile(r"[\w.:\[\]-]+", re.ASCII)  # nothing that a URL has before or behind it
 
 
-class OwnPages:
-    """The rule of one server."""
-
-    def __init__(self, options: ServeOptions) -> None:
-        self._keys, self._options = Authenticator(options), options
-
-    def check(self, headers: Headers) -> None:
-        """Raises Forbidden. The API key has been checked where there is one."""
-        if self._options.api_keys or self._keys.is_admin_token(headers.get("authorization", "").encode("latin-1")):
-            return
-        hosts, origins = headers.getlist("host"), headers.getlist("origin")
-        # Another machine's name for this server is its own affair, where other machines can ask at all.
-        if self._options.is_loopback:
-            for host in hosts or [""]:
-                self._check_name(host, "Host", host)
-        for origin in origins:
-            place = origin.partition("://")[2]
-            self._check_name(place, "Origin", origin)
-            if [place] != hosts and host_name(place) not in self._options.allowed_hosts:
-                raise _refusal("Origin", origin)
-
-    def _check_name(self, place: str, header: str, given: str) -> None:
-        name = host_name(place)
-        if not (is_loopback(name) or name in self._options.allowed_hosts):
-            raise _refusal(header, given)
+def check_own_page(headers: Headers, options: ServeOptions) -> None:
+    """Raises Forbidden. The API key has been checked where there is one."""
+    authorization = headers.get("authorization", "").encode("latin-1")
+    if options.api_keys or Authenticator(options).is_admin_token(authorization):
+        return
+    hosts, origins = headers.getlist("host"), headers.getlist("origin")
+    # Another machine's name for this server is its own affair, where other machines can ask at all.
+    if options.is_loopback:
+        for host in hosts or [""]:
+            if not (is_loopback(host_name(host)) or host_name(host) in options.allowed_hosts):
+                raise _refusal("Host", host)
+    for origin in origins:
+        place = origin.partition("://")[2]
+        is_here = is_loopback(host_name(place)) and [place] == hosts
+        if not (is_here or host_name(place) in options.allowed_hosts):
+            raise _refusal("Origin", origin)
 
 
 def is_loopback(host: str) -> bool:

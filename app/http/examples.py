@@ -8,8 +8,11 @@ the body, or of a form the field `file`; `x-headers` go with it. A test sends al
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from convoy.app.protocol.documents import CUDA_IS_NOT_OFFERED
 
 _Json = dict[str, Any]
 MAIN, UNKNOWN = "digits", "unknown"
@@ -20,6 +23,38 @@ _ANOTHER_MODEL = "nothing"
 _NO_MODEL = (
     f"Request for unknown model: '{_ANOTHER_MODEL}'%s is not found; POST /v2/repository/index lists what is served"
 )
+
+
+class ErrorBody(BaseModel):
+    """Every error on every route."""
+
+    error: str
+
+
+# The errors of the routes that FastAPI documents.
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": description}
+    for status, description in (
+        (400, "The request is wrong"),
+        (401, "The API key is missing or wrong"),
+        (403, "A web page of somebody else's asks"),
+        (404, "There is no such model, version, region or page"),
+        (413, "The body is too large"),
+        (501, "An extension that is not offered"),
+        (503, "Not ready"),
+    )
+}
+
+
+# Extensions that clients may ask for, and why there is none.
+NOT_OFFERED = {
+    "/v2/trace/setting": "the server does not support tracing; /stats and the Server-Timing header tell the stages",
+    "/v2/models/{model}/trace/setting": "the server does not support tracing; see /stats and Server-Timing",
+    "/v2/models/{model}/versions/{version}/trace/setting": (
+        "the server does not support tracing; see /stats and Server-Timing"
+    ),
+    "/v2/logging": "the server does not support dynamic logging; start it with --log-level or --access-log",
+}
 
 
 class Said(NamedTuple):
@@ -97,46 +132,31 @@ _METADATA = Said(
     obj("name", "versions", "platform", "inputs", "outputs", inputs=array(_TENSOR), outputs=array(_TENSOR)),
     knows_models=True,
 )
-_CONFIG = Said(
-    {
-        "name": "digits",
-        "platform": "onnxruntime_onnx",
-        "max_batch_size": 64,
-        "input": [{"name": "images", "data_type": "TYPE_UINT8", "dims": [32, 32, 3]}],
-        "output": [{"name": "logits", "data_type": "TYPE_FP32", "dims": [10]}],
-    },
-    obj("name", "platform", "max_batch_size", "input", "output", input=array(OBJECT), output=array(OBJECT)),
-    knows_models=True,
-)
-_READY = Said({"name": "digits", "ready": True}, obj("name", "ready", name=TEXT, ready=FLAG), knows_models=True)
-_DESCRIPTION = Said(
-    [{"modelName": "digits", "modelVersion": "1", "modelUrl": "/v2/models/digits", "batchSize": 64, "minWorkers": 1}],
-    array(obj("modelName", "modelVersion", "modelUrl", "batchSize", "minWorkers")),
-    knows_models=True,
-)
-_NO_TRACING = _error(501, "the server does not support tracing; see /stats and Server-Timing")
-_NO_SERVER_TRACING = _error(
-    501, "the server does not support tracing; /stats and the Server-Timing header tell the stages"
-)
-_NO_LOGGING = _error(501, "the server does not support dynamic logging; start it with --log-level or --access-log")
 _NO_REPOSITORY = _error(501, "'repository_name' specification is not supported; leave it out")
-_NO_CUDA = _error(
-    501,
-    "CUDA shared memory is not supported by this server: it would let clients hand pointers to the device; use system "
-    "shared memory or send the tensor in the request",
-)
 # By method and path, without the version where there is a path with one and one without.
 _SAID = {
     "get /v2/health/live": Said({"live": True}, obj("live", live=FLAG)),
     "get /v2/health/ready": Said({"ready": True}, obj("ready", ready=FLAG)),
     "get /ping": Said({"status": "Healthy"}, obj("status", status=TEXT)),
-    "get /v2/models/{model}/ready": _READY,
+    "get /v2/models/{model}/ready": Said(
+        {"name": "digits", "ready": True}, obj("name", "ready", name=TEXT, ready=FLAG), knows_models=True
+    ),
     "get /v2": Said(
         {"name": "convoy", "version": "0.1.0", "extensions": ["classification", "binary_tensor_data"]},
         obj("name", "version", "extensions", name=TEXT, version=TEXT, extensions=array(TEXT)),
     ),
     "get /v2/models/{model}": _METADATA,
-    "get /v2/models/{model}/config": _CONFIG,
+    "get /v2/models/{model}/config": Said(
+        {
+            "name": "digits",
+            "platform": "onnxruntime_onnx",
+            "max_batch_size": 64,
+            "input": [{"name": "images", "data_type": "TYPE_UINT8", "dims": [32, 32, 3]}],
+            "output": [{"name": "logits", "data_type": "TYPE_FP32", "dims": [10]}],
+        },
+        obj("name", "platform", "max_batch_size", "input", "output", input=array(OBJECT), output=array(OBJECT)),
+        knows_models=True,
+    ),
     "get /v2/models/stats": _STATISTICS._replace(knows_models=False),
     "get /v2/models/{model}/stats": _STATISTICS,
     "get /stats": Said(
@@ -151,7 +171,19 @@ _SAID = {
         {"models": [{"modelName": "digits", "modelUrl": "/v2/models/digits"}]},
         obj("models", models=array(obj("modelName", "modelUrl", modelName=TEXT, modelUrl=TEXT))),
     ),
-    "get /models/{model}": _DESCRIPTION,
+    "get /models/{model}": Said(
+        [
+            {
+                "modelName": "digits",
+                "modelVersion": "1",
+                "modelUrl": "/v2/models/digits",
+                "batchSize": 64,
+                "minWorkers": 1,
+            }
+        ],
+        array(obj("modelName", "modelVersion", "modelUrl", "batchSize", "minWorkers")),
+        knows_models=True,
+    ),
     "post /v2/repository/index": Said(
         [{"name": "digits", "version": "1", "state": "READY", "reason": ""}],
         array(obj("name", "state", "reason", name=TEXT, version=TEXT, state=TEXT, reason=TEXT)),
@@ -177,55 +209,26 @@ _SAID = {
     "post /v2/systemsharedmemory/unregister": Said(),
     "get /v2/cudasharedmemory/status": Said([], array(_REGION)),
     "get /v2/cudasharedmemory/region/{name}/status": _error(404, "Unable to find cuda shared memory region: 'input'"),
-    "post /v2/cudasharedmemory/region/{name}/register": _NO_CUDA,
+    "post /v2/cudasharedmemory/region/{name}/register": _error(501, CUDA_IS_NOT_OFFERED),
     "post /v2/cudasharedmemory/region/{name}/unregister": Said(),
     "post /v2/cudasharedmemory/unregister": Said(),
-    "get /v2/trace/setting": _NO_SERVER_TRACING,
-    "post /v2/trace/setting": _NO_SERVER_TRACING,
-    "get /v2/models/{model}/trace/setting": _NO_TRACING,
-    "post /v2/models/{model}/trace/setting": _NO_TRACING,
-    "get /v2/logging": _NO_LOGGING,
-    "post /v2/logging": _NO_LOGGING,
+    **{f"{method} {path}": _error(501, why) for path, why in NOT_OFFERED.items() for method in ("get", "post")},
 }
 _VERSION = re.compile(r"/versions/\{version\}|(?<=/models/\{model\})/\{version\}")
 
 
-def add_examples(document: _Json) -> None:
-    """Into the operations that FastAPI has written; those that infer have their own."""
-    for method, path, operation in _operations(document):
-        add_names(operation, path)
-        said = _SAID.get(f"{method} {_VERSION.sub('', path)}")
-        if said is not None:
-            _add(operation, said)
-
-
-def add_names(operation: _Json, path: str) -> None:
-    """Every name in a path, with the demo's."""
+def add_examples(operation: _Json, method: str, path: str) -> None:
+    """The names in the path with the demo's, and what a route that does not infer is asked and answers."""
     parameters = operation.setdefault("parameters", [])
+    known = {one["name"]: one for one in parameters if one["in"] == "path"}
     for name in re.findall(r"\{(\w+)\}", path):
-        known = [one for one in parameters if (one["name"], one["in"]) == (name, "path")]
-        if not known:
-            known = [{"name": name, "in": "path", "required": True, "schema": TEXT}]
-            parameters += known
-        known[0]["examples"] = {MAIN: {"value": _VALUES[name]}}
-
-
-def add_unknown_model(operation: _Json) -> None:
-    """What is answered where there is no such model."""
-    names = {one["name"]: one for one in operation["parameters"] if one["in"] == "path"}
-    for name, one in names.items():
-        one["examples"][UNKNOWN] = {"value": _ANOTHER_MODEL if name == "model" else _VALUES[name]}
-    which = f" version {_VALUES['version']}" if "version" in names else ""
-    examples(operation, 404)[UNKNOWN] = {"value": {"error": _NO_MODEL % which}}
-
-
-def examples(operation: _Json, status: int, kind: str = "application/json") -> _Json:
-    """Those of an answer, to which some may be added."""
-    found: _Json = operation["responses"][str(status)]["content"][kind].setdefault("examples", {})
-    return found
-
-
-def _add(operation: _Json, said: Said) -> None:
+        if name not in known:
+            known[name] = {"name": name, "in": "path", "required": True, "schema": TEXT}
+            parameters.append(known[name])
+        known[name]["examples"] = {MAIN: {"value": _VALUES[name]}}
+    said = _SAID.get(f"{method} {_VERSION.sub('', path)}")
+    if said is None:
+        return
     responses = operation["responses"]
     if said.status != 200:
         del responses["200"]  # which FastAPI promises of everything
@@ -243,7 +246,11 @@ def _add(operation: _Json, said: Said) -> None:
         add_unknown_model(operation)
 
 
-def _operations(document: _Json) -> Iterator[tuple[str, str, _Json]]:
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            yield method, path, operation
+def add_unknown_model(operation: _Json) -> None:
+    """What is answered where there is no such model."""
+    names = {one["name"]: one for one in operation["parameters"] if one["in"] == "path"}
+    for name, one in names.items():
+        one["examples"][UNKNOWN] = {"value": _ANOTHER_MODEL if name == "model" else _VALUES[name]}
+    which = f" version {_VALUES['version']}" if "version" in names else ""
+    content = operation["responses"]["404"]["content"]["application/json"]
+    content.setdefault("examples", {})[UNKNOWN] = {"value": {"error": _NO_MODEL % which}}

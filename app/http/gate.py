@@ -1,7 +1,8 @@
-"""The gate that every HTTP call passes, and the routes that infer, which it calls before FastAPI sees the request.
+"""The gate that every HTTP call passes, and what the routes that infer have in common.
 
-On the way in it sets the request id and checks the API key. On the way out it adds the id, writes the access log, and
-answers unexpected errors. It is plain ASGI, because Starlette's `BaseHTTPMiddleware` hides that a client has left.
+On the way in the gate sets the request id, checks the API key, and calls a hot route before FastAPI sees the request.
+On the way out it adds the id, answers errors, ends the call and writes the access log. It is plain ASGI, because
+Starlette's `BaseHTTPMiddleware` hides that a client has left.
 """
 
 from __future__ import annotations
@@ -10,28 +11,41 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import ClassVar
+from urllib.parse import parse_qsl
 
+from starlette.datastructures import Headers as StarletteHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from convoy.app.calls.access import SHUT_DOWN, AccessLog, in_line
-from convoy.app.calls.call import CALL_IN_SCOPE, Call
-from convoy.app.calls.load_report import ASKS, TELLS, report_header
-from convoy.app.calls.options import ServeOptions
+from convoy.app.calls.access import ASKS, SHUT_DOWN, TELLS, AccessLog, ServeOptions, in_line, report_header
+from convoy.app.calls.call import Call
 from convoy.app.core import Core
-from convoy.app.http.body import UploadRoom
-from convoy.app.http.hot_route import HotRoute
-from convoy.app.http.infer import InferRoute
-from convoy.app.http.predictions import PredictionsRoute
-from convoy.app.http.replies import Headers, Reply, error_reply, internal_error, send_reply
+from convoy.app.http.body import BodyReader, UploadRoom, declared_length, request_encoding
+from convoy.app.http.replies import (
+    Reply,
+    compress,
+    error_body,
+    error_reply,
+    json_response,
+    reply_encoding,
+    send_reply,
+)
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.pictures.decoder import Decoder
+from convoy.app.pictures.predictor import check_timeout_ms
+from convoy.app.scheduling.slab import Slot
 from convoy.app.server.logs import request_id
-from convoy.app.telemetry.tracing import RequestSpan
-from convoy.models.errors import Unauthorized, Unavailable
+from convoy.app.telemetry.outcomes import CANCELLED, ClientGone, ending_of
+from convoy.app.telemetry.tracing import Tracing
+from convoy.models.errors import RequestError, Unavailable
 
-_errors = logging.getLogger("convoy")
-_ASKS_LOAD, _TELLS_LOAD = ASKS.encode(), TELLS.encode()
+_log = logging.getLogger("convoy")
 # Probes come from machines that have no key, and pages are opened by browsers, which send none: the page itself, which
 # has nothing to hide and a field for the key, and those of the documentation, which say nothing of what is served.
 _NO_KEY_NEEDED = re.compile(
@@ -51,94 +65,150 @@ def takes_admin_token(path: str) -> bool:
     return _ADMIN.fullmatch(path) is not None
 
 
+# A model and a version, as the path of a route that infers names them.
+NamedVersion = tuple[str, str | None]
+
+
 class RequestContext:
-    """One call at the gate: its id and key, the headers that every answer gets, its line in the log."""
+    """One request: its head, its id, key and trace, and the call of a route that infers.
 
-    __slots__ = ("_access_log", "_core", "key_name", "load_format", "own_id", "span", "started_ns", "status", "trace")
+    `line` is what the log calls it. `path` is without the application's root.
+    `status` is 0 until an answer begins, `key_name` is empty for no key, `ending` is how the call ends.
+    """
 
-    def __init__(self, access_log: AccessLog, core: Core, headers: Mapping[bytes, bytes]) -> None:
-        self._access_log, self._core = access_log, core
-        self.own_id = access_log.request_id(headers.get(b"x-request-id"))
-        self.trace = headers.get(b"traceparent")
-        self.load_format = headers.get(_ASKS_LOAD)
+    def __init__(self, scope: Scope, path: str, names: NamedVersion, call: Call | None, access_log: AccessLog) -> None:
+        self.line = f"{scope['method']} {scope['path']}"
+        self.path, self.names, self.call, self.ending = path, names, call, CANCELLED
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        raw_query = scope["query_string"].decode("latin-1")
+        self.query = dict(parse_qsl(raw_query, keep_blank_values=True)) if raw_query else {}
+        self.id = access_log.request_id(self.headers.get(b"x-request-id"))
+        self.trace = self.headers.get(b"traceparent")
         self.started_ns = time.monotonic_ns()
-        self.status = 0  # no answer has begun
-        self.key_name = ""  # of none, or not known yet
-        self.span: RequestSpan | None = None
+        self.status = 0
+        self.key_name = ""
 
-    def check_key(self, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Raises Unauthorized."""
-        keys, given = self._access_log.keys, headers.get(b"authorization")
-        self.key_name = keys.check(
-            given, is_open=lambda: not needs_key(path), takes_admin_token=lambda: takes_admin_token(path)
-        )
-
-    def follow(self, span: RequestSpan) -> None:
-        """From now on this is the trace that answers and the log name."""
-        self.span, self.trace = span, span.traceparent.encode()
-
-    def headers(self, status: int) -> Headers:
-        """What every answer says beside its own, now that it goes out with this status."""
+    def answer_headers(self, status: int, core: Core) -> list[tuple[bytes, bytes]]:
+        """The headers that every answer has beside its own, now that it goes out with this status."""
         self.status = status
-        headers = [(b"x-request-id", self.own_id)]
+        headers = [(b"x-request-id", self.id)]
+        span = None if self.call is None else self.call.span
+        if span is not None:
+            span.status, self.trace = status, span.traceparent.encode()
         if self.trace is not None:
             headers.append((b"traceparent", self.trace))
-        if self.span is not None:
-            self.span.status = status
-            if self.span.tracestate:
-                headers.append((b"tracestate", self.span.tracestate.encode()))
-        if self.load_format is not None:
-            told = report_header(self.load_format, self._core.current_load())
-            if told is not None:
-                headers.append((_TELLS_LOAD, told))
-        if self._core.leaving:
+        if span is not None and span.tracestate:
+            headers.append((b"tracestate", span.tracestate.encode()))
+        load_format = self.headers.get(ASKS.encode())
+        report = None if load_format is None else report_header(load_format, core.current_load())
+        if report is not None:
+            headers.append((TELLS.encode(), report))
+        if core.leaving:
             # The client's next request then goes elsewhere, and not into a closing connection.
             headers.append((b"connection", b"close"))
         return headers
 
-    def failed(self, call: str, error: BaseException) -> Reply:
-        """The answer to a request that raised an unexpected error, which is logged."""
-        _errors.error("%s failed; this is a bug", in_line(call), exc_info=error)
-        return internal_error(self.own_id)
 
-    def log(self, client: str, call: str, inference: Call | None) -> None:
-        status = str(self.status or "left")  # the client closed the connection before there was an answer
-        self._access_log.log(
-            client,
-            call,
-            status,
-            (time.monotonic_ns() - self.started_ns) / 1e6,
-            is_error=self.status >= 400 or self.status == 0,
-            trace=self.trace,
-            key_name=self.key_name,
-            facts=None if inference is None else inference.facts,
+class HotRoute(ABC):
+    """A route that infers. Subclasses turn a body into a reply; everything around that is here."""
+
+    protocol: ClassVar[str]
+    paths: ClassVar[tuple[str, str]]  # without a version, and with one
+    pattern: ClassVar[re.Pattern[str]]  # of both
+
+    def __init__(self, core: Core, options: ServeOptions, decoder: Decoder, room: UploadRoom) -> None:
+        self.core, self.options, self.decoder, self._room = core, options, decoder, room
+
+    @abstractmethod
+    async def answer(self, call: Call, request: RequestContext, served: Served, body: Slot) -> Reply:
+        """The reply to a body that has been read. Raises RequestError or ClientGone."""
+
+    def admit(self, served: Served) -> None:  # noqa: B027 - most routes take every model
+        """Refuse a model that this route cannot serve, before the body is read. Raises RequestError."""
+
+    async def reply(self, call: Call, request: RequestContext, receive: Receive) -> Reply:
+        """Find the model, set the deadline, read the body and answer it. Raises RequestError or ClientGone."""
+        if self.core.tracing is not None:
+            self._trace(self.core.tracing, call, request)
+        call.begin()
+        headers, limits = request.headers, self.options.body
+        served = call.find(*request.names)
+        self.admit(served)
+        call.limit(self._timeout_ms(request, served))
+        encoding = request_encoding(headers)
+        reader = BodyReader(call, declared_length(headers), limits, self._room)
+        body = await reader.read(receive)
+        call.until_client_leaves = partial(_until_client_leaves, receive)
+        if encoding is not None:
+            body = await reader.inflate(body, encoding, self.decoder)
+        reply = await self.answer(call, request, served, body)
+        wanted = reply_encoding(headers, reply)
+        return reply if wanted is None else await self.decoder.run_owed(compress, reply, wanted)
+
+    def _trace(self, tracing: Tracing, call: Call, request: RequestContext) -> None:
+        """Give the call a span, if it is sampled. A failure here never fails the call."""
+        try:
+            given = {name: request.headers.get(name.encode()) for name in ("traceparent", "tracestate")}
+            parent = {name: value.decode("latin-1") for name, value in given.items() if value is not None}
+            route = self.paths[request.names[1] is not None]
+            attributes = {"http.request.method": "POST", "http.route": route}
+            attributes |= {"url.path": request.path, "url.scheme": "http"}
+            call.span = tracing.begin("http", f"POST {route}", attributes, parent, call.arrival_ns)
+        except Exception:
+            _log.exception("a request has no span")
+
+    def _timeout_ms(self, request: RequestContext, served: Served) -> float | None:
+        """The client's time from the query, else the default; None: no limit. Raises InvalidRequest."""
+        asked = request.query.get("timeout_ms")
+        if asked is None:
+            return self.options.timeout_ms(served.key.model)
+        try:
+            timeout_ms = float(asked)
+        except ValueError:
+            timeout_ms = -1.0
+        return check_timeout_ms(timeout_ms, asked)
+
+
+async def _until_client_leaves(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Cors(CORSMiddleware):
+    """CORS for these origins, with an error that says what to change."""
+
+    def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
+        # What a page may read of an answer beside its body.
+        exposed = (
+            "X-Request-Id",
+            "traceparent",
+            "Server-Timing",
+            "Retry-After",
+            "Inference-Header-Content-Length",
+            TELLS,
         )
+        super().__init__(app, origins, allow_methods=("*",), allow_headers=("*",), expose_headers=exposed)
+
+    def preflight_response(self, request_headers: StarletteHeaders) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        error = f"{bytes(response.body).decode()}; the server's --cors-origins has those that may ask"
+        own = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        return json_response({"error": error}, response.status_code, own)
 
 
 class HotRoutes:
-    """Found by one look at the path. All take POST."""
+    """The routes that infer, and their decoder. All take POST."""
 
-    def __init__(self, core: Core, options: ServeOptions) -> None:
-        self.decoder = Decoder(options.decode_threads, options.max_decoding)
-        core.waiting_to_decode = lambda: self.decoder.waiting
-        room = UploadRoom(core.slab)
-        self._predictions = PredictionsRoute(core, options, self.decoder, room)
-        self._infer = InferRoute(core, options, self.decoder, room)
-        self.by_path: dict[str, HotRoute] = {
-            path: route for route in (self._predictions, self._infer) for path in route.paths
-        }
+    def __init__(self, decoder: Decoder, routes: Sequence[HotRoute]) -> None:
+        self.decoder, self._routes = decoder, routes
 
-    def find(self, path: str) -> tuple[HotRoute, dict[str, str]] | None:
-        """The route of a path, and the parameters in it. The route itself refuses a version that is empty."""
-        match path.split("/"):
-            case ["", "predictions", model] if model:
-                return self._predictions, {"model": model}
-            case ["", "predictions", model, version] if model:
-                return self._predictions, {"model": model, "version": version}
-            case ["", "v2", "models", model, "infer"] if model:
-                return self._infer, {"model": model}
-            case ["", "v2", "models", model, "versions", version, "infer"] if model:
-                return self._infer, {"model": model, "version": version}
+    def find(self, path: str) -> tuple[HotRoute, NamedVersion] | None:
+        """The route of a path, and the version that it names. The route itself refuses a version that is empty."""
+        for route in self._routes:
+            if (found := route.pattern.fullmatch(path)) is not None:
+                return route, (found["model"], found["version"])
         return None
 
     def close(self) -> None:
@@ -146,55 +216,94 @@ class HotRoutes:
 
 
 class Gate:
-    """In front of the hot routes and of the framework's application, which has all the rest."""
+    """In front of the hot routes and of the framework's application, which has all the rest.
+
+    It answers CORS where the options name origins; they may change while the server runs.
+    """
 
     def __init__(self, hot: HotRoutes, app: ASGIApp, core: Core, options: ServeOptions) -> None:
-        self._hot, self._app = hot, app
-        self._core = core
+        self._hot, self._app, self._core, self._options = hot, app, core, options
         self._access_log = AccessLog(options)
+        self._behind_cors = lru_cache(maxsize=1)(partial(_Cors, self._serve))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
-        headers, call = dict(scope["headers"]), f"{scope['method']} {scope['path']}"
-        context = RequestContext(self._access_log, self._core, headers)
-        request_id.set(context.own_id.decode())
-        found = self._hot.find(scope["path"]) if scope["method"] == "POST" else None
+        elif self._options.cors_origins:
+            await self._behind_cors(self._options.cors_origins)(scope, receive, send)
+        else:
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, root = scope["path"], scope.get("root_path", "")
+        if root and path.startswith(f"{root}/"):
+            path = path[len(root) :]
+        found = self._hot.find(path) if scope["method"] == "POST" else None
+        route, names = found or (None, ("", None))
+        call = None if route is None else Call(self._core, route.protocol)
+        request = RequestContext(scope, path, names, call, self._access_log)
+        request_id.set(request.id.decode())
 
         async def visible(message: Message) -> None:
             if message["type"] == "http.response.start":
-                inference: Call | None = scope.get(CALL_IN_SCOPE)
-                if inference is not None and inference.span is not None:
-                    context.follow(inference.span)
-                message["headers"] = [*message.get("headers", ()), *context.headers(message["status"])]
+                own = request.answer_headers(message["status"], self._core)
+                message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
         try:
-            context.check_key(scope["path"], headers)
-            if found is None:
+            self._check_key(request)
+            if route is None or call is None:
                 await self._app(scope, receive, visible)
             else:
-                route, scope["path_params"] = found
-                await route(scope, receive, visible)
-        except Unauthorized as error:
-            reply = error_reply(error)
-            if found is not None:
-                turned_away = Call(self._core, found[0].protocol)
-                turned_away.arrival_ns = context.started_ns
-                turned_away.end(reply.ending)
-                scope[CALL_IN_SCOPE] = turned_away
-            await send_reply(visible, reply)
-        except asyncio.CancelledError:
-            # Only the end of the process cancels, when the time to drain is over.
-            if context.status == 0:
-                await send_reply(visible, error_reply(Unavailable(SHUT_DOWN)))
-        except ClientDisconnect:
-            pass  # while its body arrived; the log says that it left
-        except Exception as error:
-            reply = context.failed(call, error)
-            if context.status == 0:
-                await send_reply(visible, reply)
+                reply = await route.reply(call, request, receive)
+                call.settle()
+                request.ending = reply.ending
+                await send_reply(visible, reply, call.discard_pages)
+        except (asyncio.CancelledError, Exception) as raised:
+            error = self._error_reply(request, raised)
+            if call is not None:
+                call.settle()
+            if error is not None and request.status == 0:
+                await send_reply(visible, error)
         finally:
-            # Taken out, because the scope stays as long as the connection, and with it would what the call has found.
-            context.log((scope.get("client") or ("-", 0))[0], call, scope.pop(CALL_IN_SCOPE, None))
+            if call is not None:
+                call.end(request.ending)
+            self._log(request, scope)
+
+    def _check_key(self, request: RequestContext) -> None:
+        """Raises Unauthorized."""
+        request.key_name = self._access_log.keys.check(
+            request.headers.get(b"authorization"),
+            is_open=lambda: not needs_key(request.path),
+            takes_admin_token=lambda: takes_admin_token(request.path),
+        )
+
+    def _error_reply(self, request: RequestContext, raised: BaseException) -> Reply | None:
+        """The answer to a request in which this was raised; None where its client has left."""
+        cause = raised if request.call is None else request.call.cause_of(raised)
+        try:
+            request.ending = ending_of(cause)
+            if isinstance(cause, RequestError):
+                return error_reply(cause)
+            if isinstance(cause, ClientGone | ClientDisconnect):
+                return None
+            if isinstance(cause, asyncio.CancelledError):
+                # Only the end of the process cancels, when the time to drain is over.
+                return error_reply(Unavailable(SHUT_DOWN))
+            _log.error("%s failed; this is a bug", in_line(request.line), exc_info=cause)
+            message = f"internal error; the log has it under request {request.id.decode()}"
+            return Reply(500, (error_body(message),))
+        finally:
+            del cause, raised  # they would hold this frame, and this frame them
+
+    def _log(self, request: RequestContext, scope: Scope) -> None:
+        self._access_log.log(
+            (scope.get("client") or ("-", 0))[0],
+            request.line,
+            str(request.status or "left"),  # the client closed the connection before there was an answer
+            (time.monotonic_ns() - request.started_ns) / 1e6,
+            is_error=request.status >= 400 or request.status == 0,
+            trace=request.trace,
+            key_name=request.key_name,
+            facts=None if request.call is None else request.call.facts,
+        )

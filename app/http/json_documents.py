@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Annotated, Any, Literal, NamedTuple
+import operator
+from itertools import accumulate
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,10 +19,10 @@ import orjson
 import simdjson
 
 from convoy.app.lifecycle.catalog import Served
+from convoy.app.protocol.tensors import OutputIn
 from convoy.models.errors import InvalidRequest
 
 _PIECE_BYTES = 64 << 10
-_COMMA = ord(",")
 # "[" and "{" differ from each other in one bit, and in more from all else.
 _OPENING, _EITHER = ord("["), 0xFF ^ (ord("[") ^ ord("{"))
 # What a request has beside its tensors: shapes, parameters, outputs, and texts with commas.
@@ -40,7 +42,7 @@ def weigh(text: memoryview) -> Weight:
     codes, commas, lists = np.frombuffer(text, np.uint8), 0, 0
     for start in range(0, len(codes), _PIECE_BYTES):
         piece = codes[start : start + _PIECE_BYTES]
-        commas += int(np.count_nonzero(piece == _COMMA))
+        commas += int(np.count_nonzero(piece == ord(",")))
         lists += int(np.count_nonzero((piece & _EITHER) == _OPENING))
     return Weight(len(codes), commas + 1, lists)
 
@@ -84,15 +86,14 @@ _MOST_DIMENSIONS = 64
 # Values that become objects; until all are made, nothing else runs.
 _MOST_OBJECTS = 1 << 20
 # The protocol's types that a list of JSON numbers stands for without a doubt, and how simdjson may read such a list.
-_Form = Literal["d", "i", "u"]
-_FLOAT: tuple[_Form, ...] = ("d",)
-_WHOLE: tuple[_Form, ...] = ("i",)
-_FORMS: dict[str, tuple[_Form, ...]] = {
-    **dict.fromkeys(["FP32", "FP64"], _FLOAT),
-    **dict.fromkeys(["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32"], _WHOLE),
-    "UINT64": ("i", "u"),
+_FORMS = {
+    **dict.fromkeys(["FP32", "FP64"], "d"),
+    **dict.fromkeys(["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32"], "i"),
+    "UINT64": "iu",
 }
-_DTYPES: dict[_Form, type[np.generic]] = {"d": np.float64, "i": np.int64, "u": np.uint64}
+# All bytes but brackets and commas.
+_NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
+_DTYPES = {"d": np.float64, "i": np.int64, "u": np.uint64}
 
 
 class JsonTensor(msgspec.Struct, gc=False):
@@ -105,20 +106,13 @@ class JsonTensor(msgspec.Struct, gc=False):
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class JsonOutput(msgspec.Struct, gc=False):
-    """A wanted output."""
-
-    name: str
-    parameters: dict[str, Any] = {}
-
-
 class InferDocument(msgspec.Struct, gc=False):
     """An infer request; other members mean nothing."""
 
     inputs: Annotated[list[JsonTensor], msgspec.Meta(max_length=_MOST_TENSORS)]
     id: str | None = None
     parameters: dict[str, Any] = {}
-    outputs: Annotated[list[JsonOutput], msgspec.Meta(max_length=_MOST_TENSORS)] | None = None
+    outputs: Annotated[list[OutputIn], msgspec.Meta(max_length=_MOST_TENSORS)] | None = None
 
 
 _decoder = msgspec.json.Decoder(InferDocument)
@@ -127,50 +121,38 @@ _decoder = msgspec.json.Decoder(InferDocument)
 def read_document(view: memoryview) -> InferDocument:
     """Read a request, except for the `data` of its tensors. Raises InvalidRequest."""
     try:
-        return _decoder.decode(view)
-    except msgspec.ValidationError as error:
-        raise _malformed(error) from None
-    except RecursionError:
-        raise _too_deep() from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return _read_with_nan(view)
+        try:
+            return _decoder.decode(view)
+        except msgspec.ValidationError:
+            raise
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return _read_with_nan(view)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(error) from None
+
+
+def _invalid(error: Exception) -> InvalidRequest:
+    """What a reader of JSON raised, for the client."""
+    if isinstance(error, msgspec.ValidationError):
+        return InvalidRequest(f"the request is not an infer request of the Open Inference Protocol: {error}")
+    if isinstance(error, RecursionError):
+        return InvalidRequest("JSON nesting depth exceeds maximum allowed limit (100)")
+    return InvalidRequest(f"failed to parse the request JSON buffer: {error}")
 
 
 def _read_with_nan(view: memoryview) -> InferDocument:
     """NaN and Infinity are legal in tensors but not in JSON; the standard library reads them."""
     _check_count(view, "in JSON that is invalid, unusual, or has NaN or Infinity")
-    document = _read_leniently(bytes(view))
+    document = json.loads(bytes(view))
     tensors = document.get("inputs") if isinstance(document, dict) else None
     lists = [
         one.pop("data", msgspec.UNSET) if isinstance(one, dict) else msgspec.UNSET
         for one in (tensors if isinstance(tensors, list) else ())
     ]
-    try:
-        request = msgspec.convert(document, InferDocument)
-    except msgspec.ValidationError as error:
-        raise _malformed(error) from None
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from error
+    request = msgspec.convert(document, InferDocument)
     for tensor, data in zip(request.inputs, lists, strict=True):
         tensor.data = data
     return request
-
-
-def _read_leniently(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise _too_deep() from None
-    except ValueError as error:
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from error
-
-
-def _malformed(error: msgspec.ValidationError) -> InvalidRequest:
-    return InvalidRequest(f"the request is not an infer request of the Open Inference Protocol: {error}")
-
-
-def _too_deep() -> InvalidRequest:
-    return InvalidRequest("JSON nesting depth exceeds maximum allowed limit (100)")
 
 
 def _check_count(text: memoryview, what: str) -> None:
@@ -185,7 +167,7 @@ def read_values(data: object, datatype: str) -> object:
     """
     if not isinstance(data, msgspec.Raw):
         return data
-    text, forms = memoryview(data), _FORMS.get(datatype, ())
+    text, forms = memoryview(data), _FORMS.get(datatype, "")
     if forms:
         values = _numbers(bytes(text), forms)
         if values is not None:
@@ -194,46 +176,49 @@ def read_values(data: object, datatype: str) -> object:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:  # 1e999, for example, or half a surrogate pair
-        return _read_leniently(bytes(text))
+        try:
+            return json.loads(bytes(text))
+        except (ValueError, RecursionError) as error:
+            raise _invalid(error) from None
 
 
-def _numbers(text: bytes, forms: tuple[_Form, ...]) -> np.ndarray | None:
+def _numbers(text: bytes, forms: str) -> np.ndarray | None:
     try:
         data = simdjson.Parser().parse(text)
-        if isinstance(data, simdjson.Array) and text.count(b"[") == _count_even(data):
-            for form in forms:
-                try:
-                    return np.frombuffer(data.as_buffer(of_type=form), _DTYPES[form])
-                except (TypeError, ValueError):  # what is no number, or none of this form
-                    pass
+        if not isinstance(data, simdjson.Array):
+            return None
+        lengths = _lengths(data)
+        if not _is_even(text, lengths):
+            return None
+        for form in forms:
+            try:
+                values: np.ndarray = np.frombuffer(data.as_buffer(of_type=form), _DTYPES[form])  # type: ignore[arg-type]
+            except (TypeError, ValueError):  # what is no number, or none of this form
+                continue
+            return values if values.size == math.prod(lengths) else None
     except (ValueError, RuntimeError):  # simdjson's ways to say that it cannot
         pass
     return None
 
 
-def _count_even(data: Any) -> int:
-    """How many lists it is with those in it, if all at one depth are as long; else 1."""
-    lengths, first = [len(data)], data
-    while isinstance(first := next(iter(first), None), simdjson.Array):
-        lengths.append(len(first))
-        if len(lengths) > _MOST_DIMENSIONS:
-            return 1
-    return _count_as_long(data, lengths) or 1
+def _lengths(data: object) -> list[int]:
+    """The lengths of a list and of the first list in each: the shape, if lists at one depth are equally long."""
+    lengths: list[int] = []
+    while isinstance(data, simdjson.Array) and len(lengths) <= _MOST_DIMENSIONS:
+        lengths.append(len(data))
+        data = next(iter(data), None)
+    return lengths
 
 
-def _count_as_long(data: Any, lengths: list[int]) -> int:
-    """How many, and 0 if they are not as long as this, from the outermost to the innermost."""
-    if len(data) != lengths[0]:
-        return 0
-    if len(lengths) == 1:
-        return 1
-    if len(lengths) == 2:  # most of them are innermost
-        found = {len(one) if isinstance(one, simdjson.Array) else -1 for one in data}
-        return 1 + lengths[0] if found == {lengths[1]} else 0
-    count = 1
-    for one in data:
-        inside = _count_as_long(one, lengths[1:]) if isinstance(one, simdjson.Array) else 0
-        if not inside:
-            return 0
-        count += inside
-    return count
+def _is_even(text: bytes, lengths: list[int]) -> bool:
+    """Whether the lists in this text have these lengths, as far as brackets and commas tell: `[]` looks like `[1]`."""
+    if len(lengths) > _MOST_DIMENSIONS:
+        return False
+    lists = 1 + sum(accumulate(lengths[:-1], operator.mul))
+    # These two bound what is built below.
+    if text.count(b"[") != lists or math.prod(lengths) > text.count(b",") + 1:
+        return False
+    expected = b""
+    for length in reversed(lengths):
+        expected = b"[" + b",".join([expected] * length) + b"]"
+    return text.translate(None, _NO_STRUCTURE) == expected

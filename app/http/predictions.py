@@ -1,45 +1,48 @@
 """`POST /predictions/{model}[/{version}]`: an image in, what is in it out: classes, boxes, or a class of each pixel.
 
-The body is one image, told by its bytes and not by its content type, a multipart form with one or more files, or JSON
-with images in base64. Each file is a request of its own: it is decoded, queued and answered by itself, and one that
-fails does not harm the others.
+The body is one image, recognised by its bytes and not by its content type, or a multipart form with files, or JSON with
+images in base64. Each file is a request of its own: it is decoded, queued and answered by itself, and one that fails
+does not harm the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Coroutine
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
 import orjson
 
+from convoy.app.calls.access import ServeOptions
 from convoy.app.calls.call import Call, Terms
-from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
 from convoy.app.http.body import UploadRoom
-from convoy.app.http.compression import quality
-from convoy.app.http.hot_route import HotRoute, HttpHead
-from convoy.app.http.replies import Reply, error_reply
-from convoy.app.http.uploads import JsonImages, boundary_of, is_json, needed_bytes, split_files, split_images
+from convoy.app.http.gate import HotRoute, RequestContext
+from convoy.app.http.replies import Reply, error_reply, quality
+from convoy.app.http.uploads import boundary_of, is_json, split_files, split_images
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.pictures.answering import CLASS_MAP, Wanted
 from convoy.app.pictures.class_map import SegmentedPicture, palette_png
 from convoy.app.pictures.decoder import Decoder, DecodeWork
 from convoy.app.pictures.documents import Document, answer_document, check_takes_pictures, envelope, wanted_of
-from convoy.app.pictures.predictor import EncodedPicture, Predicted, Predictor
+from convoy.app.pictures.predictor import EncodedPicture, Predictor
 from convoy.app.protocol.inference import INLINE_BYTES
 from convoy.app.scheduling.slab import Slot
 from convoy.models.errors import BodyTooLarge, InvalidRequest, RequestError
 
 
-def in_form(wanted: Wanted, head: HttpHead) -> Wanted:
-    """A class map in the form that the request asks for. Raises InvalidRequest."""
-    form = head.query.get("format", "")
+def _wanted(request: RequestContext, served: Served) -> Wanted:
+    """What a request asks of its pictures; a class map in the form that it asks for. Raises InvalidRequest."""
+    wanted = wanted_of(served, request.query.get("top_k"), request.query.get("threshold"))
+    if wanted.answering is not CLASS_MAP:
+        return wanted
+    form = request.query.get("format", "")
     if form not in ("", "json", "png"):
         raise InvalidRequest(f"format must be json or png, got {form[:40]!r}")
-    is_png = form == "png" or (not form and prefers_png(head.headers.get(b"accept", b"")))
+    is_png = form == "png" or (not form and prefers_png(request.headers.get(b"accept", b"")))
     return wanted._replace(finish=as_png) if is_png else wanted
 
 
@@ -58,15 +61,8 @@ def as_png(found: SegmentedPicture) -> bytes:
     return palette_png(found.class_map)
 
 
-@dataclass(frozen=True, slots=True)
-class _FailedFile:
-    """One file of a form that could not be predicted, and what would be answered if it were alone."""
-
-    message: str
-    reply: Reply
-
-
-_Outcome = Document | _FailedFile
+# What was found in one file of a form, or what would be answered if it were alone and failed.
+_Outcome = Document | Reply
 
 
 class PredictionsRoute(HotRoute):
@@ -74,6 +70,7 @@ class PredictionsRoute(HotRoute):
 
     protocol = "predictions"
     paths = ("/predictions/{model}", "/predictions/{model}/{version}")
+    pattern = re.compile(r"/predictions/(?P<model>[^/]+)(?:/(?P<version>[^/]*))?")
 
     def __init__(self, core: Core, options: ServeOptions, decoder: Decoder, room: UploadRoom) -> None:
         super().__init__(core, options, decoder, room)
@@ -82,37 +79,34 @@ class PredictionsRoute(HotRoute):
     def admit(self, served: Served) -> None:
         check_takes_pictures(served)
 
-    async def answer(self, call: Call, head: HttpHead, served: Served, body: Slot) -> Reply:
-        wanted = _wanted(head, served)
+    async def answer(self, call: Call, request: RequestContext, served: Served, body: Slot) -> Reply:
+        wanted = _wanted(request, served)
         picture = EncodedPicture(body.view, (body,))
         if not picture.kind:
-            content_type = head.headers.get(b"content-type", b"")
-            several: Sequence[memoryview | str] | None = None
+            content_type = request.headers.get(b"content-type", b"")
+            files: memoryview | list[memoryview] | list[memoryview | str] = body.view
             if (boundary := boundary_of(content_type)) is not None:
                 work = DecodeWork("form", body.view.nbytes, (body,))
-                several = (await self.decoder.run(call, work, split_files, body.view, boundary)).result
+                files = (await self.decoder.run(call, work, split_files, body.view, boundary)).result
             elif is_json(body.view, content_type):
-                found = await self._split_json(call, body)
-                first = found.images[0]
-                if found.is_list:
-                    several = found.images
-                elif isinstance(first, str):
-                    raise InvalidRequest(first)
-                else:
-                    picture = EncodedPicture(first, (body,))
-            if several is not None:
+                files = await self._split_json(call, body)
+            if not isinstance(files, memoryview):
                 if wanted.finish is as_png:
                     raise InvalidRequest("a PNG has the class map of one image; send one alone, or ask for JSON")
-                asking = [self._predict_file(call, served, body, file, wanted) for file in several]
+                asking = [self._predict_file(call, served, body, file, wanted) for file in files]
                 return _several(call, envelope(served), await _all_of(call, asking))
+            picture = EncodedPicture(files, (body,))
         seen = await self._predictor.predict(call, served, picture, Terms(), wanted, is_alone=True)
-        return _single(served, wanted, seen)
+        headers = (seen.timing.header(),)
+        if wanted.finish is as_png:
+            return Reply(200, (seen.found,), "image/png", headers)
+        return Reply(200, (orjson.dumps({**envelope(served), **answer_document(wanted, seen)}),), headers=headers)
 
-    async def _split_json(self, call: Call, body: Slot) -> JsonImages:
+    async def _split_json(self, call: Call, body: Slot) -> memoryview | list[memoryview | str]:
         """Raises RequestError."""
         if body.view.nbytes <= INLINE_BYTES:
             return split_images(body.view)
-        needs_bytes = needed_bytes(body.view.nbytes)
+        needs_bytes = 2 * body.view.nbytes  # its text, and the strings that are made of it
         if not call.may_ever_hold(needs_bytes):
             raise BodyTooLarge(
                 f"to read JSON of {body.view.nbytes} bytes takes {needs_bytes} beside it, and there are "
@@ -124,7 +118,7 @@ class PredictionsRoute(HotRoute):
 
     async def _predict_file(
         self, call: Call, served: Served, body: Slot, encoded: memoryview | str, wanted: Wanted
-    ) -> Document | _FailedFile:
+    ) -> _Outcome:
         """`encoded` is what is wrong with it, where there are no bytes."""
         try:
             if isinstance(encoded, str):
@@ -133,7 +127,8 @@ class PredictionsRoute(HotRoute):
             seen = await self._predictor.predict(call, served, picture, Terms(), wanted, is_alone=False)
             return answer_document(wanted, seen)
         except RequestError as error:
-            return _failed(error)
+            # The words and not the error: its traceback would keep the whole upload in memory.
+            return error_reply(error)
 
 
 async def _all_of(call: Call, asking: list[Coroutine[Any, Any, _Outcome]]) -> list[_Outcome]:
@@ -151,49 +146,25 @@ async def _all_of(call: Call, asking: list[Coroutine[Any, Any, _Outcome]]) -> li
             raise
         late = cause
     call.settle()
-    return [_failed(late) if late is not None and task.cancelled() else task.result() for task in tasks]
-
-
-def _failed(error: RequestError) -> _FailedFile:
-    # The words and not the error: its traceback would keep the whole upload in memory.
-    return _FailedFile(str(error), error_reply(error))
-
-
-def _single(served: Served, wanted: Wanted, seen: Predicted) -> Reply:
-    headers = (seen.timing.header(),)
-    if wanted.finish is as_png:
-        return Reply(200, (seen.found,), "image/png", headers)
-    return Reply(200, (orjson.dumps({**envelope(served), **answer_document(wanted, seen)}),), headers=headers)
+    return [error_reply(late) if late is not None and task.cancelled() else task.result() for task in tasks]
 
 
 def _several(call: Call, head: Document, outcomes: list[_Outcome]) -> Reply:
     """One result a file, in order; an error status only when every file failed.
 
-    Then one speaks for the form: of those that another try may help, the first, because nobody comes again for the
-    others.
+    Its status and headers are those of one file: of those that another try may help, the first.
     """
-    results: list[Document] = []
-    failures: list[_FailedFile] = []
-    for outcome in outcomes:
-        if isinstance(outcome, _FailedFile):
-            failures.append(outcome)
-            results.append({"error": outcome.message})
-        else:
-            results.append(outcome)
-    is_answered = len(failures) < len(outcomes)
-    helped = [one for one in failures if one.reply.status == HTTPStatus.TOO_MANY_REQUESTS or one.reply.status >= 500]
-    speaker = None if is_answered else (helped or failures)[0]
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Reply)]
+    results = [orjson.Fragment(one.pieces[0]) if isinstance(one, Reply) else one for one in outcomes]
+    if len(failures) < len(outcomes):
+        speaker, body = None, {**head, "results": results}
+    else:
+        helped = [one for one in failures if one.status == HTTPStatus.TOO_MANY_REQUESTS or one.status >= 500]
+        speaker = (helped or failures)[0]
+        error = orjson.loads(speaker.pieces[0])["error"]
+        message = f"none of the {len(failures)} files could be predicted; one of them: {error}"
+        body = {"error": message, "results": results}
     for one in failures:
-        if one is not speaker and (reason := one.reply.ending.reason):
+        if one is not speaker and (reason := one.ending.reason):
             call.core.turned_away(reason)
-    if speaker is None:
-        return Reply(200, (orjson.dumps({**head, "results": results}),))
-    message = f"none of the {len(failures)} files could be predicted; one of them: {speaker.message}"
-    body = orjson.dumps({"error": message, "results": results})
-    return replace(speaker.reply, pieces=(body,))
-
-
-def _wanted(head: HttpHead, served: Served) -> Wanted:
-    """What a request asks of its pictures. Raises InvalidRequest."""
-    wanted = wanted_of(served, head.query.get("top_k"), head.query.get("threshold"))
-    return in_form(wanted, head) if wanted.answering is CLASS_MAP else wanted
+    return replace(speaker or Reply(200, ()), pieces=(orjson.dumps(body),))

@@ -1,19 +1,24 @@
-"""What goes back over HTTP: one way to send a body, one way to say that something is wrong."""
+"""What goes back over HTTP: how a body is sent, how an error is written, and how an answer is compressed.
+
+An answer is compressed only for a client that asks for it, with gzip or deflate, which in HTTP is zlib's format.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Send
 
-from convoy.app.telemetry.outcomes import ANSWERED, FAILED, CallEnd, ending_of
+from convoy.app.telemetry.outcomes import ANSWERED, CallEnd, ending_of
 from convoy.models.errors import RequestError, UnsupportedCompression
 
-Headers = list[tuple[bytes, bytes]]
+# zlib's window bits for each compression.
+WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 
 
 @dataclass(slots=True, eq=False)
@@ -61,11 +66,6 @@ def error_reply(error: RequestError) -> Reply:
     return Reply(error.http_status, (error_body(str(error)),), headers=headers, ending=ending_of(error))
 
 
-def internal_error(own_id: bytes) -> Reply:
-    """The answer to an unexpected error in the request of this id."""
-    return Reply(500, (error_body(f"internal error; the log has it under request {own_id.decode()}"),), ending=FAILED)
-
-
 def error_body(message: str) -> bytes:
     # A client's own bytes may stand in the message, and they need not be text.
     return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
@@ -76,7 +76,45 @@ def json_response(document: object, status: int = 200, headers: dict[str, str] |
     return Response(orjson.dumps(document), status, headers, "application/json")
 
 
-def as_response(reply: Reply) -> Response:
-    """The reply for Starlette, which wants a response object of its own."""
-    headers = {name.decode(): value.decode() for name, value in reply.headers}
-    return Response(b"".join(reply.pieces), reply.status, headers, reply.content_type)
+def reply_encoding(headers: Mapping[bytes, bytes], reply: Reply) -> bytes | None:
+    """How to compress the reply to a request with these headers; None for not at all.
+
+    The highest q of Accept-Encoding wins; among equals the one that comes first. A header that says nothing of identity
+    takes it as the last resort.
+    """
+    accepted = headers.get(b"accept-encoding")
+    # A shorter reply costs more to compress than to send: it is less than a packet.
+    if accepted is None or reply.status != 200 or reply.length < 1024 or reply.content_type == "image/png":
+        return None
+    best, best_q, identity_q = None, 0.0, 0.0
+    for entry in accepted.lower().split(b","):
+        name, _, parameter = entry.partition(b";")
+        name, q = name.strip(), quality(parameter)
+        if name == b"identity":
+            identity_q = q
+        elif name in WINDOW_BITS and q > best_q:
+            best, best_q = name, q
+    return best if best_q >= identity_q else None
+
+
+def compress(reply: Reply, encoding: bytes) -> Reply:
+    """The same reply with a compressed body, or as it is where that would not be smaller."""
+    # The fastest level is what a server can afford.
+    stream = zlib.compressobj(1, wbits=WINDOW_BITS[encoding])
+    pieces = (*(stream.compress(piece) for piece in reply.pieces), stream.flush())
+    body = b"".join(pieces)
+    if len(body) >= sum(len(piece) for piece in reply.pieces):
+        return reply
+    return replace(reply, pieces=(body,), headers=(*reply.headers, (b"content-encoding", encoding)))
+
+
+def quality(parameter: bytes) -> float:
+    """How much an encoding or a type is wanted, from 0 to 1; 0 for a weight that cannot be read."""
+    name, _, value = parameter.partition(b"=")
+    if not name.strip():
+        return 1.0
+    try:
+        q = float(value)
+    except ValueError:
+        return 0.0
+    return q if name.strip() == b"q" and 0 <= q <= 1 else 0.0

@@ -1,39 +1,42 @@
-"""The routes of the shared memory extensions: system shared memory where it is allowed, CUDA's never."""
+"""The routes that change what is served, and those of shared memory: the system's where it is allowed, CUDA's never."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
-from convoy.app.calls.access import Authenticator
-from convoy.app.calls.options import BodyLimits
+from convoy.app.calls.access import Authenticator, BodyLimits, ServeOptions
 from convoy.app.core import Core
-from convoy.app.http.body import read_object
-from convoy.app.http.browsers import OwnPages
-from convoy.app.http.error_docs import ERRORS
+from convoy.app.http.body import too_slow
+from convoy.app.http.browsers import check_own_page
+from convoy.app.http.examples import ERRORS
 from convoy.app.http.replies import json_response
 from convoy.app.protocol import documents
 from convoy.app.protocol.repository import check_repository, load_model, unload_model
 from convoy.app.protocol.tensors import brief
-from convoy.models.errors import InvalidRequest, Unsupported
+from convoy.models.errors import BodyTooLarge, InvalidRequest, Unsupported
 
 _REPOSITORY = "/v2/repository"
 _LOAD_EXAMPLE = '{"parameters": {"config": "{\\"max_batch_size\\": 16}"}}'
 
 
-def repository_routes(core: Core, keys: Authenticator, own_pages: OwnPages, limits: BodyLimits) -> APIRouter:
+def repository_routes(core: Core, options: ServeOptions) -> APIRouter:
     router = APIRouter(tags=["repository"], responses=ERRORS)
+    keys, limits = Authenticator(options), options.body
 
     def check_admin(request: Request) -> None:
         core.control.check_explicit()
         authorization = request.headers.get("authorization")
         keys.check_admin(None if authorization is None else authorization.encode("latin-1"))
-        own_pages.check(request.headers)
+        check_own_page(request.headers, options)
 
     @router.post(f"{_REPOSITORY}/index", summary="What is served and what not, and why")
     async def index(request: Request) -> Response:
-        only_ready = (await read_object(request, '{"ready": true}', limits)).get("ready", False)
+        only_ready = (await _read_object(request, '{"ready": true}', limits)).get("ready", False)
         if not isinstance(only_ready, bool):
             raise InvalidRequest("'ready' must be true or false")
         return json_response(await documents.repository_index(core, only_ready=only_ready))
@@ -41,13 +44,13 @@ def repository_routes(core: Core, keys: Authenticator, own_pages: OwnPages, limi
     @router.post(f"{_REPOSITORY}/models/{{model}}/load", summary="Load a model, or load it again if it changed")
     async def load(model: str, request: Request) -> Response:
         check_admin(request)
-        await load_model(core, model, _parameters(await read_object(request, _LOAD_EXAMPLE, limits)))
+        await load_model(core, model, _parameters(await _read_object(request, _LOAD_EXAMPLE, limits)))
         return Response()
 
     @router.post(f"{_REPOSITORY}/models/{{model}}/unload", summary="Unload every version of a model")
     async def unload(model: str, request: Request) -> Response:
         check_admin(request)
-        await unload_model(core, model, _parameters(await read_object(request, '{"parameters": {}}', limits)))
+        await unload_model(core, model, _parameters(await _read_object(request, '{"parameters": {}}', limits)))
         return Response()
 
     @router.post(f"{_REPOSITORY}/{{repository}}/index", summary="Not offered")
@@ -71,14 +74,10 @@ _EXAMPLE = '{"key": "/input", "offset": 0, "byte_size": 128}'
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 
 
-def shared_memory_routes(core: Core, own_pages: OwnPages, limits: BodyLimits) -> APIRouter:
+def shared_memory_routes(core: Core, options: ServeOptions) -> APIRouter:
     router = APIRouter(tags=["shared memory"], responses=ERRORS)
-    _add_system(router, core, own_pages, limits)
-    _add_cuda(router)
-    return router
+    limits = options.body
 
-
-def _add_system(router: APIRouter, core: Core, own_pages: OwnPages, limits: BodyLimits) -> None:
     @router.get(f"{_SYSTEM}/status", summary="All registered regions")
     @router.get(f"{_SYSTEM}/region/{{name}}/status", summary="One registered region")
     async def status(name: str | None = None) -> Response:
@@ -89,8 +88,8 @@ def _add_system(router: APIRouter, core: Core, own_pages: OwnPages, limits: Body
     )
     async def register(name: str, request: Request) -> Response:
         core.shared_memory.check_allowed()
-        own_pages.check(request.headers)
-        body = await read_object(request, _EXAMPLE, limits)
+        check_own_page(request.headers, options)
+        body = await _read_object(request, _EXAMPLE, limits)
         key, offset, byte_size = body.get("key"), body.get("offset", 0), body.get("byte_size")
         if not isinstance(key, str) or type(offset) is not int or type(byte_size) is not int:
             raise InvalidRequest(f"the body must be like {_EXAMPLE}, got {brief(body)}")
@@ -100,9 +99,12 @@ def _add_system(router: APIRouter, core: Core, own_pages: OwnPages, limits: Body
     @router.post(f"{_SYSTEM}/unregister", summary="Forget all regions", response_class=Response)
     @router.post(f"{_SYSTEM}/region/{{name}}/unregister", summary="Forget a region", response_class=Response)
     async def unregister(request: Request, name: str | None = None) -> Response:
-        own_pages.check(request.headers)
+        check_own_page(request.headers, options)
         core.shared_memory.unregister(name)
         return Response()
+
+    _add_cuda(router)
+    return router
 
 
 def _add_cuda(router: APIRouter) -> None:
@@ -125,3 +127,27 @@ def _add_cuda(router: APIRouter) -> None:
     )
     async def unregister(name: str | None = None) -> Response:
         return Response()
+
+
+async def _read_object(request: Request, example: str, limits: BodyLimits) -> dict[str, Any]:
+    """The object, empty where there is no body. Raises InvalidRequest, BodyTooLarge or RequestTimeout.
+
+    `example` is what a right body looks like; of the limits those of time hold.
+    """
+    body, begun_s = bytearray(), asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(begun_s + limits.seconds_for(0)) as limit:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > 1 << 20:
+                    raise BodyTooLarge(f"the body of this route exceeds the maximum of {1 << 20} bytes; send less")
+                limit.reschedule(begun_s + limits.seconds_for(len(body)))
+    except TimeoutError as error:
+        raise too_slow(limits.seconds_for(len(body))) from error
+    try:
+        document = orjson.loads(bytes(body) or b"{}")
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}; send {example}") from error
+    if not isinstance(document, dict):
+        raise InvalidRequest(f"the body must be a JSON object such as {example}")
+    return document

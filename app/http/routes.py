@@ -8,18 +8,18 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
+from convoy.app.calls.access import ServeOptions
 from convoy.app.calls.call import find_served
-from convoy.app.calls.options import ServeOptions
 from convoy.app.core import Core
-from convoy.app.http.error_docs import ERRORS
-from convoy.app.http.page import page_reply
-from convoy.app.http.replies import as_response, json_response
+from convoy.app.http.examples import ERRORS, NOT_OFFERED
+from convoy.app.http.pages import page_response
+from convoy.app.http.replies import json_response
 from convoy.app.lifecycle.catalog import WHOLE_MODEL, Listing, ModelState, Served
 from convoy.app.lifecycle.served_metrics import shapes_of
 from convoy.app.loading.proving import ProvedEngine
@@ -30,19 +30,10 @@ from convoy.app.version import VERSION
 from convoy.models.errors import Unsupported
 from convoy.models.plans import PlanBuild
 
-_WHY = {
-    "/v2/trace/setting": "the server does not support tracing; /stats and the Server-Timing header tell the stages",
-    "/v2/models/{model}/trace/setting": "the server does not support tracing; see /stats and Server-Timing",
-    "/v2/models/{model}/versions/{version}/trace/setting": (
-        "the server does not support tracing; see /stats and Server-Timing"
-    ),
-    "/v2/logging": "the server does not support dynamic logging; start it with --log-level or --access-log",
-}
-
 
 def not_offered_routes() -> APIRouter:
     router = APIRouter(tags=["not offered"], responses=ERRORS)
-    for path, why in _WHY.items():
+    for path, why in NOT_OFFERED.items():
         router.add_api_route(path, _refusal(why), methods=["GET"], summary="Not offered")
         router.add_api_route(path, _refusal(why), methods=["POST"], summary="Not offered")
     return router
@@ -73,7 +64,7 @@ def control_routes(core: Core, options: ServeOptions) -> APIRouter:
 
     @router.get("/", tags=["pages"], summary="A page for people", response_class=HTMLResponse)
     async def own_page() -> Response:
-        return as_response(page_reply())
+        return page_response()
 
     return router
 
@@ -182,6 +173,7 @@ def _last_minute(core: Core, served: Served) -> _Json:
     last_minute = served.statistics.last_minute
     requests_per_s, samples_per_s = last_minute.per_second()
     first, *_ = engines = [_engine(engine) for engine in served.loaded.engines]
+    shapes = shapes_of(served.loaded.engines)  # what is held for free sizes; none where they are fixed
     return {
         "name": served.key.model,
         "version": str(served.key.version),
@@ -191,7 +183,7 @@ def _last_minute(core: Core, served: Served) -> _Json:
         "published_although": list(served.loaded.objections),
         **first,
         "engines": engines,
-        "shapes": _shapes(served.loaded.engines),
+        "shapes": None if shapes is None else dataclasses.asdict(shapes),
         "plan_build": _plan_build(served.plan_build),
         "why_not_others": list(served.loaded.skipped),
         "max_batch_size": served.spec.max_batch_size,
@@ -262,12 +254,6 @@ def _engine(engine: ProvedEngine) -> _Json:
     }
 
 
-def _shapes(engines: Iterable[ProvedEngine]) -> _Json | None:
-    """What is held for free sizes; null where they are fixed."""
-    held = shapes_of(engines)
-    return None if held is None else dataclasses.asdict(held)
-
-
 def _plan_build(build: PlanBuild | None) -> _Json | None:
     """How far the plan is that will serve better; null where none is being built, or ever was."""
     if build is None:
@@ -279,3 +265,60 @@ def _listed(one: Listing) -> _Json:
     """`version` is null where it is the model's folder that cannot be read."""
     version = None if one.version == WHOLE_MODEL else one.version
     return dataclasses.asdict(one) | {"version": version, "state": one.state.value}
+
+
+def torchserve_routes(core: Core) -> APIRouter:
+    """What TorchServe's management API says about models; docs/torchserve.md lists the differences."""
+    router = APIRouter(tags=["TorchServe"], responses=ERRORS)
+
+    @router.get("/models", summary="The models' names")
+    async def models(
+        limit: int = Query(100, ge=1, le=10_000), next_page_token: int = Query(0, ge=0, le=1 << 31)
+    ) -> Response:
+        names = sorted({served.key.model for served in core.catalog.served()})
+        page = names[next_page_token : next_page_token + limit]
+        document: _Json = {"models": [{"modelName": name, "modelUrl": _url(name)} for name in page]}
+        if next_page_token + limit < len(names):
+            document["nextPageToken"] = str(next_page_token + limit)
+        return json_response(document)
+
+    @router.get("/models/{model}", summary="The version of a model that is served")
+    @router.get("/models/{model}/{version}", summary="One version of a model, or `all`")
+    async def describe(model: str, version: str | None = None) -> Response:
+        if version == "all":
+            find_served(core.catalog, model, None)
+            chosen = core.catalog.versions(model)
+        else:
+            chosen = [find_served(core.catalog, model, version)]
+        return json_response([_description(core, served) for served in chosen])
+
+    return router
+
+
+def _description(core: Core, served: Served) -> _Json:
+    waiting = core.scheduler.waiting_samples(served.key)
+    engines = [engine.info for engine in served.loaded.engines]
+    status = "READY" if served.ready else "UNLOADING"
+    return {
+        "modelName": served.key.model,
+        "modelVersion": str(served.key.version),
+        "modelUrl": _url(served.key.model),
+        "runtime": engines[0].engine,
+        "minWorkers": len(engines),
+        "maxWorkers": len(engines),
+        "batchSize": max(1, served.spec.max_batch_size),
+        "maxBatchDelay": 0,
+        "loadedAtStartup": True,
+        "workers": [
+            {"id": str(number), "status": status, "gpu": not info.is_on_cpu} for number, info in enumerate(engines)
+        ],
+        "jobQueueStatus": {
+            "remainingCapacity": max(0, core.max_waiting(served.key) - waiting),
+            "pendingRequests": waiting,
+        },
+    }
+
+
+def _url(name: str) -> str:
+    """Where the model is described here; TorchServe names the archive that it was loaded from."""
+    return f"/v2/models/{name}"

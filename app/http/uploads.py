@@ -12,11 +12,12 @@ import binascii
 import logging
 import re
 from email.message import Message
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
 
 from convoy.models.errors import InvalidRequest
 
@@ -25,23 +26,14 @@ if TYPE_CHECKING:
 
 MAX_FILES = 256
 _READ_BYTES = 64 << 10
-# The client is told what is wrong with its form; the library's log would not say which form it was.
+# The client gets an error about its form; the library's log would not say which form it was.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 def boundary_of(content_type: bytes) -> bytes | None:
     """The boundary of a multipart form, or None for every other content type."""
-    if b"multipart" not in content_type.lower():
-        return None
-    message = Message()
-    message["content-type"] = content_type.decode("latin-1")
-    if message.get_content_type() != "multipart/form-data":
-        return None
-    try:
-        boundary = message.get_param("boundary")
-    except (TypeError, ValueError):  # it is in numbered pieces, of numbers that are none
-        return b""
-    return boundary.encode("latin-1") if isinstance(boundary, str) and boundary else b""
+    kind, options = parse_options_header(content_type)
+    return options.get(b"boundary", b"") if kind == b"multipart/form-data" else None
 
 
 def split_files(form: memoryview, boundary: bytes) -> list[memoryview]:
@@ -137,7 +129,6 @@ class _Collector:
 
 
 EXAMPLE = '{"image": "<base64>"} or {"instances": [{"b64": "<base64>"}]}'
-_INSTANCES = "instances"
 _IGNORED = frozenset({"signature_name"})  # of TensorFlow Serving's clients; here a model has one
 # Each makes an object of Python's: an image needs no more of them than five, with those of a data URL.
 _PUNCTUATION, _MOST_PUNCTUATION = (b"[", b"{", b","), 5 * MAX_FILES
@@ -146,54 +137,42 @@ _NO_ASCII = re.compile(rb"\\u(?!00[0-7])")
 _URL_SAFE = str.maketrans("-_", "+/")
 
 
-class JsonImages(NamedTuple):
-    """Views of the images, or why there is none; `is_list`: they came as `instances`, and are answered so."""
-
-    images: list[memoryview | str]
-    is_list: bool
-
-
 def is_json(body: memoryview, content_type: bytes) -> bool:
     """Whether a body that is no image is JSON: by what it says, or by how it begins."""
     kind = content_type.partition(b";")[0].strip().lower()
     return kind == b"application/json" or bytes(body[:64]).lstrip()[:1] == b"{"
 
 
-def needed_bytes(nbytes: int) -> int:
-    """The memory beside such a body while it is read: its text, and the strings that are made of it."""
-    return 2 * nbytes
+def split_images(body: memoryview) -> memoryview | list[memoryview | str]:
+    """A view of the image in a body, which is overwritten. Of `instances` a list, with what is wrong where one is none.
 
-
-def split_images(body: memoryview) -> JsonImages:
-    """The images of a body, which is overwritten. Any thread may call it. Raises InvalidRequest."""
+    Any thread may call it. Raises InvalidRequest.
+    """
     document = _document(body)
-    is_list = _INSTANCES in document
     members = {name: value for name, value in document.items() if name not in _IGNORED}
-    if is_list:
-        others, instances = sorted(members.keys() - {_INSTANCES}), members[_INSTANCES]
-        if others:
-            raise InvalidRequest(
-                f"'{others[0][:100]}' beside 'instances' means nothing here; options go into the query"
-            )
-        if not isinstance(instances, list) or not instances:
-            raise InvalidRequest(f"'instances' must be a list of images; send {EXAMPLE}")
-        if len(instances) > MAX_FILES:
-            raise InvalidRequest(f"'instances' has more than {MAX_FILES} images; send several requests")
-    else:
-        instances = [members]
+    if "instances" not in members:
+        image = _image_of(members, "the JSON body")
+        body[: len(image)] = image
+        return body[: len(image)]
+    instances = members.pop("instances")
+    if members:
+        raise InvalidRequest(f"'{min(members)[:100]}' beside 'instances' means nothing here; options go into the query")
+    if not isinstance(instances, list) or not instances:
+        raise InvalidRequest(f"'instances' must be a list of images; send {EXAMPLE}")
+    if len(instances) > MAX_FILES:
+        raise InvalidRequest(f"'instances' has more than {MAX_FILES} images; send several requests")
     images: list[memoryview | str] = []
     at = 0
     for number, instance in enumerate(instances):
-        where = f"instances[{number}]" if is_list else "the JSON body"
         try:
-            image = _image_of(instance, where)
+            image = _image_of(instance, f"instances[{number}]")
         except InvalidRequest as error:
             images.append(str(error))
             continue
         body[at : at + len(image)] = image
         images.append(body[at : at + len(image)])
         at += len(image)
-    return JsonImages(images, is_list)
+    return images
 
 
 def _document(body: memoryview) -> dict[str, Any]:

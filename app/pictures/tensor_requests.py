@@ -18,8 +18,7 @@ from convoy.app.pictures.answering import Wanted
 from convoy.app.pictures.documents import answer_document, check_takes_pictures, envelope, wanted_of
 from convoy.app.pictures.predictor import EncodedPicture, Predicted
 from convoy.app.protocol.inference import terms_of, wrong_request
-from convoy.app.protocol.shared_tensors import SharedBytes
-from convoy.app.protocol.tensors import RawRequest, Target, TensorIn, TensorOut, brief
+from convoy.app.protocol.tensors import RawRequest, SharedBytes, Target, TensorIn, TensorOut, brief
 from convoy.app.scheduling.request import TensorRef
 from convoy.models.errors import InvalidRequest
 from convoy.models.spec import TensorSpec

@@ -11,7 +11,7 @@ from typing import Any
 from convoy.app.calls.call import find_served
 from convoy.app.calls.shared_memory import Region
 from convoy.app.core import Core
-from convoy.app.lifecycle.catalog import WHOLE_MODEL, Listing, Served
+from convoy.app.lifecycle.catalog import WHOLE_MODEL, Served
 from convoy.app.telemetry.statistics import Duration, Observed
 from convoy.app.version import VERSION
 from convoy.models.errors import NotFound
@@ -124,16 +124,20 @@ def model_metadata(core: Core, model: str, version: str | None) -> Document:
 async def repository_index(core: Core, *, only_ready: bool) -> list[Document]:
     """Every version that is known, and by name alone what could be loaded and never was."""
     index = core.catalog.index()
-    listed = [_line(one) for one in index if one.state.value == "READY" or not only_ready]
+    listed = [
+        {
+            "name": one.name,
+            **({} if one.version == WHOLE_MODEL else {"version": str(one.version)}),
+            "state": one.state.value,
+            "reason": one.reason,
+        }
+        for one in index
+        if one.state.value == "READY" or not only_ready
+    ]
     if only_ready:
         return listed
     never_loaded = set(await core.control.names_in_store()) - {one.name for one in index}
     return listed + [{"name": name} for name in sorted(never_loaded)]
-
-
-def _line(one: Listing) -> Document:
-    version = {} if one.version == WHOLE_MODEL else {"version": str(one.version)}
-    return {"name": one.name, **version, "state": one.state.value, "reason": one.reason}
 
 
 def model_statistics(core: Core, model: str | None, version: str | None) -> Document:

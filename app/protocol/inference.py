@@ -1,6 +1,6 @@
 """What an inference request means, whatever wire it came over.
 
-    http/infer_request.py --\\                                /-- http/infer.py
+    http/infer.py ----------\\                                /-- http/infer.py
                              > RawRequest -> understand -> InferRequest -> run -> answers_of
     grpc/tensors.py --------/                                \\-- grpc/tensors.py
 
@@ -19,21 +19,23 @@ from typing import NamedTuple
 import numpy as np
 
 from convoy.app.calls.call import Call, Inputs, Terms
-from convoy.app.calls.shared_memory import Region
 from convoy.app.engines.batch import Answer
 from convoy.app.lifecycle.catalog import Served
-from convoy.app.protocol.shared_tensors import REGION, SharedBytes, SharedPlace, check_room, shared_place
 from convoy.app.protocol.tensors import (
     BINARY_ONLY,
-    Elsewhere,
+    REGION,
     OutputIn,
     RawRequest,
+    SharedBytes,
+    SharedPlace,
     Target,
     TensorIn,
     TensorOut,
     Values,
     brief,
     check_parameters,
+    check_room,
+    shared_place,
     shown,
     whole_number,
 )
@@ -43,13 +45,7 @@ from convoy.models.spec import NUMPY_DTYPES, ModelSpec, TensorSpec, fits
 from convoy.models.tensors import pack
 
 _MAX_ELEMENTS = 1_000_000
-_UNSUPPORTED = frozenset({"FP16", "BF16", "BOOL", "BYTES"})
-
-
-def check_classifiable(spec: TensorSpec) -> None:
-    """Raises InvalidRequest for an output that has no order."""
-    if spec.dtype in _UNSUPPORTED:
-        raise InvalidRequest(f"class result not available for output due to unsupported type '{spec.dtype}'")
+_UNORDERED = frozenset({"FP16", "BF16", "BOOL", "BYTES"})
 
 
 def classify(values: np.ndarray, classes: int, labels: Sequence[str], *, batched: bool) -> tuple[Shape, memoryview]:
@@ -110,7 +106,8 @@ def read_outputs(asked: RawRequest, spec: ModelSpec, samples: int, wrong: Wrong)
     for one in wanted:
         tensor = spec.outputs[one.index]
         if one.classes:
-            check_classifiable(tensor)
+            if tensor.dtype in _UNORDERED:
+                raise InvalidRequest(f"class result not available for output due to unsupported type '{tensor.dtype}'")
         elif one.place is not None:
             check_room(one.place, tensor, samples * (tensor.sample_bytes or 0))
         elif tensor.dtype in BINARY_ONLY and not one.binary:
@@ -148,8 +145,7 @@ _NO_TERMS = Terms()
 class InferRequest(NamedTuple):
     """A request that fits its model. Inputs may be anywhere until `request_for` has found room for them.
 
-    `samples` is the batch size, `shapes` are the inputs' without it, in the model's order. `regions` are the
-    shared memory that it reads or writes.
+    `samples` is the batch size, `shapes` are the inputs' without it, in the model's order.
     """
 
     id: str | None
@@ -158,7 +154,6 @@ class InferRequest(NamedTuple):
     tensors: tuple[Values, ...]
     outputs: tuple[WantedOutput, ...]
     terms: Terms
-    regions: tuple[Region, ...] = ()
 
 
 def understand(asked: RawRequest, served: Served) -> InferRequest:
@@ -190,16 +185,13 @@ def understand(asked: RawRequest, served: Served) -> InferRequest:
     samples, sample_starts_at = 1, 0
     if spec.max_batch_size:
         samples, sample_starts_at = _batch_size(shapes, spec, model, wrong), 1
-    tensors = tuple([found[one.name] for one in spec.inputs])
-    outputs = read_outputs(asked, spec, samples, wrong)
     return InferRequest(
         asked.id,
         samples,
         tuple([shapes[one.name][sample_starts_at:] for one in spec.inputs]),
-        tensors,
-        outputs,
+        tuple([found[one.name] for one in spec.inputs]),
+        read_outputs(asked, spec, samples, wrong),
         terms_of(asked.parameters),
-        _regions(tensors, outputs) if asked.memory.is_allowed else (),
     )
 
 
@@ -208,8 +200,9 @@ def request_for(meaning: InferRequest, served: Served, call: Call) -> Request:
 
     Raises Overloaded, or InvalidRequest for shared memory.
     """
-    for region in meaning.regions:
-        call.hold_region(region)
+    for output in meaning.outputs:
+        if output.place is not None:
+            call.hold_region(output.place.region)
     tensors = [tensor if isinstance(tensor, TensorRef) else _written(tensor, call) for tensor in meaning.tensors]
     inputs = Inputs(meaning.samples, meaning.shapes, tuple(tensors))
     return call.build_request(served, inputs, tuple([output.index for output in meaning.outputs]), meaning.terms)
@@ -236,7 +229,9 @@ def wrong_request(request_id: str | None, message: str) -> InvalidRequest:
     return InvalidRequest(f"[request id: {(request_id or '<id_unknown>')[:100]}] {message}")
 
 
-def _written(values: np.ndarray | Elsewhere, call: Call) -> TensorRef:
+def _written(values: np.ndarray | SharedBytes, call: Call) -> TensorRef:
+    if isinstance(values, SharedBytes):
+        call.hold_region(values.place.region)
     slot = call.reserve(values.nbytes)
     if isinstance(values, np.ndarray):
         np.frombuffer(slot.view, values.dtype)[:] = values.reshape(-1)
@@ -288,11 +283,6 @@ def _hint(spec: TensorSpec, model_spec: ModelSpec, shape: Shape) -> str:
     if model_spec.max_batch_size:
         return "NOTE: with a max_batch_size above 0 the first dimension is the batch."
     return "The model has no batch dimension: the shape is taken as it is."
-
-
-def _regions(tensors: tuple[Values, ...], outputs: tuple[WantedOutput, ...]) -> tuple[Region, ...]:
-    inputs = [tensor.place.region for tensor in tensors if isinstance(tensor, SharedBytes)]
-    return (*inputs, *(output.place.region for output in outputs if output.place is not None))
 
 
 def answers_of(request: InferRequest, served: Served, done: Done) -> tuple[TensorOut, ...]:

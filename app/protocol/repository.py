@@ -13,7 +13,6 @@ from convoy.models.errors import InvalidRequest, Unsupported
 from convoy.models.store import is_version
 from convoy.models.version_policy import Latest, Policy
 
-_FILE = "file:"
 _EXAMPLE = '{"max_batch_size": 16}'
 _POLICIES = '{"latest":{}}, {"all":{}} or {"specific":{"versions":[1,2]}}'
 # Named by clients that send a model's own configuration back; a model cannot be changed into another one.
@@ -45,39 +44,35 @@ def check_repository(name: str) -> None:
 def _override(model: str, parameters: Mapping[str, object]) -> Override:
     """Raises InvalidRequest or Unsupported."""
     for name in parameters:
-        if name.startswith(_FILE):
+        if name.startswith("file:"):
             raise Unsupported(
                 "uploading files with a request to load is not supported by this server; put the model into its store"
             )
         if name != "config":
             raise InvalidRequest(f"unrecognized load parameter '{name[:100]}'; there is 'config', a string of JSON")
-    config = parameters.get("config", "{}")
-    if not isinstance(config, str):
-        raise InvalidRequest(f"'config' must be a string of JSON, got {brief(config)}")
-    return _of_config(model, config)
-
-
-def _of_config(model: str, text: str) -> Override:
+    text = parameters.get("config", "{}")
+    if not isinstance(text, str):
+        raise InvalidRequest(f"'config' must be a string of JSON, got {brief(text)}")
     try:
         config = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"'config' is not JSON ({error}); send a string such as {_EXAMPLE}") from error
     if not isinstance(config, dict):
         raise InvalidRequest(f"'config' must hold a JSON object such as {_EXAMPLE}")
-    if config.get("name", model) not in (model, ""):
-        raise InvalidRequest(f"'name' in 'config' must be '{model[:100]}', got {brief(config['name'])}; leave it out")
+    batch, versions = config.pop("max_batch_size", None), config.pop("version_policy", None)
+    if (name := config.pop("name", model)) not in (model, ""):
+        raise InvalidRequest(f"'name' in 'config' must be '{model[:100]}', got {brief(name)}; leave it out")
     for field, known in _OWN.items():
-        if field in config and config[field] not in known:
+        if (value := config.pop(field, "")) not in known:
             raise InvalidRequest(
-                f"'{field}' in 'config' cannot be {brief(config[field])}: this server serves ONNX alone; leave it out"
+                f"'{field}' in 'config' cannot be {brief(value)}: this server serves ONNX alone; leave it out"
             )
-    others = sorted(set(config) - {"name", *_OWN, "max_batch_size", "version_policy"})
-    if others:
+    if config:
         raise Unsupported(
-            f"'{others[0][:100]}' in 'config' cannot be overridden by this server; "
+            f"'{min(config)[:100]}' in 'config' cannot be overridden by this server; "
             "max_batch_size and version_policy can"
         )
-    return Override(_batch(config.get("max_batch_size")), _policy(config.get("version_policy")))
+    return Override(_batch(batch), _policy(versions))
 
 
 def _batch(value: object) -> int | None:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 
-from convoy.app.calls.shared_memory import SharedMemory
+from convoy.app.calls.shared_memory import Region, SharedMemory
 from convoy.app.scheduling.request import Shape, TensorRef
 from convoy.models.errors import InvalidRequest
 from convoy.models.spec import TensorSpec
@@ -34,20 +35,6 @@ class Source(Protocol):
         """
 
 
-class Elsewhere(Protocol):
-    """An input whose bytes are fetched when the slab has room for them."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def write_into(self, view: memoryview) -> None:
-        """Fill the view, which has `nbytes` bytes. Raises InvalidRequest."""
-
-
-# BYTES are packed in each of the three forms; as an array they are an array of the packed bytes.
-Values: TypeAlias = TensorRef | np.ndarray | Elsewhere
-
-
 @dataclass(frozen=True, slots=True)
 class TensorIn:
     """One input as a wire brought it; nothing of it has been compared with the model yet."""
@@ -58,12 +45,11 @@ class TensorIn:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class OutputIn:
+class OutputIn(msgspec.Struct, gc=False):
     """One wanted output as a wire brought it, with its parameters."""
 
     name: str
-    parameters: Mapping[str, object]
+    parameters: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +131,7 @@ def in_range(values: np.ndarray, target: Target) -> np.ndarray:
         limits = np.iinfo(dtype.name)
         if values.min() < limits.min or values.max() > limits.max:
             raise target.wrong(f"data of input '{spec.name}' must lie in {limits.min}..{limits.max} for {spec.dtype}")
-    return converted(values, dtype)
-
-
-def converted(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """The same numbers in another dtype; one beyond FP32 becomes infinity, as in every JSON reader."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # a number beyond FP32 becomes infinity, as in every JSON reader
         return values.astype(dtype)
 
 
@@ -195,4 +176,91 @@ def whole_number(parameters: Mapping[str, object], name: str, what: str) -> int:
         raise InvalidRequest(
             f"'{name}' in 'parameters' of {what} must be a whole number >= 0 and < {_TOO_LARGE}, got {brief(value)}"
         )
+    return value
+
+
+REGION = "shared_memory_region"
+_MAX_BYTES = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPlace:
+    """`nbytes` bytes from `offset` within a region."""
+
+    region: Region
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBytes:
+    """An input whose bytes are still outside; the slab gets them when it has room."""
+
+    place: SharedPlace
+    target: Target
+
+    @property
+    def nbytes(self) -> int:
+        return self.place.nbytes
+
+    def write_into(self, view: memoryview) -> None:
+        """Copy the bytes and check what was copied. Raises InvalidRequest."""
+        self.place.region.read_into(view, self.place.offset)
+        self.target.check_bytes(view)
+
+
+# BYTES are packed in each of the three forms; as an array they are an array of the packed bytes.
+Values: TypeAlias = TensorRef | np.ndarray | SharedBytes
+
+
+@dataclass(frozen=True, slots=True)
+class SharedInput:
+    """Where an input's values are, for `TensorIn`."""
+
+    place: SharedPlace
+
+    def read(self, target: Target) -> SharedBytes:
+        if not target.spec.is_strings:
+            target.check_size(self.place.nbytes)
+        return SharedBytes(self.place, target)
+
+
+def shared_place(parameters: Mapping[str, object], what: str, memory: SharedMemory) -> SharedPlace:
+    """The place that a tensor's parameters name; `what` is the tensor, for messages.
+
+    Raises InvalidRequest, NotFound or Unsupported.
+    """
+    memory.check_allowed()
+    name = parameters.get(REGION)
+    if not isinstance(name, str):
+        raise InvalidRequest(f"'{REGION}' of {what} must be a region's name, got {brief(name)}")
+    region = memory.find(name)
+    offset = _whole_number(parameters, "shared_memory_offset", what, default=0)
+    nbytes = _whole_number(parameters, "shared_memory_byte_size", what, default=None)
+    if offset > region.byte_size:
+        raise InvalidRequest(
+            f"Invalid offset for shared memory region: '{name}'; "
+            f"it is {offset}, the region has {region.byte_size} bytes"
+        )
+    if offset + nbytes > region.byte_size:
+        raise InvalidRequest(
+            f"Invalid offset + byte size for shared memory region: '{name}'; "
+            f"they are {offset} + {nbytes}, the region has {region.byte_size} bytes"
+        )
+    return SharedPlace(region, offset, nbytes)
+
+
+def check_room(place: SharedPlace, spec: TensorSpec, nbytes: int) -> None:
+    """Raises InvalidRequest where an output of `nbytes` does not fit its place."""
+    if nbytes > place.nbytes:
+        raise InvalidRequest(
+            f"shared memory size specified with the request for output '{spec.name}' ({place.nbytes} bytes) "
+            f"should be at least {nbytes} bytes to hold the results"
+        )
+
+
+def _whole_number(parameters: Mapping[str, object], name: str, what: str, *, default: int | None) -> int:
+    value = parameters.get(name, default)
+    if type(value) is not int or not 0 <= value < _MAX_BYTES:
+        raise InvalidRequest(f"'{name}' of {what} must be a whole number of bytes, got {brief(value)}")
     return value

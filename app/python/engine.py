@@ -1,6 +1,6 @@
-"""`convoy.Engine`: what a server answers, answered in the program that asks.
+"""`convoy.Engine`: a server's answers inside a program, without a port.
 
-Knows threads, loops and keyword arguments; what is computed and what it means is known to `inside`, on a private loop.
+Handles threads, event loops and arguments; `inside` does the work, on a private loop.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from convoy.app.engines.select import PrecisionChoice
 from convoy.app.engines.table import AUTO
 from convoy.app.loading.load import DEFAULT_LIMIT_S
 from convoy.app.python.inputs import OneImage, one_or_several, request_of
-from convoy.app.python.inside import Asked, Inside
+from convoy.app.python.inside import Asked, Inside, Question
 from convoy.app.python.private_loop import PrivateLoop
-from convoy.app.python.questions import Question, WhichBoxes, WhichClasses, WhichPixels
-from convoy.app.python.records import ImageAnswer, ModelSummary
+from convoy.app.python.records import Classification, Detections, ImageAnswer, ModelSummary, Segmentation
 from convoy.models.errors import UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
 
@@ -157,7 +156,7 @@ class PythonEngine:
         Raises what `infer` raises, and ImageError for one image that cannot be read. Of several each has its own
         `error` instead, and raised is only what is wrong with the call. A score that is NaN is ModelFailed.
         """
-        return self._ask(Asked.of(model, version, timeout_ms), images, WhichClasses(top_k, threshold))
+        return self._ask(Asked.of(model, version, timeout_ms), images, Question(Classification, top_k, threshold))
 
     async def apredict(
         self,
@@ -170,7 +169,9 @@ class PythonEngine:
         timeout_ms: float | None = None,
     ) -> Any:
         """`predict` for `await`. Cancelling takes what waits out of the queue."""
-        return await self._aask(Asked.of(model, version, timeout_ms), images, WhichClasses(top_k, threshold))
+        return await self._aask(
+            Asked.of(model, version, timeout_ms), images, Question(Classification, top_k, threshold)
+        )
 
     def segment(
         self,
@@ -184,7 +185,7 @@ class PythonEngine:
 
         Images are as for `predict`, and so is what is raised; of several, each has its `class_map` or its `error`.
         """
-        return self._ask(Asked.of(model, version, timeout_ms), images, WhichPixels())
+        return self._ask(Asked.of(model, version, timeout_ms), images, Question(Segmentation))
 
     async def asegment(
         self,
@@ -195,7 +196,7 @@ class PythonEngine:
         timeout_ms: float | None = None,
     ) -> Any:
         """`segment` for `await`. Cancelling takes what waits out of the queue."""
-        return await self._aask(Asked.of(model, version, timeout_ms), images, WhichPixels())
+        return await self._aask(Asked.of(model, version, timeout_ms), images, Question(Segmentation))
 
     def detect(
         self,
@@ -212,7 +213,7 @@ class PythonEngine:
         Images are as for `predict`, and so is what is raised; of several, each has its `detections` or its `error`.
         `top_k` None: at most as many as the model declares, and `threshold` None: from the score that it declares.
         """
-        return self._ask(Asked.of(model, version, timeout_ms), images, WhichBoxes(top_k, threshold))
+        return self._ask(Asked.of(model, version, timeout_ms), images, Question(Detections, top_k, threshold))
 
     async def adetect(
         self,
@@ -225,7 +226,7 @@ class PythonEngine:
         timeout_ms: float | None = None,
     ) -> Any:
         """`detect` for `await`. Cancelling takes what waits out of the queue."""
-        return await self._aask(Asked.of(model, version, timeout_ms), images, WhichBoxes(top_k, threshold))
+        return await self._aask(Asked.of(model, version, timeout_ms), images, Question(Detections, top_k, threshold))
 
     def _ask(
         self, asked: Asked, images: OneImage | Iterable[OneImage], question: Question[ImageAnswer]

@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import Image
@@ -51,20 +51,15 @@ class OpenedPicture(Picture):
             return fit_image_into(self._opened, image, out, max_pixels)
 
 
-def is_one(images: OneImage | Iterable[OneImage]) -> TypeGuard[OneImage]:
-    """Whether this is one image and not several."""
-    return isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | np.ndarray)
-
-
 def one_or_several(images: OneImage | Iterable[OneImage]) -> OneImage | list[OneImage]:
     """Several as a list in their order, which is read here and not in the thread that they are needed in.
 
     Raises InvalidRequest.
     """
-    if is_one(images):
+    if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | np.ndarray):
         return images
     try:
-        return list(images)  # type: ignore[arg-type]
+        return list(images)
     except TypeError as error:
         raise InvalidRequest(
             f"images are paths, bytes, PIL images or uint8 arrays, one or several; got {type(images).__name__}"

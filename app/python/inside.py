@@ -1,35 +1,48 @@
-"""What of an engine runs on its private loop: one core, one decoder, and the calls that Python makes of them.
+"""The part of an engine that runs on its private loop: one core, one decoder, and the calls of a Python program.
 
-Knows calls as the wires do, of which this is one more. Knows no thread and no process.
+Makes calls as the wires do. Knows no thread and no process.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
+from convoy.app.calls.access import ServeOptions
 from convoy.app.calls.call import Call, Terms, find_served
-from convoy.app.calls.options import ServeOptions
 from convoy.app.config.settings import Settings
 from convoy.app.core import Core
 from convoy.app.lifecycle.catalog import Served
+from convoy.app.pictures.answering import ANSWERING, BOXES, CLASS_MAP, CLASSES, Answering, Wanted, why_no_predictions
+from convoy.app.pictures.class_map import SegmentedPicture
 from convoy.app.pictures.decoder import Decoder, DecodeWork
-from convoy.app.pictures.predictor import Predictor, check_timeout_ms
+from convoy.app.pictures.predictor import (
+    Predicted,
+    Predictor,
+    check_threshold,
+    check_timeout_ms,
+    check_top_k,
+    wanted_classes,
+)
 from convoy.app.protocol.inference import InferRequest, answers_of, is_heavy, request_for, understand
 from convoy.app.protocol.tensors import RawRequest
 from convoy.app.python.inputs import OneImage, array_of, bytes_of, picture_of
-from convoy.app.python.questions import Question
-from convoy.app.python.records import ImageAnswer, ModelSummary
+from convoy.app.python.records import Classification, Detections, ImageAnswer, ModelSummary, Segmentation
+from convoy.app.scheduling.request import MILLISECOND_NS, ModelKey
 from convoy.app.telemetry.outcomes import ANSWERED, Refusal, ending_of
-from convoy.models.errors import DeadlineExceeded, JobError, Overloaded, RequestError
+from convoy.models.errors import DeadlineExceeded, InvalidRequest, JobError, Overloaded, RequestError
 
 PROTOCOL = "python"
 # What another image's end may make room for.
 _MAY_FIT_LATER = frozenset({Refusal.QUEUE_FULL, Refusal.MEMORY, Refusal.DECODE_QUEUE})
+
+_ASKED_BY: dict[Answering, str] = {CLASSES: "predict", CLASS_MAP: "segment", BOXES: "detect"}
+_ANSWERING: dict[type[Any], Answering] = {Classification: CLASSES, Segmentation: CLASS_MAP, Detections: BOXES}
 
 
 class Asked(NamedTuple):
@@ -45,6 +58,44 @@ class Asked(NamedTuple):
         if timeout_ms is not None:
             timeout_ms = check_timeout_ms(timeout_ms, timeout_ms)
         return cls(model, None if version is None else str(version), timeout_ms)
+
+
+class Question(Generic[ImageAnswer]):
+    """Asked of every image of a call alike: the best `top_k` of what reaches `threshold`, as a `record`."""
+
+    def __init__(self, record: type[ImageAnswer], top_k: int | None = None, threshold: float | None = None) -> None:
+        """Raises InvalidRequest."""
+        self._record: type[Any] = record
+        self._top_k = None if top_k is None else check_top_k(top_k, top_k)
+        self._threshold = threshold
+
+    def wanted(self, served: Served) -> Wanted:
+        """The same as a wire asks. Raises InvalidRequest where the version does not answer this."""
+        name, spec, threshold = served.key.model, served.spec, self._threshold
+        why = why_no_predictions(spec)
+        if why is not None:
+            raise InvalidRequest(f"'{name}' {why}; give tensors to infer()")
+        own = ANSWERING[spec.task]
+        if own is not _ANSWERING[self._record]:
+            raise InvalidRequest(f"'{name}' has the task {spec.task!r}; ask it with {_ASKED_BY[own]}()")
+        if threshold is not None:
+            threshold = check_threshold(threshold, threshold, served)
+        if own is CLASSES:
+            return wanted_classes(self._top_k, threshold)
+        return Wanted(own, self._top_k, threshold)
+
+    def answer(self, key: ModelKey, predicted: Predicted) -> ImageAnswer:
+        """The record of what was found."""
+        found = predicted.found
+        is_map = isinstance(found, SegmentedPicture)
+        values = (found.class_map, tuple(found.classes), found.unseen_share) if is_map else (tuple(found),)
+        answer: ImageAnswer = self._record(key.model, key.version, *values, predicted.timing)
+        return answer
+
+    def failure(self, key: ModelKey, error: RequestError) -> ImageAnswer:
+        """The record of an image that has no answer."""
+        answer: ImageAnswer = self._record(key.model, key.version, error=error)
+        return answer
 
 
 class Asking:
@@ -87,16 +138,12 @@ class Asking:
 
         Raises RequestError: for one image, and of several where none could have an answer.
         """
-        if isinstance(images, list):
-            return await self._ask_of_many(asked, images, question)
-        return await self._ask(asked, images, question, is_alone=True)
-
-    async def _ask_of_many(
-        self, asked: Asked, images: Sequence[OneImage], question: Question[ImageAnswer]
-    ) -> list[ImageAnswer]:
+        timeout_ms = self._timeout_ms(asked)
+        deadline_ns = None if timeout_ms is None else time.monotonic_ns() + int(timeout_ms * MILLISECOND_NS)
+        if not isinstance(images, list):
+            return await self._ask(asked, deadline_ns, images, question, is_alone=True)
         served = find_served(self._core.catalog, asked.model, asked.version)
         question.wanted(served)
-        arrival_s = asyncio.get_running_loop().time()
         results: list[ImageAnswer | None] = [None] * len(images)
         left = iter(range(len(images)))
         # How many images of one call are in flight: enough for full batches, and not all of a million.
@@ -105,7 +152,7 @@ class Asking:
         async def work() -> None:
             for index in left:
                 async with self._many:
-                    results[index] = await self._one_of_many(asked, arrival_s, served, images[index], question)
+                    results[index] = await self._one_of_many(asked, deadline_ns, served, images[index], question)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(len(images), window)):
@@ -115,34 +162,36 @@ class Asking:
     async def _one_of_many(
         self,
         asked: Asked,
-        arrival_s: float,
+        deadline_ns: int | None,
         served: Served,
         given: OneImage,
         question: Question[ImageAnswer],
     ) -> ImageAnswer:
-        timeout_ms = self._timeout_ms(asked)
         while True:
-            own = asked
-            if timeout_ms is not None:
-                own = asked._replace(timeout_ms=timeout_ms - (asyncio.get_running_loop().time() - arrival_s) * 1e3)
             try:
-                if own.timeout_ms is not None and own.timeout_ms <= 0:
+                if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
                     raise DeadlineExceeded("Request timeout expired before the image's turn came")
-                return await self._ask(own, given, question, is_alone=False)
+                return await self._ask(asked, deadline_ns, given, question, is_alone=False)
             except RequestError as error:
-                is_for_want_of_room = isinstance(error, Overloaded) and error.reason in _MAY_FIT_LATER
-                if not is_for_want_of_room or not self._core.open_calls:
+                may_fit_later = isinstance(error, Overloaded) and error.reason in _MAY_FIT_LATER
+                if not may_fit_later or not self._core.open_calls:
                     return question.failure(served.key, error)
             await self._ended.wait()
 
     async def _ask(
-        self, asked: Asked, given: OneImage, question: Question[ImageAnswer], *, is_alone: bool
+        self,
+        asked: Asked,
+        deadline_ns: int | None,
+        given: OneImage,
+        question: Question[ImageAnswer],
+        *,
+        is_alone: bool,
     ) -> ImageAnswer:
         with self._call() as call:
             call.begin()
             served = call.find(asked.model, asked.version)
+            call.deadline_ns = deadline_ns
             wanted = question.wanted(served)
-            call.limit(self._timeout_ms(asked))
             picture = await picture_of(given)
             found = await self._predictor.predict(call, served, picture, Terms(), wanted, is_alone=is_alone)
             return question.answer(served.key, found)

@@ -33,6 +33,7 @@ class PrivateLoop:
         self._refusal = ""  # why nothing is taken any more
         self.failure: str | None = None  # why it was lost
         self._is_last = False
+        self._last: Callable[[], Coroutine[Any, Any, None]] | None = None
         ready: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=self._live, args=(ready,), name=name, daemon=True)
         self._thread.start()
@@ -96,8 +97,9 @@ class PrivateLoop:
         if os.getpid() != self._process:
             return
         self._refuse("the engine is closed; make a new one")
+        self._last = self._last or last
         with suppress(RuntimeError):  # it has ended
-            self._loop.call_soon_threadsafe(self._end, last)
+            self._loop.call_soon_threadsafe(self._stopping.set)
         if threading.current_thread() is not self._thread:  # else the garbage collector came by on the loop itself
             # An orderly end needs less; a thread that hangs in an engine is left behind.
             self._thread.join(60.0 if self.failure is None else 5.0)
@@ -116,6 +118,8 @@ class PrivateLoop:
             self._stopping = asyncio.Event()
             ready.set_result(asyncio.get_running_loop())
             await self._stopping.wait()
+            if self._last is not None:
+                await self._last()
 
         try:
             run(until_closed())
@@ -124,16 +128,6 @@ class PrivateLoop:
                 ready.set_exception(error)
             if not self._is_last:  # else the loop wanted one more thread to end in good order
                 raise
-
-    def _end(self, last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
-        async def end() -> None:
-            try:
-                if last is not None:
-                    await last()
-            finally:
-                self._stopping.set()
-
-        self._ending = self._loop.create_task(end())  # kept, or the garbage collector might take it
 
 
 @atexit.register

@@ -11,20 +11,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import uvicorn.config
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from convoy.app.http.connection import GuardedProtocol
 from convoy.app.http.gate import HotRoutes
-from convoy.app.ray.ways import Ways
 
 _log = logging.getLogger("convoy")
 # A header by which a client tells Ray how long it waits; only Ray heeds it.
 _RAYS_TIMEOUT = b"x-request-timeout-seconds"
+
+
+class Ways(Collector):
+    """Counts of one replica; they belong to the loops that count, one each, and are read by any.
+
+    `replica` is Ray's name of it: behind one address each look at the metrics may find another. `prefix` is the one
+    under which Ray serves the application, learnt from each request that comes by ASGI and None until the first; Ray
+    may change it while a replica lives.
+    """
+
+    def __init__(self, replica: str = "") -> None:
+        self._replica = replica
+        self.prefix: str | None = None
+        self.direct = self.by_asgi = self.by_handle = 0
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Requests to this replica of Ray Serve by the way that they took: direct, asgi or handle"
+        family = CounterMetricFamily("convoy_ray_requests", text, labels=("way",))
+        for way, count in (("direct", self.direct), ("asgi", self.by_asgi), ("handle", self.by_handle)):
+            family.add_metric((way,), count)
+        own = GaugeMetricFamily("convoy_ray_replica", "Which replica of Ray Serve this is: 1", labels=("replica",))
+        own.add_metric((self._replica,), 1)
+        return [family, own]
 
 
 class HotPaths(NamedTuple):

@@ -11,10 +11,9 @@ import numpy as np
 
 from convoy.app.core import Core
 from convoy.app.python.inputs import OneImage, one_or_several, request_of
-from convoy.app.python.inside import Asked, Asking
-from convoy.app.python.questions import WhichBoxes, WhichClasses, WhichPixels
+from convoy.app.python.inside import Asked, Asking, Question
 from convoy.app.python.records import Classification, Detections, Segmentation
-from convoy.app.ray.ways import Ways
+from convoy.app.ray.connections import Ways
 from convoy.models.errors import InvalidRequest
 
 
@@ -39,8 +38,7 @@ class HandleCalls:
 
         `model` may be left out where one is loaded. A path is one on the replica's node. Raises what the engine raises.
         """
-        self._ways.by_handle += 1
-        asked, question = self._asked(model, version, timeout_ms), WhichClasses(top_k, threshold)
+        asked, question = self._asked(model, version, timeout_ms), Question(Classification, top_k, threshold)
         return await self._asking.ask(asked, one_or_several(images), question)
 
     async def segment(
@@ -52,8 +50,9 @@ class HandleCalls:
         timeout_ms: float | None = None,
     ) -> Segmentation | list[Segmentation]:
         """As `convoy.Engine.segment`."""
-        self._ways.by_handle += 1
-        return await self._asking.ask(self._asked(model, version, timeout_ms), one_or_several(images), WhichPixels())
+        return await self._asking.ask(
+            self._asked(model, version, timeout_ms), one_or_several(images), Question(Segmentation)
+        )
 
     async def detect(
         self,
@@ -66,8 +65,7 @@ class HandleCalls:
         timeout_ms: float | None = None,
     ) -> Detections | list[Detections]:
         """As `convoy.Engine.detect`."""
-        self._ways.by_handle += 1
-        asked, question = self._asked(model, version, timeout_ms), WhichBoxes(top_k, threshold)
+        asked, question = self._asked(model, version, timeout_ms), Question(Detections, top_k, threshold)
         return await self._asking.ask(asked, one_or_several(images), question)
 
     async def infer(
@@ -81,12 +79,12 @@ class HandleCalls:
         priority: int = 0,
     ) -> dict[str, np.ndarray]:
         """As `convoy.Engine.infer`: arrays in and out by the tensors' names. Raises what the engine raises."""
-        self._ways.by_handle += 1
-        request = request_of(inputs, outputs, priority, None)
-        return await self._asking.infer(self._asked(model, version, timeout_ms), request)
+        asked = self._asked(model, version, timeout_ms)
+        return await self._asking.infer(asked, request_of(inputs, outputs, priority, None))
 
     def _asked(self, model: str | None, version: int | str | None, timeout_ms: float | None) -> Asked:
-        """Raises InvalidRequest."""
+        """Count the call, and say which model it is for. Raises InvalidRequest."""
+        self._ways.by_handle += 1
         asked = Asked.of(model or "", version, timeout_ms)
         return asked if model else asked._replace(model=self._only_model())
 

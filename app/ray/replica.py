@@ -1,7 +1,7 @@
-"""One replica: a core in a process of Ray's.
+"""The deployment that Ray Serve runs, and one replica of it: a core in a process of Ray's.
 
-Ray makes it, asks whether it is well, leads requests to it, and ends it. A core that cannot be mended does not end the
-process, as it does in `convoy serve`: it fails Ray's health check from then on, and Ray replaces the replica.
+Ray makes a replica, asks whether it is well, leads requests to it, and ends it. A core that cannot be mended does not
+end the process, as it does in `convoy serve`: it fails Ray's health check from then on, and Ray replaces the replica.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import asyncio
 import logging
 import os
 from functools import partial
+from typing import Any
 
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 from starlette.types import ASGIApp
 
 from convoy.app.core import Core
-from convoy.app.http.application import create_app
+from convoy.app.http.application import create_app, hot_routes
 from convoy.app.http.connection import guarded_protocol
-from convoy.app.http.gate import HotRoutes
 from convoy.app.lifecycle.load_watch import batch_speed
 from convoy.app.python.inside import Asking
-from convoy.app.ray.arguments import replica_settings
-from convoy.app.ray.autoscaling import REQUESTS_PER_S, UTILISATION, WAITING_S
-from convoy.app.ray.connections import HotPaths, Ingress, take_connections
+from convoy.app.ray.arguments import AppArguments, replica_settings
+from convoy.app.ray.autoscaling import REQUESTS_PER_S, UTILISATION, WAITING_S, ByUtilisation
+from convoy.app.ray.connections import HotPaths, Ingress, Ways, take_connections
 from convoy.app.ray.handle import HandleCalls
-from convoy.app.ray.ways import Ways
 from convoy.app.server import logs
 from convoy.app.server.runtime import collect_only_what_comes, give_large_allocations_back, raise_file_limit
 from convoy.app.telemetry.outcomes import Refusal
@@ -35,6 +35,7 @@ _THROUGH_PYTHON = (
     "requests come through Ray's Python proxy, which costs some 40 times what they cost here; set "
     "RAY_SERVE_ENABLE_HA_PROXY=1 and RAY_SERVE_THROUGHPUT_OPTIMIZED=1 on every node, before `ray start`"
 )
+_ROUTERS = {"expected-finish": "convoy.app.ray.router:ExpectedFinishRouter"}
 
 
 class ReplicaUnwell(Exception):
@@ -55,7 +56,7 @@ class Replica(HandleCalls):
         core = self._core = Core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._is_lost)
         core.trace_with(start_tracing(is_wanted=settings.tracing))
         self._options = settings.serve_options()
-        self._hot = HotRoutes(core, self._options)
+        self._hot = hot_routes(core, self._options)
         self._ways = Ways(serve.get_replica_context().replica_tag)
         core.metrics.registry.register(self._ways)
         self._asking = Asking(core, self._hot.decoder, self._options, settings.max_queue)
@@ -107,3 +108,52 @@ class Replica(HandleCalls):
     def _raise_if_lost(self) -> None:
         if self._fatal is not None:
             raise ReplicaUnwell(self._fatal)
+
+
+def application(arguments: AppArguments) -> serve.Application:
+    """The deployment with its arguments bound, for `serve.run` and `serve deploy`."""
+    # Not as decorators: under its own name the class must stay what a replica can import.
+    deployment: Any = serve.deployment(serve.ingress()(Replica), **_options(arguments))
+    return deployment.bind(arguments.server_options())
+
+
+def _options(given: AppArguments) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "name": given.name,
+        "max_ongoing_requests": given.max_ongoing_requests,
+        "health_check_period_s": given.health_check_period_s,
+        "health_check_timeout_s": given.health_check_timeout_s,
+        "graceful_shutdown_timeout_s": given.graceful_shutdown_timeout_s,
+        "ray_actor_options": {
+            "num_cpus": given.num_cpus,
+            "num_gpus": given.num_gpus,
+            "resources": given.resources,
+        },
+        # Convoy has a log of its own, and a line for each request costs a fifth of it.
+        "logging_config": {"enable_access_log": False},
+    }
+    if given.max_replicas is None:
+        options["num_replicas"] = given.num_replicas or 1
+    else:
+        options["autoscaling_config"] = {
+            "min_replicas": 1 if given.min_replicas is None else given.min_replicas,
+            "max_replicas": given.max_replicas,
+            "upscale_delay_s": given.upscale_delay_s,
+            "downscale_delay_s": given.downscale_delay_s,
+            "metrics_interval_s": given.metrics_interval_s,
+            "look_back_period_s": given.look_back_period_s,
+            "policy": {
+                "policy_function": f"{ByUtilisation.__module__}:{ByUtilisation.__name__}",
+                "policy_kwargs": {"target_utilisation": given.target_utilisation},
+            },
+        }
+    if given.max_replicas_per_node is not None:
+        options["max_replicas_per_node"] = given.max_replicas_per_node
+    if given.placement_bundles:
+        options["placement_group_bundles"] = given.placement_bundles
+        options["placement_group_strategy"] = given.placement_strategy
+    if given.router:
+        options["request_router_config"] = RequestRouterConfig(
+            request_router_class=_ROUTERS[given.router], request_routing_stats_period_s=5.0
+        )
+    return options

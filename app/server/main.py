@@ -16,15 +16,14 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from convoy.app.config.reload import Reloading
 from convoy.app.config.settings import Settings, read_settings
 from convoy.app.core import Core
 from convoy.app.grpc.opening import grpc_host
-from convoy.app.http.application import create_app
+from convoy.app.http.application import create_app, hot_routes
 from convoy.app.http.connection import guarded_protocol
-from convoy.app.http.gate import HotRoutes
 from convoy.app.server import logs
 from convoy.app.server.acceptor import Acceptor
 from convoy.app.server.http_server import HttpServer, announce, listen, take_port, write_address
@@ -91,7 +90,7 @@ class Host:
         self.core.trace_with(start_tracing(is_wanted=settings.tracing))
         options = settings.serve_options()
         self._reloading = Reloading(settings, self.core, options)
-        hot = HotRoutes(self.core, options)
+        hot = hot_routes(self.core, options)
         limits = settings.connection_limits()
         protocol = guarded_protocol(limits, lambda: self.core.turned_away(Refusal.CONNECTIONS))
         acceptor = Acceptor(listener, limits, tls=lambda: options.tls)
@@ -123,7 +122,7 @@ class Host:
         end_for(reason, self._http.stop, is_lost=self.core.load_failure is None)
 
 
-def _application() -> FastAPI:
+def _application() -> ASGIApp:
     """For `uvicorn convoy.app.server.main:app`: everything from the environment."""
     settings = read_settings({})
     logs.configure(settings.log_level, settings.log_format)
@@ -137,7 +136,7 @@ def _application() -> FastAPI:
     return create_app(core, settings.serve_options())
 
 
-def __getattr__(name: str) -> FastAPI:
+def __getattr__(name: str) -> ASGIApp:
     # Built when it is asked for, so that importing this module reads no environment.
     if name == "app":
         return _application()

@@ -141,7 +141,7 @@ def test_it_knows_what_is_served(client: convoy.Client) -> None:
         client.predict("cats", SEVEN)
 
 
-def test_who_awaits_gets_the_same(url: str) -> None:
+def test_the_async_client_gets_the_same(url: str) -> None:
     async def main() -> None:
         async with convoy.AsyncClient(url) as client:
             one, several, tensors, models = await asyncio.gather(
@@ -175,7 +175,7 @@ def test_a_key_is_asked_for_and_given(locked: Server) -> None:
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])
-def test_where_nobody_listens_is_said(wire: str) -> None:
+def test_a_port_without_a_server_is_reported(wire: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"{wire}://127.0.0.1:{taken.getsockname()[1]}"
@@ -209,7 +209,7 @@ def test_it_comes_back_after_what_the_server_says_and_no_sooner() -> None:
     assert "timeout_ms=60000" in path
 
 
-def test_a_page_of_somebody_else_is_no_answer() -> None:
+def test_a_page_of_another_server_is_no_answer() -> None:
     with (
         playing(Refusing((502, {})).answer) as url,
         convoy.Client(url) as client,
@@ -254,7 +254,7 @@ def test_over_grpc_it_comes_back_after_what_the_server_says() -> None:
 
 
 @pytest.mark.parametrize("pushback", ["-1", "no number", "6000"])
-def test_over_grpc_who_is_not_to_come_back_in_time_does_not(pushback: str) -> None:
+def test_over_grpc_a_wait_beyond_the_timeout_is_not_retried(pushback: str) -> None:
     service = RefusingService((BUSY, {"grpc-retry-pushback-ms": pushback}))
     with (
         answering(service) as address,
@@ -296,14 +296,15 @@ def test_files_with_which_there_is_no_tls_are_a_wrong_call(tmp_path: Path, schem
     url, missing = f"{scheme}://localhost", tmp_path / "missing.pem"
     empty = tmp_path / "empty.pem"
     empty.touch()
-    with pytest.raises(UsageError, match=r"^verify .*missing\.pem cannot be read"):
-        kind(url, verify=str(missing))
-    with pytest.raises(UsageError, match=r"^cert .*missing\.pem cannot be read"):
-        kind(url, cert=missing)
-    with pytest.raises(UsageError, match=r"^cert .*empty\.pem has no certificate"):
-        kind(url, cert=(empty, empty))
-    with pytest.raises(UsageError, match="name files in both"):
-        kind(url, verify=ssl.create_default_context(), cert=empty)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"verify": str(missing)}, r"^verify .*missing\.pem cannot be read"),
+        ({"cert": missing}, r"^cert .*missing\.pem cannot be read"),
+        ({"cert": (empty, empty)}, r"^cert .*empty\.pem has no certificate"),
+        ({"verify": ssl.create_default_context(), "cert": empty}, "name files in both"),
+    ]
+    for options, words in wrong:
+        with pytest.raises(UsageError, match=words):
+            kind(url, **options)
 
 
 def test_tls_over_grpc_takes_files_alone() -> None:

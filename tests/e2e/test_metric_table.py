@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tritonclient.grpc as triton_grpc
 
-from convoy.app.ray.ways import Ways
+from convoy.app.ray.connections import Ways
 from tests.support.metric_table import Shape, documented, shapes, shown
 from tests.support.onnx_models import convolutions
 from tests.support.servers import Server, metric, start_fake_server, start_server, wait_until

@@ -235,12 +235,14 @@ def test_other_mistakes_are_told_in_words(engine: convoy.Engine, server: Server)
         for word in ("timeout_ms", "threshold"):
             with pytest.raises(InvalidRequest, match=f"{word} must be"):
                 engine.predict("digits", digit("one"), **{word: number})  # type: ignore[arg-type, call-overload]
-    with pytest.raises(InvalidRequest, match="has no image preprocessing"):
-        engine.predict("identity_fp32", digit("one"))
-    with pytest.raises(InvalidRequest, match="has no image preprocessing"):
-        engine.predict("identity_fp32", [digit("one")])
-    with pytest.raises(InvalidRequest, match="got int"):
-        engine.predict("digits", 7)  # type: ignore[call-overload]
+    wrong: list[tuple[str, Any, str]] = [
+        ("identity_fp32", digit("one"), "has no image preprocessing"),
+        ("identity_fp32", [digit("one")], "has no image preprocessing"),
+        ("digits", 7, "got int"),
+    ]
+    for model, images, words in wrong:
+        with pytest.raises(InvalidRequest, match=words):
+            engine.predict(model, images)
     with pytest.raises(InvalidRequest, match="arrays by name"):
         engine.infer("digits", np.zeros(3))  # type: ignore[arg-type]
     for model, version in (("nobody", None), ("digits", 9), ("digits", "x")):

@@ -45,6 +45,7 @@ from convoy.app.core import Core, CoreOptions
 from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.machine import Machine
 from convoy.app.engines.memory import check_batch
+from convoy.app.http.gate import HotRoute
 from convoy.app.lifecycle.health import HealthOptions
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import CanaryCheck, ProvedEngine
@@ -212,6 +213,7 @@ _NO_HANDLERS = (
     "http.application",
     "http.connection",
     "calls.access",
+    "calls.call",
 )
 _HANDLERS = tuple(f"convoy.app.{name}." for name in ("http", "grpc", "protocol", "pictures", "calls"))
 
@@ -233,15 +235,15 @@ def _with_bugs(switch: Path) -> type[Core]:
 
 def _put_bugs_into_routes(switch: Path) -> None:
     """Those routes, too, that do not need the core; the framework's own pages among them."""
-    for kind in (Route, APIRoute):
-        sound: Any = kind.handle
+    for kind, name in ((Route, "handle"), (APIRoute, "handle"), (HotRoute, "reply")):
+        sound: Any = getattr(kind, name)
 
-        async def handle(self: Any, *args: Any, sound: Any = sound) -> None:
+        async def handle(self: Any, *args: Any, sound: Any = sound) -> Any:
             if os.path.exists(switch):  # noqa: ASYNC240, PTH110 - of a temporary folder
                 raise RuntimeError("the switch says that there is a bug")
-            await sound(self, *args)
+            return await sound(self, *args)
 
-        kind.handle = handle  # type: ignore[method-assign]
+        setattr(kind, name, handle)
 
 
 def _machine_that_can_be_lost() -> Machine:

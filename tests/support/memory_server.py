@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import uvicorn
+from uvicorn.lifespan.on import LifespanOn
 from uvicorn.server import ServerState
 
 from convoy.app.config.settings import read_settings
 from convoy.app.core import Core
 from convoy.app.http.application import create_app
 from convoy.app.http.connection import GuardedProtocol, guarded_protocol
-from convoy.app.http.gate import HotRoutes
 from tests.support.fake_devices import until
 from tests.support.wire import WireReply, head, read_reply
 
@@ -106,10 +106,9 @@ class MemoryServer:
         given = read_settings({"engine": "cpu", **settings})
         options = given.serve_options()
         self.core = Core(given.core_options())
-        self._hot = HotRoutes(self.core, options)
-        self._app = create_app(self.core, options, self._hot)
+        app = create_app(self.core, options)
         self._kind = guarded_protocol(given.connection_limits())
-        self._config = uvicorn.Config(self._app, http=self._kind, ws="none", log_config=None, access_log=False)
+        self._config = uvicorn.Config(app, http=self._kind, ws="none", log_config=None, access_log=False)
         self._config.load()
         self._state = ServerState()
         self._loop = asyncio.new_event_loop()
@@ -135,14 +134,14 @@ class MemoryServer:
         """Ready, in a thread of its own."""
         thread = threading.Thread(target=self.live, name="memory-server", daemon=True)
         thread.start()
-        lifespan = self._app.router.lifespan_context(self._app)
-        self.run(lifespan.__aenter__())
+        lifespan = LifespanOn(self._config)
+        self.run(lifespan.startup())
         try:
             self.run(until(lambda: self.core.ready))
             yield
             self.run(self.rest())
         finally:
-            self.run(lifespan.__aexit__(None, None, None))
+            self.run(lifespan.shutdown())
             self._loop.call_soon_threadsafe(self._loop.stop)
             thread.join(_PATIENCE_S)
 

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -29,7 +29,6 @@ from convoy.loadtest.peers.servers import MARK, ProcessTree
 from tests.support.servers import free_port, wait_until
 from tests.support.stores import ROOT
 
-_START_S = 120.0
 # HAProxy can send again only what had come whole before it passed anything on. Ray has no variable for that option; it
 # writes this one's value into HAProxy's file as it is, under `defaults`.
 WHOLE_BODIES = {
@@ -43,37 +42,31 @@ class RayCluster:
 
     def __init__(self, process: subprocess.Popen[str], port: int, folder: Path, tree: ProcessTree) -> None:
         self._process, self.port, self.folder, self._tree = process, port, folder, tree
-        self.address: str = self._answer(_START_S)
+        self._answer(120.0)
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def do(self, name: str, *arguments: Any, within_s: float = 180.0) -> Any:
+    def do(self, name: str, *arguments: Any) -> Any:
         """What `tests.support.ray_side` gives for it."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([name, *arguments]) + "\n")
         self._process.stdin.flush()
-        return self._answer(within_s)
+        return self._answer(180.0)
 
     def deploy(self, route_prefix: str = "/", **arguments: Any) -> None:
         self.do("deploy", {"engine": "cpu", **arguments}, route_prefix)
 
     def client(self, prefix: str = "") -> httpx.Client:
         """Of the application under this prefix."""
-        return httpx.Client(base_url=self.url + prefix, trust_env=False, verify=False, timeout=60.0)
-
-    def processes(self, title: str) -> list[psutil.Process]:
-        """Those of this cluster whose title begins so, such as `ray::ServeReplica`."""
-        return [one for one in self._tree.members() if _title(one).startswith(title)]
+        return httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}{prefix}", trust_env=False, verify=False, timeout=60.0
+        )
 
     def replicas(self) -> list[psutil.Process]:
-        return self.processes("ray::ServeReplica")
+        return [one for one in self._tree.members() if _title(one).startswith("ray::ServeReplica")]
 
-    def ways(self, replicas: int = 1, within_s: float = 60.0) -> Counter[str]:
+    def ways(self, replicas: int) -> Counter[str]:
         """How requests came in, over so many replicas; each says it only where Ray's proxy leads to it."""
         found: dict[str, Counter[str]] = {}
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + 60
         while len(found) < replicas:
             assert time.monotonic() < deadline, f"{len(found)} of {replicas} replicas were heard"
             # A connection each, so that the proxy chooses anew.
@@ -126,10 +119,10 @@ class Crowd:
         for thread in self._threads:
             thread.join(60)
 
-    def after(self, count: int, within_s: float = 60.0) -> None:
+    def after(self, count: int) -> None:
         """Return when so many more have been answered."""
         wanted = self.answered + count
-        wait_until(lambda: self.answered >= wanted, f"{count} more are answered", within_s)
+        wait_until(lambda: self.answered >= wanted, f"{count} more are answered", 60)
 
     def _ask(self) -> None:
         connection: socket.socket | None = None
@@ -181,7 +174,10 @@ def ray_cluster(
     tree, port = ProcessTree(uuid.uuid4().hex), free_port()
     # A short path: Ray puts sockets into it, whose names have a limit.
     folder = Path(tempfile.mkdtemp(prefix="cr", dir="/tmp"))
-    own = environment(folder, tree.mark, {"RAY_SERVE_LOG_TO_STDERR": "1", **env}) | {"PYTHONPATH": str(ROOT)}
+    # Nothing of this process's own that Ray or Convoy would read.
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "CONVOY_"))}
+    own |= {MARK: tree.mark, **cluster_environment(folder), "RAY_SERVE_LOG_TO_STDERR": "1", **env}
+    own["PYTHONPATH"] = str(ROOT)
     orders = json.dumps([nodes, cpus, port, runtime_env or {}, dashboard_port])
     with (folder / "stderr").open("wb") as log:
         process = subprocess.Popen(
@@ -203,9 +199,3 @@ def ray_cluster(
                 with suppress(OSError):
                     pipe.close()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def environment(folder: Path, mark: str, more: Mapping[str, str]) -> dict[str, str]:
-    """Of every node; nothing of this process's own that Ray or Convoy would read."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "CONVOY_"))}
-    return {**own, MARK: mark, **cluster_environment(folder), **more}

@@ -32,23 +32,19 @@ class Side:
         dashboard: int,
     ) -> None:
         """`dashboard` is its port; 0: there is none."""
-        self._cluster = Cluster()
+        cluster = Cluster()
         for number in range(nodes):
-            self._cluster.add_node(
+            cluster.add_node(
                 num_cpus=cpus,
                 object_store_memory=80_000_000,
                 include_dashboard=dashboard > 0 and number == 0,
                 dashboard_port=dashboard or None,
             )
-        ray.init(address=self._cluster.address, log_to_driver=False, runtime_env=runtime_env)
+        ray.init(address=cluster.address, log_to_driver=False, runtime_env=runtime_env)
         serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="EveryNode")
 
-    def deploy(self, arguments: dict[str, Any], route_prefix: str = "/") -> str:
+    def deploy(self, arguments: dict[str, Any], route_prefix: str) -> None:
         serve.run(convoy.ray.build_app(convoy.ray.AppArguments.model_validate(arguments)), route_prefix=route_prefix)
-        return self.address()
-
-    def address(self) -> str:
-        return str(self._cluster.address)
 
     def states(self) -> dict[str, int]:
         """How many replicas are in each state."""
@@ -89,7 +85,7 @@ def main() -> None:
     answers = sys.stdout
     sys.stdout = sys.stderr
     side = Side(*json.loads(sys.argv[1]))
-    print(json.dumps([side.address(), None]), file=answers, flush=True)
+    print(json.dumps([None, None]), file=answers, flush=True)
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         try:

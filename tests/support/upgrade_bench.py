@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
-from convoy.app.calls.options import BodyLimits, ServeOptions
+from convoy.app.calls.access import BodyLimits, ServeOptions
 from convoy.app.core import Core, CoreOptions
 from convoy.app.engines.jobs import PlanRequest
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import cast
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from convoy.app.batch import job
 from convoy.app.batch.inputs import BatchImage
-from convoy.app.batch.labeller import Labeller, Result, Unreadable
+from convoy.app.batch.labeller import LabelledRows, Labeller, Result, Unreadable
 from convoy.app.batch.records import BatchPart
 from convoy.app.engines.base import Engine
 from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope
@@ -59,6 +60,21 @@ def labelled(run: Callable[[Sequence[Part]], BatchResult]) -> list[Result]:
     )
     labeller.run((images[start : start + 16] for start in range(0, 100, 16)), found.append)
     return found
+
+
+def test_images_that_cannot_be_read_leave_no_gap_in_a_batch() -> None:
+    samples: list[int] = []
+
+    def run(parts: Sequence[Part]) -> BatchResult:
+        samples.append(parts[0].samples)
+        answer = SimpleNamespace(data=np.zeros((parts[0].samples, 10), np.float32).data)
+        return cast(BatchResult, SimpleNamespace(answers=[[answer]]))
+
+    found = labelled(run)
+    assert sorted(samples) == [5, 16, 16, 16, 16, 16]
+    rows = [image.place for one in found if isinstance(one, LabelledRows) for image in one.images]
+    assert rows == [number for number in range(100) if number % 7]
+    assert [one.image.place for one in found if isinstance(one, Unreadable)] == list(range(0, 100, 7))
 
 
 def test_a_batch_that_fails_is_halved_until_what_is_to_blame_is_alone() -> None:

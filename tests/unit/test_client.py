@@ -159,17 +159,18 @@ def test_lines_of_json_are_for_programs(ask, image, tmp_path):
     assert "cannot read" in lines[1]["error"]
 
 
-def test_a_wrong_call_is_named(ask, image):
-    with pytest.raises(UsageError, match="at least one image"):
-        ask()
-    with pytest.raises(UsageError, match="--top-k"):
-        ask(image, top_k=0)
-    with pytest.raises(UsageError, match="name it once"):
-        ask("-", "-")
-    with pytest.raises(UsageError, match="should look like"):
-        Client("localhost:8000")
-    with pytest.raises(UsageError, match="API key"):
-        ask(image, key="schlüssel")
+@pytest.mark.parametrize(
+    ("images", "options", "words"),
+    [
+        ([], {}, "at least one image"),
+        (["a.png"], {"top_k": 0}, "--top-k"),
+        (["-", "-"], {}, "name it once"),
+        (["a.png"], {"key": "schlüssel"}, "API key"),
+    ],
+)
+def test_a_wrong_call_is_named(ask, images, options, words):
+    with pytest.raises(UsageError, match=words):
+        ask(*images, **options)
 
 
 @pytest.mark.parametrize(

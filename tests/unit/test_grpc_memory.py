@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from convoy.app.calls.access import BodyLimits
 from convoy.app.calls.call import Call
-from convoy.app.calls.options import BodyLimits
 from convoy.app.core import Core
 from convoy.app.grpc import room as room_module
 from convoy.app.grpc.gate import GrpcCall

@@ -41,7 +41,9 @@ WRITERS = {
 
 def split(text: str) -> tuple[list[bytes | str], bool]:
     found = split_images(memoryview(bytearray(text.encode())))
-    return [one if isinstance(one, str) else bytes(one) for one in found.images], found.is_list
+    if isinstance(found, memoryview):
+        return [bytes(found)], False
+    return [one if isinstance(one, str) else bytes(one) for one in found], True
 
 
 @given(

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from test_connection import House, rows, shift
 
-from convoy.app.calls.load_report import report_header, report_message
+from convoy.app.calls.access import report_header, report_message
 from convoy.app.lifecycle.load_watch import CoreLoad, LoadWatch
 from tests.support.fake_devices import MAX_BATCH, Workshop, in_workshop
 

@@ -15,8 +15,7 @@ from test_connection import workshop as workshop  # a fixture
 
 from convoy.app.http.connection import guarded_protocol
 from convoy.app.ray.arguments import AppArguments, replica_settings
-from convoy.app.ray.connections import HotPaths, Ingress, take_connections
-from convoy.app.ray.ways import Ways
+from convoy.app.ray.connections import HotPaths, Ingress, Ways, take_connections
 from convoy.app.server.acceptor import ConnectionLimits
 from convoy.models.errors import UsageError
 from tests.support.fake_devices import Workshop, in_workshop, until

@@ -30,7 +30,7 @@ class Bench:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray's own, at its import
             from convoy.app.ray import replica
-        monkeypatch.setattr(replica, "serve", SimpleNamespace(get_replica_context=_context))
+        monkeypatch.setattr(replica.serve, "get_replica_context", _context)
         monkeypatch.setattr(replica, "take_connections", lambda *_: None)
         monkeypatch.setattr(replica, "Core", self._make_core)
         monkeypatch.setattr(replica.logs, "configure_own", lambda *_: None)
@@ -109,8 +109,8 @@ def test_a_store_of_which_nothing_can_be_served_is_told_in_words(bench: Bench, t
 
 
 def test_ray_is_told_what_a_replica_needs(bench: Bench) -> None:
-    from convoy.app.ray.application import application
     from convoy.app.ray.arguments import AppArguments
+    from convoy.app.ray.replica import application
 
     given = {"num_gpus": 1, "num_cpus": 2, "resources": {"a10": 1}, "graceful_shutdown_timeout_s": 50}
     bundles = [{"CPU": 2, "GPU": 1, "a10": 1}, {"CPU": 4}]

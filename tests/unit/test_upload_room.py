@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from convoy.app.calls.options import BodyLimits
+from convoy.app.calls.access import BodyLimits
 from convoy.app.calls.refusals import no_room
 from convoy.app.http.body import BodyReader, UploadRoom
 from convoy.app.scheduling.slab import Slab, Slot

@@ -34,7 +34,7 @@ from tests.unit.test_connection import Connection
 REPLACED = {
     *("connection_made", "connection_lost", "data_received", "shutdown", "pause_writing", "resume_writing"),
     *("on_message_begin", "on_url", "on_header", "on_headers_complete", "on_body", "on_message_complete"),
-    *("on_response_complete", "send_400_response", "_start_asgi_task", "_unset_keepalive_if_required"),
+    *("on_response_complete", "_start_asgi_task"),
 }
 KEPT_BY_A_CONNECTION = {
     *("config", "loop", "parser", "timeout_keep_alive", "server_state", "connections", "transport", "flow", "client"),

@@ -1,12 +1,15 @@
-"""`/docs`: the routes for people, in Swagger UI, with nothing that comes from anywhere else.
+"""The pages for people: `/`, and `/docs`, which is Swagger UI. Nothing in them comes from anywhere else.
 
-Its script and style are those that the package fastapi-offline carries, of which nothing is imported. The page and what
-belongs to it say what Convoy is and nothing of what it serves, so they are there without a key: a browser that opens a
-page has none to send.
+The page at `/` is one document, put together from the parts beside it. It fetches figures from its own server alone:
+its Content-Security-Policy names the one script and the one style by their hashes. The script and style of `/docs` are
+those that the package fastapi-offline carries, of which nothing is imported. The pages hold no secret, so they need no
+key, which a browser that opens a page would not send.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +18,40 @@ from fastapi import APIRouter, Response
 
 from convoy.app.http.examples import BLACK_PICTURE, BLACK_PICTURE_FILE
 from convoy.models.errors import NotFound
+
+_PARTS = Path(__file__).with_name("page_parts")
+# In this order: none of them uses what comes later before the last has begun.
+_SCRIPTS = ("format", "elements", "server", "charts", "time_split", "store", "opened", "overview", "picture", "begin")
+
+
+@cache
+def page_response() -> Response:
+    """The page at `/`. Read once, when it is first asked for."""
+    uplot = _PARTS / "uplot"
+    licence = (uplot / "LICENSE").read_text()
+    style = _joined(f"/* uPlot: {licence}*/", (uplot / "uPlot.min.css").read_text(), (_PARTS / "page.css").read_text())
+    own = [(_PARTS / f"{name}.js").read_text() for name in _SCRIPTS]
+    library = (uplot / "uPlot.iife.min.js").read_text()
+    script = _joined(f"/* uPlot: {licence}*/", library, "(() => {", '"use strict";', *own, "})();")
+    text = (_PARTS / "page.html").read_text()
+    for mark, part in (("/* style */", style), ("/* script */", script)):
+        text = text.replace(mark, part)
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; "
+        "img-src blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
+    )
+    headers = {**_GUARDED, "Content-Security-Policy": policy, "Cache-Control": "no-cache"}
+    return Response(text, media_type="text/html", headers=headers)
+
+
+def _joined(*parts: str) -> str:
+    return "\n" + "\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
 
 _OWN = Path(__file__).with_name("docs_page")
 _KINDS = {
