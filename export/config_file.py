@@ -69,7 +69,7 @@ def as_yaml(options: ExportOptions, left_out: Collection[str] = ()) -> str:
     head = "# Repeat this export from the same folder: convoy export --config FILE\n"
     if left_out:
         head = f"# Exported from Python; pass {', '.join(left_out)} again to convoy.export().\n"
-    return head + yaml.safe_dump(said, sort_keys=False, allow_unicode=True)
+    return head + str(yaml.safe_dump(said, sort_keys=False, allow_unicode=True))
 
 
 def as_command(options: ExportOptions, more: Mapping[str, str]) -> str:

@@ -12,7 +12,8 @@ from convoy.models.errors import UsageError
 from convoy.models.option import Option
 from convoy.models.priorities import ORDINARY_PRIORITIES
 
-_P, _T = ParamSpec("_P"), TypeVar("_T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _PLAN_CACHE = Option("Folder of TensorRT plans; the default is the server's.", group="Output")
 
 

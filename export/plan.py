@@ -44,7 +44,7 @@ from convoy.models.plan_cache import plan_folder
 from convoy.models.priorities import ORDINARY_PRIORITIES, Priorities
 from convoy.models.records import from_jsonable
 from convoy.models.samples import NO_OTHER_NAMES
-from convoy.models.spec import OIP_NAMES, Activation, ImageSpec, TensorSpec
+from convoy.models.spec import OIP_NAMES, Activation, Front, ImageSpec, TensorSpec
 from convoy.models.store import Store, check_name
 from convoy.models.tasks import DetectionOutputs, Task
 from convoy.models.weights.key import refuse_needless_key
@@ -152,7 +152,7 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     elif options.input is not None:
         asked = attempt(parse_input, options.input)
     size = asked.of_pictures if asked else None
-    front = attempt(parse_front, options.front) or "uint8_nhwc"
+    front: Front = attempt(parse_front, options.front) or "uint8_nhwc"
     steps = options.mean, options.std, options.resize, options.crop, options.interpolation
     changes = attempt(parse_changes, *steps) or ImageChanges()
     metric = attempt(parse_function, options.metric, "--metric") if options.metric is not None else None
@@ -168,8 +168,9 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     labels_from = ""
     inputs = tensors
     if origin is not None:
-        labels, labels_from = attempt(_labels, options, origin) or ((), "")
-        attempt(_check_labels, options, source, labels)
+        if (known_labels := attempt(_labels, options, origin)) is not None:
+            labels, labels_from = known_labels
+            attempt(_check_labels, options, source, labels)
         weights_file = origin.weights if origin.weights_from == "file" else None
         attempt(refuse_needless_key, options.weights_key, weights_file)
         arrays = next((one for one in (options.calibrate, options.evaluate) if one and is_array_file(one)), None)

@@ -18,7 +18,7 @@ class YamlOptions(NamedTuple):
     lines: Mapping[str, int]
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Plain data without objects. Keys are text, also those of models that are called `1`."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:

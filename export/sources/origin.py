@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from convoy.app.engines.dimensions import Size
@@ -170,13 +171,18 @@ class Origin:
 
 
 def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | None, mistakes: Mistakes) -> Origin:
-    """What is known of the source. Weights that are missing or too many are noted in `mistakes`.
+    """What is known of the source. Where a registry knows the rest, missing weights are noted in `mistakes`.
 
     `size` is the input that the user wants, to which a registry's recipe is scaled in proportion. Raises UsageError for
-    an unknown name, JobError for what cannot be read or asked.
+    an unknown name or weights that are missing or too many, JobError for what cannot be read or asked.
     """
-    found = mistakes.attempt(_weights, options.weights, source, is_random=options.random_weights)
-    weights, weights_from = found or (None, "random")
+    weights: Path | None = None
+    weights_from: WeightsFrom = "random"
+    given = partial(_weights, options.weights, source, is_random=options.random_weights)
+    if source.has_registry:  # it knows labels and preprocessing without weights
+        weights, weights_from = mistakes.attempt(given) or (weights, weights_from)
+    else:
+        weights, weights_from = given()
     if source.carries_weights:
         known = image_size(source.file) if source.kind == "onnx" and source.file else None
         return Origin(source, source.file, "network", known, None, "the file does not say", (), True)

@@ -60,25 +60,20 @@ def transformers_image(recipe: Mapping[str, Any]) -> ImageSpec:
     """A `preprocessor_config.json` of an image classifier. Raises JobError for what `ImageSpec` cannot say."""
     kind = str(recipe.get("image_processor_type") or recipe.get("feature_extractor_type") or "")
     size = recipe.get("size", 224)
-    crop = recipe.get("crop_size", size) if recipe.get("do_center_crop", False) else None
-    shorter = size.get("shortest_edge") if isinstance(size, Mapping) else size if crop is not None else None
-    exact = size if not isinstance(size, Mapping) else None
-    if isinstance(size, Mapping) and "height" in size:
-        exact = size
-    if kind.startswith("ConvNext") and shorter is None:
-        shorter = size
+    crop = _pair(recipe.get("crop_size", size)) if recipe.get("do_center_crop", False) else None
+    shorter, exact = _resize_of(size, is_cropped=crop is not None)
     if kind.startswith("ConvNext"):
-        share = recipe.get("crop_pct") or 224 / 256
-        crop, exact = (shorter, None) if shorter < _CONVNEXT_EXACT_PX else (None, shorter)
-        shorter = int(shorter / share)
+        side = shorter or _pair(size)[0]
+        shorter, exact, crop = None, (side, side), None
+        if side < _CONVNEXT_EXACT_PX:
+            shorter, exact, crop = int(side / (recipe.get("crop_pct") or 224 / 256)), None, (side, side)
     if not recipe.get("do_resize", True):
         raise JobError("do_resize is false, so that images are of many sizes; resize them to one size")
-    if crop is None and exact is None:
-        raise JobError(f"size {dict(size)} without do_center_crop gives images of many sizes")
-    if crop is not None and exact is not None and shorter is None and _pair(crop) != _pair(exact):
+    if crop is not None and exact is not None and crop != exact:
         raise JobError(f"size {size} followed by crop_size {crop} has no counterpart here")
-    height, width = _pair(crop if crop is not None else exact)
-    is_exact = shorter is None or crop is None
+    input_size = crop or exact
+    if input_size is None:
+        raise JobError(f"size {size} without do_center_crop gives images of many sizes")
     scale = float(recipe.get("rescale_factor", 1 / 255)) * 255 if recipe.get("do_rescale", True) else 255.0
     mean, std = [0.0] * 3, [1.0] * 3
     if recipe.get("do_normalize", True):
@@ -86,11 +81,11 @@ def transformers_image(recipe: Mapping[str, Any]) -> ImageSpec:
     if len(mean) not in (1, 3):
         raise JobError(f"image_mean has {len(mean)} values; 1 or 3 are understood")
     return ImageSpec(
-        height=height,
-        width=width,
+        height=input_size[0],
+        width=input_size[1],
         channels=3 if len(mean) == 3 else 1,
-        resize_mode="exact" if is_exact else "shorter_side",
-        resize_px=max(height, width) if is_exact else int(shorter),
+        resize_mode="exact" if shorter is None else "shorter_side",
+        resize_px=shorter or max(input_size),
         interpolation=_RESAMPLE.get(recipe.get("resample", 2), "bilinear"),
         antialias=True,
         # The processor computes (value * scale - mean) / std of values in 0..1.
@@ -98,6 +93,12 @@ def transformers_image(recipe: Mapping[str, Any]) -> ImageSpec:
         std=tuple(float(one) / scale for one in std),
         front="uint8_nhwc",
     )
+
+
+def _resize_of(size: Any, *, is_cropped: bool) -> tuple[int | None, tuple[int, int] | None]:
+    """What the shorter side is scaled to, or else the whole image. A bare number is the former only before a crop."""
+    is_shorter = "shortest_edge" in size if isinstance(size, Mapping) else is_cropped and isinstance(size, int)
+    return (_pair(size)[0], None) if is_shorter else (None, _pair(size))
 
 
 def _pair(size: Any) -> tuple[int, int]:
