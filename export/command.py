@@ -235,6 +235,8 @@ def _prove_and_publish(
     is_of_images = plan.image is not None
     detection = plan.detection or torch.detection
     purpose = purpose_of(asked, outputs, labels=plan.labels, takes_images=is_of_images, detection=detection)
+    if plan.task is None:
+        progress.say(f"task: {purpose.task}{f', {purpose.remark}' if purpose.remark else ''} (--task)")
     decision = _decision(plan, purpose, data, torch, folder / REFERENCE.file)
     spec = _spec(plan, torch, purpose, outputs, decision)
     with metric_judge(plan.metric, spec) as judge:

@@ -78,6 +78,8 @@ def _guessed(outputs: Sequence[TensorSpec], labels: Sequence[str], *, takes_imag
     is_named = bool(labels) and _is_class_row(first) and first.shape[0] in (len(labels), 1)
     if is_named or (takes_images and len(outputs) == 1 and _is_class_row(first)):
         return Purpose("classify")
+    if takes_images and len(outputs) == 1 and _is_map(first) and first.shape[0] > 1:
+        return Purpose("segment", SegmentationOutput(first.name), remark=f"{first.name} is taken as a class per pixel")
     told = "output type unknown, so the outputs are served as tensors"
     if any(_is_map(one) for one in outputs):
         return Purpose("none", remark=f"{told}; pass --task segment if {_first_map(outputs)} has a class per pixel")

@@ -83,7 +83,9 @@ def test_a_bundle_has_all_that_serving_needs(whole):
     assert folder.parts[-3:] == ("store", "colours", "1")
     bundle = open_bundle(folder)
     variants = ["fp16.onnx", "fp32.onnx", "fp8.onnx", "int8-cpu.onnx", "int8-trt.onnx"]
-    assert sorted(bundle.manifest.files) == ["canary.safetensors", *variants, "labels.txt", "report.html"]
+    assert sorted(bundle.manifest.files) == sorted(
+        ["canary.safetensors", "export.yaml", *variants, "labels.txt", "report.html"]
+    )
     assert (folder / "labels.txt").read_text() == "red\nblue\n"
     spec = bundle.manifest.spec
     assert (spec.name, spec.max_batch_size, spec.labels) == ("colours", 4, ("red", "blue"))

@@ -169,12 +169,14 @@ ROW, MAP, IDS = TensorSpec("y", "FP32", (3,)), TensorSpec("m", "FP32", (3, 8, 8)
     ("outputs", "labels", "takes_images", "task", "words"),
     [
         ((ROW,), (), True, "classify", ""),
-        ((ROW,), (), False, "none", "--task classify or multilabel, if y scores classes"),
+        ((ROW,), (), False, "none", "--task classify or multilabel if y has class scores"),
         ((ROW,), ("a", "b", "c"), False, "classify", ""),
-        ((ROW, MAP), (), True, "none", "--task segment, if m is a class for each pixel"),
+        ((ROW, MAP), (), True, "none", "--task segment if m has a class per pixel"),
         ((ROW, MAP), ("a", "b", "c"), True, "classify", ""),
-        ((MAP,), ("a", "b", "c"), True, "none", "--task segment, if m is"),
-        ((IDS,), (), True, "none", "--task segment, if i is"),
+        ((MAP,), ("a", "b", "c"), True, "segment", "m is taken as a class per pixel"),
+        ((MAP,), (), False, "none", "--task segment if m has"),
+        ((TensorSpec("d", "FP32", (1, 8, 8)),), (), True, "none", "--task segment if d has"),
+        ((IDS,), (), True, "segment", "i is taken as a class per pixel"),
         ((TensorSpec("z", "FP32", (2, 5)),), (), True, "none", "--task says otherwise"),
     ],
 )
