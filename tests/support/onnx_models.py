@@ -34,9 +34,16 @@ def add_sub(path: Path, dims: Dims = ("batch", 16)) -> Path:
         helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
         helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
     ]
-    inputs = [_tensor("INPUT0", "INT32", dims), _tensor("INPUT1", "INT32", dims)]
-    outputs = [_tensor("OUTPUT0", "INT32", dims), _tensor("OUTPUT1", "INT32", dims)]
-    return _save(path, nodes, inputs, outputs)
+    inputs = [tensor("INPUT0", "INT32", dims), tensor("INPUT1", "INT32", dims)]
+    outputs = [tensor("OUTPUT0", "INT32", dims), tensor("OUTPUT1", "INT32", dims)]
+    return save(path, nodes, inputs, outputs)
+
+
+def picky(path: Path) -> Path:
+    """Adds a row of four, so that rows of one or four are answered, and others fail inside the model."""
+    four = helper.make_tensor("row", TensorProto.FLOAT, [4], range(4))
+    ends = [tensor("x", "FP32", ("batch", "size"))], [tensor("y", "FP32", ("batch", "any"))]
+    return save(path, [helper.make_node("Add", ["x", "row"], ["y"])], *ends, [four])
 
 
 def mean(path: Path) -> Path:
@@ -45,19 +52,19 @@ def mean(path: Path) -> Path:
         helper.make_node("ReduceMean", ["x"], ["middle"], axes=[0], keepdims=1),
         helper.make_node("Sub", ["x", "middle"], ["y"]),
     ]
-    return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("batch", 4))])
+    return save(path, nodes, [tensor("x", "FP32", ("batch", 4))], [tensor("y", "FP32", ("batch", 4))])
 
 
 def identity(path: Path, dtype: str = "FP32", dims: Dims = ("batch", "size")) -> Path:
     """Gives back what it gets."""
     nodes = [helper.make_node("Identity", ["x"], ["y"])]
-    return _save(path, nodes, [_tensor("x", dtype, dims)], [_tensor("y", dtype, dims)])
+    return save(path, nodes, [tensor("x", dtype, dims)], [tensor("y", dtype, dims)])
 
 
 def nonzero(path: Path) -> Path:
     """Where its input is not zero: how large the answer is depends on what is asked."""
     nodes = [helper.make_node("NonZero", ["x"], ["y"])]
-    return _save(path, nodes, [_tensor("x", "FP32", (6,))], [_tensor("y", "INT64", (1, "count"))])
+    return save(path, nodes, [tensor("x", "FP32", (6,))], [tensor("y", "INT64", (1, "count"))])
 
 
 def every_other_row(path: Path) -> Path:
@@ -67,7 +74,7 @@ def every_other_row(path: Path) -> Path:
         helper.make_tensor(name, TensorProto.INT64, (1,), [value])
         for name, value in (("first", 0), ("last", 1 << 30), ("axis", 0), ("step", 2))
     ]
-    return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("rows", 4))], constants)
+    return save(path, nodes, [tensor("x", "FP32", ("batch", 4))], [tensor("y", "FP32", ("rows", 4))], constants)
 
 
 # Of `varying`: rows of numbers beyond these make its answer shorter, or longer.
@@ -95,19 +102,19 @@ def varying(path: Path, *, text: bool = False, gives: str = "FP32", columns: int
         helper.make_node("Cast", ["twice"], ["cast"], to=ONNX_TYPES[gives]),
         helper.make_node("Slice", ["cast", "first", "count", "axis"], ["y"]),
     ]
-    inputs, outputs = [_tensor("x", "FP32", ("batch", 10))], [_tensor("y", gives, ("batch", columns))]
+    inputs, outputs = [tensor("x", "FP32", ("batch", 10))], [tensor("y", gives, ("batch", columns))]
     if text:
         nodes.append(helper.make_node("Identity", ["text"], ["same"]))
-        inputs.append(_tensor("text", "BYTES", ("batch", 1)))
-        outputs.append(_tensor("same", "BYTES", ("batch", 1)))
-    return _save(path, nodes, inputs, outputs, constants)
+        inputs.append(tensor("text", "BYTES", ("batch", 1)))
+        outputs.append(tensor("same", "BYTES", ("batch", 1)))
+    return save(path, nodes, inputs, outputs, constants)
 
 
 def shift(path: Path, by: float) -> Path:
     """Adds a constant, so that an answer tells which model gave it."""
     constant = helper.make_node("Constant", [], ["by"], value_float=by)
     nodes = [constant, helper.make_node("Add", ["x", "by"], ["y"])]
-    return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("batch", 4))])
+    return save(path, nodes, [tensor("x", "FP32", ("batch", 4))], [tensor("y", "FP32", ("batch", 4))])
 
 
 def halved(path: Path) -> Path:
@@ -118,7 +125,7 @@ def halved(path: Path) -> Path:
         helper.make_node("Mul", ["half", "one"], ["same"]),
         helper.make_node("Cast", ["same"], ["y"], to=TensorProto.FLOAT),
     ]
-    return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("batch", 4))], [one])
+    return save(path, nodes, [tensor("x", "FP32", ("batch", 4))], [tensor("y", "FP32", ("batch", 4))], [one])
 
 
 def in_halves(path: Path, dtype: str = "BF16", dims: Dims = ("batch", 4), *, mixes: bool = False) -> Path:
@@ -130,7 +137,7 @@ def in_halves(path: Path, dtype: str = "BF16", dims: Dims = ("batch", 4), *, mix
     axes = list(range(1, len(dims)))
     nodes.append(helper.make_node("ReduceMean", ["known" if mixes else "wide"], ["sum"], axes=axes, keepdims=0))
     nodes.append(helper.make_node("Cast", ["sum"], ["y"], to=ONNX_TYPES[dtype]))
-    return _save(path, nodes, [_tensor("x", dtype, dims)], [_tensor("y", dtype, (dims[0],))])
+    return save(path, nodes, [tensor("x", dtype, dims)], [tensor("y", dtype, (dims[0],))])
 
 
 def lookup(path: Path, operator: str = "Gather") -> Path:
@@ -141,7 +148,7 @@ def lookup(path: Path, operator: str = "Gather") -> Path:
         helper.make_node(operator, ["table", "rows"], ["y"], name="y"),
     ]
     shape = (4, 1, 2) if operator == "Gather" else (4, 2)
-    return _save(path, nodes, [_tensor("x", "INT32", (4, 1))], [_tensor("y", "FP32", shape)], [table])
+    return save(path, nodes, [tensor("x", "INT32", (4, 1))], [tensor("y", "FP32", shape)], [table])
 
 
 def last_column(path: Path) -> Path:
@@ -153,7 +160,7 @@ def last_column(path: Path) -> Path:
         helper.make_node("Gather", ["x", "last"], ["y"], axis=1),
     ]
     constants = [helper.make_tensor(name, TensorProto.INT64, [1], [n]) for name, n in (("one", 1), ("two", 2))]
-    return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("batch", 1))], constants)
+    return save(path, nodes, [tensor("x", "FP32", ("batch", 4))], [tensor("y", "FP32", ("batch", 1))], constants)
 
 
 def resized(path: Path, *, named: bool = True) -> Path:
@@ -177,8 +184,8 @@ def resized(path: Path, *, named: bool = True) -> Path:
             node.ClearField("name")
     numbers = {"zero": [0], "two": [2], "target": [8, 8]}
     constants = [helper.make_tensor(name, TensorProto.INT64, [len(n)], n) for name, n in numbers.items()]
-    ends = [_tensor("x", "FP32", ("batch", 3, 4, 4))], [_tensor("y", "FP32", ("batch", 3, 8, 8))]
-    return _save(path, nodes, *ends, constants)
+    ends = [tensor("x", "FP32", ("batch", 3, 4, 4))], [tensor("y", "FP32", ("batch", 3, 8, 8))]
+    return save(path, nodes, *ends, constants)
 
 
 def convolutions(path: Path, end: str = "scores", dims: Dims = ("batch", 3, "height", "width")) -> Path:
@@ -214,7 +221,7 @@ def convolutions(path: Path, end: str = "scores", dims: Dims = ("batch", 3, "hei
         nodes.append(helper.make_node("Gemm", ["d", "last"], ["y"], "last"))
         constants.append(weights("last", 8 if end == "scores" else 32, 5))
         shape = (dims[0], 5)
-    return _save(path, nodes, [_tensor("x", "FP32", dims)], [_tensor("y", "FP32", shape)], constants)
+    return save(path, nodes, [tensor("x", "FP32", dims)], [tensor("y", "FP32", shape)], constants)
 
 
 def wide(path: Path, width: int = 1 << 20) -> Path:
@@ -226,17 +233,19 @@ def wide(path: Path, width: int = 1 << 20) -> Path:
         helper.make_node("Abs", ["between"], ["positive"]),
         helper.make_node("ReduceSum", ["positive", "axes"], ["y"]),
     ]
-    ends = [_tensor("x", "FP32", ("batch", 1))], [_tensor("y", "FP32", ("batch", 1))]
-    return _save(path, nodes, *ends, [weights, axes])
+    ends = [tensor("x", "FP32", ("batch", 1))], [tensor("y", "FP32", ("batch", 1))]
+    return save(path, nodes, *ends, [weights, axes])
 
 
-def _tensor(name: str, dtype: str, dims: Dims) -> onnx.ValueInfoProto:
+def tensor(name: str, dtype: str, dims: Dims) -> onnx.ValueInfoProto:
+    """An input or an output."""
     return helper.make_tensor_value_info(name, ONNX_TYPES[dtype], list(dims))
 
 
-def _save(
+def save(
     path: Path, nodes: list[onnx.NodeProto], inputs: list, outputs: list, constants: Sequence[onnx.TensorProto] = ()
 ) -> Path:
+    """The model of these parts in a file, whose folder is made."""
     graph = helper.make_graph(nodes, path.parent.parent.name or "graph", inputs, outputs, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     onnx.checker.check_model(model)

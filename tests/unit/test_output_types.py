@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from export_fixtures import make_quick, save_graph
+from export_fixtures import export, make_quick, save_graph
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -17,15 +17,13 @@ from onnx import TensorProto, helper, numpy_helper
 from convoy.app.engines.base import run_arrays
 from convoy.app.engines.onnx_session import new_session
 from convoy.app.pictures.answering import detections
-from convoy.export.command import export_bundle
-from convoy.export.options import ExportOptions
 from convoy.export.proof.activation import decide, look_of, overruled
 from convoy.export.proof.ending import Ending, read_ending
 from convoy.export.proof.judging import metric_judge
 from convoy.export.proof.outcomes import ScoredOutcomes
 from convoy.export.variants.precision import REFERENCE
 from convoy.export.variants.variant import opened
-from convoy.models.bundle import Bundle, open_bundle
+from convoy.models.bundle import Bundle
 from convoy.models.errors import JobError, UsageError
 from convoy.models.geometry import ImagePlacement
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
@@ -244,20 +242,16 @@ def write_detector(path: Path) -> Path:
     )
 
 
-def export(tmp_path: Path, head: object, **changes: object) -> Bundle:
+def exported(tmp_path: Path, head: object, **changes: object) -> Bundle:
     (tmp_path / "head.json").write_text(json.dumps(head))
-    given = {"preprocess": "unit", "input": "3x8x8", "activation": "softmax", "precisions": "fp32", "max_batch": 4}
-    options = ExportOptions(
-        str(write_detector(tmp_path / "net.onnx")),
-        "net",
-        **({"detection": tmp_path / "head.json", "store": tmp_path / "store"} | given | changes),  # type: ignore[arg-type]
-    )
-    return open_bundle(export_bundle(options))
+    given = {"preprocess": "unit", "input": "3x8x8", "activation": "softmax", "precisions": "fp32"}
+    given |= {"detection": tmp_path / "head.json"}
+    return export(tmp_path, write_detector(tmp_path / "net.onnx"), **(given | changes))
 
 
 @pytest.mark.usefixtures("quick")
 def test_boxes_are_read_as_the_file_says(tmp_path):
-    bundle = export(tmp_path, HEAD)
+    bundle = exported(tmp_path, HEAD)
     spec = bundle.manifest.spec
     assert (spec.task, spec.activation) == ("detect", "softmax")
     assert spec.image is not None
@@ -299,13 +293,13 @@ def test_boxes_are_read_as_the_file_says(tmp_path):
 )
 def test_what_is_wrong_with_the_file_is_named(tmp_path, head, changes, words):
     with pytest.raises(UsageError, match=words):
-        export(tmp_path, head, **changes)
+        exported(tmp_path, head, **changes)
 
 
 @pytest.mark.usefixtures("quick")
 def test_what_does_not_fit_the_outputs_is_named(tmp_path):
     with pytest.raises(JobError, match=r"there is no output 'boxes' for the boxes; the model gives 'loc', 'conf'"):
-        export(tmp_path, HEAD | {"boxes": "boxes"})
+        exported(tmp_path, HEAD | {"boxes": "boxes"})
     assert not (tmp_path / "store").exists()
 
 

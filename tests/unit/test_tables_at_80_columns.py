@@ -11,7 +11,6 @@ import subprocess
 import sys
 import termios
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,13 +51,10 @@ def asked(names: list[str], label: str = "seven") -> str:
     return text_of(console)
 
 
-def test_short_names_of_images_share_a_table() -> None:
+def test_short_names_of_images_share_a_table_and_a_long_one_has_a_line_of_its_own() -> None:
     shown = asked(["a.png", "b.png"])
     assert shown.count("image") == 1
     assert "\u2502 a.png \u2502" in shown
-
-
-def test_a_long_name_of_an_image_has_a_line_of_its_own() -> None:
     long = "photographs/2026-11-25/the-third-camera/IMG_20261125_134502_HDR-copy.jpg"
     shown = asked(["a.png", long], label="black-and-tan coonhound")
     assert {"a.png", long} < set(shown.splitlines())
@@ -140,16 +136,10 @@ def test_what_is_in_a_store_keeps_its_marks_of_a_busy_machine(tmp_path, times_sl
     fp32, int8, fp16 = plain.variants
     variants = busy(fp32, fp32.file), busy(int8, int8.file), busy(int8, "int8-openvino.onnx"), fp16
     manifest = replace(plain, variants=variants, objections=("it is random",))
-    folder = tmp_path / "resnet" / "1"
-    folder.mkdir(parents=True)
-    for variant in variants:
-        (folder / variant.file).touch()
-    empty = FileRecord(sha256(b"").hexdigest(), 0)
-    files = {variant.file: empty for variant in variants}
-    (folder / "manifest.json").write_bytes(seal(replace(manifest, files=files)))
-    console = narrow()
-    assert run(str(tmp_path), "resnet", console) == 0
-    lines = [line.rstrip() for line in text_of(console).splitlines()]
+    write(tmp_path, replace(manifest, files=dict.fromkeys(variant.file for variant in variants)))
+    code, shown = inspected(tmp_path, "resnet")
+    assert code == 0
+    lines = [line.rstrip() for line in shown.splitlines()]
     tables = [line for line in lines if line.startswith((" variant", "variant", "fp32.onnx ", "int8-", " ", "batch"))]
     assert "\u2026" not in "".join(lines)
     assert "times fp32" in next(line for line in lines if "best/s" in line)
@@ -182,9 +172,8 @@ def write(root: Path, manifest: Manifest) -> Path:
 
 
 def inspected(root: Path | None, name: str | None = None) -> tuple[int, str]:
-    console = Console(file=io.StringIO(), width=80)
-    code = run(None if root is None else str(root), name, console)
-    return code, console.file.getvalue()  # type: ignore[attr-defined]
+    console = narrow()
+    return run(None if root is None else str(root), name, console), text_of(console)
 
 
 def test_the_essence_of_a_bundle_in_80_columns(tmp_path):
@@ -224,9 +213,9 @@ def slow(variant: Variant) -> Variant:
 def test_names_of_files_stay_whole_beside_long_figures(table):
     plain = full_manifest()
     manifest = replace(plain, variants=tuple(map(slow, plain.variants)), objections=("it is random",))
-    console = Console(file=io.StringIO(), width=80)
+    console = narrow()
     console.print(table(manifest))
-    shown = console.file.getvalue().splitlines()
+    shown = text_of(console).splitlines()
     for variant in manifest.variants:
         (row,) = [line for line in shown if line.startswith(f"{variant.file} ")]
         assert "\u2026" not in row
