@@ -194,7 +194,7 @@ class Fuzzer:
         model, document, tail = self.document(chance)
         for _ in range(chance.choice((1, 1, 1, 2, 4))):
             spoil_value(document, chance)
-        return _whole(self.written(model, document, tail), "JSON")
+        return _shot(self.written(model, document, tail), "JSON")
 
     def nested(self, chance: random.Random) -> Shot:
         model, document, _ = self.document(chance)
@@ -202,12 +202,12 @@ class Fuzzer:
         opening, closing = chance.choice((("[", "]"), ('{"a":', "}"), ("[[", "]]"), ('[{"data":', "}]")))
         text = _dumps({**document, "id": "@"}).decode("latin-1")
         deep = opening * depth + chance.choice(("1", "", '"x"')) + closing * chance.choice((depth, depth - 1, 0))
-        return _whole(_Request(f"/v2/models/{model}/infer", text.replace('"@"', deep).encode("latin-1")), "nesting")
+        return _shot(_Request(f"/v2/models/{model}/infer", text.replace('"@"', deep).encode("latin-1")), "nesting")
 
     def wrong_bytes(self, chance: random.Random) -> Shot:
         request = self.good(chance)
         request.body = spoil_bytes(request.body, chance)
-        return _whole(request, "bytes")
+        return _shot(request, "bytes")
 
     def wrong_header(self, chance: random.Random) -> Shot:
         request = self.good(chance)
@@ -215,13 +215,13 @@ class Fuzzer:
             name = chance.choice(tuple(HEADERS))
             request.headers[name] = chance.choice(HEADERS[name])
         framing = {"Content-Length", "Transfer-Encoding", "Expect", "Connection", "Upgrade"} & set(request.headers)
-        return _broken(request, "framing headers") if framing else _whole(request, "headers")
+        return _shot(request, "framing headers" if framing else "headers", is_whole=not framing)
 
     def wrong_path(self, chance: random.Random) -> Shot:
         request = self.good(chance)
         request.path = chance.choice(_PATHS) if chance.random() < 0.7 else f"{request.path}?{chance.choice(_QUERIES)}"
         request.method = chance.choice(("POST", "POST", "GET", "PUT", "DELETE", "PATCH", "OPTIONS"))
-        return _whole(request, "path")
+        return _shot(request, "path")
 
     def compressed(self, chance: random.Random) -> Shot:
         request, encoding = self.good(chance), chance.choice(("gzip", "deflate"))
@@ -232,13 +232,13 @@ class Fuzzer:
             request.body = spoil_bytes(request.body, chance)
         request.headers["Content-Encoding"] = encoding
         request.headers["Accept-Encoding"] = chance.choice(("gzip", "deflate"))
-        return _whole(request, "compression")
+        return _shot(request, "compression")
 
     def chunked(self, chance: random.Random) -> Shot:
         request = self.good(chance)
         request.is_chunked = True
         if chance.random() < 0.5:
-            return _whole(request, "chunks")
+            return _shot(request, "chunks")
         data = bytearray(_bytes_of(request, chance))
         first = data.find(b"\r\n\r\n") + 4
         for _ in range(chance.randrange(1, 4)):
@@ -267,7 +267,7 @@ class Fuzzer:
         )
         document: Any = {"key": f"/{self._region}", "offset": 0, "byte_size": 64, "ready": True}
         spoil_value(document, chance)
-        return _whole(_Request(path, _dumps(document)), "control")
+        return _shot(_Request(path, _dumps(document)), "control")
 
 
 class Range:
@@ -348,12 +348,8 @@ _SPOILERS = (
 _WEIGHTS = (30, 4, 15, 15, 8, 10, 6, 4, 4, 4)
 
 
-def _whole(request: _Request, what: str) -> Shot:
-    return Shot(_bytes_of(request, random.Random(len(request.body))), is_whole=True, what=what)
-
-
-def _broken(request: _Request, what: str) -> Shot:
-    return Shot(_bytes_of(request, random.Random(len(request.body))), is_whole=False, what=what)
+def _shot(request: _Request, what: str, *, is_whole: bool = True) -> Shot:
+    return Shot(_bytes_of(request, random.Random(len(request.body))), is_whole, what)
 
 
 def _bytes_of(request: _Request, chance: random.Random) -> bytes:

@@ -276,26 +276,22 @@ def test_damaged_cifar10_that_cannot_be_fetched_says_what_to_unpack_where(
     assert "\n" not in str(caught.value)
 
 
-def test_pictures_without_classes_calibrate_but_for_the_test_part(tmp_path: Path) -> None:
-    tmp_path /= "pictures"
-    write_images(tmp_path, 60)
-    assert is_flat_folder(str(tmp_path))
-    dataset = load_flat_folder(tmp_path)
+def test_pictures_without_classes_calibrate_but_for_the_test_part_or_lie_in_their_parts(tmp_path: Path) -> None:
+    write_images(tmp_path / "pictures", 60)
+    assert is_flat_folder(str(tmp_path / "pictures"))
+    dataset = load_flat_folder(tmp_path / "pictures")
     assert (dataset.labels, len(dataset.parts["train"])) == ((), 0)
     calibration, test = (dataset.part(part) for part in ("calibration", "test"))
     assert len(calibration) + len(test) == 60
     assert len(calibration) > 3 * len(test) > 0
     assert {sample.label for sample in (*calibration, *test)} == {-1}
-
-
-def test_pictures_without_classes_may_lie_in_their_parts(tmp_path: Path) -> None:
     for index, part in enumerate(("calibration", "test")):
-        write_images(tmp_path / part, 4 + index, first_seed=10 * index)
-    assert is_flat_folder(str(tmp_path))
-    dataset = load_flat_folder(tmp_path)
+        write_images(tmp_path / "parts" / part, 4 + index, first_seed=10 * index)
+    assert is_flat_folder(str(tmp_path / "parts"))
+    dataset = load_flat_folder(tmp_path / "parts")
     assert {part: len(samples) for part, samples in dataset.parts.items()} == {"train": 0, "calibration": 4, "test": 5}
-    write_images(tmp_path / "test" / "cats", 1, first_seed=30)
-    assert not is_flat_folder(str(tmp_path))
+    write_images(tmp_path / "parts" / "test" / "cats", 1, first_seed=30)
+    assert not is_flat_folder(str(tmp_path / "parts"))
     assert not is_flat_folder("digits")
 
 

@@ -113,16 +113,13 @@ def test_a_fixed_batch_of_1_becomes_dynamic_where_that_is_right(tmp_path, head):
     np.testing.assert_allclose(run_arrays(served(bundle), {"x": images})["y"], original(network, images), rtol=1e-4)
 
 
-def test_a_fixed_batch_of_1_that_cannot_be_freed_is_served_as_it_is(tmp_path, capfd):
+def test_what_cannot_be_batched_is_served_as_it_is(tmp_path, capfd):
     bundle = export(tmp_path, write_network(tmp_path / "net.onnx", head="one_row_only"))
     assert bundle.manifest.spec.max_batch_size == 0
     assert bundle.manifest.spec.inputs[0].shape == (1, 3, SIZE_PX, SIZE_PX)
     assert "not batched: " in reason(bundle)
     served(bundle)
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_dynamic_dimension_that_mixes_rows_is_no_batch(tmp_path):
     bundle = export(tmp_path, mean(tmp_path / "a" / "b" / "mean.onnx"))
     assert bundle.manifest.spec.max_batch_size == 0
     assert re.search(r"not batched: row \d of a batch of 2 differs from the row run alone", reason(bundle))
@@ -296,13 +293,10 @@ def test_timms_settings_are_not_guessed_at(changes, words):
         timm_image(TIMM | changes)
 
 
-def test_timm_is_asked_for_where_it_is_missing(monkeypatch):
+def test_a_program_is_read_only_when_it_is_trusted_and_timm_is_asked_for_where_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs timm, which is not installed; run `pip install timm`"):
         parse_source("timm:resnet50")
-
-
-def test_a_program_is_read_only_when_it_is_trusted(tmp_path):
     program = tmp_path / "net.pt2"
     program.touch()
     with pytest.raises(UsageError, match=r"carries pickle, which can run any code .* pass --trust"):
