@@ -145,43 +145,46 @@ def constant(name: str, *shape: int) -> onnx.TensorProto:
 
 
 def write(path: Path, opset: int, middle: str) -> Path:
+    """A network of this opset, with what is written in each opset otherwise in the middle of it."""
     node = helper.make_node
-    nodes = [node("Conv", ["x", "w1"], ["c"], pads=[1] * 4), node("Add", ["c", "shift"], ["added"])]
-    constants = [constant("w1", 8, 3, 3, 3), constant("shift", 1, 8, 1, 1), constant("w2", 5, 8, 3, 3)]
-    if middle == "clip" and opset < 11:
-        nodes.append(node("Clip", ["added"], ["m"], min=0.0, max=6.0))
-    elif middle == "clip":
-        nodes.append(node("Clip", ["added", "low", "high"], ["m"]))
-        constants += [numpy_helper.from_array(np.float32(value), name) for name, value in (("low", 0), ("high", 6))]
-    elif middle == "norm":
-        norms = ["scale", "bias", "mean", "variance"]
-        nodes.append(node("Relu", ["added"], ["r"]))
-        nodes.append(node("BatchNormalization", ["r", *norms], ["m"]))
-        constants += [constant(name, 8) for name in norms]
-    elif middle == "larger":
-        factors = numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "factors")
-        kind = "Upsample" if opset < 10 else "Resize"
-        more = ["", "factors"] if opset > 10 else ["factors"]
-        own = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"} if opset > 10 else {}
-        nodes.append(node(kind, ["added", *more], ["m"], mode="nearest", **own))
-        constants.append(factors)
-        if opset in (11, 12):
-            more[0] = "roi"
-            nodes[-1].input[1] = "roi"
-            constants.append(numpy_helper.from_array(np.zeros(0, np.float32), "roi"))
-    else:
-        nodes.append(node("Softmax", ["added"], ["m"], axis=1))
-    nodes += [
+    region = {9: [], 10: [], 11: ["roi"], 12: ["roi"]}.get(opset, [""])
+    way = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"} if opset > 10 else {}
+    ways = {
+        "clip": [
+            node("Clip", ["added"], ["m"], min=0.0, max=6.0)
+            if opset < 11
+            else node("Clip", ["added", "low", "high"], ["m"])
+        ],
+        "norm": [
+            node("Relu", ["added"], ["r"]),
+            node("BatchNormalization", ["r", "scale", "bias", "mean", "variance"], ["m"]),
+        ],
+        "larger": [
+            node("Upsample" if opset < 10 else "Resize", ["added", *region, "factors"], ["m"], mode="nearest", **way)
+        ],
+        "softmax": [node("Softmax", ["added"], ["m"], axis=1)],
+    }
+    nodes = [
+        node("Conv", ["x", "w1"], ["c"], pads=[1] * 4),
+        node("Add", ["c", "shift"], ["added"]),
+        *ways[middle],
         node("Conv", ["m", "w2"], ["d"], pads=[1] * 4),
         node("GlobalAveragePool", ["d"], ["g"]),
         node("Flatten", ["g"], ["y"]),
     ]
+    numbers = {"low": 0, "high": 6, "factors": [1, 1, 2, 2], "roi": []}
+    constants = [
+        *(constant("w1", 8, 3, 3, 3), constant("shift", 1, 8, 1, 1), constant("w2", 5, 8, 3, 3)),
+        *(constant(name, 8) for name in ("scale", "bias", "mean", "variance")),
+        *(numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in numbers.items()),
+    ]
+    read = {name for one in nodes for name in one.input}
     return save_graph(
         path,
         nodes,
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 16, 16])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 5])],
-        constants,
+        [one for one in constants if one.name in read],
         opset=opset,
         ir_version=7,
     )

@@ -90,21 +90,16 @@ class Places:
 
     def _attribute(self, attribute: onnx.AttributeProto, depth: int) -> None:
         attribute.name = "a"
-        kind = self._chance.choice("tsgTSG" if depth < 4 else "tsTS")
-        attribute.type = {"t": 4, "s": 11, "g": 5, "T": 9, "S": 12, "G": 10}[kind]
-        match kind:
-            case "t":
-                self._tensor(attribute.t)
-            case "s":
-                self._sparse(attribute.sparse_tensor)
-            case "g":
-                self._graph(attribute.g, depth)
-            case "T":
-                self._tensor(attribute.tensors.add())
-            case "S":
-                self._sparse(attribute.sparse_tensors.add())
-            case "G":
-                self._graph(attribute.graphs.add(), depth)
+        ways = {
+            onnx.AttributeProto.TENSOR: lambda: self._tensor(attribute.t),
+            onnx.AttributeProto.SPARSE_TENSOR: lambda: self._sparse(attribute.sparse_tensor),
+            onnx.AttributeProto.TENSORS: lambda: self._tensor(attribute.tensors.add()),
+            onnx.AttributeProto.SPARSE_TENSORS: lambda: self._sparse(attribute.sparse_tensors.add()),
+            onnx.AttributeProto.GRAPH: lambda: self._graph(attribute.g, depth),
+            onnx.AttributeProto.GRAPHS: lambda: self._graph(attribute.graphs.add(), depth),
+        }
+        attribute.type = self._chance.choice(list(ways) if depth < 4 else list(ways)[:4])
+        ways[attribute.type]()
 
     def _sparse(self, sparse: onnx.SparseTensorProto) -> None:
         self._tensor(sparse.values)
