@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from PIL import Image
-
 from tests.e2e import test_bad_input as bad
 from tests.oracle.asks_routes import DIGITS, table
 from tests.oracle.session import Ask, post
-from tests.support.pictures import jpeg, png_claiming
+from tests.support.pictures import exif_of, jpeg, png_claiming
 from tests.support.stores import DATA, digit
 from tests.unit import test_images as known
 
@@ -47,9 +45,7 @@ def _of_format(form: str, name: str) -> list[Ask]:
         flipped = bytes([*whole[:place], whole[place] ^ 0xFF, *whole[place + 1 :]])
         asks.append(post(DIGITS, flipped, f"{form} a byte flipped at {place}"))
     for orientation in range(10):
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        turned = known.encoded(known.noise(20, 12), name, exif=exif)
+        turned = known.encoded(known.noise(20, 12), name, exif=exif_of(orientation))
         asks.append(post(DIGITS, turned, f"{form} orientation {orientation}"))
     return asks
 

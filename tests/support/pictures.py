@@ -32,6 +32,13 @@ SMALL = ImageSpec(
 )
 
 
+def exif_of(orientation: int) -> Image.Exif:
+    """What a camera writes of how the picture is to be turned."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
 def png_claiming(width: int, height: int) -> bytes:
     """A small PNG whose header promises a huge image."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -50,13 +57,11 @@ def assortment() -> dict[str, bytes]:
     """Digits in every form that has a rule of its own, and what is none, by a name for a file."""
     seven, four = (Image.open(io.BytesIO(digit(word))) for word in ("seven", "four"))
     large = seven.convert("RGB").resize((300, 200))
-    turned = Image.Exif()
-    turned[0x0112] = 6
     whole = saved(large, "JPEG", quality=90)
     return {
         "plain.png": digit("seven"),
         "large.jpg": whole,
-        "turned.jpg": saved(large, "JPEG", exif=turned),
+        "turned.jpg": saved(large, "JPEG", exif=exif_of(6)),
         "deep.png": saved(Image.fromarray(np.asarray(four.convert("L")).astype(np.uint16) * 257), "PNG"),
         "cmyk.jpg": saved(four.resize((64, 64)).convert("CMYK"), "JPEG"),
         "alpha.png": saved(four.convert("RGBA"), "PNG"),
@@ -113,9 +118,7 @@ def picture(width: int, height: int, seed: int, mode: str = "RGB") -> Image.Imag
 
 
 def pillow_jpeg(image: Image.Image, **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "JPEG", **options)
-    return file.getvalue()
+    return saved(image, "JPEG", **options)
 
 
 def other_jpeg(image: Image.Image, subsampling: str, quality: int = 85) -> bytes:
@@ -158,15 +161,13 @@ def is_decoded_as_large(encoded: bytes, spec: ImageSpec = SPEC, *, max_pixels: i
 
 def sound_files() -> list[bytes]:
     colour, grey = picture(24, 17, 1), picture(19, 23, 2, "L")
-    exif = Image.Exif()
-    exif[0x0112] = 6
     return [
         pillow_jpeg(colour, subsampling=0),
         pillow_jpeg(colour, subsampling=2, optimize=True),
         pillow_jpeg(colour, subsampling=1, progressive=True),
         pillow_jpeg(colour, restart_marker_blocks=1, comment="a comment"),
         pillow_jpeg(colour, icc_profile=b"profile" * 20),
-        pillow_jpeg(colour, exif=exif),
+        pillow_jpeg(colour, exif=exif_of(6)),
         pillow_jpeg(colour.convert("CMYK")),
         pillow_jpeg(grey),
         pillow_jpeg(grey, progressive=True),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import struct
 import zlib
 from dataclasses import replace
@@ -28,6 +27,8 @@ from convoy.models.images import (
     sniff,
 )
 from convoy.models.spec import ImageSpec
+from tests.support.pictures import exif_of
+from tests.support.pictures import saved as encoded
 
 EXACT = ImageSpec(
     height=8,
@@ -50,12 +51,6 @@ PILLOW_NAMES = {"JPEG": "JPEG", "PNG": "PNG", "WebP": "WEBP", "GIF": "GIF", "BMP
 
 def is_tiny_file(picture: memoryview, image: ImageSpec) -> bool:
     return is_tiny(sniff(picture) or "", picture, image)
-
-
-def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, format, **options)
-    return file.getvalue()
 
 
 def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
@@ -201,10 +196,8 @@ def test_orientation_is_applied_exactly_once(name: str, orientation: int) -> Non
     stored = Image.fromarray(upright)
     if orientation in turned:
         stored = stored.transpose(turned[orientation])
-    exif = Image.Exif()
-    exif[0x0112] = orientation
     options = {"quality": 100} if name in ("JPEG", "WebP") else {}
-    got = preprocess(encoded(stored, PILLOW_NAMES[name], exif=exif, **options), EXACT)
+    got = preprocess(encoded(stored, PILLOW_NAMES[name], exif=exif_of(orientation), **options), EXACT)
     assert np.abs(got.astype(int) - upright).max() <= 12
 
 

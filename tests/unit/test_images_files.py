@@ -27,6 +27,7 @@ from tests.support.pictures import (
     SMALL,
     SPEC,
     Way,
+    exif_of,
     is_decoded_as_large,
     other_jpeg,
     outcome,
@@ -37,10 +38,7 @@ from tests.support.pictures import (
     usual_outcome,
 )
 
-TURNED = Image.Exif()
-TURNED[274] = 6
-UPRIGHT = Image.Exif()
-UPRIGHT[274] = 1
+TURNED, UPRIGHT = exif_of(6), exif_of(1)
 COLOURS: dict[str, Any] = {
     "RGB": (1, 2, 3),
     "RGBA": (1, 2, 3, 100),
@@ -317,10 +315,8 @@ def test_every_subsampling_has_the_same_pixels(size: tuple[int, int], subsamplin
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_turned_image_is_turned_alike(orientation: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
     xmp = f'<x:xmpmeta><rdf:Description tiff:Orientation="{orientation}"/></x:xmpmeta>'.encode()
-    for options in ({"exif": exif}, {"xmp": xmp}):
+    for options in ({"exif": exif_of(orientation)}, {"xmp": xmp}):
         encoded = pillow_jpeg(picture(20, 10, seed=2), **options)
         assert is_decoded_as_large(encoded)
         assert is_as_by_pillow(encoded, 20, 10)
@@ -387,9 +383,7 @@ def test_a_photograph_is_the_same_as_by_pillow_however_it_is_resized(
     interpolation: Any, antialias: bool, orientation: int
 ) -> None:
     """As large as it must be, as a camera writes it, to a network's input."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    encoded = pillow_jpeg(picture(1000, 700, seed=8), exif=exif)
+    encoded = pillow_jpeg(picture(1000, 700, seed=8), exif=exif_of(orientation))
     spec = replace(
         SPEC,
         height=96,
