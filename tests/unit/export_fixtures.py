@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from convoy.app.engines.measure import Pace
-from convoy.app.engines.onnx_session import new_session
+from convoy.app.engines.onnx_session import new_session, session_options
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.export.rows import Rows
@@ -105,9 +105,9 @@ def make_quick(monkeypatch: pytest.MonkeyPatch, cache: Path | None = None) -> No
 
 
 def answers(path: Path, images: np.ndarray) -> np.ndarray:
-    """What plain ONNX Runtime says, without the serving engine."""
-    session = new_session(path)
-    result: np.ndarray = session.run(None, {"images": images})[0]
+    """What plain ONNX Runtime says, without the serving engine, of a network of one input; the first output."""
+    session = new_session(path, session_options(threads=1))
+    result: np.ndarray = session.run(None, {session.get_inputs()[0].name: images})[0]
     return result
 
 

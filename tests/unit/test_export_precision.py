@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import calibrate
-from precision_fixtures import calibrated, far, inputs, residual, run
+from precision_fixtures import calibrated, far, inputs, residual
 
 from convoy.export.command import _without_fp8
 from convoy.export.sources.torch_job import TorchResult
@@ -172,7 +172,7 @@ def test_tensorrts_file_keeps_tensorrts_rules(tmp_path, depthwise):
     assert counted["int8"] == 2
     assert "fp32" not in counted
     twin = write_rounding_twin(tmp_path / "int8-trt.onnx", tmp_path / "twin.onnx")
-    assert 0 < far(run(twin, inputs()), run(tmp_path / "fp32.onnx", inputs())) < 0.05
+    assert 0 < far(answers(twin, inputs()), answers(tmp_path / "fp32.onnx", inputs())) < 0.05
 
 
 def one_layer(operator: str, weight: tuple[int, ...], source: str = "before", **how: int) -> onnx.GraphProto:
@@ -225,8 +225,8 @@ def test_bf16_halves_the_weights_and_its_twin_rounds_as_a_processor_with_bf16_do
     assert audit(path, "openvino", {}).by_precision["bf16"] == sum(
         node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") for node in graph.node
     )
-    exact = run(network.graph, inputs())
-    only_weights, twin = run(path, inputs()), run(write_rounding_twin(path, tmp_path / "twin.onnx"), inputs())
+    exact = answers(network.graph, inputs())
+    only_weights, twin = answers(path, inputs()), answers(write_rounding_twin(path, tmp_path / "twin.onnx"), inputs())
     # Eight bits of mantissa, of the weights alone and then of what every node gives.
     assert 0 < far(only_weights, exact) < 0.02
     assert 0 < far(twin, exact) < 0.05
@@ -240,23 +240,23 @@ def test_values_beyond_fp16_pass_through_islands_of_fp32_unharmed(tmp_path):
     assert {"conv0", "relu0", "conv1", "add"} <= kept.keys()
     assert kept["conv0"].startswith("values up to ")
     twin = write_rounding_twin(tmp_path / "fp16.onnx", tmp_path / "twin.onnx")
-    assert far(run(twin, inputs()), run(tmp_path / "fp32.onnx", inputs())) < 1e-2
+    assert far(answers(twin, inputs()), answers(tmp_path / "fp32.onnx", inputs())) < 1e-2
 
 
 def test_a_value_that_several_nodes_left_in_fp32_read_is_cast_once(tmp_path, network):
     # Both read what relu0 gives in FP16. The converter writes a cast for each, of one name, which nothing loads.
     convert_to_fp16(Conversion(network, keep=frozenset({"conv1", "add"})), tmp_path / "fp16.onnx")
     onnx.checker.check_model(onnx.load(tmp_path / "fp16.onnx"))
-    assert far(run(tmp_path / "fp16.onnx", inputs()), run(tmp_path / "fp32.onnx", inputs())) < 1e-2
+    assert far(answers(tmp_path / "fp16.onnx", inputs()), answers(tmp_path / "fp32.onnx", inputs())) < 1e-2
 
 
 def test_the_twin_overflows_where_a_gpu_would_and_a_cpu_does_not(tmp_path):
     calibration = calibrated(residual(tmp_path / "fp32.onnx", gain=1e5), inputs())
     blind = Calibration(calibration.graph, {"minmax": {}, "entropy": {}, "percentile": {}})
     convert_to_fp16(Conversion(blind), tmp_path / "fp16.onnx")
-    assert np.isfinite(run(tmp_path / "fp16.onnx", inputs())).all()
+    assert np.isfinite(answers(tmp_path / "fp16.onnx", inputs())).all()
     twin = write_rounding_twin(tmp_path / "fp16.onnx", tmp_path / "twin.onnx")
-    assert not np.isfinite(run(twin, inputs())).all()
+    assert not np.isfinite(answers(twin, inputs())).all()
 
 
 # For `make test`: some seconds together.
@@ -337,7 +337,7 @@ def test_channels_that_do_nothing_have_a_scale_that_fp16_holds(tmp_path):
     assert scales
     assert all((array(tensor) >= 2.0**-18).all() for tensor in scales)
     twin = write_rounding_twin(tmp_path / "fp8.onnx", tmp_path / "twin.onnx")
-    assert far(run(twin, inputs()), run(tmp_path / "fp32.onnx", inputs())) < 0.1
+    assert far(answers(twin, inputs()), answers(tmp_path / "fp32.onnx", inputs())) < 0.1
 
 
 def behind(path: Path, *nodes: Any) -> Path:
@@ -364,7 +364,7 @@ def test_the_twin_rounds_as_e4m3_does_and_saturates(tmp_path, operator, kept):
     halves = (E4M3[1:] + E4M3[:-1]) / 2
     values = np.concatenate([E4M3, halves, -halves, [460.0, 1e9, -1e9], np.linspace(-500, 500, 1001)]) / 2
     values = values.astype(np.float32)
-    got = run(twin, values[None, None, None]).reshape(-1)
+    got = answers(twin, values[None, None, None]).reshape(-1)
     assert np.array_equal(got, kept(nearest(values * 2) / 2).astype(np.float32))
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from export_fixtures import answers as run
 from onnx import TensorProto, helper, numpy_helper
-from precision_fixtures import calibrated, residual, run
+from precision_fixtures import calibrated, residual
 from test_equalize import IMAGES, UNBALANCED, WIDTH, chain, conv, saved, weights
 
 from convoy.app.engines import cpu

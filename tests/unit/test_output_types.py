@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from export_fixtures import export, make_quick, save_graph
+from export_fixtures import answers, export, make_quick, save_graph
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.base import run_arrays
-from convoy.app.engines.onnx_session import new_session
 from convoy.app.pictures.answering import detections
 from convoy.export.proof.activation import decide, look_of, overruled
 from convoy.export.proof.ending import Ending, read_ending
@@ -89,11 +88,8 @@ def network(path: Path, steps: Sequence[Step], classes: int = CLASSES) -> Path:
     )
 
 
-def answers(path: Path) -> np.ndarray:
-    session = new_session(path)
-    images = np.random.default_rng(2).standard_normal((20, 4)).astype(np.float32)
-    result: np.ndarray = session.run(None, {"x": images})[0]
-    return result
+def answered(path: Path) -> np.ndarray:
+    return answers(path, np.random.default_rng(2).standard_normal((20, 4)).astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +128,7 @@ def answers(path: Path) -> np.ndarray:
 )
 def test_graph_and_outputs_decide_together(tmp_path, steps, activation, words):
     path = network(tmp_path / "net.onnx", steps)
-    decision = decide(read_ending(path), answers(path), real=True)
+    decision = decide(read_ending(path), answered(path), real=True)
     assert decision.activation == activation
     assert words in decision.reason
 
@@ -157,9 +153,9 @@ def test_graph_and_outputs_decide_together(tmp_path, steps, activation, words):
 def test_where_neither_can_tell_the_option_is_named(tmp_path, steps):
     path = network(tmp_path / "net.onnx", steps)
     with pytest.raises(JobError, match=r"cannot be told: .* with --activation softmax, sigmoid or none") as caught:
-        decide(read_ending(path), answers(path), real=True)
+        decide(read_ending(path), answered(path), real=True)
     assert "\n" not in str(caught.value)
-    said = overruled("sigmoid", read_ending(path), answers(path), real=True)
+    said = overruled("sigmoid", read_ending(path), answered(path), real=True)
     assert said.activation == "sigmoid"
     assert "--activation sigmoid; without it: undecided" in said.reason
 
@@ -169,17 +165,17 @@ def test_where_neither_can_tell_the_option_is_named(tmp_path, steps):
 )
 def test_one_output_is_a_logit_or_a_probability_and_never_a_softmax(tmp_path, steps, activation):
     path = network(tmp_path / "net.onnx", steps, classes=1)
-    assert decide(read_ending(path), answers(path), real=True).activation == activation
+    assert decide(read_ending(path), answered(path), real=True).activation == activation
     with pytest.raises(JobError, match="one output, whose softmax is always 1; pass --activation sigmoid or none"):
-        overruled("softmax", read_ending(path), answers(path), real=True)
+        overruled("softmax", read_ending(path), answered(path), real=True)
     soft = network(tmp_path / "soft.onnx", [("Softmax", ["logits"], "y")], classes=1)
     with pytest.raises(JobError, match="a softmax of one output is always the same"):
-        decide(read_ending(soft), answers(soft), real=True)
+        decide(read_ending(soft), answered(soft), real=True)
 
 
 def test_what_is_said_overrules_and_what_was_found_is_told(tmp_path):
     path = network(tmp_path / "net.onnx", [])
-    decision = overruled("none", read_ending(path), answers(path), real=False)
+    decision = overruled("none", read_ending(path), answered(path), real=False)
     assert (decision.activation, decision.are_shares) == ("none", False)
     assert decision.reason.startswith("--activation none; without it: softmax, for the graph ends in MatMul")
 
