@@ -211,8 +211,6 @@ def test_the_digits_are_split_once_and_for_all() -> None:
 
 @pytest.mark.slow
 def test_the_shipped_images_are_what_their_maker_writes() -> None:
-    from PIL import Image
-
     from tests.data.make_digits import ROOT, shipped_images
 
     for path, member in shipped_images().items():

@@ -16,7 +16,7 @@ from convoy.app.engines.onnx_session import unoptimised_session
 from convoy.export.plan import ExportPlan
 from convoy.export.rows import Rows, noise_of_both_signs
 from convoy.export.sources.onnx_file import portable
-from convoy.export.sources.torch_job import Answered, TorchResult
+from convoy.export.sources.torch_job import Answered, TorchJob, TorchResult
 from convoy.models.bundle import Bundle
 from convoy.models.errors import JobError
 from convoy.models.spec import ImageSpec, TensorSpec
@@ -49,7 +49,6 @@ LAYERS = {
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_pool_answers_as_torch_does(tmp_path, kind):
     from convoy.export.sources.torch_child import graph
-    from convoy.export.sources.torch_job import TorchJob
 
     layer, shape = LAYERS[kind]
     # ONNX Runtime has other kernels for what stands behind a convolution.

@@ -200,6 +200,13 @@ def pixels(part: Part) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([sample.content for sample in samples]), np.array([sample.label for sample in samples])
 
 
+def prepared(folder: Path, name: str) -> tuple[Path, np.ndarray, np.ndarray]:
+    """A hard network's graph, pictures that it has not seen, and what it says of them."""
+    fp32 = write_hard_network(folder / "fp32.onnx", name, *pixels("train"))
+    graph, (images, _) = prepare(fp32, folder / "prepared.onnx"), pixels("test")
+    return graph, images, run(graph, images)
+
+
 def chunk_of(graph: Path, images: np.ndarray) -> Chunk:
     return Chunk({onnx.load(graph).graph.input[0].name: images}, None, np.arange(len(images)))
 
@@ -243,11 +250,8 @@ def answers(path: Path, images: np.ndarray) -> np.ndarray:
     "name", [name if name == "gated" else pytest.param(name, marks=pytest.mark.long) for name in HARD]
 )
 def test_it_answers_as_fp32_does_where_channels_span_three_decades(tmp_path: Path, name: str) -> None:
-    fp32 = write_hard_network(tmp_path / "fp32.onnx", name, *pixels("train"))
-    images, _ = pixels("test")
+    graph, images, expected = prepared(tmp_path, name)
     known, _ = pixels("calibration")
-    graph = prepare(fp32, tmp_path / "prepared.onnx")
-    expected = run(graph, images)
     level = levelled(graph, known)
     assert np.allclose(run(level, images), expected, rtol=1e-4, atol=1e-5)
 
@@ -346,12 +350,9 @@ def agreement(graph: Path, chunk: Chunk, images: np.ndarray, expected: np.ndarra
 
 @pytest.mark.parametrize("name", HARD)
 def test_int8_answers_as_fp32_does_where_channels_span_three_decades(tmp_path, name):
-    fp32 = write_hard_network(tmp_path / "fp32.onnx", name, *pixels("train"))
-    images, _ = pixels("test")
+    graph, images, expected = prepared(tmp_path, name)
     known, labels = pixels("calibration")
     chunk = Chunk({"images": known}, labels, np.arange(len(labels)))
-    graph = prepare(fp32, tmp_path / "prepared.onnx")
-    expected = run(graph, images)
     levels = measure_levels(graph, channels_of(streams(onnx.load(graph).graph)), [chunk])
     balanced, _ = equalize(graph, levels, tmp_path / "equalised.onnx")
     assert np.allclose(run(balanced, images), expected, rtol=1e-4, atol=1e-5)
