@@ -5,7 +5,7 @@ from __future__ import annotations
 from PIL import Image
 
 from tests.e2e import test_bad_input as bad
-from tests.oracle.asks_routes import DIGITS, table
+from tests.oracle.asks_routes import DIGITS
 from tests.oracle.session import Session
 from tests.support.pictures import jpeg, png_claiming
 from tests.support.stores import DATA, digit
@@ -38,8 +38,6 @@ def images(session: Session) -> None:
             )
     for seed in known.SEEDS:
         session.post(DIGITS, seed, "seed")
-    for body, _ in table(bad.test_bytes_that_are_no_image_are_a_400):
-        session.post(DIGITS, body, "no image")
     session.post(DIGITS, known.gif_that_claims_one_pixel(), "a bomb in a GIF's frame")
     session.post(DIGITS, png_claiming(3000, 3000), "cut off in its header")
     session.post(DIGITS, known.encoded(known.noise(8, 8), "PPM"), "a format that is not accepted")
