@@ -54,7 +54,7 @@ def test_what_is_broken_does_not_stop_what_is_sound(store: StoreFolder) -> None:
         "empty/1": "is no model, there is nothing in it",
         "junk/1": "model.onnx",
         "nojson/1": MANIFEST,
-        "dangling/1": "/nowhere/model.onnx",
+        "dangling/1": "No such file",
         "resealed/1": "was changed",
     }
     with start_server(store=store.root) as server:
