@@ -139,18 +139,6 @@ def test_logits_equal_what_the_engine_gives_by_itself(
     np.testing.assert_allclose(logits, logits_of(open_bundle(DEMO), images), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["FP32", "FP64"])
-def test_nan_and_infinity_are_legal_in_json_both_ways(server: Server, dtype: str) -> None:
-    body = '{"inputs":[{"name":"x","shape":[1,4],"datatype":"ANY","data":[NaN,Infinity,-Infinity,0.5]}]}'
-    body = body.replace("ANY", dtype)
-    answer = server.post(f"/v2/models/identity_{dtype.lower()}/infer", content=body)
-    assert answer.status_code == 200
-    assert "NaN" in answer.text
-    np.testing.assert_array_equal(
-        json.loads(answer.text)["outputs"][0]["data"], [float("nan"), float("inf"), float("-inf"), 0.5]
-    )
-
-
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
