@@ -24,7 +24,7 @@ from convoy.loadtest.runner import GeneratorUse, Measurement
 from convoy.loadtest.statistics import Window
 from convoy.loadtest.target import LoadTarget
 from convoy.loadtest.units import NS_PER_MS, NS_PER_S
-from convoy.loadtest.view import print_outcome
+from convoy.loadtest.view import LiveView, print_outcome
 
 TARGET = LoadTarget(
     Endpoint("http://h:1", "h", "127.0.0.1", 1, False, ""),
@@ -38,12 +38,13 @@ OPTIONS = LoadTestOptions(find_capacity=True, slo_ms=20, duration_s=5, warm_up_s
 REFUSED = Problem(Fault.REFUSED, "nobody listens")
 
 
-def measured(options: LoadTestOptions, *, good: bool, late_ms: float = 0, death: str | None = None) -> Measurement:
+def measured(options: LoadTestOptions, *, good: float, late_ms: float = 0, death: str | None = None) -> Measurement:
+    """`good` is the share that is answered well."""
     rate = options.rate or 500
     due_ns = np.linspace(0, options.duration_s * NS_PER_S, int(rate * options.duration_s), endpoint=False).astype(
         np.int64
     )
-    outcome = np.full(len(due_ns), 0 if good else 1, dtype=np.int16)
+    outcome = (np.arange(len(due_ns)) % 100 >= 100 * good).astype(np.int16)
     taken_ns = due_ns + int(late_ms * NS_PER_MS)
     return Measurement(
         records=Records(due_ns, taken_ns, taken_ns + NS_PER_MS, outcome, (REFUSED,)),
@@ -56,27 +57,32 @@ def measured(options: LoadTestOptions, *, good: bool, late_ms: float = 0, death:
     )
 
 
-def searched(answer: Callable[[LoadTestOptions], Measurement]) -> LoadTestOutcome:
-    class Observer:
-        audience = SimpleNamespace(probed=lambda probe: None)
-
-        def observe(self, options: LoadTestOptions) -> Observation:
-            return Observation(answer(options), None, None)
-
-    observer: Any = Observer()
-    return find_capacity(TARGET, OPTIONS, observer)
-
-
-def printed(outcome: LoadTestOutcome) -> str:
+def searched(answer: Callable[[LoadTestOptions], Measurement]) -> tuple[LoadTestOutcome, str]:
+    """What comes of it, and all that is printed meanwhile and in the end."""
     console = Console(file=io.StringIO(), width=80)
+    observe = lambda options: Observation(answer(options), None, None)  # noqa: E731
+    observer: Any = SimpleNamespace(audience=LiveView(console), observe=observe)
+    outcome = find_capacity(TARGET, OPTIONS, observer)
     print_outcome(console, outcome)
-    return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    return outcome, " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+
+
+def test_the_most_that_a_server_sustains_is_bracketed_and_each_probe_is_told() -> None:
+    outcome, said = searched(lambda options: measured(options, good=1.0 if (options.rate or 0) <= 400 else 0.5))
+    assert outcome.capacity is not None
+    assert outcome.capacity.ending == "bracketed"
+    assert 350 < (outcome.capacity.sustained or 0) <= 400 < (outcome.capacity.failed or 0) < 450
+    assert [
+        words
+        for words in ("250.0 requests/s: 100.00 % good, sustained", "probe 1", "The bracket is")
+        if words not in said
+    ] == []
+    assert exit_code(outcome) == 0
 
 
 def test_where_the_generator_is_always_late_the_search_stops_and_says_why() -> None:
-    outcome = searched(lambda options: measured(options, good=True, late_ms=0 if options.rate is None else 30))
+    outcome, said = searched(lambda options: measured(options, good=True, late_ms=0 if options.rate is None else 30))
     assert [row.rate for row in outcome.rows] == [250, 250, 125, 125]
-    said = printed(outcome)
     assert "No capacity: 4 tries in a row were void; nothing is known of the server" in said
     assert said.count("could not keep the schedule of 125 requests/s") == 1  # it is said once
     assert "give it a core of its own, or run it on another machine" in said
@@ -84,7 +90,7 @@ def test_where_the_generator_is_always_late_the_search_stops_and_says_why() -> N
 
 
 def test_a_server_that_went_away_ends_it_with_how_it_failed() -> None:
-    outcome = searched(lambda options: measured(options, good=options.rate is None))
+    outcome, said = searched(lambda options: measured(options, good=options.rate is None))
     assert len(outcome.rows) == 1
-    assert "not one request was answered well (connection refused: nobody listens)" in printed(outcome)
+    assert "not one request was answered well (connection refused: nobody listens)" in said
     assert exit_code(outcome) == EXIT_FAILED
