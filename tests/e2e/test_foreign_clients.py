@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -97,14 +94,6 @@ def test_a_tunnel_is_refused_and_what_follows_is_nobodys_request(server: Server)
         assert (reply.status, reply.headers["connection"]) == (405, "close")
         assert "proxy" in reply.error
         assert wire.is_closed()
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_curl_may_ask_for_http_2(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "seven.png").write_bytes(digit("seven"))
-    command = ["curl", "--silent", "--http2", "--data-binary", f"@{tmp_path}/seven.png", f"{server.url}{DIGITS}"]
-    answer = subprocess.run(command, capture_output=True, check=True, timeout=60)
-    assert json.loads(answer.stdout)["predictions"][0]["label"] == "7"
 
 
 # Headers that a library would not send

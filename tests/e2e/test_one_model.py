@@ -20,14 +20,6 @@ def bundle(root: Path, place: str) -> Path:
     return root
 
 
-def test_one_bundle_is_served_under_the_given_name(tmp_path: Path) -> None:
-    with start_server(*NAMED, store=bundle(tmp_path / "models", "4")) as server:
-        assert server.index() == {"flowers/4": ("READY", "")}
-        reply = server.post("/predictions/flowers", content=digit("seven")).json()
-        assert (reply["model"], reply["version"], reply["predictions"][0]["label"]) == ("flowers", "4", "7")
-        assert server.post("/predictions/digits", content=digit("seven")).status_code == 404
-
-
 @pytest.mark.parametrize("place", ["", "1/"])
 def test_one_bare_model_has_its_configuration_beside_it_and_none_from_outside(tmp_path: Path, place: str) -> None:
     """Around a store that is one version lies what is not the store's."""
