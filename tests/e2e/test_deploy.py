@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -19,9 +20,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from convoy.app.telemetry.outcomes import Refusal
-from tests.support.crowds import Crowd
 from tests.support.manifests import DEPLOY, check, document
 from tests.support.played_http import Asked, playing
+from tests.support.ray_cluster import Crowd
 from tests.support.servers import (
     Server,
     free_port,
@@ -131,7 +132,7 @@ class Balancer:
     """Where it listens for each protocol, and what asks it."""
 
     def __init__(self, http: int, grpc: int) -> None:
-        self.url, self.grpc = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
+        self.port, self.grpc = http, f"127.0.0.1:{grpc}"
 
     def has_replicas(self) -> bool:
         """Whether a replica answered, and not the balancer because it knows of none yet."""
@@ -141,12 +142,9 @@ class Balancer:
             return False
         return reply.status_code != 503 or "retry-after" in reply.headers
 
-    def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, trust_env=False, verify=False, timeout=30)
-
     def ask(self) -> httpx.Response:
-        with self.client() as client:
-            return client.post("/v2/models/shift/infer", json=ROW)
+        url = f"http://127.0.0.1:{self.port}/v2/models/shift/infer"
+        return httpx.post(url, json=ROW, trust_env=False, verify=False, timeout=30)
 
 
 @contextmanager
@@ -275,15 +273,16 @@ def share(folder: Path, fast: Server, slow: Server, by: dict[str, Any]) -> float
     def answered() -> list[float]:
         return [metric(one, "convoy_requests_total", outcome="success") for one in (fast, slow)]
 
-    def ask(client: httpx.Client) -> httpx.Response:
-        return client.post("/v2/models/rows/infer", json=rows_request(1.0))
-
-    with envoy([fast, slow], folder, by) as balancer, Crowd(balancer, 4, ask) as crowd:  # type: ignore[arg-type]
-        wait_until(lambda: crowd.answered > 600, "the load has been told, and the weights are known")
+    body = json.dumps(rows_request(1.0)).encode()
+    with (
+        envoy([fast, slow], folder, by) as balancer,
+        Crowd(balancer.port, "/v2/models/rows/infer", body, {}, clients=4) as crowd,
+    ):
+        crowd.after(600)  # in which the load is told, and the weights are known
         before = answered()
-        wait_until(lambda: crowd.answered > 1200, "they go by it")
+        crowd.after(600)
         more = [after - earlier for after, earlier in zip(answered(), before, strict=True)]
-    assert {attempt.status for attempt in crowd.attempts} == {200}
+    assert not crowd.failed
     return more[0] / max(1.0, more[1])
 
 
