@@ -16,7 +16,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import context, forkserver, popen_forkserver
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.forkserver import ForkServer
+from multiprocessing.popen_forkserver import Popen
 from pathlib import Path
 from typing import IO, Any
 from unittest import mock
@@ -30,7 +32,7 @@ _FORKS.set_forkserver_preload(
 )
 
 # Another such process, which has imported torch: a server never does.
-_WITH_TORCH = forkserver.ForkServer()
+_WITH_TORCH = ForkServer()
 _WITH_TORCH.set_forkserver_preload(
     [
         *("tests.support.forked", "convoy.export.sources.torch_child.child"),
@@ -58,7 +60,7 @@ class ForkedProcess:
         log_path: Path,
         error_path: Path | None = None,
         in_path: Path = Path(os.devnull),
-        start: type[context.ForkServerProcess] = _FORKS.Process,
+        start: type[ForkServerProcess] = _FORKS.Process,
     ) -> None:
         self._called = [module, *arguments]
         given = (self._called, cwd, env, (in_path, log_path, error_path or log_path))
@@ -89,13 +91,13 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-class _TorchPopen(popen_forkserver.Popen):
+class _TorchPopen(Popen):
     def _launch(self, process_obj: Any) -> None:
-        with mock.patch.object(forkserver, "connect_to_new_process", _WITH_TORCH.connect_to_new_process):
+        with mock.patch("multiprocessing.forkserver.connect_to_new_process", _WITH_TORCH.connect_to_new_process):
             super()._launch(process_obj)
 
 
-class _TorchProcess(context.ForkServerProcess):
+class _TorchProcess(ForkServerProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - the library's name
         return _TorchPopen(process_obj)
