@@ -11,11 +11,11 @@ import random
 import socket
 import zlib
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 from convoy.models.spec import NUMPY_DTYPES
-from tests.support.spoil import HEADERS, spoil_bytes, spoil_value
 from tests.support.stores import digit
 from tests.support.wire import Wire, WireReply, chunk, head
 from tests.support.wire_forms import extremes
@@ -38,6 +38,29 @@ _QUERIES = (
     "top_k=2&top_k=x",
     "%&&==",
 )
+_JUNK: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 3, 1.5, 1e308, -0.0, float("nan"), float("inf"), 1 << 31, 1 << 53),
+    *(1 << 63, 1 << 64, -(1 << 63), 10**40, "", "x", "y", "FP32", "BYTES", "BF16", "\ud800", "\0", "é😀" * 50),
+    *([], {}, [[]], [{}], {"x": []}, [1, "a"], [None], {"": ""}, "x" * 70_000, list(range(500))),
+)
+
+# Headers that mean something to the server or its framework, and values that nobody should send.
+_HEADERS = {
+    "Content-Length": ["-1", "abc", "99999999999999999999", "0", "1", "+5", "5, 6", "0x10", "", "1e3", "4294967296"],
+    "Inference-Header-Content-Length": ["0", "1", "-1", "x", "999999", "18446744073709551616", "", "1.5", "٣"],
+    "Content-Encoding": ["gzip", "deflate", "br", "identity", "", "gzip, deflate", "\xff", "GZIP "],
+    "Accept-Encoding": ["gzip", "deflate;q=0.1, gzip;q=0", "*;q=1", ";;;", "gzip;q=" + "9" * 400, "," * 500],
+    "Content-Type": ["application/json", "multipart/form-data", "multipart/form-data; boundary=x", "\xff/\xfe", ""],
+    "Transfer-Encoding": ["chunked", "gzip, chunked", "identity", "chunked, chunked"],
+    "X-Request-Id": ["", "a b", "x" * 5000, "\xff", "id"],
+    "Authorization": ["Bearer", "Basic eA==", "\xff" * 100],
+    "Expect": ["100-continue", "more"],
+    "Connection": ["close", "upgrade", "keep-alive, close"],
+    "Upgrade": ["websocket", "h2c"],
+    "Host": ["", "a" * 3000, "[::1"],
+    "traceparent": ["00-" + "0" * 32 + "-" + "0" * 16 + "-01", "x" * 300],
+    "Range": ["bytes=0-1", "bytes=-1,-2"],
+}
 _MODELS = tuple(f"identity_{dtype.lower()}" for dtype in NUMPY_DTYPES)
 _BOMB_BYTES = 20 << 20
 _ANSWER_S = 20.0
@@ -125,7 +148,7 @@ class Fuzzer:
     def wrong_json(self, chance: random.Random) -> Shot:
         model, document, tail = self.document(chance)
         for _ in range(chance.choice((1, 1, 1, 2, 4))):
-            spoil_value(document, chance)
+            _spoil_value(document, chance)
         return _whole(self.written(model, document, tail), "JSON")
 
     def nested(self, chance: random.Random) -> Shot:
@@ -138,14 +161,14 @@ class Fuzzer:
 
     def wrong_bytes(self, chance: random.Random) -> Shot:
         request = self.good(chance)
-        request.body = spoil_bytes(request.body, chance)
+        request.body = _spoil_bytes(request.body, chance)
         return _whole(request, "bytes")
 
     def wrong_header(self, chance: random.Random) -> Shot:
         request = self.good(chance)
         for _ in range(chance.choice((1, 1, 2, 5))):
-            name = chance.choice(tuple(HEADERS))
-            request.headers[name] = chance.choice(HEADERS[name])
+            name = chance.choice(tuple(_HEADERS))
+            request.headers[name] = chance.choice(_HEADERS[name])
         framing = {"Content-Length", "Transfer-Encoding", "Expect", "Connection", "Upgrade"} & set(request.headers)
         return _broken(request, "framing headers") if framing else _whole(request, "headers")
 
@@ -161,7 +184,7 @@ class Fuzzer:
         if chance.random() < 0.02:
             request.body = self._bombs[encoding]
         elif chance.random() < 0.7:
-            request.body = spoil_bytes(request.body, chance)
+            request.body = _spoil_bytes(request.body, chance)
         request.headers["Content-Encoding"] = encoding
         request.headers["Accept-Encoding"] = chance.choice(("gzip", "deflate"))
         return _whole(request, "compression")
@@ -185,7 +208,7 @@ class Fuzzer:
         return Shot(data[: chance.randrange(1, len(data))], is_whole=False, what="cut off")
 
     def noise(self, chance: random.Random) -> Shot:
-        data = spoil_bytes(_bytes_of(self.good(chance), chance)[:400], chance)
+        data = _spoil_bytes(_bytes_of(self.good(chance), chance)[:400], chance)
         return Shot(chance.choice((data, chance.randbytes(chance.randrange(1, 300)))), is_whole=False, what="noise")
 
     def control(self, chance: random.Random) -> Shot:
@@ -198,7 +221,7 @@ class Fuzzer:
             )
         )
         document: Any = {"key": f"/{self._region}", "offset": 0, "byte_size": 64, "ready": True}
-        spoil_value(document, chance)
+        _spoil_value(document, chance)
         return _whole(_Request(path, _dumps(document)), "control")
 
 
@@ -307,3 +330,47 @@ def _head(request: _Request, headers: dict[str, str]) -> bytes:
 
 def _dumps(document: Any) -> bytes:
     return json.dumps(document).encode()
+
+
+def _spoil_value(document: Any, chance: random.Random) -> None:
+    """Replace, remove, repeat or add one value somewhere in the document."""
+    holder: Any = document
+    while True:
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        if not keys:
+            break
+        key = chance.choice(keys)
+        inner = holder[key]
+        if isinstance(inner, dict | list) and inner and chance.random() < 0.7:
+            holder = inner
+            continue
+        action = chance.randrange(6)
+        if action == 0:
+            del holder[key]
+        elif action == 1 and isinstance(holder, list):
+            holder.append(deepcopy(inner))
+        elif action == 2 and isinstance(holder, dict):
+            holder[chance.choice(("data", "parameters", "shape", "name", "triton_x", "", "binary_data_size"))] = (
+                deepcopy(inner)
+            )
+        elif action == 3 and type(inner) is int:
+            holder[key] = inner + chance.choice((-1, 1, 1 << 32, -(1 << 31)))
+        else:
+            holder[key] = deepcopy(chance.choice(_JUNK))
+        return
+
+
+def _spoil_bytes(data: bytes, chance: random.Random) -> bytes:
+    """A few bits flipped, and pieces removed, inserted and repeated."""
+    spoiled = bytearray(data)
+    for _ in range(chance.choice((1, 1, 3, 20))):
+        at, action = chance.randrange(len(spoiled) + 1), chance.randrange(4)
+        if action == 0 and at < len(spoiled):
+            spoiled[at] ^= 1 << chance.randrange(8)
+        elif action == 1:
+            del spoiled[at : at + chance.choice((1, 4, 100, 5000))]
+        elif action == 2:
+            spoiled[at:at] = chance.randbytes(chance.choice((1, 4, 100)))
+        else:
+            spoiled[at:at] = spoiled[: chance.choice((1, 64, 1000))]
+    return bytes(spoiled)
