@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e import test_bad_input as bad
-from tests.oracle.asks_routes import DIGITS, table
+from tests.oracle.asks_routes import DIGITS
 from tests.oracle.session import Ask, post
 from tests.support.pictures import exif_of, jpeg, png_claiming
 from tests.support.stores import DATA, digit
@@ -27,7 +27,6 @@ def images() -> list[Ask]:
         *(post(f"{DIGITS}/1?top_k=10", path.read_bytes(), path.name) for path in sorted(DATA.glob("*.png"))),
         *(one for form, name in known.PILLOW_NAMES.items() for one in _of_format(form, name)),
         *(post(DIGITS, seed, "seed") for seed in known.SEEDS),
-        *(post(DIGITS, body, "no image") for body, _ in table(bad.test_bytes_that_are_no_image_are_a_400)),
         post(DIGITS, known.gif_that_claims_one_pixel(), "a bomb in a GIF's frame"),
         post(DIGITS, png_claiming(3000, 3000), "cut off in its header"),
         post(DIGITS, known.encoded(known.noise(8, 8), "PPM"), "a format that is not accepted"),

@@ -35,7 +35,7 @@ from convoy.loadtest.server_side import BatchCount, ProcessReading, ServerSide, 
 from convoy.loadtest.statistics import Window
 from convoy.loadtest.target import LoadTarget
 from convoy.loadtest.units import NS_PER_MS, NS_PER_S
-from convoy.loadtest.view import print_outcome
+from convoy.loadtest.view import LiveView, print_outcome
 
 LIMITS = Limits(least=10, most=100_000)
 
@@ -140,26 +140,29 @@ def measured(
     return Measurement(**{**given, **changes})
 
 
-def searched_against(answer: Callable[[LoadTestOptions], Measurement]) -> LoadTestOutcome:
-    """What comes of the command's own search where each probe is answered like this."""
+def searched_against(answer: Callable[[LoadTestOptions], Measurement]) -> tuple[LoadTestOutcome, str]:
+    """What comes of the command's own search where each probe is answered like this, and all that it prints."""
+    console = Console(file=io.StringIO(), width=80)
 
-    class Observer:
-        audience = SimpleNamespace(probed=lambda probe: None)
+    def observe(options: LoadTestOptions) -> Observation:
+        return Observation(answer(options), None, None)
 
-        def observe(self, options: LoadTestOptions) -> Observation:
-            return Observation(answer(options), None, None)
-
-    observer: Any = Observer()
+    observer: Any = SimpleNamespace(audience=LiveView(console), observe=observe)
     options = LoadTestOptions(find_capacity=True, slo_ms=20, duration_s=5, warm_up_s=0)
-    return find_capacity(TARGET, options, observer)
+    outcome = find_capacity(TARGET, options, observer)
+    print_outcome(console, outcome)
+    return outcome, " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
 
 
-def probed(options: LoadTestOptions, late_ms: float = 0.0, problem: Problem | None = None) -> Measurement:
+def probed(
+    options: LoadTestOptions, late_ms: float = 0.0, problem: Problem | None = None, took_ms: float = 1.0
+) -> Measurement:
     rate, seconds = options.rate or 500, options.duration_s
     rates = () if options.rate is None else (rate,)
     window = Window(0, 0, int(seconds * NS_PER_S))
     found = measured(seconds, int(rate * seconds), rates=rates, late_ms=late_ms, problem=problem, window=window)
-    return replace(found, records=replace(found.records, finished_ns=found.records.taken_ns + NS_PER_MS))
+    finished_ns = found.records.taken_ns + int(took_ms * NS_PER_MS)
+    return replace(found, records=replace(found.records, finished_ns=finished_ns))
 
 
 def printed(outcome: LoadTestOutcome) -> str:
@@ -171,10 +174,19 @@ def printed(outcome: LoadTestOutcome) -> str:
 REFUSED = Problem(Fault.REFUSED, "nobody listens")
 
 
+def test_the_most_that_a_server_sustains_is_bracketed_and_each_probe_is_told() -> None:
+    outcome, said = searched_against(lambda options: probed(options, took_ms=1 if (options.rate or 0) <= 400 else 30))
+    assert outcome.capacity is not None
+    assert outcome.capacity.ending == "bracketed"
+    assert 350 < (outcome.capacity.sustained or 0) <= 400 < (outcome.capacity.failed or 0) < 450
+    for words in ("250.0 requests/s: 100.00 % good, sustained", "probe 1", "The bracket is"):
+        assert words in said
+    assert exit_code(outcome) == 0
+
+
 def test_where_the_generator_is_always_late_the_search_stops_and_says_why() -> None:
-    outcome = searched_against(lambda options: probed(options, late_ms=0 if options.rate is None else 30))
+    outcome, said = searched_against(lambda options: probed(options, late_ms=0 if options.rate is None else 30))
     assert [row.rate for row in outcome.rows] == [250, 250, 125, 125]
-    said = printed(outcome)
     assert "No capacity: 4 tries in a row were void; nothing is known of the server" in said
     assert said.count("could not keep the schedule of 125 requests/s") == 1  # it is said once
     assert "give it a core of its own, or run it on another machine" in said
@@ -182,9 +194,9 @@ def test_where_the_generator_is_always_late_the_search_stops_and_says_why() -> N
 
 
 def test_a_server_that_went_away_ends_it_with_how_it_failed() -> None:
-    outcome = searched_against(lambda options: probed(options, problem=None if options.rate is None else REFUSED))
+    outcome, said = searched_against(lambda options: probed(options, problem=None if options.rate is None else REFUSED))
     assert len(outcome.rows) == 1
-    assert "not one request was answered well (connection refused: nobody listens)" in printed(outcome)
+    assert "not one request was answered well (connection refused: nobody listens)" in said
     assert exit_code(outcome) == EXIT_FAILED
 
 
