@@ -22,7 +22,7 @@ from msgspec.json import decode, encode, format
 
 from convoy.app.batch.labeller import Result, Unreadable
 from convoy.app.batch.records import BatchPart, RunFile, RunIdentity, Runner
-from convoy.app.pictures.scores import RankedClasses
+from convoy.app.pictures.answering import RankedClasses
 from convoy.models.activation import NAN
 from convoy.models.errors import JobError
 from convoy.models.files import replace_file

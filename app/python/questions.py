@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any, Generic
 
 from convoy.app.lifecycle.catalog import Served
-from convoy.app.pictures.answering import ANSWERING, BOXES, CLASS_MAP, CLASSES, Answering, Wanted, why_no_predictions
-from convoy.app.pictures.class_map import SegmentedPicture
+from convoy.app.pictures.answering import (
+    ANSWERING,
+    BOXES,
+    CLASS_MAP,
+    CLASSES,
+    Answering,
+    SegmentedPicture,
+    Wanted,
+    why_no_predictions,
+)
 from convoy.app.pictures.predictor import Predicted, check_threshold, check_top_k, wanted_classes
 from convoy.app.python.records import Classification, Detections, ImageAnswer, Segmentation
 from convoy.app.scheduling.request import ModelKey
