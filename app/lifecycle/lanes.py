@@ -24,8 +24,7 @@ from convoy.app.lifecycle.tasks import Tasks, to_its_end
 from convoy.app.loading.load import LoadedModel, ServedBefore
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.latency import LatencyModel
-from convoy.app.scheduling.policy import Dispatch
-from convoy.app.scheduling.queues import Lane
+from convoy.app.scheduling.queues import Dispatch, Lane
 from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request
 from convoy.app.scheduling.scheduler import Runner, Scheduler
 from convoy.app.scheduling.slab import Slab

@@ -31,7 +31,7 @@ def give_up(state: State, deadlines: list[int], *, priorities: list[int] | None 
     queue, ids = state.queues[A], count()
     for deadline, priority in zip(deadlines, priorities or [0] * len(deadlines), strict=True):
         state.enqueue(Request(next(ids), A, 1, ((1,),), (), (), (), (), 0, priority, deadline))
-    entries = queue.by_shape[((1,),)]
+    entries = queue.groups[((1,),)]
     return early_drops(state, queue, entries, state.forecast(queue.lanes[0], 0), 0)
 
 
@@ -78,7 +78,7 @@ def test_requests_without_deadlines_are_never_given_up() -> None:
     queue = state.queues[A]
     for number in range(20):
         state.enqueue(Request(number, A, 1, ((1,),), (), (), (), (), 0))
-    assert early_drops(state, queue, queue.by_shape[((1,),)], state.forecast(queue.lanes[0], 0), 0) == 0
+    assert early_drops(state, queue, queue.groups[((1,),)], state.forecast(queue.lanes[0], 0), 0) == 0
 
 
 def test_a_tight_request_is_not_given_up_for_time_that_nobody_needs() -> None:
