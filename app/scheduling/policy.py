@@ -9,8 +9,7 @@ The rules, in the order in which they bind:
  2. Work-conserving and late-bound: a lane that is free takes what is there, at once; there is no window.
     While it runs, the next batch grows by itself. Where a device holds two batches, the second is started when
     it is full, or just so early that it can compute as soon as the first has ended; until then it grows.
- 3. A batch is cut where one request more would make another late, and a large one where it would take more than
-    half of its first request's time: so that a request that comes when it begins is in time in the next.
+ 3. A batch is cut where one request more would make another late.
  4. A request that cannot be in time any more is given up only when others wait for the device, of its own model or
     of another; else it runs, because that costs little and teaches the latency model. For the same reason one in
     eight runs of those that are in the way of other models alone. Heads that could be in time are given up as well
@@ -23,8 +22,8 @@ The rules, in the order in which they bind:
     and another is idle; a slower one is used when so much waits that it finishes before the faster ones would.
  8. Among several models on a device, that one goes first whose first request is of the most urgent level and, among
     equals, must start soonest to be in time.
- 9. One batch in eight of a device is for requests that have waited for a second while more urgent ones went first, so
-    that none waits for ever (`patience`).
+ 9. One batch in eight of a device is for requests that have waited for a second while more urgent ones went first: the
+    oldest, and those of its level and shape behind it. So none waits for ever.
 
 Rules 2 to 4 follow the early drop of Nexus (Shen et al., SOSP 2019) with late binding.
 """
@@ -34,7 +33,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from convoy.app.scheduling.early_drop import early_drops, most_samples
+from convoy.app.scheduling.early_drop import early_drops
 from convoy.app.scheduling.forecast import backlog_ns, lateness_ns
 from convoy.app.scheduling.queues import (
     NEVER_NS,
@@ -232,7 +231,7 @@ def _start(state: State, plan: _Plan) -> Dispatch | Drop:
         hopeless = _take_hopeless(state, queue, forecast) if plan.is_best else ()
         if hopeless:
             return Drop(hopeless, Outcome.HOPELESS)
-        requests = _run(plan.entries, most_samples(queue, plan.entries, forecast, 0), forecast)
+        requests = _run(plan.entries, queue.max_batch, forecast)
     for request in requests:
         state.remove(request)
     samples = count_samples(requests)
