@@ -24,13 +24,19 @@ POLICY = (
     "tests/simulation/test_priorities.py",
     "tests/simulation/test_devices.py",
 )
-CALLS = ("tests/unit/test_connection.py", "tests/unit/test_decoder.py", "tests/unit/test_grpc_memory.py")
+CALLS = (
+    "tests/unit/test_calls.py",
+    "tests/unit/test_decoder.py",
+    "tests/unit/test_connection.py",
+    "tests/unit/test_grpc_memory.py",
+)
 TESTS = {
     "app/scheduling/slab.py": ("tests/unit/test_slab.py", "tests/unit/test_extents.py", *SHELL),
     "app/scheduling/scheduler.py": SHELL,
     "app/scheduling/policy.py": POLICY,
-    "app/scheduling/queues.py": (*POLICY, *SHELL),
+    "app/scheduling/queues.py": ("tests/unit/test_queue_changes.py", "tests/unit/test_latency.py", *POLICY, *SHELL),
     "app/scheduling/latency.py": ("tests/unit/test_latency.py", *POLICY),
+    "app/scheduling/decoding.py": ("tests/simulation/test_decoding_policy.py", "tests/unit/test_decoder.py"),
     "app/calls/call.py": CALLS,
     "app/calls/open_calls.py": CALLS,
 }
