@@ -109,7 +109,7 @@ def complete(state: State, dispatch: Dispatch, now_ns: int) -> None:
     timeline.begun_ns = now_ns
 
 
-def learn(dispatch: Dispatch, took_ns: int, staging_ns: int | None = None) -> None:
+def learn(dispatch: Dispatch, took_ns: int, staging_ns: int) -> None:
     """Teach the latency model what a batch took that has not failed.
 
     `took_ns`: from its start to its end less what it waited for the device; `staging_ns`: of that what came before
@@ -117,7 +117,7 @@ def learn(dispatch: Dispatch, took_ns: int, staging_ns: int | None = None) -> No
     """
     lane = dispatch.lane
     lane.latency.observe(lane.padded(dispatch.samples), took_ns)
-    if staging_ns is not None:
+    if lane.depth > 1:  # else nothing is hidden
         lane.staging.observe(lane.padded(dispatch.samples), max(0, staging_ns))
 
 

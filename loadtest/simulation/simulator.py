@@ -192,7 +192,7 @@ class Simulation:
         failed = any(request.id in self.poisonous for request in dispatch.requests)
         complete(self.state, dispatch, self.now_ns)
         if not failed:
-            learn(dispatch, took_ns, staging_ns or None)
+            learn(dispatch, took_ns, staging_ns)
         wanted = tuple(request for request in dispatch.requests if request.id not in self._left)
         for request in dispatch.requests:
             if request not in wanted:

@@ -77,7 +77,7 @@ def dispatched(state: State, now: int) -> Dispatch:
 
 def finish(state: State, batch: Dispatch, now: int) -> None:
     complete(state, batch, now)
-    learn(batch, took(batch.samples))
+    learn(batch, took(batch.samples), 200)
 
 
 # Rules 1 to 3: what makes a batch
@@ -570,7 +570,7 @@ def test_a_failed_batch_is_halved_and_goes_before_everything_else(wanted: int) -
         half = dispatched(state, 1100)
         halves.append(half.requests)
         complete(state, half, 1100)
-        learn(half, took(half.samples))
+        learn(half, took(half.samples), 200)
     assert sum(halves, ()) == tuple(requests[:wanted])
     assert max(map(len, halves)) - min(map(len, halves)) <= 1
     assert state.queues[A].waiting == 1

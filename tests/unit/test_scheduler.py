@@ -324,7 +324,7 @@ def test_what_a_batch_waited_for_its_device_is_waiting_and_no_part_of_what_it_ta
         staging.observe(1, 200_000)  # copying in, and what it took to hand it over
         assert lane.staging.expect_ns(1) == staging.expect_ns(1)
 
-    with_shop(scenario)
+    with_shop(scenario, depth=2)
 
 
 def test_an_engine_of_two_places_is_called_by_two_threads_at_once() -> None:
