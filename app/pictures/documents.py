@@ -73,7 +73,7 @@ def answer_document(wanted: Wanted, predicted: Predicted) -> Document:
 
 
 def envelope(served: Served) -> Document:
-    """Who answers."""
+    """The model and version that answer."""
     return {"model": served.key.model, "version": str(served.key.version)}
 
 

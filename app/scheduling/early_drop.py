@@ -40,7 +40,7 @@ def early_drops(state: State, queue: Queue, entries: list[Entry], forecast: Lane
         kept, longer_ns = heads.course(given_up, owed_ns)
         return kept - longer_ns * price_per_ns
 
-    # Those that must have ended when so much of the first one's time is over; and none, and all that is needed.
+    # Besides none and all that is needed: those with less left than a part of the first one's time.
     some = [heads.with_less_than(heads.time_ns(0) * quarters // 4) for quarters in (1, 2, 3)]
     return max(sorted({0, enough, *[min(enough, one) for one in some]}), key=value)
 
@@ -80,9 +80,9 @@ class _Heads:
         return bisect_left(self._due_ns, self._start_ns + left_ns)
 
     def course(self, given_up: int, owed_ns: int) -> tuple[int, int]:
-        """What becomes of the next full batch when the first `given_up` are dropped, and only who is late after that.
+        """What becomes of the next full batch when its first `given_up` are dropped and others only where they are late.
 
-        How many are in time, and how much longer that takes the device than one batch of as many.
+        Returns how many are in time, and how much longer that takes the device than one batch of as many.
         """
         position, end, start_ns = given_up, self.fill(0), self._start_ns
         kept = served = work_ns = 0

@@ -15,8 +15,8 @@ from convoy.app.scheduling.request import SECOND_NS, Request
 def lateness_ns(state: State, queue: Queue, request: Request, now_ns: int) -> int:
     """By how much the request is late even alone, or too late for how many wait before it; 0 when it is neither.
 
-    Twice as many may wait as can be served until its deadline. Whom of them to give up is decided when a device is
-    free, with more known, and better with more to choose from; a refused request cannot be chosen any more.
+    Twice as many may wait as can be served until its deadline. Which of them are given up is decided when a device is
+    free, with more known and more to choose from; a refused request cannot be chosen any more.
     """
     lanes = queue.usable_lanes
     if not lanes or state.is_idle(queue):
@@ -76,7 +76,7 @@ def _surely_ahead(entries: list[Entry], own: Entry) -> int:
 
 
 def _samples(queue: Queue, requests: int) -> int:
-    """How many samples so many of the requests that wait have."""
+    """How many samples that many of the queue's waiting requests have."""
     return round(requests * queue.waiting / queue.requests) if requests else 0
 
 
@@ -86,7 +86,7 @@ def _wait_for_lane_ns(state: State, lanes: list[Lane], now_ns: int) -> int:
 
 
 def _work_ns(state: State, lanes: list[Lane], max_batch: int, samples: int) -> int:
-    """How long all lanes take for so many samples, in full batches and one of the rest."""
+    """How long all lanes take for some samples, in full batches and one of the rest."""
     full, rest = divmod(samples, max_batch)
     return full * _apart_ns(state, lanes, max_batch) + (_apart_ns(state, lanes, rest) if rest else 0)
 

@@ -122,9 +122,9 @@ def learn(dispatch: Dispatch, took_ns: int, staging_ns: int) -> None:
 
 
 def blame(state: State, dispatch: Dispatch, wanted: tuple[Request, ...]) -> tuple[Request, ...]:
-    """A batch has failed: who is to blame, which is only a request that failed alone; else its halves wait to be tried.
+    """A batch has failed: return the request that failed alone, or let the halves of the batch wait to be tried.
 
-    `wanted` are the members whose callers still wait.
+    `wanted` are the members whose callers still wait. Nothing is returned of others.
     """
     if len(dispatch.requests) == 1:
         return wanted
@@ -247,7 +247,7 @@ def _start(state: State, plan: _Plan) -> Dispatch | Drop:
 
 
 def _run(entries: list[Entry], most: int, forecast: LaneForecast | None = None) -> tuple[Request, ...]:
-    """The longest run from the first of at most so many samples in which, by a forecast, none is late without need."""
+    """The longest run from the first of at most `most` samples in which, by a forecast, none is late without need."""
     chosen: list[Request] = []
     samples, earliest_ns = 0, NEVER_NS
     for _, deadline_ns, _, _, request in entries:

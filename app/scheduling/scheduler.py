@@ -43,7 +43,7 @@ def tell_bug(what: str, error: Exception) -> None:
 
 # What a lane runs batches with; called in the lane's thread. Raises EngineFailure.
 Runner = Callable[[tuple[Request, ...]], BatchResult]
-# Told what a job gave or raised, and when it ended.
+# Called on the loop with what a job returned or raised, and when it ended.
 OnEnd = Callable[[Any, int], None]
 _Job = tuple[Callable[[], object], OnEnd]
 # The span of a batch that began then, and ended then with that; None where none of its requests is traced.
@@ -86,7 +86,7 @@ class Running:
 
 @dataclass(slots=True, eq=False)
 class _LaneEntry:
-    """A lane and its threads. `jobs` are what they are to run, and who is told on the loop what came of it and when."""
+    """A lane and its threads. `jobs` are functions for them to run, each with the callback for its end."""
 
     lane: Lane
     key: ModelKey

@@ -10,8 +10,7 @@ One block, bounded for ever: reserving a slot before a body is read is how bytes
          -> FREE
 
 A request that is refused or cancelled frees its slot from FILLING, QUEUED or COPYING, and from DECODING as soon as the
-decoder has returned. One whose batch failed goes from
-COPYING back to QUEUED, and one that ends while it waits goes from QUEUED to ANSWERED at once.
+decoder has returned. A request whose batch failed goes from COPYING back to QUEUED.
 
 A slot is named by a number that no later one ever gets, so a reference that outlived its slot is caught instead
 of reading another client's bytes. Used from one thread; the views may be read and written from others while the
@@ -90,7 +89,7 @@ class SlotState(IntEnum):
 _NEXT: tuple[tuple[SlotState, ...], ...] = (
     (SlotState.FILLING,),
     (SlotState.QUEUED, SlotState.FREE, SlotState.DECODING),
-    (SlotState.COPYING, SlotState.ANSWERED, SlotState.FREE),
+    (SlotState.COPYING, SlotState.FREE),
     (SlotState.QUEUED, SlotState.ANSWERED, SlotState.FREE),
     (SlotState.FREE,),
     (SlotState.FILLING,),

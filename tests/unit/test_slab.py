@@ -27,7 +27,7 @@ CAPACITY = 64 * ALIGNMENT_BYTES
 ALLOWED = {
     SlotState.FILLING: {SlotState.QUEUED, SlotState.FREE, SlotState.DECODING},
     SlotState.DECODING: {SlotState.FILLING},
-    SlotState.QUEUED: {SlotState.COPYING, SlotState.ANSWERED, SlotState.FREE},
+    SlotState.QUEUED: {SlotState.COPYING, SlotState.FREE},
     SlotState.COPYING: {SlotState.QUEUED, SlotState.ANSWERED, SlotState.FREE},
     SlotState.ANSWERED: {SlotState.FREE},
 }
