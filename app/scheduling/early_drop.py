@@ -80,7 +80,7 @@ class _Heads:
         return bisect_left(self._due_ns, self._start_ns + left_ns)
 
     def course(self, given_up: int, owed_ns: int) -> tuple[int, int]:
-        """What becomes of the next full batch when its first `given_up` are dropped and others only where they are late.
+        """What becomes of the next full batch when its first `given_up` are dropped, and others where they are late.
 
         Returns how many are in time, and how much longer that takes the device than one batch of as many.
         """
