@@ -635,14 +635,16 @@ def test_stopping_a_lane_waits_for_its_batch_and_leaves_the_queue_to_the_others(
             engine.gate.clear()
         first = shop.submit()
         await shop.in_engine()
-        stopping = asyncio.ensure_future(shop.scheduler.stop_lane(shop.lanes[0]))
+        stopping, again = (asyncio.ensure_future(shop.scheduler.stop_lane(shop.lanes[0])) for _ in range(2))
         second, third = shop.submit(), None
         await shop.in_engine(engine=1)
         third = shop.submit()
         assert not stopping.done()
         assert not shop.scheduler.state.has_room(shop.lanes[0])
+        assert not await shop.scheduler.stop_lane(shop.lanes[0], within_s=0)
         shop.engines[0].gate.set()
-        await stopping
+        assert [await stopping, await again] == [True, False], "one caller closes its engine"
+        assert not await shop.scheduler.stop_lane(shop.lanes[0])
         assert shop.outcome(first) is Outcome.ANSWERED
         assert shop.scheduler.state.queues[KEY].lanes == [shop.lanes[1]]
         shop.engines[1].gate.set()
@@ -673,7 +675,7 @@ def test_stopping_a_lane_that_is_then_given_up_returns() -> None:
         stopping = asyncio.ensure_future(shop.scheduler.stop_lane(shop.lanes[0]))
         await asyncio.sleep(0)
         shop.scheduler.give_up_lane(shop.lanes[0], "it hangs")
-        await stopping
+        assert not await stopping
 
     with_shop(scenario)
 
@@ -681,8 +683,9 @@ def test_stopping_a_lane_that_is_then_given_up_returns() -> None:
 def test_removing_a_queue_tells_those_who_wait() -> None:
     async def scenario(shop: Shop) -> None:
         await shop.scheduler.stop_lane(shop.lanes[0])
-        requests = [shop.submit() for _ in range(3)]
+        requests = [shop.submit(samples=2) for _ in range(3)]
         shop.cancel(requests[1])
+        assert shop.scheduler.waiting_samples(KEY) == 4
         other = ModelKey("other", 1)
         shop.scheduler.add_queue(other, max_batch=1, max_waiting=1)
         kept = replace(shop.make(), key=other)
@@ -690,6 +693,7 @@ def test_removing_a_queue_tells_those_who_wait() -> None:
         shop.scheduler.remove_queue(KEY, "the model was unloaded")
         assert shop.states(kept) == {SlotState.QUEUED}
         shop.scheduler.remove_queue(other, "the model was unloaded")
+        assert shop.scheduler.waiting_samples(KEY) == shop.scheduler.waiting_samples(other) == 0
         assert shop.outcome(kept) is Outcome.STOPPED
         assert set(shop.ended) == {requests[0].id, requests[2].id, kept.id}
         assert {(d.outcome, d.reason) for d in shop.ended.values()} == {(Outcome.STOPPED, "the model was unloaded")}
