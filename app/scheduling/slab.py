@@ -155,7 +155,7 @@ class Slab:
     def reserve(self, nbytes: int) -> Slot | None:
         """A slot of `nbytes` in state FILLING, or None when there is no room for it now."""
         extent = aligned(max(1, nbytes))
-        if self._outside_bytes and self.used_bytes + extent > self.capacity_bytes:
+        if self.used_bytes + extent > self.capacity_bytes:
             return None
         offset = self._extents.take(extent)
         if offset is None:
@@ -169,7 +169,7 @@ class Slab:
     def extend(self, slot: Slot, nbytes: int) -> bool:
         """Make a slot that is being filled longer where it lies; False, and nothing has changed, where it cannot be."""
         more = aligned(nbytes) - slot.extent_bytes
-        if self._outside_bytes and self.used_bytes + more > self.capacity_bytes:
+        if self.used_bytes + more > self.capacity_bytes:
             return False
         if more and not self._extents.take_at(slot.offset + slot.extent_bytes, more):
             return False

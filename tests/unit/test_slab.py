@@ -45,13 +45,32 @@ class SlabMachine(RuleBasedStateMachine):
         self.live: dict[SlotRef, Slot] = {}
         self.marks: dict[SlotRef, int] = {}
         self.seen: set[SlotRef] = set()
+        self.outside_bytes = 0
+        self.freed = 0
+        self.slab.on_freed = self.note_freed
+
+    def note_freed(self) -> None:
+        self.freed += 1
+
+    def room(self) -> int:
+        return CAPACITY - self.outside_bytes - sum(slot.extent_bytes for slot in self.live.values())
+
+    @rule(nbytes=st.integers(-CAPACITY, CAPACITY))
+    def count_outside(self, nbytes: int) -> None:
+        nbytes, before = max(nbytes, -self.outside_bytes), self.freed
+        fits = nbytes <= max(0, self.room())
+        assert self.slab.count_outside(nbytes) == fits
+        assert self.freed - before == (nbytes < 0)
+        if fits:
+            self.outside_bytes += nbytes
 
     @rule(target=live_slots, nbytes=st.integers(0, CAPACITY + 1), mark=st.integers(1, 255))
     def reserve(self, nbytes: int, mark: int):
         slot = self.slab.reserve(nbytes)
         if slot is None:
-            assert max(1, nbytes) > self.largest_gap()
+            assert max(1, nbytes) > min(self.room(), self.largest_gap())
             return multiple()
+        assert slot.extent_bytes <= self.room(), "more is taken than there is"
         assert slot.state is SlotState.FILLING
         assert len(slot.view) == nbytes
         assert slot.ref not in self.seen, "a reference was given out twice"
@@ -66,8 +85,9 @@ class SlabMachine(RuleBasedStateMachine):
             return
         behind = slot.offset + slot.extent_bytes
         in_use = [other.offset for other in self.live.values() if other.offset >= behind]
-        before = bytes(slot.view)
-        assert self.slab.extend(slot, nbytes) == (slot.offset + nbytes <= min(in_use, default=self.slab.capacity_bytes))
+        before, room = bytes(slot.view), self.room() + slot.extent_bytes
+        fits = slot.offset + nbytes <= min(in_use, default=CAPACITY) and nbytes <= room
+        assert self.slab.extend(slot, nbytes) == fits
         assert bytes(slot.view[: len(before)]) == before
         assert len(slot.view) in (len(before), nbytes)
         slot.view[:] = bytes([self.marks[slot.ref]]) * len(slot.view)
@@ -101,7 +121,9 @@ class SlabMachine(RuleBasedStateMachine):
             with pytest.raises(SlotError):
                 self.slab.free(ref)
             self.slab.move((ref,), SlotState.FILLING)
+        before = self.freed
         self.slab.free(ref)
+        assert self.freed == before + 1
 
     @rule(ref=dead_refs)
     def use_after_the_end(self, ref: SlotRef) -> None:
@@ -141,13 +163,15 @@ class SlabMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_byte_is_accounted_for(self) -> None:
-        assert self.slab.used_bytes == sum(slot.extent_bytes for slot in self.live.values())
+        assert self.slab.used_bytes == CAPACITY - self.room()
         assert self.slab.slots_in_use == len(self.live)
 
     def teardown(self) -> None:
         for ref in self.live:
             self.give_back(ref)
         self.live.clear()
+        self.slab.count_outside(-self.outside_bytes)
+        self.outside_bytes = 0
         self.every_byte_is_accounted_for()
         whole = self.slab.reserve(CAPACITY)
         assert whole is not None, "the holes did not grow together again"
