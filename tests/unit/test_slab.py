@@ -222,6 +222,7 @@ def test_large_traffic_is_given_back_to_the_system_once_the_slab_is_empty() -> N
     assert filled - before > 3 * KEEP_RESIDENT_BYTES
     for slot in slots:
         assert slot is not None
+        assert slot.view[0] == ord("x"), "what is in use stays"
         slab.free(slot.ref)
     assert filled - _resident_bytes() > 3 * KEEP_RESIDENT_BYTES
     again = slab.reserve(KEEP_RESIDENT_BYTES)
