@@ -287,11 +287,15 @@ def _keeps_last(state: State, queue: Queue, forecast: LaneForecast) -> bool:
 
 def _raise_overdue(state: State, now_ns: int) -> None:
     """Where a device owes a batch to overdue requests, by rule 9, put the oldest before all others."""
+    latest_ns = now_ns - PATIENCE_NS
+    longest_waiting = next(iter(state.waiting.values()), None)
+    if longest_waiting is None or longest_waiting.arrival_ns > latest_ns:
+        return
     for queue in state.queues.values():
         for lane in queue.lanes if queue.waiting else ():
             timeline = state.timeline(lane)
             if timeline.batches_to_overdue <= 0 and timeline.look_for_overdue_ns <= now_ns:
-                overdue = _overdue(state, queue, lane, now_ns - PATIENCE_NS)
+                overdue = _overdue(state, queue, lane, latest_ns)
                 if overdue:
                     state.raise_up(overdue)
                     timeline.batches_to_overdue = ONE_IN

@@ -205,8 +205,8 @@ class State:
     """Every queue and lane.
 
     `device_slots` bounds the batches in flight per device, which compute one after the other. A device that is
-    absent is unbounded, as if each of its lanes had one for itself. `expiries` are those of the requests that wait,
-    (time, id), in order.
+    absent is unbounded, as if each of its lanes had one for itself. `waiting` has the requests by their ids, as they
+    came; `expiries` are theirs, (time, id), in order.
     """
 
     device_slots: dict[str, int] = field(default_factory=dict)

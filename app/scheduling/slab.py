@@ -155,7 +155,7 @@ class Slab:
     def reserve(self, nbytes: int) -> Slot | None:
         """A slot of `nbytes` in state FILLING, or None when there is no room for it now."""
         extent = aligned(max(1, nbytes))
-        if self.used_bytes + extent > self.capacity_bytes:
+        if self._taken_bytes + self._outside_bytes + extent > self.capacity_bytes:
             return None
         offset = self._extents.take(extent)
         if offset is None:

@@ -55,6 +55,10 @@ class SlabMachine(RuleBasedStateMachine):
     def room(self) -> int:
         return CAPACITY - self.outside_bytes - sum(slot.extent_bytes for slot in self.live.values())
 
+    def lines(self, nbytes: int) -> int:
+        """How many bytes the cache lines have that a slot takes."""
+        return max(1, -(-nbytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
+
     @rule(nbytes=st.integers(-CAPACITY, CAPACITY))
     def count_outside(self, nbytes: int) -> None:
         nbytes, before = max(nbytes, -self.outside_bytes), self.freed
@@ -68,7 +72,7 @@ class SlabMachine(RuleBasedStateMachine):
     def reserve(self, nbytes: int, mark: int):
         slot = self.slab.reserve(nbytes)
         if slot is None:
-            assert max(1, nbytes) > min(self.room(), self.largest_gap())
+            assert self.lines(nbytes) > min(self.room(), self.largest_gap())
             return multiple()
         assert slot.extent_bytes <= self.room(), "more is taken than there is"
         assert slot.state is SlotState.FILLING
@@ -86,7 +90,7 @@ class SlabMachine(RuleBasedStateMachine):
         behind = slot.offset + slot.extent_bytes
         in_use = [other.offset for other in self.live.values() if other.offset >= behind]
         before, room = bytes(slot.view), self.room() + slot.extent_bytes
-        fits = slot.offset + nbytes <= min(in_use, default=CAPACITY) and nbytes <= room
+        fits = slot.offset + nbytes <= min(in_use, default=CAPACITY) and self.lines(nbytes) <= room
         assert self.slab.extend(slot, nbytes) == fits
         assert bytes(slot.view[: len(before)]) == before
         assert len(slot.view) in (len(before), nbytes)
