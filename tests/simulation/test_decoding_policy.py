@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -205,6 +206,18 @@ def test_who_cannot_be_in_time_by_wait_decoding_and_answer_is_refused_at_once() 
     play.arrive(job(101, 10 * MILLISECOND_NS, at, 120 * MILLISECOND_NS, most_ahead=100))
     play.run()
     assert play.refused == {100: (Why.PREDICTED_LATE, at)}
+
+
+@pytest.mark.parametrize(("within_ms", "is_refused"), [(310, True), (335, False)])
+def test_the_wait_for_the_answers_to_those_ahead_is_predicted(within_ms: int, is_refused: bool) -> None:
+    """Two at a time take 100 ms to be answered, and four more must be before it: 200 ms, and then its own."""
+    play = decoders(threads=4, answer_ns=100 * MILLISECOND_NS)
+    for number in range(7):
+        arrival_ns = 0 if number < 2 else 50 * MILLISECOND_NS
+        play.arrive(job(number, TINY, arrival_ns, 400 * MILLISECOND_NS, most_ahead=2))
+    play.arrive(job(7, TINY, 150 * MILLISECOND_NS, within_ms * MILLISECOND_NS, most_ahead=2))
+    play.run(until_ns=150 * MILLISECOND_NS)
+    assert (7 in play.refused) is is_refused
 
 
 def test_where_three_times_too_much_comes_what_is_decoded_is_in_time() -> None:
