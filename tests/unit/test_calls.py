@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from convoy.app.calls.call import Call, Inputs, Terms
 from convoy.app.calls.open_calls import OpenCalls
+from convoy.app.scheduling.policy import RefusalReason, Refuse
 from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey, Outcome, Request, TensorRef
 from convoy.app.scheduling.slab import Slab, SlotState
 from convoy.app.telemetry.outcomes import ANSWERED, ClientGone
@@ -157,6 +158,21 @@ def test_what_fails_is_counted_with_the_time_since_it_came(is_queued: bool) -> N
         took_ns = call.end(ANSWERED)
         assert bench.failures == ["REJECTED"]
         assert all(5 * SECOND_NS <= ns < 600 * SECOND_NS for ns in (*bench.failed_ns, took_ns))
+
+    asyncio.run(scene())
+
+
+def test_a_refusal_is_counted_with_the_time_since_the_request_came() -> None:
+    async def scene() -> None:
+        bench: Any = Bench()
+        bench.scheduler.submit = lambda request: Refuse(RefusalReason.QUEUE_FULL, SECOND_NS)
+        bench.max_waiting = lambda key: 4
+        refused = request(0)
+        refused.arrival_ns = time.monotonic_ns() - 5 * SECOND_NS
+        with pytest.raises(Overloaded, match="4 samples"):
+            await Call(bench, "v2").run(refused)
+        assert bench.failures == ["REJECTED"]
+        assert 5 * SECOND_NS <= bench.failed_ns[0] < 600 * SECOND_NS
 
     asyncio.run(scene())
 
