@@ -49,7 +49,7 @@ from convoy.app.http.gate import HotRoute
 from convoy.app.lifecycle.health import HealthOptions
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import CanaryCheck, ProvedEngine
-from convoy.app.scheduling import patience
+from convoy.app.scheduling import policy
 from convoy.app.server import logs
 from convoy.app.server.http_server import listen
 from convoy.app.server.main import Host
@@ -187,7 +187,7 @@ def make_core(core_options: CoreOptions, **own: Any) -> Core:
     switches = Path(os.environ["FAKE_SWITCHES"])
     fakes = Fakes(options, switches)
     if "patience_s" in options:
-        patience.PATIENCE_NS = int(options["patience_s"] * 1e9)
+        policy.PATIENCE_NS = int(options["patience_s"] * 1e9)
     # A run that is held hangs only where a test says so, and no canary is held before it, however slow the machine is.
     calm = {"hang_after_s": 600.0, "canary_after_s": 3600.0}
     health = HealthOptions(**{**calm, **options.get("health", {})})

@@ -179,8 +179,8 @@ def test_the_most_that_a_server_sustains_is_bracketed_and_each_probe_is_told() -
     assert outcome.capacity is not None
     assert outcome.capacity.ending == "bracketed"
     assert 350 < (outcome.capacity.sustained or 0) <= 400 < (outcome.capacity.failed or 0) < 450
-    for words in ("250.0 requests/s: 100.00 % good, sustained", "probe 1", "The bracket is"):
-        assert words in said
+    for line in ("250.0 requests/s: 100.00 % good, sustained", "probe 1", "The bracket is"):
+        assert line in said
     assert exit_code(outcome) == 0
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from convoy.app.commands.inspect import run, variants_table
 from convoy.app.commands.predict import predict
-from convoy.app.pictures.scores import Prediction
+from convoy.app.pictures.answering import Prediction
 from convoy.app.python.records import Classification
 from convoy.export.terminal import summary
 from convoy.models.bundle import BUSY_MARK, FileRecord, Interval, Manifest, Variant, seal, sha256_file
