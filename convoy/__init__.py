@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from convoy.app.client.client import AsyncClient as AsyncClient
     from convoy.app.client.client import Client as Client
     from convoy.app.client.records import RemoteModel as RemoteModel
+    from convoy.app.pictures.answering import ClassShare as ClassShare
     from convoy.app.pictures.answering import Detection as Detection
-    from convoy.app.pictures.class_map import ClassShare as ClassShare
-    from convoy.app.pictures.scores import Prediction as Prediction
+    from convoy.app.pictures.answering import Prediction as Prediction
     from convoy.app.python.engine import PythonEngine as Engine
     from convoy.app.python.records import Classification as Classification
     from convoy.app.python.records import Detections as Detections
@@ -38,14 +38,14 @@ _PLACES = {
     "AsyncClient": "convoy.app.client.client:AsyncClient",
     "Classification": "convoy.app.python.records:Classification",
     "Client": "convoy.app.client.client:Client",
-    "ClassShare": "convoy.app.pictures.class_map:ClassShare",
+    "ClassShare": "convoy.app.pictures.answering:ClassShare",
     "ConvoyError": "convoy.models.errors:ConvoyError",
     "Detection": "convoy.app.pictures.answering:Detection",
     "Detections": "convoy.app.python.records:Detections",
     "Engine": "convoy.app.python.engine:PythonEngine",
     "ExportResult": "convoy.export.python:ExportResult",
     "ModelSummary": "convoy.app.python.records:ModelSummary",
-    "Prediction": "convoy.app.pictures.scores:Prediction",
+    "Prediction": "convoy.app.pictures.answering:Prediction",
     "RemoteModel": "convoy.app.client.records:RemoteModel",
     "RequestError": "convoy.models.errors:RequestError",
     "Segmentation": "convoy.app.python.records:Segmentation",

@@ -137,7 +137,8 @@ class Film:
         answers = [json.loads(line) for line in _convoy(f"{command} --json", quiet=True)[0].splitlines()]
         sheet = self._folder / "predict.html"
         sheet.write_text(_answers_page(answers), encoding="utf-8")
-        right = sum(_is_right(answer) for answer in answers)
+        # The images that ship with Convoy are named for what they show: `digit-0002-is-2.png`.
+        right = sum(Path(one["image"]).stem.endswith(f"-is-{one['predictions'][0]['label']}") for one in answers)
         return Scene(
             "Predict",
             "A folder of images is asked for at once; each is named for what it shows.",
@@ -187,22 +188,15 @@ class Film:
         )
 
     def _picture(
-        self,
-        name: str,
-        what: Path | str,
-        until: str | None = None,
-        wait_s: float = 0.5,
-        click: str | None = None,
-        wanted: str | None = None,
+        self, name: str, what: Path | str, until: str | None = None, wait_s: float = 0.5, **how: str
     ) -> str | None:
         """The file's name, below where the words are; the rest is as for `take`."""
         if self._tab is None:
             time.sleep(wait_s)
             return None
         url = what if isinstance(what, str) else what.absolute().as_uri()
-        file = self._out / "demo" / f"{name}.png"
-        take(self._tab, url, file, until=until, wait_s=wait_s, click=click, wanted=wanted)
-        return f"demo/{file.name}"
+        take(self._tab, url, self._out / "demo" / f"{name}.png", until=until, wait_s=wait_s, **how)
+        return f"demo/{name}.png"
 
 
 @contextmanager
@@ -297,16 +291,14 @@ def main(
     else:
         words.write_text(film(scenes), encoding="utf-8")
     console.print(_table(scenes))
-    for what, where in _kept(folder, words):
+    for what, where in (
+        ("the film", words),
+        ("how it learned", folder / "digits.training.html"),
+        ("what export proved", folder / "store" / "digits" / "1" / "report.html"),
+        ("what the load showed", folder / "load.html"),
+        ("the store, to serve", folder / "store"),
+    ):
         console.print(f"{what:<22} {where}", soft_wrap=True, highlight=False)
-
-
-def _kept(folder: Path, words: Path) -> Iterator[tuple[str, Path]]:
-    yield "the film", words
-    yield "how it learned", folder / "digits.training.html"
-    yield "what export proved", folder / "store" / "digits" / "1" / "report.html"
-    yield "what the load showed", folder / "load.html"
-    yield "the store, to serve", folder / "store"
 
 
 def make_empty(folder: Path) -> None:
@@ -344,11 +336,6 @@ def _convoy(command: str, *, quiet: bool = False) -> tuple[str, float]:
 def _variants(bundle: Path) -> str:
     manifest = json.loads((bundle / "manifest.json").read_text())
     return ", ".join(f"{variant['file']} {100 * variant['accuracy']['top1']:.2f} %" for variant in manifest["variants"])
-
-
-def _is_right(answer: dict[str, list[dict[str, str]]]) -> bool:
-    """The images that ship with Convoy are named for what they show: `digit-0002-is-2.png`."""
-    return Path(str(answer["image"])).stem.endswith(f"-is-{answer['predictions'][0]['label']}")
 
 
 def _answers_page(answers: list[dict[str, list[dict[str, str]]]]) -> str:

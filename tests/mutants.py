@@ -24,13 +24,19 @@ POLICY = (
     "tests/simulation/test_priorities.py",
     "tests/simulation/test_devices.py",
 )
-CALLS = ("tests/unit/test_connection.py", "tests/unit/test_decoder.py", "tests/unit/test_grpc_memory.py")
+CALLS = (
+    "tests/unit/test_calls.py",
+    "tests/unit/test_decoder.py",
+    "tests/unit/test_connection.py",
+    "tests/unit/test_grpc_memory.py",
+)
 TESTS = {
     "app/scheduling/slab.py": ("tests/unit/test_slab.py", "tests/unit/test_extents.py", *SHELL),
     "app/scheduling/scheduler.py": SHELL,
     "app/scheduling/policy.py": POLICY,
-    "app/scheduling/queues.py": (*POLICY, *SHELL),
+    "app/scheduling/queues.py": ("tests/unit/test_queue_changes.py", "tests/unit/test_latency.py", *POLICY, *SHELL),
     "app/scheduling/latency.py": ("tests/unit/test_latency.py", *POLICY),
+    "app/scheduling/decoding.py": ("tests/simulation/test_decoding_policy.py", "tests/unit/test_decoder.py"),
     "app/calls/call.py": CALLS,
     "app/calls/open_calls.py": CALLS,
 }
@@ -73,8 +79,13 @@ def _killed(module: str, sample: int, seed: int) -> tuple[int, int]:
                 "SELECT start_pos_row, start_pos_col, operator_name, occurrence, job_id FROM mutation_specs"
             )
         )
-        # "X | None" in an annotation is never computed.
-        wanted = [job for _, _, operator, _, job in specs if "BinaryOperator_BitOr" not in operator]
+        # "X | None" in an annotation is never computed, and a dataclass without slots does the same.
+        lines = (COPY / module).read_text().splitlines()
+        wanted = [
+            job
+            for row, _, operator, _, job in specs
+            if "BinaryOperator_BitOr" not in operator and "slots=True" not in lines[row - 1]
+        ]
         kept = set(random.Random(seed).sample(wanted, min(sample, len(wanted))))
         left_out = [(job,) for *_, job in specs if job not in kept]
         session.executemany("DELETE FROM mutation_specs WHERE job_id = ?", left_out)

@@ -20,7 +20,7 @@ from convoy.app.batch.inputs import BatchImage
 from convoy.app.engines.base import Engine
 from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.parts import Part
-from convoy.app.pictures.scores import RankedClasses, best_classes_of_batch
+from convoy.app.pictures.answering import RankedClasses, best_classes_of_batch
 from convoy.models.errors import ImageError, JobError
 from convoy.models.images import decode_image_into
 from convoy.models.spec import ModelSpec

@@ -15,9 +15,7 @@ import numpy as np
 from msgspec import convert
 
 from convoy.app.calls.timing import Timing
-from convoy.app.pictures.answering import Detection
-from convoy.app.pictures.class_map import ClassShare
-from convoy.app.pictures.scores import Prediction
+from convoy.app.pictures.answering import ClassShare, Detection, Prediction
 from convoy.app.python.inputs import datatype_of, named_arrays, string_bytes
 from convoy.app.python.records import Classification, Detections, Segmentation
 from convoy.models.errors import (

@@ -20,9 +20,7 @@ from rich.table import Table
 
 from convoy.app.client.client import Client
 from convoy.app.client.records import NOT_A_SERVER, Sight
-from convoy.app.pictures.answering import Detection
-from convoy.app.pictures.class_map import ClassShare
-from convoy.app.pictures.scores import Prediction
+from convoy.app.pictures.answering import ClassShare, Detection, Prediction
 from convoy.app.python.records import Classification, Detections, Segmentation
 from convoy.models.errors import (
     ConvoyError,

@@ -27,8 +27,8 @@ from convoy.app.grpc.tensors import (
 )
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.pictures.decoder import Decoder, DecodeWork
+from convoy.app.pictures.documents import PictureRequest, brings_picture, picture_output, picture_request
 from convoy.app.pictures.predictor import Predictor
-from convoy.app.pictures.tensor_requests import PictureRequest, brings_picture, picture_output, picture_request
 from convoy.app.protocol.inference import (
     INLINE_BYTES,
     InferRequest,

@@ -24,8 +24,7 @@ from convoy.app.http.gate import HotRoute, RequestContext
 from convoy.app.http.replies import Reply, error_reply, quality
 from convoy.app.http.uploads import boundary_of, is_json, split_files, split_images
 from convoy.app.lifecycle.catalog import Served
-from convoy.app.pictures.answering import CLASS_MAP, Wanted
-from convoy.app.pictures.class_map import SegmentedPicture, palette_png
+from convoy.app.pictures.answering import CLASS_MAP, SegmentedPicture, Wanted, palette_png
 from convoy.app.pictures.decoder import Decoder, DecodeWork
 from convoy.app.pictures.documents import Document, answer_document, check_takes_pictures, envelope, wanted_of
 from convoy.app.pictures.predictor import EncodedPicture, Predictor

@@ -26,8 +26,7 @@ from convoy.app.lifecycle.upgrades import Upgrades
 from convoy.app.loading.load import LoadedModel, LoadOptions, ServedBefore
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.latency import LatencyModel
-from convoy.app.scheduling.policy import Dispatch
-from convoy.app.scheduling.queues import Lane
+from convoy.app.scheduling.queues import Dispatch, Lane
 from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request
 from convoy.app.scheduling.scheduler import Runner, Scheduler
 from convoy.app.scheduling.slab import Slab

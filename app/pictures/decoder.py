@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
@@ -19,7 +20,6 @@ from convoy.app.calls.call import Call
 from convoy.app.calls.refusals import no_room, not_decoded
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.decoding import (
-    Begin,
     DecodeJob,
     Decoding,
     NotDecoded,
@@ -33,7 +33,7 @@ from convoy.app.scheduling.decoding import (
 )
 from convoy.app.scheduling.queues import RAISED_LEVEL, level_of
 from convoy.app.scheduling.request import Done, ModelKey
-from convoy.app.scheduling.slab import Slot, SlotState
+from convoy.app.scheduling.slab import Slot
 from convoy.models.errors import RequestError
 from convoy.models.images import KEPT_MEMORY
 
@@ -67,16 +67,16 @@ class Decoded(NamedTuple, Generic[Result]):
     wait_ns: int
 
 
-class _Waiting:
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Job(DecodeJob):
     """A job and the future of its caller. `call` is None for an answer, whose slots belong to the caller."""
 
-    __slots__ = ("began_ns", "call", "function", "future", "is_decoded", "job", "room", "slots")
-
-    def __init__(self, job: DecodeJob, call: Call | None, slots: tuple[Slot, ...], function: Callable[[], Any]) -> None:
-        self.job, self.call, self.slots, self.function = job, call, slots, function
-        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.began_ns, self.is_decoded = 0, False
-        self.room: Slot | None = None  # counts memory that the decoder takes elsewhere; never written to
+    function: Callable[[], Any]
+    call: Call | None = None
+    slots: tuple[Slot, ...] = ()
+    future: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    began_ns: int = 0
+    is_decoded: bool = False
 
 
 class Decoder:
@@ -85,7 +85,6 @@ class Decoder:
     def __init__(self, threads: int, max_waiting: int) -> None:
         self._executor = ThreadPoolExecutor(threads, "decode")
         self._state = Decoding(threads, max_waiting)
-        self._waiting: dict[int, _Waiting] = {}  # those that have not begun, by their job's id
         self._next_id = count(1).__next__
         self._is_due = False
         self._giving_back: asyncio.TimerHandle | None = None
@@ -99,39 +98,34 @@ class Decoder:
         **kwargs: Arguments.kwargs,
     ) -> Decoded[Result]:
         """What the function gives. Raises what it raises, and Overloaded or DeadlineExceeded."""
-        key, most, level = None, 0, 1
-        if work.sample_of is not None:
-            spec = work.sample_of.spec
-            key, most = work.sample_of.key, self._most_ahead(work.sample_of)
-            level = level_of(work.priority, spec.priorities.levels, spec.priorities.default)
-        now_ns = time.monotonic_ns()
-        job = DecodeJob(
+        job = _Job(
             self._next_id(),
             work.kind,
             work.units,
-            now_ns,
-            call.deadline_ns,
-            key,
-            most,
-            level,
-            work.needs_bytes,
-            work.latest_start_ns,
+            time.monotonic_ns(),
+            call=call,
+            slots=work.slots,
+            function=partial(function, *args, **kwargs),
         )
-        waiting = _Waiting(job, call, work.slots, partial(function, *args, **kwargs))
-        self._admit(waiting, now_ns)
+        job.deadline_ns, job.latest_start_ns, job.needs_bytes = call.deadline_ns, work.latest_start_ns, work.needs_bytes
+        if work.sample_of is not None:
+            priorities = work.sample_of.spec.priorities
+            job.key, job.most_ahead = work.sample_of.key, self._most_ahead(work.sample_of)
+            job.level = level_of(work.priority, priorities.levels, priorities.default)
+        self._admit(job)
         try:
-            return Decoded(await waiting.future, waiting.began_ns - now_ns)
+            return Decoded(await job.future, job.began_ns - job.arrival_ns)
         except BaseException:
-            if self._waiting.pop(job.id, None) is not None:
+            if job.id in self._state.waiting:
                 withdraw(self._state, job)
                 self._look_soon()
-            elif waiting.is_decoded and key is not None:  # cancelled in the moment in which it was done
-                self.answered(key)
+            elif job.is_decoded and job.key is not None:  # cancelled in the moment in which it was done
+                self.answered(job.key)
             raise
         finally:
-            # A failed job's traceback holds this frame, and through these names the future would hold its own error,
+            # A failed job's traceback holds this frame, and through this name the future would hold its own error,
             # until the garbage collector comes by.
-            del waiting
+            del job
 
     async def run_owed(
         self, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
@@ -140,23 +134,22 @@ class Decoder:
 
         Returns, even when cancelled, only after the function has ended: it reads the answer's slots.
         """
-        job = DecodeJob(self._next_id(), "answer", 0, time.monotonic_ns(), level=RAISED_LEVEL)
-        waiting = _Waiting(job, None, (), partial(function, *args, **kwargs))
-        self._admit(waiting, job.arrival_ns)
-        future = waiting.future
+        reading = partial(function, *args, **kwargs)
+        job = _Job(self._next_id(), "answer", 0, time.monotonic_ns(), level=RAISED_LEVEL, function=reading)
+        self._admit(job)
         try:
-            result: Result = await asyncio.shield(future)
+            result: Result = await asyncio.shield(job.future)
             return result
         except asyncio.CancelledError:
-            await asyncio.wait({future})
+            await asyncio.wait({job.future})
             raise
         finally:
-            del waiting, future
+            del job
 
     @property
     def waiting(self) -> int:
         """How many jobs have not begun."""
-        return len(self._waiting)
+        return len(self._state.waiting)
 
     def begin_here(self, served: Served) -> bool:
         """Whether the caller may decode a sample at once, on the event loop; `answered` is to follow, if so."""
@@ -166,7 +159,7 @@ class Decoder:
         """A sample that was decoded needs nothing more: it has its answer, or will have none."""
         took_ns = None if done is None or done.times is None else done.queue_ns + done.times.total_ns
         answered(self._state, key, took_ns)
-        if self._waiting:
+        if self._state.waiting:
             self._look_soon()
 
     def close(self) -> None:
@@ -178,11 +171,10 @@ class Decoder:
         """How many of its samples may be decoded and unanswered: two full batches for each engine."""
         return 2 * max(1, served.spec.max_batch_size) * max(1, served.engines)
 
-    def _admit(self, waiting: _Waiting, now_ns: int) -> None:
-        refusal = admit(self._state, waiting.job, now_ns)
+    def _admit(self, job: _Job) -> None:
+        refusal = admit(self._state, job, job.arrival_ns)
         if refusal is not None:
-            raise self._error(waiting, refusal)
-        self._waiting[waiting.job.id] = waiting
+            raise self._error(job, refusal)
         self._look_soon()
 
     def _look_soon(self) -> None:
@@ -193,51 +185,37 @@ class Decoder:
 
     def _look(self) -> None:
         self._is_due = False
-        while (decision := decide(self._state, time.monotonic_ns(), self._reserve)) is not None:
-            if isinstance(decision, Begin):
-                self._begin(decision)
-                continue
-            waiting = self._waiting.pop(decision.job.id)
-            if not waiting.future.done():
-                waiting.future.set_exception(self._error(waiting, decision))
+        while (decision := decide(self._state, time.monotonic_ns(), _reserve)) is not None:
+            job = decision.job if isinstance(decision, NotDecoded) else decision
+            assert isinstance(job, _Job)
+            if not isinstance(decision, NotDecoded):
+                self._begin(job)
+            elif not job.future.done():
+                job.future.set_exception(self._error(job, decision))
 
-    def _reserve(self, job: DecodeJob) -> bool:
-        waiting = self._waiting[job.id]
-        call = waiting.call
-        if not job.needs_bytes or call is None or waiting.future.done():
-            return True
-        waiting.room = call.core.slab.reserve(job.needs_bytes)
-        if waiting.room is None:
-            return False
-        call.core.slab.move((waiting.room.ref,), SlotState.DECODING)
-        return True
-
-    def _begin(self, begin: Begin) -> None:
-        waiting = self._waiting.pop(begin.job.id)
-        if waiting.future.done():  # its caller has left in this turn
-            self._left(waiting, None)
-            return
-        if waiting.call is not None:
-            waiting.call.begin_decode(waiting.slots)
-        self._executor.submit(_work, waiting, asyncio.get_running_loop(), self._returned)
-
-    def _returned(self, waiting: _Waiting, end: _End) -> None:
-        """The thread touches nothing of it any more."""
-        waiting.began_ns = end.began_ns
-        if (call := waiting.call) is not None:
-            call.end_decode(waiting.slots)
-            if (room := waiting.room) is not None:
-                call.core.slab.move((room.ref,), SlotState.FILLING)
-                call.core.slab.free(room.ref)
-        if waiting.future.done():
-            self._left(waiting, end.took_ns)
-        elif end.error is not None:
-            waiting.future.set_exception(end.error)
-            self._left(waiting, end.took_ns)
+    def _begin(self, job: _Job) -> None:
+        if job.call is not None:
+            job.call.begin_decode(job.slots)
+        if job.future.done():  # its caller has left in this turn
+            self._returned(job, _End(None, None, 0, None))
         else:
-            ended(self._state, waiting.job, end.took_ns)
-            waiting.is_decoded = True
-            waiting.future.set_result(end.result)
+            self._executor.submit(_work, job, asyncio.get_running_loop(), self._returned)
+
+    def _returned(self, job: _Job, end: _End) -> None:
+        """The thread touches nothing of it any more."""
+        job.began_ns = end.began_ns
+        if job.call is not None:
+            job.call.end_decode(job.slots)
+            job.call.core.slab.count_outside(-job.needs_bytes)
+        if job.future.done():
+            self._left(job, end.took_ns)
+        elif end.error is not None:
+            job.future.set_exception(end.error)
+            self._left(job, end.took_ns)
+        else:
+            ended(self._state, job, end.took_ns)
+            job.is_decoded = True
+            job.future.set_result(end.result)
         self._look_soon()
         if self._giving_back is None and KEPT_MEMORY.kept_bytes:
             self._give_back_later()
@@ -250,19 +228,25 @@ class Decoder:
         if KEPT_MEMORY.give_back_unused():
             self._give_back_later()
 
-    def _left(self, waiting: _Waiting, took_ns: int | None) -> None:
+    def _left(self, job: _Job, took_ns: int | None) -> None:
         """There will be no answer to it."""
-        ended(self._state, waiting.job, took_ns)
-        if waiting.job.key is not None:
-            answered(self._state, waiting.job.key, None)
+        ended(self._state, job, took_ns)
+        if job.key is not None:
+            answered(self._state, job.key, None)
 
-    def _error(self, waiting: _Waiting, refusal: NotDecoded) -> RequestError:
-        call = waiting.call
+    def _error(self, job: _Job, refusal: NotDecoded) -> RequestError:
+        call = job.call
         if call is None or call.served is None:
             raise RuntimeError(f"{refusal} of what is owed; this is a bug")
         if refusal.why is Why.NO_ROOM:
-            return no_room(waiting.job.needs_bytes, call.core.slab)
-        return not_decoded(refusal, call.served.key.model, self._state.waiting)
+            return no_room(job.needs_bytes, call.core.slab)
+        return not_decoded(refusal, call.served.key.model, len(self._state.waiting))
+
+
+def _reserve(job: DecodeJob) -> bool:
+    """Count the memory that it takes beside its slots, if there is room for it."""
+    assert isinstance(job, _Job)
+    return job.call is None or job.call.core.slab.count_outside(job.needs_bytes)
 
 
 class _End(NamedTuple):
@@ -274,17 +258,17 @@ class _End(NamedTuple):
     took_ns: int | None
 
 
-def _work(waiting: _Waiting, loop: asyncio.AbstractEventLoop, on_return: Callable[[_Waiting, _End], None]) -> None:
+def _work(job: _Job, loop: asyncio.AbstractEventLoop, on_return: Callable[[_Job, _End], None]) -> None:
     """In a thread."""
-    loop.call_soon_threadsafe(on_return, waiting, _end_of(waiting))
+    loop.call_soon_threadsafe(on_return, job, _end_of(job))
 
 
-def _end_of(waiting: _Waiting) -> _End:
+def _end_of(job: _Job) -> _End:
     began_ns = time.monotonic_ns()
-    if waiting.call is not None and waiting.future.done():
+    if job.call is not None and job.future.done():
         return _End(None, None, began_ns, None)
     try:
-        return _End(waiting.function(), None, began_ns, time.monotonic_ns() - began_ns)
+        return _End(job.function(), None, began_ns, time.monotonic_ns() - began_ns)
     except RequestError as error:
         # Without where it comes from, which would hold what the job has copied.
         error.__traceback__ = error.__cause__ = error.__context__ = None

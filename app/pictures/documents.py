@@ -1,24 +1,45 @@
 """What may be asked of a picture over any wire, by the task of its model, and the document that answers it.
 
-Knows no wire. What takes long here runs in a thread, in numpy.
+In an inference request a picture is one element of BYTES, the only input, for a model that takes images. Such a model's
+own input is numbers, so that no tensor can be meant. It is answered by one output of BYTES, named by the task, that
+holds the document which `/predictions` answers. Knows no wire. What takes long here runs in a thread, in numpy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 
+from convoy.app.calls.call import Call, Terms
 from convoy.app.lifecycle.catalog import Served
-from convoy.app.pictures.answering import BOXES, CLASS_MAP, Wanted, why_no_predictions
-from convoy.app.pictures.class_map import SegmentedPicture, run_lengths
-from convoy.app.pictures.predictor import MOST_TOP_K, Predicted, check_threshold, check_top_k, wanted_classes
+from convoy.app.pictures.answering import (
+    ANSWERING,
+    CLASS_MAP,
+    CLASSES,
+    SegmentedPicture,
+    Wanted,
+    run_lengths,
+    why_no_predictions,
+)
+from convoy.app.pictures.predictor import (
+    MOST_TOP_K,
+    EncodedPicture,
+    Predicted,
+    check_threshold,
+    check_top_k,
+    wanted_classes,
+)
+from convoy.app.protocol.inference import terms_of, wrong_request
+from convoy.app.protocol.tensors import RawRequest, SharedBytes, Target, TensorIn, TensorOut, brief
+from convoy.app.scheduling.request import TensorRef
 from convoy.models.errors import InvalidRequest
-from convoy.models.tasks import Task
+from convoy.models.spec import TensorSpec
+from convoy.models.tensors import pack
 
 Document = dict[str, Any]
 
@@ -33,7 +54,16 @@ def check_takes_pictures(served: Served) -> None:
 
 def wanted_of(served: Served, top_k: object, threshold: object) -> Wanted:
     """What is wanted of a picture; both as they came, numbers or text, or None. Raises InvalidRequest."""
-    return _WANTED[served.spec.task](served, top_k, threshold)
+    answering = ANSWERING[served.spec.task]
+    if answering is CLASS_MAP:
+        for word, given in (("top_k", top_k), ("threshold", threshold)):
+            if given is not None:
+                name = served.key.model
+                raise InvalidRequest(f"{word} is for classes and boxes, and '{name}' gives a class map; leave it away")
+        return Wanted(CLASS_MAP, finish=_map_document)
+    least = _threshold(threshold, served)
+    most = _top_k(top_k)
+    return wanted_classes(most, least) if answering is CLASSES else Wanted(answering, most, least)
 
 
 def answer_document(wanted: Wanted, predicted: Predicted) -> Document:
@@ -42,35 +72,8 @@ def answer_document(wanted: Wanted, predicted: Predicted) -> Document:
 
 
 def envelope(served: Served) -> Document:
-    """Who answers."""
+    """The model and version that answer."""
     return {"model": served.key.model, "version": str(served.key.version)}
-
-
-def _wanted_classes(served: Served, top_k: object, threshold: object) -> Wanted:
-    least = _threshold(threshold, served)
-    return wanted_classes(_top_k(top_k), least)
-
-
-def _wanted_boxes(served: Served, top_k: object, threshold: object) -> Wanted:
-    least = _threshold(threshold, served)
-    return Wanted(BOXES, _top_k(top_k), least)
-
-
-def _wanted_map(served: Served, top_k: object, threshold: object) -> Wanted:
-    for word, given in (("top_k", top_k), ("threshold", threshold)):
-        if given is not None:
-            name = served.key.model
-            raise InvalidRequest(f"{word} is for classes and boxes, and '{name}' gives a class map; leave it away")
-    return Wanted(CLASS_MAP, finish=_map_document)
-
-
-# By the task of the model. All raise InvalidRequest.
-_WANTED: dict[Task, Callable[[Served, object, object], Wanted]] = {
-    "classify": _wanted_classes,
-    "multilabel": _wanted_classes,
-    "segment": _wanted_map,
-    "detect": _wanted_boxes,
-}
 
 
 def _threshold(given: object, served: Served) -> float | None:
@@ -101,3 +104,62 @@ def _map_document(found: SegmentedPicture) -> orjson.Fragment:
     ]
     document = {"height": height, "width": width, "unseen_share": found.unseen_share, "classes": classes}
     return orjson.Fragment(orjson.dumps(document))
+
+
+_ONE = (1,)
+
+
+class PictureRequest(NamedTuple):
+    """The picture, whose file is in the slab, and what is asked of it. `id` is the request's own."""
+
+    id: str | None
+    picture: EncodedPicture
+    wanted: Wanted
+    terms: Terms
+
+
+def brings_picture(datatypes: list[str], served: Served) -> bool:
+    """Whether inputs of these types are for the decoder and not for the model."""
+    return served.spec.image is not None and "BYTES" in datatypes
+
+
+def picture_request(asked: RawRequest, served: Served, call: Call) -> PictureRequest:
+    """What is asked, with the file copied into the slab. Raises InvalidRequest, NotFound or Overloaded."""
+    check_takes_pictures(served)
+    if len(asked.inputs) != 1:
+        raise wrong_request(asked.id, f"an image is the only input of its request, got {len(asked.inputs)} inputs")
+    wanted = wanted_of(served, asked.parameters.get("top_k"), asked.parameters.get("threshold"))
+    key = wanted.answering.key
+    if any(one.name != key or one.parameters for one in asked.outputs) or len(asked.outputs) > 1:
+        raise wrong_request(asked.id, f"an image is answered by the output '{key}' alone; leave 'outputs' away")
+    picture = _picture(asked.id, asked.inputs[0], served, call)
+    return PictureRequest(asked.id, picture, wanted, terms_of(asked.parameters))
+
+
+def picture_output(served: Served, wanted: Wanted, predicted: Predicted) -> TensorOut:
+    """What was found, as the output."""
+    document = orjson.dumps({**envelope(served), **answer_document(wanted, predicted)})
+    spec = TensorSpec(wanted.answering.key, "BYTES", _ONE)
+    return TensorOut(spec, _ONE, memoryview(pack((document,))), binary=True)
+
+
+def _picture(request_id: str | None, tensor: TensorIn, served: Served, call: Call) -> EncodedPicture:
+    sizes = [size for size in tensor.shape if isinstance(size, int)]
+    if len(sizes) != len(tensor.shape) or math.prod(sizes) != 1:
+        raise wrong_request(
+            request_id,
+            f"an image for '{served.key.model}' is one element of BYTES, shape [1], got {brief(list(tensor.shape))}; "
+            "send each image in a request of its own",
+        )
+    spec = TensorSpec(tensor.name, "BYTES", _ONE)
+    values = tensor.source.read(Target(spec, _ONE, f"'{served.key.model}'", InvalidRequest))
+    assert not isinstance(values, TensorRef), "no wire that brings pictures reads into the slab; this is a bug"
+    if isinstance(values, SharedBytes):
+        call.hold_region(values.place.region)
+    slot = call.reserve(values.nbytes)
+    if isinstance(values, np.ndarray):
+        np.frombuffer(slot.view, values.dtype)[:] = values
+    else:
+        values.write_into(slot.view)
+    # An element of BYTES begins with its length.
+    return EncodedPicture(slot.view[4:], (slot,))

@@ -14,7 +14,7 @@ from convoy.app.calls.call import Call, Inputs, Terms
 from convoy.app.calls.timing import Timing
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.pictures.answering import CLASSES, Wanted
-from convoy.app.pictures.decoder import Decoder, DecodeWork
+from convoy.app.pictures.decoder import Decoded, Decoder, DecodeWork
 from convoy.app.scheduling.request import TensorRef
 from convoy.app.scheduling.slab import Slot
 from convoy.app.telemetry.outcomes import CANCELLED, ending_of
@@ -75,15 +75,6 @@ class Predicted(NamedTuple):
     timing: Timing
 
 
-class _Sample(NamedTuple):
-    """A decoded picture in its slot: its upright size, how long it waited for a decoder, and what decoding took."""
-
-    slot: Slot
-    size: Extent
-    wait_ns: int
-    decode_ns: int
-
-
 class Predictor:
     """Finds out what is in pictures. Belongs to one event loop, as its decoder does."""
 
@@ -97,56 +88,47 @@ class Predictor:
 
         Raises RequestError or ClientGone. `is_alone`: no other picture comes with the same call.
         """
-        answering, spec = wanted.answering, served.spec
-        image, input_bytes = _image_of(served), _input_bytes(served)
+        answering, spec, image = wanted.answering, served.spec, _image_of(served)
+        slot = call.reserve(math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize)
+        started_ns, wait_ns = time.monotonic_ns(), 0
         # A hop to a thread costs more than decoding a tiny picture.
-        if is_alone and picture.is_tiny(image) and self.decoder.begin_here(served):
-            sample = self._decode_here(call, served, picture)
-        else:
-            sample = await self._decode(call, served, picture, terms)
+        is_here = is_alone and picture.is_tiny(image) and self.decoder.begin_here(served)
+        if not is_here:
+            size, wait_ns = await self._decode(call, served, picture, terms, slot)
         done = None
         try:
-            call.decoded(sample.decode_ns, sample.wait_ns)
-            inputs = Inputs(1, (image.tensor_shape,), (TensorRef(sample.slot.ref, 0, input_bytes),))
+            if is_here:
+                size = picture.decode_into(image, slot.view, self._max_pixels)
+            decode_ns = time.monotonic_ns() - started_ns - wait_ns
+            call.decoded(decode_ns, wait_ns)
+            inputs = Inputs(1, (image.tensor_shape,), (TensorRef(slot.ref, 0, slot.view.nbytes),))
             request = call.build_request(served, inputs, answering.outputs(spec), terms)
             if answering.is_long:
-                call.reserve(answering.working_bytes(spec, sample.size))
+                call.reserve(answering.working_bytes(spec, size))
             done = await call.run(request)
         finally:
             self.decoder.answered(served.key, done)
         if answering.is_long:
-            found = await self.decoder.run_owed(answering.read, done.answers, spec, sample.size, wanted)
+            found = await self.decoder.run_owed(answering.read, done.answers, spec, size, wanted)
         else:
-            found = answering.read(done.answers, spec, sample.size, wanted)
+            found = answering.read(done.answers, spec, size, wanted)
         total_ns = time.monotonic_ns() - call.arrival_ns
-        return Predicted(found, Timing.of(done, sample.wait_ns, sample.decode_ns, total_ns))
+        return Predicted(found, Timing.of(done, wait_ns, decode_ns, total_ns))
 
-    def _decode_here(self, call: Call, served: Served, picture: Picture) -> _Sample:
-        started_ns = time.monotonic_ns()
-        try:
-            slot = call.reserve(_input_bytes(served))
-            size = picture.decode_into(_image_of(served), slot.view, self._max_pixels)
-        except BaseException:
-            self.decoder.answered(served.key)
-            raise
-        return _Sample(slot, size, 0, time.monotonic_ns() - started_ns)
-
-    async def _decode(self, call: Call, served: Served, picture: Picture, terms: Terms) -> _Sample:
-        """Decode in a thread, in its turn. Raises RequestError or ClientGone."""
-        started_ns, image = time.monotonic_ns(), _image_of(served)
-        slot = call.reserve(_input_bytes(served))
+    async def _decode(self, call: Call, served: Served, picture: Picture, terms: Terms, slot: Slot) -> Decoded[Extent]:
+        """Decode into the slot in a thread, in its turn. Raises RequestError or ClientGone."""
+        image = _image_of(served)
         pixels, needs_bytes = self._measure(call, picture, image)
         slots = (*picture.slots, slot)
         latest_start_ns = call.latest_start_ns(terms)
         work = DecodeWork(picture.kind, pixels, slots, served, needs_bytes, latest_start_ns, terms.priority)
         try:
-            size, wait_ns = await self.decoder.run(call, work, picture.decode_into, image, slot.view, self._max_pixels)
+            return await self.decoder.run(call, work, picture.decode_into, image, slot.view, self._max_pixels)
         except BaseException as error:
             # The core counts those that it has; what is wrong itself is no request that failed.
             if (reason := _failure(call.cause_of(error))) is not None:
                 call.core.request_failed(served.key, reason, time.monotonic_ns() - call.arrival_ns)
             raise
-        return _Sample(slot, size, wait_ns, time.monotonic_ns() - started_ns - wait_ns)
 
     def _measure(self, call: Call, picture: Picture, image: ImageSpec) -> tuple[int, int]:
         """How many pixels the header announces, and how much memory they take. Raises ImageError.
@@ -166,11 +148,6 @@ class Predictor:
                 "raise --max-inflight-mb"
             )
         return header.pixels, needs_bytes
-
-
-def _input_bytes(served: Served) -> int:
-    """Bytes of one decoded picture."""
-    return math.prod(_image_of(served).tensor_shape) * served.spec.inputs[0].numpy_dtype.itemsize
 
 
 def _image_of(served: Served) -> ImageSpec:

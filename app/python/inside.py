@@ -18,8 +18,16 @@ from convoy.app.calls.call import Call, Terms, find_served
 from convoy.app.config.settings import Settings
 from convoy.app.core import Core
 from convoy.app.lifecycle.catalog import Served
-from convoy.app.pictures.answering import ANSWERING, BOXES, CLASS_MAP, CLASSES, Answering, Wanted, why_no_predictions
-from convoy.app.pictures.class_map import SegmentedPicture
+from convoy.app.pictures.answering import (
+    ANSWERING,
+    BOXES,
+    CLASS_MAP,
+    CLASSES,
+    Answering,
+    SegmentedPicture,
+    Wanted,
+    why_no_predictions,
+)
 from convoy.app.pictures.decoder import Decoder, DecodeWork
 from convoy.app.pictures.predictor import (
     Predicted,

@@ -8,9 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from convoy.app.calls.timing import Timing
-from convoy.app.pictures.answering import Detection
-from convoy.app.pictures.class_map import ClassShare
-from convoy.app.pictures.scores import Prediction
+from convoy.app.pictures.answering import ClassShare, Detection, Prediction
 from convoy.models.errors import RequestError
 from convoy.models.spec import ModelSpec
 

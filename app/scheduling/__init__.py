@@ -1,1 +1,1 @@
-"""Who runs when. Nothing here knows of engines, HTTP, or any other package of ours."""
+"""Which requests run when. Nothing here knows of engines, HTTP, or any other package of ours."""

@@ -16,49 +16,17 @@ No clock, no thread, no I/O, and no image: a job is a number of units (pixels, b
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 from typing import NamedTuple
 
-from convoy.app.scheduling.patience import ONE_BATCH_IN
+from convoy.app.scheduling.latency import LatencyModel
+from convoy.app.scheduling.policy import ONE_IN
 from convoy.app.scheduling.queues import NEVER_NS, PATIENCE_NS
 from convoy.app.scheduling.request import SECOND_NS, ModelKey, earliest_ns
-
-_LEARN = 1 / 8
-
-
-class DecodeCost:
-    """What jobs of one kind take: a fixed part, and so much a unit; nanoseconds. It begins as measured elsewhere."""
-
-    def __init__(self, fixed_ns: float, unit_ns: float) -> None:
-        self.fixed_ns, self.unit_ns = self._scale = fixed_ns, unit_ns
-
-    def predict_ns(self, units: int) -> int:
-        return int(self.fixed_ns + self.unit_ns * units)
-
-    def observe(self, units: int, took_ns: int) -> None:
-        """Learn from one, a part of the error (normalised least mean squares: Nagumo and Noda, 1967)."""
-        expected = self.fixed_ns + self.unit_ns * units
-        fixed, each = self._scale[0], self._scale[1] * units
-        # At most four times as long counts: a machine that stood still for a while must not be learned from.
-        step = _LEARN * (min(took_ns, 4 * expected) - expected) / (fixed * fixed + each * each)
-        self.fixed_ns = max(1.0, self.fixed_ns + step * fixed * fixed)
-        self.unit_ns = max(0.0, self.unit_ns + step * each * self._scale[1])
-
-
-# By kind, as measured on a busy core, to a network's 224x224; what is not named begins as the last one.
-_MEASURED: dict[str, tuple[float, float]] = {
-    "JPEG": (300e3, 10),
-    "PNG": (300e3, 40),
-    "WebP": (300e3, 20),
-    "GIF": (300e3, 12),
-    "BMP": (300e3, 5),
-    "TIFF": (300e3, 8),
-    "": (100e3, 5),
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -87,43 +55,33 @@ class DecodeJob:
         """When there is no more use in decoding it."""
         return earliest_ns(self.deadline_ns, self.latest_start_ns)
 
-    def late_ns(self, decoded_ns: int, end_ns: int) -> int:
-        """How much too late it is, by rule 2, where it is decoded and answered then; nothing where it is in time."""
-        late_ns = 0
-        if self.latest_start_ns is not None:
-            late_ns = max(late_ns, decoded_ns - self.latest_start_ns)
-        if self.deadline_ns is not None:
-            due_ns = self.deadline_ns - (self.deadline_ns - self.arrival_ns) // 16  # predictions are not exact
-            late_ns = max(late_ns, end_ns - due_ns)
-        return late_ns
+    @property
+    def place(self) -> Place:
+        """Where it stands in the order of service."""
+        deadline_ns = NEVER_NS if self.deadline_ns is None else self.deadline_ns
+        return (self.level, deadline_ns, self.arrival_ns, self.id, self)
 
 
 # Sorted by the order of service: (level, deadline, arrival, id).
-_Place = tuple[int, int, int, int, DecodeJob]
-
-
-def _place(job: DecodeJob) -> _Place:
-    deadline_ns = NEVER_NS if job.deadline_ns is None else job.deadline_ns
-    return (job.level, deadline_ns, job.arrival_ns, job.id, job)
+Place = tuple[int, int, int, int, DecodeJob]
 
 
 @dataclass(slots=True, eq=False)
 class DecodeLine:
-    """What waits for one model: in order, and by age. `ahead` are its samples that are being decoded or unanswered.
+    """What waits for one model, in order. `ahead` are its samples that are being decoded or unanswered.
 
     `behind_ns`: what its last answers took from there.
     """
 
-    places: list[_Place] = field(default_factory=list)
-    by_age: OrderedDict[int, DecodeJob] = field(default_factory=OrderedDict)
+    places: list[Place] = field(default_factory=list)
     ahead: int = 0
     most_ahead: int = 0
     behind_ns: float = 0.0
 
     @property
-    def is_open(self) -> bool:
-        """Whether its first may be decoded."""
-        return bool(self.places) and not 0 < self.most_ahead <= self.ahead
+    def is_full(self) -> bool:
+        """Whether enough is ahead."""
+        return 0 < self.most_ahead <= self.ahead
 
 
 class Why(Enum):
@@ -144,37 +102,36 @@ class NotDecoded(NamedTuple):
     retry_after_ns: int = 0
 
 
-class Begin(NamedTuple):
-    """Decode this in the next thread that is free."""
-
-    job: DecodeJob
-
-
 @dataclass(slots=True, eq=False)
 class Decoding:
-    """All that waits and is decoded, for a number of threads. `max_waiting` in jobs."""
+    """All that waits and is decoded, for a number of threads. `max_waiting` in jobs.
+
+    `waiting` has the jobs by their ids, as they came; `running` when those that are decoded are predicted to be done.
+    The others are owed `owed_ns` before an overdue job goes first again.
+    """
 
     threads: int
     max_waiting: int
-    costs: dict[str, DecodeCost] = field(default_factory=dict)
+    costs: dict[str, LatencyModel] = field(default_factory=dict)
     lines: defaultdict[ModelKey | None, DecodeLine] = field(default_factory=lambda: defaultdict(DecodeLine))
-    running: dict[int, int] = field(default_factory=dict)  # by job: when it is predicted to be decoded
-    waiting: int = 0
-    owed_ns: int = 0  # to the others, before one that is overdue goes first again
+    waiting: dict[int, DecodeJob] = field(default_factory=dict)
+    running: dict[int, int] = field(default_factory=dict)
+    owed_ns: int = 0
 
-    def cost(self, kind: str) -> DecodeCost:
-        found = self.costs.get(kind)
-        if found is None:
-            found = self.costs[kind] = DecodeCost(*_MEASURED.get(kind, _MEASURED[""]))
-        return found
+    def cost(self, kind: str) -> LatencyModel:
+        """What jobs of a kind take, by their units; at first a JPEG for a network's 224x224, on a busy core."""
+        if kind not in self.costs:
+            self.costs[kind] = LatencyModel({units: 300_000 + 10 * units for units in (1, 1 << 26)})
+        return self.costs[kind]
 
     @property
     def has_thread(self) -> bool:
         return len(self.running) < self.threads
 
-    def running_ns(self, now_ns: int) -> int:
-        """What all that is being decoded still takes, as predicted."""
-        return sum([max(0, until_ns - now_ns) for until_ns in self.running.values()])
+    def work_ns(self, now_ns: int, before: list[Place]) -> int:
+        """How long all threads take, as predicted, for what is being decoded and for what goes before."""
+        running_ns = sum([max(0, until_ns - now_ns) for until_ns in self.running.values()])
+        return (running_ns + sum([place[-1].predicted_ns for place in before])) // self.threads
 
 
 # Whether there is memory for a job, which is then taken.
@@ -183,66 +140,57 @@ Reserve = Callable[[DecodeJob], bool]
 
 def admit(state: Decoding, job: DecodeJob, now_ns: int) -> NotDecoded | None:
     """Let the job wait, or say why not."""
-    job.predicted_ns = state.cost(job.kind).predict_ns(job.units)
+    job.predicted_ns = state.cost(job.kind).expect_ns(max(1, job.units))
     line = state.lines[job.key]
     line.most_ahead = job.most_ahead
     refusal = _refusal(state, line, job, now_ns)
-    if refusal is not None:
+    if refusal is None:
+        insort(line.places, job.place)
+        state.waiting[job.id] = job
+    else:
         _forget(state, job.key)
-        return refusal
-    insort(line.places, _place(job))
-    line.by_age[job.id] = job
-    state.waiting += 1
-    return None
+    return refusal
 
 
 def _refusal(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> NotDecoded | None:
-    is_next = state.has_thread and not line.places and not 0 < line.most_ahead <= line.ahead
-    if state.waiting >= state.max_waiting and not is_next and job.level:
-        return NotDecoded(job, Why.QUEUE_FULL, _backlog_ns(state, now_ns))
-    expiry_ns = job.expiry_ns
-    if expiry_ns is not None:
-        if expiry_ns <= now_ns:
-            return NotDecoded(job, Why.EXPIRED)
-        late_ns = _late_ns(line, job, now_ns + _wait_ns(state, line, job, now_ns))
-        if late_ns and (state.waiting or state.running or line.ahead):
-            return NotDecoded(job, Why.PREDICTED_LATE, late_ns)
-    return None
+    is_next = state.has_thread and not line.places and not line.is_full
+    if len(state.waiting) >= state.max_waiting and not is_next and job.level:
+        everything = [place for other in state.lines.values() for place in other.places]
+        return NotDecoded(job, Why.QUEUE_FULL, state.work_ns(now_ns, everything))
+    begins_ns = now_ns + _wait_ns(state, line, job, now_ns)
+    is_alone = not state.waiting and not state.running and not line.ahead
+    return _too_late(line, job, now_ns, begins_ns, Why.PREDICTED_LATE, is_alone=is_alone)
 
 
-def decide(state: Decoding, now_ns: int, reserve: Reserve) -> Begin | NotDecoded | None:
-    """The next thing to do; call until it is None."""
-    lines = [line for line in state.lines.values() if line.is_open]
+def decide(state: Decoding, now_ns: int, reserve: Reserve) -> DecodeJob | NotDecoded | None:
+    """What to decode now in a thread that is free, or what not to decode; call until it is None."""
+    lines = [line for line in state.lines.values() if line.places and not line.is_full]
     if not lines or not state.has_thread:
         return None
-    job = first = min(line.places[0] for line in lines)[-1]
-    oldest = min((next(iter(line.by_age.values())) for line in lines), key=lambda one: one.arrival_ns)
-    is_overdue = oldest is not first and now_ns - oldest.arrival_ns >= PATIENCE_NS
-    if is_overdue and state.owed_ns <= 0 and first.level:
-        job = oldest
-    if why := _given_up(state, job, now_ns):
-        withdraw(state, job)
-        return NotDecoded(job, why)
-    if not reserve(job):
-        if not state.running:
-            withdraw(state, job)
-            return NotDecoded(job, Why.NO_ROOM, SECOND_NS)
-        fitting = () if now_ns - job.arrival_ns >= PATIENCE_NS else _behind(state, lines, now_ns)
-        if (passing := next((one for one in fitting if reserve(one)), None)) is None:
-            return None
-        job = passing
-    if job is oldest and job is not first:
-        state.owed_ns = (ONE_BATCH_IN - 1) * job.predicted_ns
-    else:
-        state.owed_ns = max(0, state.owed_ns - job.predicted_ns)
+    first = min(line.places[0] for line in lines)[-1]
+    overdue = _overdue(state, now_ns) if state.owed_ns <= 0 and first.level else None
+    job: DecodeJob | None = overdue or first
+    assert job is not None
+    refusal = _given_up(state, job, now_ns)
+    if refusal is None and not reserve(job):
+        if state.running:
+            job = _passing(state, lines, now_ns, reserve) if now_ns - job.arrival_ns < PATIENCE_NS else None
+        else:
+            refusal = NotDecoded(job, Why.NO_ROOM, SECOND_NS)
+    if refusal is not None:
+        withdraw(state, refusal.job)
+    if refusal is not None or job is None:
+        return refusal
+    is_out_of_turn = job is overdue and job is not first
+    state.owed_ns = (ONE_IN - 1) * job.predicted_ns if is_out_of_turn else max(0, state.owed_ns - job.predicted_ns)
     _leave(state, job)
     state.lines[job.key].ahead += job.most_ahead > 0
     state.running[job.id] = now_ns + job.predicted_ns
-    return Begin(job)
+    return job
 
 
 def withdraw(state: Decoding, job: DecodeJob) -> None:
-    """Nobody waits for the job any more; it has not begun."""
+    """Take out a job that waits."""
     _leave(state, job)
     _forget(state, job.key)
 
@@ -251,7 +199,7 @@ def ended(state: Decoding, job: DecodeJob, took_ns: int | None) -> None:
     """A job that was begun has left its thread; None: it was not decoded, or nothing can be learned from it."""
     del state.running[job.id]
     if took_ns is not None:
-        state.cost(job.kind).observe(job.units, took_ns)
+        state.cost(job.kind).observe(max(1, job.units), took_ns)
     _forget(state, job.key)
 
 
@@ -259,7 +207,7 @@ def begin_here(state: Decoding, key: ModelKey, most_ahead: int) -> bool:
     """Whether the caller may decode a sample itself, now: it counts as ahead then. Else it waits like the others."""
     line = state.lines[key]
     line.most_ahead = most_ahead
-    if line.places or line.ahead >= most_ahead:
+    if line.places or line.is_full:
         return False
     line.ahead += 1
     return True
@@ -270,14 +218,13 @@ def answered(state: Decoding, key: ModelKey, took_ns: int | None) -> None:
     line = state.lines[key]
     line.ahead -= 1
     if took_ns is not None:
-        line.behind_ns += (took_ns - line.behind_ns) * _LEARN if line.behind_ns else took_ns
+        line.behind_ns += (took_ns - line.behind_ns) / 8 if line.behind_ns else took_ns
     _forget(state, key)
 
 
 def _leave(state: Decoding, job: DecodeJob) -> None:
-    line = state.lines[job.key]
-    del line.places[bisect_left(line.places, _place(job)[:-1])], line.by_age[job.id]
-    state.waiting -= 1
+    places = state.lines[job.key].places
+    del places[bisect_left(places, job.place)], state.waiting[job.id]
 
 
 def _forget(state: Decoding, key: ModelKey | None) -> None:
@@ -287,43 +234,53 @@ def _forget(state: Decoding, key: ModelKey | None) -> None:
         del state.lines[key]
 
 
-def _given_up(state: Decoding, job: DecodeJob, now_ns: int) -> Why | None:
-    """By rule 2, when its turn has come."""
-    expiry_ns = job.expiry_ns
-    if expiry_ns is None or not job.level:
-        return None
-    if expiry_ns <= now_ns:
-        return Why.EXPIRED
-    line, is_alone = state.lines[job.key], state.waiting == 1 and not state.running
-    if _late_ns(line, job, now_ns) and not (is_alone and not line.ahead):
-        return Why.HOPELESS
+def _overdue(state: Decoding, now_ns: int) -> DecodeJob | None:
+    """The oldest that has waited for a second and may be decoded."""
+    for job in state.waiting.values():
+        if now_ns - job.arrival_ns < PATIENCE_NS:
+            break
+        if not state.lines[job.key].is_full:
+            return job
     return None
 
 
-def _late_ns(line: DecodeLine, job: DecodeJob, begins_ns: int) -> int:
-    """How much too late it is predicted to be, by rule 2, if it begins then."""
-    decoded_ns = begins_ns + job.predicted_ns
-    return job.late_ns(decoded_ns, decoded_ns + (round(line.behind_ns) if line.ahead else 0))
+def _passing(state: Decoding, lines: list[DecodeLine], now_ns: int, reserve: Reserve) -> DecodeJob | None:
+    """The first of those that may pass one that does not fit."""
+    places = sorted(place for line in lines for place in islice(line.places, 16))
+    fitting = (place[-1] for place in places if _given_up(state, place[-1], now_ns) is None and reserve(place[-1]))
+    return next(fitting, None)
+
+
+def _given_up(state: Decoding, job: DecodeJob, now_ns: int) -> NotDecoded | None:
+    """By rule 2, when its turn has come."""
+    line = state.lines[job.key]
+    is_alone = len(state.waiting) == 1 and not state.running and not line.ahead
+    return _too_late(line, job, now_ns, now_ns, Why.HOPELESS, is_alone=is_alone)
+
+
+def _too_late(
+    line: DecodeLine, job: DecodeJob, now_ns: int, begins_ns: int, why: Why, *, is_alone: bool
+) -> NotDecoded | None:
+    """Whether it has expired, or is predicted to be late, by rule 2, if it begins then; one that is alone is tried."""
+    late_ns, decoded_ns = 0, begins_ns + job.predicted_ns
+    if job.expiry_ns is not None and job.expiry_ns <= now_ns:
+        return NotDecoded(job, Why.EXPIRED)
+    if job.latest_start_ns is not None:
+        late_ns = decoded_ns - job.latest_start_ns
+    if job.deadline_ns is not None:
+        answered_ns = decoded_ns + (round(line.behind_ns) if line.ahead else 0)
+        due_ns = job.deadline_ns - (job.deadline_ns - job.arrival_ns) // 16  # predictions are not exact
+        late_ns = max(late_ns, answered_ns - due_ns)
+    return NotDecoded(job, why, late_ns) if late_ns > 0 and not is_alone else None
 
 
 def _wait_ns(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> int:
     """Until its turn: jobs before it have the threads, or its model must answer them first."""
-    place = _place(job)
-    before = [other.places[: bisect_left(other.places, place)] for other in state.lines.values() if other.is_open]
-    work_ns = sum(one[-1].predicted_ns for places in before for one in places)
-    wait_ns = 0 if state.has_thread and not work_ns else (state.running_ns(now_ns) + work_ns) // state.threads
+    place = job.place
+    ready = [other.places for other in state.lines.values() if not other.is_full]
+    before = [one for places in ready for one in places[: bisect_left(places, place)]]
+    wait_ns = state.work_ns(now_ns, before) if before or not state.has_thread else 0
     if not job.most_ahead:
         return wait_ns
     too_many = bisect_left(line.places, place) + line.ahead + 1 - job.most_ahead
     return max(wait_ns, round(line.behind_ns * max(0, too_many) / job.most_ahead))
-
-
-def _backlog_ns(state: Decoding, now_ns: int) -> int:
-    waiting_ns = sum(place[-1].predicted_ns for line in state.lines.values() for place in line.places)
-    return (state.running_ns(now_ns) + waiting_ns) // state.threads
-
-
-def _behind(state: Decoding, lines: list[DecodeLine], now_ns: int) -> Iterator[DecodeJob]:
-    """Who might pass one that does not fit."""
-    places = sorted(place for line in lines for place in islice(line.places, 16))
-    return (place[-1] for place in places if _given_up(state, place[-1], now_ns) is None)

@@ -9,8 +9,7 @@ The rules, in the order in which they bind:
  2. Work-conserving and late-bound: a lane that is free takes what is there, at once; there is no window.
     While it runs, the next batch grows by itself. Where a device holds two batches, the second is started when
     it is full, or just so early that it can compute as soon as the first has ended; until then it grows.
- 3. A batch is cut where one request more would make another late, and a large one where it would take more than
-    half of its first request's time: so that a request that comes when it begins is in time in the next.
+ 3. A batch is cut where one request more would make another late.
  4. A request that cannot be in time any more is given up only when others wait for the device, of its own model or
     of another; else it runs, because that costs little and teaches the latency model. For the same reason one in
     eight runs of those that are in the way of other models alone. Heads that could be in time are given up as well
@@ -23,8 +22,8 @@ The rules, in the order in which they bind:
     and another is idle; a slower one is used when so much waits that it finishes before the faster ones would.
  8. Among several models on a device, that one goes first whose first request is of the most urgent level and, among
     equals, must start soonest to be in time.
- 9. One batch in eight of a device is for requests that have waited for a second while more urgent ones went first, so
-    that none waits for ever (`patience`).
+ 9. One batch in eight of a device is for requests that have waited for a second while more urgent ones went first: the
+    oldest, and those of its level and shape behind it. So none waits for ever.
 
 Rules 2 to 4 follow the early drop of Nexus (Shen et al., SOSP 2019) with late binding.
 """
@@ -34,11 +33,12 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from convoy.app.scheduling.early_drop import early_drops, most_samples
+from convoy.app.scheduling.early_drop import early_drops
 from convoy.app.scheduling.forecast import backlog_ns, lateness_ns
-from convoy.app.scheduling.patience import raise_overdue
 from convoy.app.scheduling.queues import (
     NEVER_NS,
+    PATIENCE_NS,
+    Dispatch,
     Entry,
     Lane,
     LaneForecast,
@@ -46,67 +46,15 @@ from convoy.app.scheduling.queues import (
     State,
     Timeline,
     count_samples,
-    deadline_of,
     urgency,
 )
-from convoy.app.scheduling.request import ModelKey, Outcome, Request
+from convoy.app.scheduling.request import Outcome, Request
 
-# Predictions are no better than this part of what they predict: lanes so close to each other count as equal.
-_DOUBT = 8
-
-
-class Placement(NamedTuple):
-    """`is_best`: no other lane would finish the batch sooner."""
-
-    forecast: LaneForecast
-    is_best: bool
-
-
-class LookAgain(NamedTuple):
-    """Every lane that has room would finish the batch later than one that has none. So long as that holds."""
-
-    at_ns: int
-
-
-def place(
-    state: State, queue: Queue, having_room: list[Lane], first: Request, samples: int, now_ns: int
-) -> Placement | LookAgain:
-    """Where the next batch of a queue goes, of whose lanes some have room."""
-    if len(queue.lanes) == 1:  # nearly always
-        return Placement(state.forecast(having_room[0], now_ns), is_best=True)
-    chosen = _soonest(state, having_room, samples, now_ns)
-    doubt_ns = chosen.lane.expect_ns(samples) // _DOUBT
-    ends_ns = chosen.expected_end_ns(samples) - doubt_ns
-    sooner = [
-        forecast
-        for forecast in (state.forecast(lane, now_ns) for lane in queue.usable_lanes if lane not in having_room)
-        if forecast.expected_end_ns(samples) < ends_ns
-    ]
-    if not sooner:
-        return Placement(chosen, is_best=True)
-    # Better lanes are busy. What waits is worth a slower one when they could not do all of it in the same time.
-    waiting = -(-queue.waiting // queue.max_batch)
-    done_elsewhere = sum((ends_ns - one.free_ns) // max(1, one.lane.expect_ns(queue.max_batch)) for one in sooner)
-    if waiting > max(1, done_elsewhere) and chosen.ends_ns(samples) <= deadline_of(first):
-        return Placement(chosen, is_best=False)
-    return LookAgain(max(now_ns + max(1, doubt_ns), min(one.free_ns for one in sooner)))
-
-
-def _soonest(state: State, lanes: list[Lane], samples: int, now_ns: int) -> LaneForecast:
-    """The lane that ends first; among those that are as good, the one whose device has rested longest."""
-    forecasts = [state.forecast(lane, now_ns) for lane in lanes]
-    best = min(forecasts, key=lambda one: one.expected_end_ns(samples))
-    enough_ns = best.expected_end_ns(samples) + best.lane.expect_ns(samples) // _DOUBT
-    equals = [one for one in forecasts if one.expected_end_ns(samples) <= enough_ns]
-
-    def rested(one: LaneForecast) -> tuple[int, int, int]:
-        return len(one.timeline.batches), one.timeline.begun_ns, one.lane.id
-
-    return min(equals, key=rested)
-
-
-class Admit(NamedTuple):
-    """The request waits in its queue now."""
+# Of a device's batches, one in this many is for overdue requests. Of the requests that are late, alone and in the way
+# of other models, one in this many is run, because what is expected of their model may be wrong.
+ONE_IN = 8
+# Where no request is overdue, the next look is after this time: decisions are many, overdue requests few.
+LOOK_AGAIN_NS = PATIENCE_NS // 16
 
 
 class RefusalReason(Enum):
@@ -120,16 +68,6 @@ class Refuse(NamedTuple):
 
     reason: RefusalReason
     retry_after_ns: int
-
-
-class Dispatch(NamedTuple):
-    """Run these requests as one batch on this lane. They have left the queue."""
-
-    key: ModelKey
-    lane: Lane
-    requests: tuple[Request, ...]
-    samples: int
-    predicted_ns: int
 
 
 class Drop(NamedTuple):
@@ -146,13 +84,9 @@ class Wait(NamedTuple):
 
 
 Decision = Dispatch | Drop | Wait
-_ADMITTED = Admit()
-# Of the requests that are late, alone and in the way of other models, one in this many is run, because what is expected
-# of their model may be wrong.
-_LEARN_FROM_ONE_IN = 8
 
 
-def admit(state: State, request: Request, now_ns: int) -> Admit | Refuse:
+def admit(state: State, request: Request, now_ns: int) -> Refuse | None:
     """Take the request into its queue, or say why not and when to try again."""
     queue = state.queues[request.key]
     if queue.waiting + request.samples > queue.max_waiting and not state.is_idle(queue):
@@ -164,59 +98,56 @@ def admit(state: State, request: Request, now_ns: int) -> Admit | Refuse:
         if late_ns > 0:
             return Refuse(RefusalReason.PREDICTED_LATE, late_ns)
     state.enqueue(request)
-    return _ADMITTED
+    return None
 
 
-def complete(state: State, decision: Dispatch, now_ns: int) -> None:
-    """A batch has left its lane."""
-    lane = decision.lane
-    lane.in_flight -= 1
-    state.timeline(lane).leave(decision.requests[0].id, now_ns)
+def complete(state: State, dispatch: Dispatch, now_ns: int) -> None:
+    """A batch has left its lane; what is behind it computes from now on."""
+    dispatch.lane.in_flight -= 1
+    timeline = state.timeline(dispatch.lane)
+    timeline.batches.remove(dispatch)
+    timeline.begun_ns = now_ns
 
 
-def learn(decision: Dispatch, took_ns: int, staging_ns: int | None = None) -> None:
+def learn(dispatch: Dispatch, took_ns: int, staging_ns: int) -> None:
     """Teach the latency model what a batch took that has not failed.
 
     `took_ns`: from its start to its end less what it waited for the device; `staging_ns`: of that what came before
     computing.
     """
-    lane = decision.lane
-    lane.latency.observe(lane.padded(decision.samples), took_ns)
-    if staging_ns is not None:
-        lane.staging.observe(lane.padded(decision.samples), max(0, staging_ns))
+    lane = dispatch.lane
+    lane.latency.observe(lane.padded(dispatch.samples), took_ns)
+    if lane.depth > 1:  # else nothing is hidden
+        lane.staging.observe(lane.padded(dispatch.samples), max(0, staging_ns))
 
 
-def blame(state: State, decision: Dispatch, wanted: tuple[Request, ...]) -> Request | None:
-    """A batch has failed: the request that is to blame, or None after putting the halves back to be tried.
+def blame(state: State, dispatch: Dispatch, wanted: tuple[Request, ...]) -> tuple[Request, ...]:
+    """A batch has failed: return the request that failed alone, or let the halves of the batch wait to be tried.
 
-    `wanted` are the members whose callers still wait. Only a request that failed alone is to blame.
+    `wanted` are the members whose callers still wait. Nothing is returned of others.
     """
-    if len(decision.requests) == 1:
-        return decision.requests[0]
+    if len(dispatch.requests) == 1:
+        return wanted
     state.enqueue_halves(wanted)
-    return None
+    return ()
 
 
 def decide(state: State, now_ns: int) -> Decision:
     """The next thing to do at `now_ns`. Call until it says Wait."""
-    expired = state.take_expired(now_ns)
-    if expired:
-        return Drop(expired, Outcome.EXPIRED)
-    raise_overdue(state, now_ns)
-    expiry_ns = state.next_expiry_ns
-    wake_ns = NEVER_NS if expiry_ns is None else expiry_ns
+    if state.expiries and state.expiries[0][0] <= now_ns:
+        return Drop(state.take_expired(now_ns), Outcome.EXPIRED)
+    wake_ns = state.expiries[0][0] if state.expiries else NEVER_NS
+    _raise_overdue(state, now_ns)
     plans: list[_Plan] = []
     for queue in state.queues.values():
-        plan = _plan(state, queue, now_ns) if queue.waiting else None
-        if isinstance(plan, _Plan):
-            plans.append(plan)
-        elif plan is not None:
-            wake_ns = min(wake_ns, plan.at_ns)
-    kept: list[Timeline] = []  # for a batch that is to start later and is more urgent than those that follow
+        having_room = [lane for lane in queue.lanes if state.has_room(lane)] if queue.waiting else []
+        if having_room:
+            plans.append(_plan(state, queue, having_room, now_ns))
     if len(plans) > 1:
         plans.sort(key=_urgency)
+    kept: list[Timeline] = []  # for a batch that is to start later and is more urgent than those that follow
     for plan in plans:
-        timeline = plan.placement.forecast.timeline
+        timeline = plan.forecast.timeline
         if timeline in kept:
             continue
         if plan.start_ns <= now_ns:
@@ -227,99 +158,119 @@ def decide(state: State, now_ns: int) -> Decision:
 
 
 class _Plan(NamedTuple):
-    """What a queue would run next, where and when. `entries` are of one shape; None: a batch to be tried again.
+    """What a queue would run next, where and when; `is_best`: no other lane would finish it sooner.
 
-    `requests` are the longest run that fits, deadlines aside.
+    `requests` are the first of `entries`, which are a group: the longest run that fits into a batch, deadlines aside.
     """
 
     queue: Queue
-    entries: list[Entry] | None
-    placement: Placement
+    entries: list[Entry]
     requests: tuple[Request, ...]
+    forecast: LaneForecast
     start_ns: int
+    is_best: bool
 
 
-def _plan(state: State, queue: Queue, now_ns: int) -> _Plan | LookAgain | None:
-    having_room = state.having_room(queue)
-    if not having_room:
-        return None
-    entries = None if queue.retries else _most_urgent(queue)
-    requests = queue.retries[0] if entries is None else _fill(entries, queue)
+def _plan(state: State, queue: Queue, having_room: list[Lane], now_ns: int) -> _Plan:
+    """The next batch of a queue that has lanes with room."""
+    entries = min(queue.groups.values(), key=lambda entries: urgency(entries[0]))
+    requests = _run(entries, queue.max_batch)
     samples = count_samples(requests)
-    placement = place(state, queue, having_room, requests[0], samples, now_ns)
-    if not isinstance(placement, Placement):
-        return placement
-    may_grow = entries is not None and len(requests) == len(entries) and samples < queue.max_batch
-    start_ns = _latest_start_ns(placement.forecast, samples) if may_grow else now_ns
-    return _Plan(queue, entries, placement, requests, start_ns)
+    forecast, is_best = _place(state, queue, having_room, entries[0], samples, now_ns)
+    may_grow = len(requests) == len(entries) and samples < queue.max_batch and requests[0].id not in queue.raised
+    start_ns = now_ns
+    if forecast.lane not in having_room:
+        start_ns = max(forecast.free_ns, now_ns + max(1, _doubt_ns(forecast, samples)))
+    elif may_grow and forecast.timeline.batches:
+        # Until then the device will not wait for it.
+        start_ns = forecast.timeline.may_be_free_ns(now_ns) - forecast.lane.lead_ns(samples)
+    return _Plan(queue, entries, requests, forecast, start_ns, is_best)
 
 
-def _most_urgent(queue: Queue) -> list[Entry]:
-    return min(queue.by_shape.values(), key=lambda entries: urgency(entries[0]))
+def _place(
+    state: State, queue: Queue, having_room: list[Lane], first: Entry, samples: int, now_ns: int
+) -> tuple[LaneForecast, bool]:
+    """The lane for a queue's next batch, by rule 7, and whether no other would finish it sooner.
+
+    It may be one that has no room yet.
+    """
+    if len(queue.lanes) == 1:  # nearly always
+        return state.forecast(having_room[0], now_ns), True
+    forecasts = [state.forecast(lane, now_ns) for lane in queue.usable_lanes]
+    now = [one for one in forecasts if one.lane in having_room]
+    best = min(now, key=lambda one: one.expected_end_ns(samples))
+    best_ns, doubt_ns = best.expected_end_ns(samples), _doubt_ns(best, samples)
+    busy = [one for one in forecasts if one not in now and one.expected_end_ns(samples) < best_ns - doubt_ns]
+    if not busy:
+        equals = [one for one in now if one.expected_end_ns(samples) <= best_ns + doubt_ns]
+        # The one whose device has rested longest.
+        return min(equals, key=lambda one: (len(one.timeline.batches), one.timeline.begun_ns, one.lane.id)), True
+    # Better lanes are busy. What waits is worth a slower one when they could not do all of it in the same time.
+    waiting = -(-queue.waiting // queue.max_batch)
+    done_elsewhere = sum((best_ns - one.free_ns) // max(1, one.lane.expect_ns(queue.max_batch)) for one in busy)
+    if waiting > max(1, done_elsewhere) and best.ends_ns(samples) <= first[1]:
+        return best, False
+    return min(busy, key=lambda one: one.free_ns), True
+
+
+def _doubt_ns(forecast: LaneForecast, samples: int) -> int:
+    """Predictions are no better than an eighth of what they predict: lanes so close to each other count as equal."""
+    return forecast.lane.expect_ns(samples) // 8
 
 
 def _urgency(plan: _Plan) -> tuple[int, int, int]:
     """By when the first request must start: else a slow model, always due later, would starve beside a fast one."""
-    first, lane = plan.requests[0], plan.placement.forecast.lane
-    level, due_ns, number = urgency(plan.queue.order_of(first))
-    return level, due_ns - lane.behind_ns(first.samples), number
-
-
-def _latest_start_ns(forecast: LaneForecast, samples: int) -> int:
-    """Until then the batch may grow, and the device will not wait for it."""
-    if not forecast.timeline.batches:
-        return forecast.now_ns
-    return forecast.timeline.may_be_free_ns(forecast.now_ns) - forecast.lane.lead_ns(samples)
+    level, due_ns, number = urgency(plan.entries[0])
+    return level, due_ns - plan.forecast.lane.behind_ns(plan.requests[0].samples), number
 
 
 def _start(state: State, plan: _Plan) -> Dispatch | Drop:
-    queue, forecast, requests = plan.queue, plan.placement.forecast, plan.requests
+    queue, forecast, requests = plan.queue, plan.forecast, plan.requests
+    lane, timeline = forecast.lane, forecast.timeline
     if queue.dated:  # else none can be late
-        hopeless = _take_hopeless(state, queue, forecast) if plan.placement.is_best else ()
+        hopeless = _take_hopeless(state, queue, forecast) if plan.is_best else ()
         if hopeless:
             return Drop(hopeless, Outcome.HOPELESS)
-        if plan.entries is not None:
-            requests = _prefix(plan.entries, queue, forecast)
-    if plan.entries is None:
-        for request in requests:
-            state.remove(request)
-    else:
-        state.remove_heads(queue, plan.entries, len(requests))
-    lane, samples = forecast.lane, count_samples(requests)
-    batch = lane.in_flight_batch(requests[0].id, samples, forecast.now_ns)
-    ends_ns = max(forecast.free_ns, batch.ready_ns) + batch.takes_ns
-    forecast.timeline.begin(batch)
+        requests = _run(plan.entries, queue.max_batch, forecast)
+    for request in requests:
+        state.remove(request)
+    samples = count_samples(requests)
+    hidden_ns = lane.hidden_ns(samples)
+    ready_ns, takes_ns = forecast.now_ns + hidden_ns, lane.behind_ns(samples)
+    predicted_ns = max(forecast.free_ns, ready_ns) + takes_ns - forecast.now_ns
+    soonest_ns = max(0, lane.latency.soonest_ns(lane.padded(samples)) - hidden_ns)
+    dispatch = Dispatch(queue.key, lane, requests, samples, predicted_ns, ready_ns, takes_ns, soonest_ns)
+    timeline.batches.append(dispatch)
+    timeline.batches_to_overdue -= 1
     lane.in_flight += 1
-    return Dispatch(queue.key, lane, requests, samples, ends_ns - forecast.now_ns)
+    return dispatch
 
 
-def _prefix(entries: list[Entry], queue: Queue, forecast: LaneForecast) -> tuple[Request, ...]:
-    """The longest run from the first that fits and in which no request is late without need."""
+def _run(entries: list[Entry], most: int, forecast: LaneForecast | None = None) -> tuple[Request, ...]:
+    """The longest run from the first of at most `most` samples in which, by a forecast, none is late without need."""
     chosen: list[Request] = []
     samples, earliest_ns = 0, NEVER_NS
-    most = most_samples(queue, entries, forecast, 0)
     for _, deadline_ns, _, _, request in entries:
-        total = samples + request.samples
-        if chosen and total > most:
-            break
-        earliest_with = min(earliest_ns, deadline_ns)
-        if chosen and earliest_with < NEVER_NS and forecast.ends_ns(total) > earliest_with:
+        samples += request.samples
+        earliest_ns = min(earliest_ns, deadline_ns)
+        if chosen and (samples > most or (forecast is not None and forecast.ends_ns(samples) > earliest_ns)):
             break
         chosen.append(request)
-        samples, earliest_ns = total, earliest_with
     return tuple(chosen)
 
 
 def _take_hopeless(state: State, queue: Queue, forecast: LaneForecast) -> tuple[Request, ...]:
     """The heads that are given up by rule 4."""
     given_up: list[Request] = []
-    for entries in list(queue.by_shape.values()):
-        late = _late_heads(entries, forecast)
-        if late == len(entries) and queue.requests == late and _keeps_last(state, queue, forecast):
+    for entries in list(queue.groups.values()):
+        in_time = (at for at, entry in enumerate(entries) if forecast.ends_ns(entry[-1].samples) <= entry[1])
+        late = next(in_time, len(entries))
+        if late == queue.requests and _keeps_last(state, queue, forecast):
             late -= 1
-        for entry in entries[: late + early_drops(state, queue, entries, forecast, late)]:
-            state.remove(entry[-1])
-            given_up.append(entry[-1])
+        heads = [entry[-1] for entry in entries[: late + early_drops(state, queue, entries, forecast, late)]]
+        for request in heads:
+            state.remove(request)
+        given_up += heads
     return tuple(given_up)
 
 
@@ -331,24 +282,43 @@ def _keeps_last(state: State, queue: Queue, forecast: LaneForecast) -> bool:
     if not state.beside(queue, forecast.lane):
         return True
     queue.given_up_alone += 1
-    return queue.given_up_alone % _LEARN_FROM_ONE_IN == 0
+    return queue.given_up_alone % ONE_IN == 0
 
 
-def _late_heads(entries: list[Entry], forecast: LaneForecast) -> int:
-    """How many heads would be late even if they ran alone at once."""
-    for position, entry in enumerate(entries):
-        if forecast.ends_ns(entry[-1].samples) <= entry[1]:
-            return position
-    return len(entries)
+def _raise_overdue(state: State, now_ns: int) -> None:
+    """Where a device owes a batch to overdue requests, by rule 9, put the oldest before all others."""
+    latest_ns = now_ns - PATIENCE_NS
+    longest_waiting = next(iter(state.waiting.values()), None)
+    if longest_waiting is None or longest_waiting.arrival_ns > latest_ns:
+        return
+    for queue in state.queues.values():
+        for lane in queue.lanes if queue.waiting else ():
+            timeline = state.timeline(lane)
+            if timeline.batches_to_overdue <= 0 and timeline.look_for_overdue_ns <= now_ns:
+                overdue = _overdue(state, queue, lane, latest_ns)
+                if overdue:
+                    state.raise_up(overdue)
+                    timeline.batches_to_overdue = ONE_IN
+                else:
+                    timeline.look_for_overdue_ns = now_ns + LOOK_AGAIN_NS
 
 
-def _fill(entries: list[Entry], queue: Queue) -> tuple[Request, ...]:
-    """The longest run from the first that fits into a batch, deadlines aside."""
-    chosen: list[Request] = []
-    samples = 0
-    for entry in entries:
-        samples += entry[-1].samples
-        if chosen and samples > queue.max_batch:
-            break
-        chosen.append(entry[-1])
-    return tuple(chosen)
+def _overdue(state: State, queue: Queue, lane: Lane, latest_ns: int) -> tuple[Request, ...]:
+    """The next batch for overdue requests of the lane's device: the oldest that came by then, and those behind it."""
+    queues = [queue, *(other for other, _ in state.beside(queue, lane))]
+    top = min(entries[0][0] for one in queues for entries in one.groups.values())
+    overdue = [
+        entry
+        for one in queues
+        for entries in one.groups.values()
+        for entry in entries
+        # One of the most urgent level that has a deadline ends by then.
+        if entry[2] <= latest_ns and (entry[0] > top or entry[1] == NEVER_NS) and not one.raised
+    ]
+    if not overdue:
+        return ()
+    first = min(overdue, key=lambda entry: entry[2:4])
+    request = first[-1]
+    queue = state.queues[request.key]
+    alike = [entry for entry in queue.groups[request.shapes] if entry[0] == first[0] and entry[2] <= latest_ns]
+    return _run([entry for entry in alike if entry >= first], queue.max_batch)

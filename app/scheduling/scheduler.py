@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVarTuple
+from typing import Any, Protocol, TypeVarTuple
 
 from convoy.app.engines.batch import BatchResult, BatchTrace, EngineFailure, FailureScope
-from convoy.app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide, learn
-from convoy.app.scheduling.queues import Lane, Queue, State
-from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey, Outcome, Request, SlotRef
+from convoy.app.scheduling.policy import Drop, Refuse, Wait, admit, blame, complete, decide, learn
+from convoy.app.scheduling.queues import Dispatch, Lane, Queue, State
+from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey, Outcome, Request
 from convoy.app.scheduling.slab import Slab, SlotState
 
 Args = TypeVarTuple("Args")
@@ -43,6 +43,9 @@ def tell_bug(what: str, error: Exception) -> None:
 
 # What a lane runs batches with; called in the lane's thread. Raises EngineFailure.
 Runner = Callable[[tuple[Request, ...]], BatchResult]
+# Called on the loop with what a job returned or raised, and when it ended.
+OnEnd = Callable[[Any, int], None]
+_Job = tuple[Callable[[], object], OnEnd]
 # The span of a batch that began then, and ended then with that; None where none of its requests is traced.
 TraceBatch = Callable[[Dispatch, int, int, BatchResult | EngineFailure], BatchTrace | None]
 
@@ -81,36 +84,25 @@ class Running:
     lost: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _LaneEntry:
+    """A lane and its threads. `jobs` are functions for them to run, each with the callback for its end."""
+
     lane: Lane
     key: ModelKey
     run: Runner
-    jobs: queue.SimpleQueue[Callable[[], None] | None] = field(default_factory=queue.SimpleQueue)
+    jobs: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
     running: list[Running] = field(default_factory=list)
     jobs_out: int = 0
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)  # which owns all of this
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # no thread is in the engine
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the same, or the lane was given up
 
-    def give(self, job: Callable[[], None]) -> None:
+    def give(self, function: Callable[[], object], on_end: OnEnd) -> None:
+        """Have a thread of the lane's run it."""
         self.jobs_out += 1
         self.idle.clear()
         self.ended.clear()
-        self.jobs.put(job)
-
-    def take_back(self) -> None:
-        """A job has come back from its thread."""
-        self.jobs_out -= 1
-        if not self.jobs_out:
-            self.idle.set()
-            self.ended.set()
-
-    def call_loop(self, callback: Callable[[], None]) -> None:
-        """From a thread of the lane's."""
-        # A lane that hung may come back after the loop has been closed.
-        with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(callback)
+        self.jobs.put((function, on_end))
 
 
 class Scheduler:
@@ -159,9 +151,9 @@ class Scheduler:
         entry = _LaneEntry(lane, key, run)
         entry.ended.set()
         self._lanes[lane.id] = entry
+        work = entry.jobs, asyncio.get_running_loop(), self._now_ns
         for number in range(lane.depth):
-            name = f"lane-{lane.id}.{number}"
-            threading.Thread(target=_work, args=(entry.jobs,), name=name, daemon=True).start()
+            threading.Thread(target=_work, args=work, name=f"lane-{lane.id}.{number}", daemon=True).start()
         self.state.queues[key].lanes.append(lane)
         self._wake()
 
@@ -220,33 +212,25 @@ class Scheduler:
         if entry is not None:
             await entry.idle.wait()
 
-    async def probe(self, lane: Lane, job: Callable[[], None]) -> None:
+    async def probe(self, lane: Lane, job: Callable[[], object]) -> None:
         """Run a job in the lane's thread, as if it were a batch. Raises what the job raises."""
         entry = self._lanes[lane.id]
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def work() -> None:
-            failure: Exception | None = None
-            try:
-                job()
-            except Exception as error:  # raised by `probe`
-                failure = error
-            entry.call_loop(lambda: self._probed(entry, finished, failure))
+        def on_end(result: object, ended_ns: int) -> None:
+            lane.in_flight -= 1
+            self._take_back(entry)
+            self._wake()
+            if finished.done():
+                return
+            if isinstance(result, Exception):
+                finished.set_exception(result)
+            else:
+                finished.set_result(None)
 
         lane.in_flight += 1
-        entry.give(work)
+        entry.give(job, on_end)
         await finished
-
-    def _probed(self, entry: _LaneEntry, finished: asyncio.Future[None], failure: Exception | None) -> None:
-        entry.lane.in_flight -= 1
-        self._take_back(entry)
-        self._wake()
-        if finished.done():
-            return
-        if failure is None:
-            finished.set_result(None)
-        else:
-            finished.set_exception(failure)
 
     def running(self) -> Iterator[tuple[Lane, Running]]:
         """Every batch that is in an engine now."""
@@ -260,9 +244,9 @@ class Scheduler:
         Call `cancel` as well when you cancel the future.
         """
         now_ns = self._now_ns()
-        verdict = admit(self.state, request, now_ns)
-        if isinstance(verdict, Refuse):
-            return verdict
+        refusal = admit(self.state, request, now_ns)
+        if refusal is not None:
+            return refusal
         future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self._pending[request.id] = _Pending(now_ns, future)
         self._slab.move(request.slots, SlotState.QUEUED)
@@ -307,10 +291,9 @@ class Scheduler:
 
     def _decide_all(self) -> None:
         while True:
-            decision: Decision = decide(self.state, self._now_ns())
-            match decision:
-                case Dispatch():
-                    self._start(decision)
+            match decide(self.state, self._now_ns()):
+                case Dispatch() as dispatch:
+                    self._start(dispatch)
                 case Drop(requests, outcome):
                     for request in requests:
                         self._end(request, outcome, "")
@@ -335,14 +318,13 @@ class Scheduler:
 
     def _start(self, dispatch: Dispatch) -> None:
         entry = self._lanes[dispatch.lane.id]
-        self._slab.move([slot for request in dispatch.requests for slot in request.slots], SlotState.COPYING)
+        for request in dispatch.requests:
+            self._slab.move(request.slots, SlotState.COPYING)
         running = Running(dispatch, self._now_ns())
         entry.running.append(running)
-        entry.give(partial(self._run, entry, running))
+        entry.give(partial(entry.run, dispatch.requests), partial(self._finished, entry, running))
 
-    def _finished(
-        self, entry: _LaneEntry, running: Running, result: BatchResult | EngineFailure, ended_ns: int
-    ) -> None:
+    def _finished(self, entry: _LaneEntry, running: Running, result: BatchResult | Exception, ended_ns: int) -> None:
         entry.running.remove(running)
         self._take_back(entry)
         dispatch = running.dispatch
@@ -361,31 +343,28 @@ class Scheduler:
             times = result.times
             took_ns = ended_ns - running.started_ns - times.waited_ns
             learn(dispatch, took_ns, took_ns - times.compute_ns - times.copy_out_ns)
-        else:
+        elif isinstance(result, EngineFailure):
             self._blame(entry, running, result, ended_ns)
+        else:
+            self._blame(entry, running, EngineFailure(f"{type(result).__name__}: {result}"), ended_ns)
         self._wake()
 
     def _answer(self, running: Running, result: BatchResult, ended_ns: int) -> None:
-        dispatch = running.dispatch
+        dispatch, times = running.dispatch, result.times
         ended: list[Done] = []
-        answered: list[SlotRef] = []
-        unwanted: list[SlotRef] = []
-        times, samples = result.times, dispatch.samples
         batch = self._traced(running, result, ended_ns)
         # What it waited for the device, already in the engine, is waiting too.
         began_ns = running.started_ns + times.waited_ns
         for request, answers in zip(dispatch.requests, result.answers, strict=True):
             pending = self._pending.pop(request.id)
             if pending.future.done():
-                unwanted.extend(request.slots)
+                self._free(request)
                 continue
             queue_ns = began_ns - pending.submitted_ns
-            done = Done(request, Outcome.ANSWERED, answers, times, queue_ns, samples, "", batch)
+            done = Done(request, Outcome.ANSWERED, answers, times, queue_ns, dispatch.samples, "", batch)
             ended.append(done)
-            answered.extend(request.slots)
+            self._slab.move(request.slots, SlotState.ANSWERED)
             pending.future.set_result(done)
-        self._slab.move(unwanted, SlotState.FREE)
-        self._slab.move(answered, SlotState.ANSWERED)
         tell(self._observer.batch_ran, dispatch, result, ended, self._now_ns())
 
     def _traced(self, running: Running, result: BatchResult | EngineFailure, ended_ns: int) -> BatchTrace | None:
@@ -398,41 +377,30 @@ class Scheduler:
             return None
 
     def _blame(self, entry: _LaneEntry, running: Running, failure: EngineFailure, ended_ns: int) -> None:
-        dispatch = running.dispatch
+        dispatch, reason = running.dispatch, str(failure)
         batch = self._traced(running, failure, ended_ns)
-        tell(self._observer.batch_failed, dispatch, str(failure))
+        tell(self._observer.batch_failed, dispatch, reason)
         if failure.scope in (FailureScope.ENGINE, FailureScope.DEVICE):
             for request in dispatch.requests:
-                self._end(request, Outcome.ENGINE_LOST, str(failure), batch)
+                self._end(request, Outcome.ENGINE_LOST, reason, batch)
             if failure.scope is FailureScope.DEVICE:
-                self.give_up_device(entry.lane.device, str(failure))
+                self.give_up_device(entry.lane.device, reason)
             else:
-                self.give_up_lane(entry.lane, str(failure))
+                self.give_up_lane(entry.lane, reason)
             return
         for request in dispatch.requests:
             if self._pending[request.id].future.done():
                 self._end(request, Outcome.STOPPED, "cancelled")
-        suspects = tuple(request for request in dispatch.requests if request.id in self._pending)
-        if suspects:
-            self._try_again(dispatch, suspects, failure, batch)
-
-    def _try_again(
-        self, dispatch: Dispatch, suspects: tuple[Request, ...], failure: EngineFailure, batch: BatchTrace | None
-    ) -> None:
-        """In halves, down to the request that fails alone; only once where memory was short."""
+        suspects = tuple([request for request in dispatch.requests if request.id in self._pending])
+        # It is tried again in halves, down to the request that fails alone; only once where memory was short.
         is_memory = failure.scope is FailureScope.MEMORY
-        if is_memory and any(self._pending[request.id].was_split for request in suspects):
-            for request in suspects:
-                self._end(request, Outcome.NO_MEMORY, str(failure), batch)
-            return
-        guilty = blame(self.state, dispatch, suspects)
-        if guilty is not None:
-            self._end(guilty, Outcome.NO_MEMORY if is_memory else Outcome.MODEL_FAILED, str(failure), batch)
-            return
+        was_split = is_memory and any(self._pending[request.id].was_split for request in suspects)
+        for request in suspects if was_split else blame(self.state, dispatch, suspects):
+            self._end(request, Outcome.NO_MEMORY if is_memory else Outcome.MODEL_FAILED, reason, batch)
         for request in suspects:
-            pending = self._pending[request.id]
-            pending.was_split |= is_memory
-            self._slab.move(request.slots, SlotState.QUEUED)
+            if request.id in self._pending:
+                self._pending[request.id].was_split |= is_memory
+                self._slab.move(request.slots, SlotState.QUEUED)
 
     # Ends
 
@@ -451,8 +419,11 @@ class Scheduler:
         self._slab.free(*request.slots)
 
     def _take_back(self, entry: _LaneEntry) -> None:
-        entry.take_back()
+        """A job has come back from its thread."""
+        entry.jobs_out -= 1
         if not entry.jobs_out:
+            entry.idle.set()
+            entry.ended.set()
             self._lost.pop(entry.lane.id, None)
 
     def _forget(self, entry: _LaneEntry) -> None:
@@ -461,23 +432,19 @@ class Scheduler:
         del self._lanes[entry.lane.id]
         self.state.drop_lane(self.state.queues[entry.key], entry.lane)
 
-    # The lanes' side
 
-    def _run(self, entry: _LaneEntry, running: Running) -> None:
-        result = _result(entry.run, running.dispatch.requests)
-        ended_ns = self._now_ns()
-        entry.call_loop(partial(self._finished, entry, running, result, ended_ns))
-
-
-def _result(run: Runner, requests: tuple[Request, ...]) -> BatchResult | EngineFailure:
-    try:
-        return run(requests)
-    except EngineFailure as failure:
-        return failure
-    except Exception as error:  # whatever an engine raises must not cost the lane its thread
-        return EngineFailure(f"{type(error).__name__}: {error}")
-
-
-def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+def _work(jobs: queue.SimpleQueue[_Job | None], loop: asyncio.AbstractEventLoop, now_ns: Callable[[], int]) -> None:
+    """In a thread of a lane's."""
     while (job := jobs.get()) is not None:
-        job()
+        function, on_end = job
+        # A lane that hung may come back after the loop has been closed.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(on_end, _result(function), now_ns())
+
+
+def _result(function: Callable[[], object]) -> object:
+    """What it gives or raises: whatever an engine raises must not cost the lane its thread."""
+    try:
+        return function()
+    except Exception as error:
+        return error

@@ -10,8 +10,7 @@ One block, bounded for ever: reserving a slot before a body is read is how bytes
          -> FREE
 
 A request that is refused or cancelled frees its slot from FILLING, QUEUED or COPYING, and from DECODING as soon as the
-decoder has returned. One whose batch failed goes from
-COPYING back to QUEUED, and one that ends while it waits goes from QUEUED to ANSWERED at once.
+decoder has returned. A request whose batch failed goes from COPYING back to QUEUED.
 
 A slot is named by a number that no later one ever gets, so a reference that outlived its slot is caught instead
 of reading another client's bytes. Used from one thread; the views may be read and written from others while the
@@ -21,7 +20,7 @@ state allows.
 from __future__ import annotations
 
 import mmap
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -32,55 +31,45 @@ from convoy.app.scheduling.request import SlotRef, TensorRef
 
 
 class Extents:
-    """The holes of `size` bytes, in address order; no two of them touch."""
+    """The holes of `size` bytes: (begin, end) in address order; no two of them touch."""
 
     def __init__(self, size: int) -> None:
-        self._offsets = [0]
-        self._sizes = [size]
+        self._holes = [(0, size)]
 
     def take(self, size: int) -> int | None:
         """The offset of the first hole that is large enough, which is taken; None where there is none."""
-        for position, hole in enumerate(self._sizes):
-            if hole >= size:
-                offset = self._offsets[position]
-                if hole == size:
-                    del self._offsets[position], self._sizes[position]
-                else:
-                    self._offsets[position] += size
-                    self._sizes[position] -= size
-                return offset
+        for position, (begin, end) in enumerate(self._holes):
+            if end - begin >= size:
+                self._holes[position : position + 1] = [(begin + size, end)] if end - begin > size else []
+                return begin
         return None
 
     def take_at(self, offset: int, size: int) -> bool:
         """Take exactly this part; False, and nothing is taken, where some of it is not free."""
-        position = bisect_right(self._offsets, offset) - 1
-        if position < 0 or offset + size > self._offsets[position] + self._sizes[position]:
+        position = bisect_left(self._holes, (offset + 1,)) - 1
+        if position < 0 or offset + size > self._holes[position][1]:
             return False
-        begin, end = self._offsets[position], self._offsets[position] + self._sizes[position]
-        rest = [(a, b - a) for a, b in ((begin, offset), (offset + size, end)) if b > a]
-        self._offsets[position : position + 1] = [a for a, _ in rest]
-        self._sizes[position : position + 1] = [length for _, length in rest]
+        begin, end = self._holes[position]
+        parts = (begin, offset), (offset + size, end)
+        self._holes[position : position + 1] = [part for part in parts if part[0] < part[1]]
         return True
 
     def give_back(self, offset: int, size: int) -> None:
         """Make a part that was taken a hole again, one with those that it touches."""
-        offsets, sizes = self._offsets, self._sizes
-        position = bisect_left(offsets, offset)
-        if position < len(offsets) and offset + size == offsets[position]:
-            size += sizes[position]
-            del offsets[position], sizes[position]
-        if position and offsets[position - 1] + sizes[position - 1] == offset:
-            sizes[position - 1] += size
-        else:
-            offsets.insert(position, offset)
-            sizes.insert(position, size)
+        holes, end = self._holes, offset + size
+        position = bisect_left(holes, (offset,))
+        if position < len(holes) and holes[position][0] == end:
+            end = holes.pop(position)[1]
+        if position and holes[position - 1][1] == offset:
+            position -= 1
+            offset = holes.pop(position)[0]
+        holes.insert(position, (offset, end))
 
 
 # Keeps every slot on cache lines of its own, so that two cores filling neighbours do not fight.
 ALIGNMENT_BYTES = 64
 # Touched memory up to here stays with the process when the slab falls empty; more is given back.
 KEEP_RESIDENT_BYTES = 16 << 20
-
 # Fewer are not worth asking the system for.
 DISCARD_BYTES = 1 << 20
 
@@ -100,7 +89,7 @@ class SlotState(IntEnum):
 _NEXT: tuple[tuple[SlotState, ...], ...] = (
     (SlotState.FILLING,),
     (SlotState.QUEUED, SlotState.FREE, SlotState.DECODING),
-    (SlotState.COPYING, SlotState.ANSWERED, SlotState.FREE),
+    (SlotState.COPYING, SlotState.FREE),
     (SlotState.QUEUED, SlotState.ANSWERED, SlotState.FREE),
     (SlotState.FREE,),
     (SlotState.FILLING,),
@@ -166,7 +155,7 @@ class Slab:
     def reserve(self, nbytes: int) -> Slot | None:
         """A slot of `nbytes` in state FILLING, or None when there is no room for it now."""
         extent = aligned(max(1, nbytes))
-        if self._outside_bytes and self.used_bytes + extent > self.capacity_bytes:
+        if self._taken_bytes + self._outside_bytes + extent > self.capacity_bytes:
             return None
         offset = self._extents.take(extent)
         if offset is None:
@@ -180,7 +169,7 @@ class Slab:
     def extend(self, slot: Slot, nbytes: int) -> bool:
         """Make a slot that is being filled longer where it lies; False, and nothing has changed, where it cannot be."""
         more = aligned(nbytes) - slot.extent_bytes
-        if self._outside_bytes and self.used_bytes + more > self.capacity_bytes:
+        if self.used_bytes + more > self.capacity_bytes:
             return False
         if more and not self._extents.take_at(slot.offset + slot.extent_bytes, more):
             return False
@@ -239,10 +228,6 @@ class Slab:
     @property
     def slots_in_use(self) -> int:
         return len(self._slots)
-
-    def slot(self, ref: SlotRef) -> Slot:
-        """The slot behind a reference. Raises SlotError when it is stale."""
-        return self._slots[ref]
 
     def _give_back(self, slot: Slot) -> None:
         del self._slots[slot.ref]

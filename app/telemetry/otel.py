@@ -35,7 +35,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from convoy.app.engines.batch import BatchResult, BatchTrace, EngineFailure
-from convoy.app.scheduling.policy import Dispatch
+from convoy.app.scheduling.queues import Dispatch
 from convoy.app.scheduling.request import ModelKey
 from convoy.app.telemetry.outcomes import CallEnd, CallOutcome
 from convoy.app.telemetry.tracing import RequestSpan, SpanStage, TracedWire, batch_stages

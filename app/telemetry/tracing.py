@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
 from convoy.app.engines.batch import BatchResult, BatchTrace, EngineFailure, StageTimes
-from convoy.app.scheduling.policy import Dispatch
+from convoy.app.scheduling.queues import Dispatch
 from convoy.app.scheduling.request import Done, ModelKey
 from convoy.app.telemetry.outcomes import CallEnd
 

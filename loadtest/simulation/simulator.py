@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from convoy.app.scheduling.latency import LatencyModel
-from convoy.app.scheduling.policy import Admit, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide, learn
-from convoy.app.scheduling.queues import Lane, Queue, State
+from convoy.app.scheduling.policy import Drop, Refuse, Wait, admit, blame, complete, decide, learn
+from convoy.app.scheduling.queues import Dispatch, Lane, Queue, State
 from convoy.app.scheduling.request import ModelKey, Outcome, Request
 
 # What a batch of so many samples takes on a lane, if it starts at this moment.
@@ -145,11 +145,9 @@ class Simulation:
             self.now_ns = until_ns
 
     def _admit(self, request: Request) -> None:
-        match admit(self.state, request, self.now_ns):
-            case Admit():
-                pass
-            case Refuse() as refusal:
-                self._end(request, refusal)
+        refusal = admit(self.state, request, self.now_ns)
+        if refusal is not None:
+            self._end(request, refusal)
 
     def _cancel(self, request: Request) -> None:
         if request.id in self.ends:
@@ -194,7 +192,7 @@ class Simulation:
         failed = any(request.id in self.poisonous for request in dispatch.requests)
         complete(self.state, dispatch, self.now_ns)
         if not failed:
-            learn(dispatch, took_ns, staging_ns or None)
+            learn(dispatch, took_ns, staging_ns)
         wanted = tuple(request for request in dispatch.requests if request.id not in self._left)
         for request in dispatch.requests:
             if request not in wanted:
@@ -202,10 +200,9 @@ class Simulation:
         if not failed:
             for request in wanted:
                 self._end(request, Outcome.ANSWERED)
-        elif wanted:
-            guilty = blame(self.state, dispatch, wanted)
-            if guilty is not None:
-                self._end(guilty, Outcome.MODEL_FAILED)
+        else:
+            for request in blame(self.state, dispatch, wanted):
+                self._end(request, Outcome.MODEL_FAILED)
 
     def _end(self, request: Request, outcome: Outcome | Refuse | None) -> None:
         assert request.id not in self.ends, f"request {request.id} ended twice"

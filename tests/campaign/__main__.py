@@ -20,7 +20,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -188,15 +188,10 @@ class Campaign:
                 client.close()
 
         threads = [threading.Thread(target=work, args=(one,), name=one.kind, daemon=True) for one in plans]
-        for thread in threads:
-            thread.start()
         try:
-            yield left
+            with _at_work(threads, enough):
+                yield left
         finally:
-            enough.set()
-            until_s = time.monotonic() + BOUND_S + 5
-            for thread in threads:
-                thread.join(max(0.1, until_s - time.monotonic()))
             left += [f"client {thread.name} still waits" for thread in threads if thread.is_alive()]
 
     @contextmanager
@@ -221,13 +216,22 @@ class Campaign:
                 outcome = "success" if is_right else ending.outcome
                 self._looks.append(Readiness(began_s, self.now_s(), True, outcome, ending.words))
 
-        thread = threading.Thread(target=look, name="looking", daemon=True)
-        thread.start()
-        try:
+        with _at_work([threading.Thread(target=look, name="looking", daemon=True)], enough):
             yield
-        finally:
-            enough.set()
-            thread.join(BOUND_S + 5)
+
+
+@contextmanager
+def _at_work(threads: Sequence[threading.Thread], enough: threading.Event) -> Iterator[None]:
+    """These run until `enough` is set, and then have as long as a call may take."""
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        until_s = time.monotonic() + BOUND_S + 5
+        for thread in threads:
+            thread.join(max(0.1, until_s - time.monotonic()))
 
 
 def _until(timeout_s: float, look: Callable[[], list[str]]) -> list[str]:

@@ -143,10 +143,7 @@ class Picture:
     data: bytes
     label: str | None
     timeout_ms: float | None = None
-
-    @property
-    def model(self) -> str:
-        return "digits"
+    model: str = "digits"
 
     @property
     def is_wrong(self) -> bool:

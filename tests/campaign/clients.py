@@ -28,7 +28,8 @@ BOUND_S = 25.0
 PARTLY = "in part: "
 _HUNG = (TimeoutError, httpx.TimeoutException)
 _BROKEN = (OSError, httpx.TransportError)
-_BY_STATUS = {
+# The word for an HTTP status that is no success; any other was promised by nobody.
+BY_STATUS = {
     429: "rejected",
     503: "failed",
     504: "deadline_exceeded",
@@ -74,11 +75,6 @@ class Ending:
     asked_wrong: bool = False  # the request had a fault of its own
 
 
-def outcome_of_status(status: int) -> str:
-    """The word for an HTTP status that is no success."""
-    return _BY_STATUS.get(status, "undocumented")
-
-
 def outcome_of_grpc(code: str, words: str, took_s: float) -> str:
     """The word for a gRPC status; a client that waits no longer gives its call the status of a deadline."""
     name = code.removeprefix("StatusCode.")
@@ -118,6 +114,8 @@ class Place:
 class Client(ABC):
     """One client; used by one thread. `protocol` is what the server calls the wire in its counters."""
 
+    _own: Any = None  # what is open between two calls
+
     def __init__(self, place: Place, script: Script, protocol: str, draw: Draw) -> None:
         self.place, self.script, self.protocol, self.draw = place, script, protocol, draw
 
@@ -125,9 +123,11 @@ class Client(ABC):
     def outcomes(self, number: int, asked: Sequence[Asked]) -> Iterator[Outcome]:
         """Make the call; what breaks off raises, and `call` gives the rest its endings."""
 
-    @abstractmethod
     def close(self) -> None:
         """Forget whatever is open; the next call opens it again."""
+        if self._own is not None:
+            self._own.close()
+        self._own = None
 
     def call(self, kind: str, number: int) -> list[Ending]:
         """Make one call; exactly one ending for each of its requests, whatever happens."""
@@ -149,27 +149,19 @@ class Client(ABC):
 class TritonGrpc(Client):
     """tritonclient.grpc, one call at a time."""
 
-    _own: triton_grpc.InferenceServerClient | None = None
-
     def client(self) -> triton_grpc.InferenceServerClient:
         self._own = self._own or triton_grpc.InferenceServerClient(f"127.0.0.1:{self.place.grpc_port}")
         return self._own
 
     def outcomes(self, number: int, asked: Sequence[Asked]) -> Iterator[Outcome]:
         (ask,), began_s = asked, time.monotonic()
-        inputs = _inputs(ask)
         try:
-            answer = self.client().infer(ask.model, inputs, client_timeout=BOUND_S, request_id=ask.id)  # type: ignore[union-attr]
+            answer = self.client().infer(ask.model, _inputs(ask), client_timeout=BOUND_S, request_id=ask.id)
         except InferenceServerException as error:
             yield outcome_of_grpc(str(error.status()), str(error), time.monotonic() - began_s), str(error)
             return
         _check_grpc(ask, answer)
         yield "success", ""
-
-    def close(self) -> None:
-        if self._own is not None:
-            self._own.close()
-        self._own = None
 
 
 class TritonStream(TritonGrpc):
@@ -213,8 +205,7 @@ class GrpcLeaver(TritonGrpc):
     def outcomes(self, number: int, asked: Sequence[Asked]) -> Iterator[Outcome]:
         client, leaves_after_s = self.client(), self.script.chance(number).choice((0.0, 0.001, 0.01))
         if len(asked) == 1:
-            inputs = _inputs(asked[0])
-            call = client.async_infer(asked[0].model, inputs, lambda result, error: None)
+            call = client.async_infer(asked[0].model, _inputs(asked[0]), lambda result, error: None)
             time.sleep(leaves_after_s)
             call.cancel()
         else:
@@ -229,15 +220,13 @@ class GrpcLeaver(TritonGrpc):
 class Form(Client):
     """Forms of some files, each with its own answer, in their order. To the server's counters a form is one request."""
 
-    _own: httpx.Client | None = None
-
     def outcomes(self, number: int, asked: Sequence[Asked]) -> Iterator[Outcome]:
         self._own = self._own or httpx.Client(trust_env=False, verify=False, timeout=BOUND_S)
         pictures = _files(self.script, number)
         files = [("file", (f"{place}.any", one.data)) for place, one in enumerate(pictures)]
         answer = self._own.post(f"http://127.0.0.1:{self.place.http_port}/predictions/digits", files=files)
         if answer.status_code != 200:
-            yield outcome_of_status(answer.status_code), error_words(answer.content)
+            yield BY_STATUS.get(answer.status_code, "undocumented"), error_words(answer.content)
             return
         document, refused = answer.json(), ""
         # A form of one file is answered as that file alone would be.
@@ -251,19 +240,12 @@ class Form(Client):
                     raise WrongAnswer(f"a file that is right was called wrong: {refused}")
         yield "success", f"{PARTLY}{refused}" if refused else ""
 
-    def close(self) -> None:
-        if self._own is not None:
-            self._own.close()
-        self._own = None
-
 
 class Plain(Client):
     """Plain sockets: requests pipelined over a kept connection, some in pieces, tensors sometimes in chunks.
 
     One that `waits_s` does not read for as long, and has a connection of its own for each call.
     """
-
-    _wire: Wire | None = None
 
     def __init__(self, place: Place, script: Script, protocol: str, draw: Draw, waits_s: float = 0.0) -> None:
         super().__init__(place, script, protocol, draw)
@@ -285,7 +267,7 @@ class Plain(Client):
                 one.check_reply(reply.headers, reply.body)
                 yield "success", ""
             else:
-                yield outcome_of_status(reply.status), error_words(reply.body)
+                yield BY_STATUS.get(reply.status, "undocumented"), error_words(reply.body)
         if left := wire.left_over():
             raise WrongAnswer(f"after {len(asked)} answers to {len(asked)} requests there came {left[:80]!r}")
         if closes:
@@ -293,22 +275,16 @@ class Plain(Client):
 
     def _connection(self) -> Wire:
         """The kept one, unless the server closed it while it was quiet. Raises WrongAnswer for an answer to nothing."""
-        if self._wire is not None:
-            if stray := self._wire.left_over():
+        if self._own is not None:
+            if stray := self._own.left_over():
                 raise WrongAnswer(f"between two calls there came {stray[:80]!r}")
             look = select.poll()  # not select, which knows no more than 1024 descriptors
-            look.register(self._wire.socket, select.POLLIN)
+            look.register(self._own.socket, select.POLLIN)
             if look.poll(0):
                 self.close()
-        self._wire = self._wire or Wire(
-            self.place.http_port, timeout_s=BOUND_S, receive_buffer=4096 if self._waits_s else None
-        )
-        return self._wire
-
-    def close(self) -> None:
-        if self._wire is not None:
-            self._wire.close()
-        self._wire = None
+        buffer = 4096 if self._waits_s else None
+        self._own = self._own or Wire(self.place.http_port, timeout_s=BOUND_S, receive_buffer=buffer)
+        return self._own
 
 
 class Leaver(Plain):
@@ -330,18 +306,16 @@ class Leaver(Plain):
         yield "left", way
 
 
-def _inputs(ask: Asked) -> list[Any]:
+def _inputs(ask: Ask) -> list[Any]:
     """The inputs as tritonclient takes them."""
-    assert isinstance(ask, Ask)
     made = [triton_grpc.InferInput(one.name, one.shape, one.dtype) for one in ask.inputs]
     for own, one in zip(made, ask.inputs, strict=True):
         own.set_data_from_numpy(one.values)
     return made
 
 
-def _send_in_stream(client: triton_grpc.InferenceServerClient, ask: Asked) -> str:
+def _send_in_stream(client: triton_grpc.InferenceServerClient, ask: Ask) -> str:
     """Why it could not be sent: the stream has ended. Empty where it was."""
-    assert isinstance(ask, Ask)
     try:
         client.async_stream_infer(ask.model, _inputs(ask), request_id=ask.id)
     except InferenceServerException as error:
@@ -349,8 +323,7 @@ def _send_in_stream(client: triton_grpc.InferenceServerClient, ask: Asked) -> st
     return ""
 
 
-def _check_grpc(ask: Asked, answer: Any) -> None:
-    assert isinstance(ask, Ask)
+def _check_grpc(ask: Ask, answer: Any) -> None:
     response = answer.get_response()
     outputs = {one.name: answer.as_numpy(one.name) for one in response.outputs}
     ask.check(response.model_name, response.model_version, response.id, outputs)

@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from typing import cast
 
 GOOD_OUTPUTS = json.dumps(
@@ -27,7 +26,6 @@ MODELS = (
     "sheds",
     "dies",
     "secret",
-    "limited",
     "naps",
 )
 
@@ -44,7 +42,6 @@ class Target(asyncio.Protocol):
     """`asked` counts inference requests per model over all connections."""
 
     asked: dict[str, int] = {}  # noqa: RUF012
-    tokens: list[float] = [20.0, 0.0]  # noqa: RUF012 - how many there are, and since when
     naps: list[float] = [0.0]  # noqa: RUF012 - until when
     transport: asyncio.Transport
 
@@ -89,8 +86,6 @@ class Target(asyncio.Protocol):
             write(error(401, "the API key is missing or wrong"))
         elif model == "naps":
             self.answer_after_a_nap(asked)
-        elif model == "limited":
-            write(http(200, GOOD_OUTPUTS) if self.within_limit() else error(429, "too many requests this moment"))
         elif asked == 1 or model in ("steady", "secret"):
             write(http(200, GOOD_OUTPUTS))
         elif model == "resets":
@@ -112,16 +107,6 @@ class Target(asyncio.Protocol):
         if asked == 30:
             self.naps[0] = loop.time() + 1
         loop.call_at(self.naps[0], self.transport.write, http(200, GOOD_OUTPUTS))
-
-    def within_limit(self) -> bool:
-        """A bucket that fills with 400 tokens a second and holds twenty."""
-        now_s = time.monotonic()
-        self.tokens[0] = min(20.0, self.tokens[0] + 400 * (now_s - self.tokens[1]))
-        self.tokens[1] = now_s
-        if self.tokens[0] < 1:
-            return False
-        self.tokens[0] -= 1
-        return True
 
 
 async def main() -> None:

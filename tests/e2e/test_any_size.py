@@ -5,7 +5,6 @@ from __future__ import annotations
 import runpy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +18,14 @@ from tritonclient.utils import np_to_triton_dtype
 from convoy.app.engines.onnx_session import new_session
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
-from convoy.models.bundle import Bundle, open_bundle
+from convoy.models.bundle import Bundle
 from tests.support.onnx_models import convolutions
-from tests.support.quick_exports import measure_little
+from tests.support.pictures import saved
+from tests.support.quick_exports import export_network, measure_little
 from tests.support.servers import Server, metric, start_server
 
 SIZES = ((40, 40), (64, 33), (17, 96))
-MODELS = ("scores", "maps", "valid", "bare")
+EXPORTED = ("scores", "maps", "valid")
 
 
 def original(folder: Path, name: str) -> Path:
@@ -36,17 +36,13 @@ def original(folder: Path, name: str) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("free")
+    convolutions(original(folder, "bare"), "valid")
+    convolutions(folder / "store" / "bare" / "1" / "model.onnx", "valid")
+    places = {"store": folder / "store", "plan_cache": folder / "plans"}
     with pytest.MonkeyPatch.context() as patches:
         measure_little(patches)
-        for name in MODELS:
-            path = convolutions(original(folder, name), "valid" if name == "bare" else name)
-            if name == "bare":
-                convolutions(folder / "store" / name / "1" / "model.onnx", "valid")
-            else:
-                options = ExportOptions(
-                    str(path), name, store=folder / "store", plan_cache=folder / "plans", max_batch=8
-                )
-                export_bundle(options)
+        for name in EXPORTED:
+            export_bundle(ExportOptions(str(convolutions(original(folder, name), name)), name, max_batch=8, **places))
     return folder
 
 
@@ -67,24 +63,20 @@ def expected(folder: Path, model: str, images: np.ndarray) -> np.ndarray:
 def asked(server: Server, model: str, images: np.ndarray, wire: str, name: str = "x", wanted: str = "y") -> np.ndarray:
     library, address = (over_grpc, server.grpc_address) if wire == "grpc" else (over_http, f"127.0.0.1:{server.port}")
     tensor = library.InferInput(name, images.shape, np_to_triton_dtype(images.dtype))
-    if wire == "grpc":
-        tensor.set_data_from_numpy(images)
-        output = library.InferRequestedOutput(wanted)
-    else:
-        tensor.set_data_from_numpy(images, binary_data=wire == "binary")
-        output = library.InferRequestedOutput(wanted, binary_data=wire == "binary")
+    form = {} if wire == "grpc" else {"binary_data": wire == "binary"}
+    tensor.set_data_from_numpy(images, **form)
+    output = library.InferRequestedOutput(wanted, **form)
     with library.InferenceServerClient(address) as client:
         return np.asarray(client.infer(model, [tensor], outputs=[output]).as_numpy(wanted))
 
 
 @pytest.mark.parametrize("wire", ["binary", "json", "grpc"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*EXPORTED, "bare"])
 def test_three_sizes_are_answered_as_the_original_does(server, folder, model, wire):
     for size in SIZES:
         images = pictures(size)
         answers, want = asked(server, model, images, wire), expected(folder, model, images)
-        assert answers.shape == want.shape
-        assert np.allclose(answers, want, atol=1e-5)
+        np.testing.assert_allclose(answers, want, rtol=1e-5, atol=1e-5)
 
 
 def test_metadata_and_configuration_say_which_sizes_are_free(server):
@@ -162,9 +154,7 @@ class Branches(nn.Module):
 def of_torch(folder: Path, factory: str, **options: object) -> Bundle:
     file = folder / "networks.py"
     file.write_text(NETWORKS)
-    given = {"preprocess": "unit", "input": "3x32?x40?", "precisions": "fp32", "random_weights": True, "max_batch": 8}
-    places = {"store": folder / "store", "plan_cache": folder / "plans"}
-    return open_bundle(export_bundle(ExportOptions(f"{file}:{factory}", "theirs", **(given | places | options))))  # type: ignore[arg-type]
+    return export_network(f"{file}:{factory}", folder, input="3x32?x40?", precisions="fp32", max_batch=8, **options)
 
 
 @pytest.mark.slow
@@ -187,12 +177,10 @@ def test_a_torch_network_is_exported_free_and_served_at_three_sizes_and_to_pictu
             normalised = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2).astype(np.float32) / 255)
             given = pixels if front == "uint8" else normalised
             for wire in ("binary", "json", "grpc"):
-                answers = asked(server, "theirs", given, wire, "images", "logits")
+                answers = asked(server, "net", given, wire, "images", "logits")
                 assert np.allclose(answers, answers_of_torch(pixels), atol=1e-5)
         # A picture of any size is cropped to the recipe's, so that it needs no resizing here.
-        file = BytesIO()
-        Image.fromarray(pixels[0]).save(file, "PNG")
-        answer = server.post("/predictions/theirs?top_k=4", content=file.getvalue()).json()
+        answer = server.post("/predictions/net?top_k=4", content=saved(Image.fromarray(pixels[0]))).json()
         scores = {one["class_id"]: one["score"] for one in answer["predictions"]}
         powers = np.exp(answers_of_torch(pixels[:1])[0])
         assert np.allclose([scores[index] for index in range(4)], powers / powers.sum(), atol=1e-5)

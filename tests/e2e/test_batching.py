@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -17,14 +16,13 @@ from tests.support.servers import FakeServer, rows_request, start_fake_server, w
 from tests.support.stores import digit
 from tests.support.wire import check_refused
 
-BATCH_MS = 300.0
 ROWS = "/v2/models/rows/infer"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[FakeServer]:
     """A batch takes 0.3 s, whatever its size."""
-    with start_fake_server(fake={"latency_ms": BATCH_MS, "max_batch": 16}, max_queue=64, rests=True) as server:
+    with start_fake_server(fake={"latency_ms": 300.0, "max_batch": 16}, max_queue=64, rests=True) as server:
         yield server
 
 
@@ -33,18 +31,6 @@ def held_server() -> Iterator[FakeServer]:
     """A batch ends when a test says so."""
     with start_fake_server(fake={"max_batch": 16}, max_queue=64, rests=True) as server:
         yield server
-
-
-@contextmanager
-def held(server: FakeServer, pool: ThreadPoolExecutor) -> Iterator[Future[httpx.Response]]:
-    """A batch of one runs for as long as the body lasts."""
-    wait_until(server.is_at_rest, "the engine is idle")
-    server.switch_on("hold")
-    running = pool.submit(server.infer, 1.0)
-    await_waiting(server, 0)
-    yield running
-    server.switch_off("hold")
-    assert running.result().status_code == 200
 
 
 def await_waiting(server: FakeServer, requests: int) -> None:
@@ -58,29 +44,22 @@ def await_waiting(server: FakeServer, requests: int) -> None:
     wait_until(are_there, f"{requests} wait")
 
 
-@contextmanager
-def busy(server: FakeServer, pool: ThreadPoolExecutor) -> Iterator[Future[httpx.Response]]:
-    """A batch of one runs for as long as the body lasts, or a while longer."""
-    wait_until(server.is_at_rest, "the engine is idle")
-    running = pool.submit(server.infer, 1.0)
-    wait_until(lambda: server.stats()["unfinished_requests"] == 1, "the engine is busy")
-    yield running
-    assert running.result().status_code == 200
-
-
 def test_requests_that_wait_together_share_batches(held_server: FakeServer) -> None:
     server, before = held_server, held_server.statistics("rows")
+    server.switch_on("hold")
+    values = [99.0, *map(float, range(40))]
     with ThreadPoolExecutor(41) as pool:
-        with held(server, pool):
-            asking = [pool.submit(server.infer, float(value)) for value in range(40)]
-            await_waiting(server, 40)
-        answers = [one.result() for one in asking]
+        asking = []
+        for waiting, value in enumerate(values):
+            asking.append(pool.submit(server.infer, value))
+            if waiting in (0, 40):
+                await_waiting(server, waiting)
+        server.switch_off("hold")
+        for value, one in zip(values, asking, strict=True):
+            assert one.result().json()["outputs"][0]["data"] == [value] * 4
     after = server.statistics("rows")
-    for value, answer in enumerate(answers):
-        assert answer.status_code == 200
-        assert answer.json()["outputs"][0]["data"] == [float(value)] * 4
-    assert after["inference_count"] - before["inference_count"] == 41
-    assert after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"] == 41
+    success = [one["inference_stats"]["success"]["count"] for one in (before, after)]
+    assert after["inference_count"] - before["inference_count"] == success[1] - success[0] == 41
     assert after["execution_count"] - before["execution_count"] == 1 + 3
     assert max(one["batch_size"] for one in after["batch_stats"]) == 16
 
@@ -100,8 +79,12 @@ def test_what_does_not_decode_never_joins_a_batch(server: FakeServer) -> None:
 def test_a_request_predicted_to_be_late_is_a_429_at_once(server: FakeServer) -> None:
     def answer() -> httpx.Response | None:
         """Refused; None where it came when the batch before it was almost done."""
-        with ThreadPoolExecutor(2) as pool, busy(server, pool):
+        wait_until(server.is_at_rest, "the engine is idle")
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(server.infer, 1.0)
+            wait_until(lambda: server.stats()["unfinished_requests"] == 1, "the engine is busy")
             answer = server.post(f"{ROWS}?timeout_ms=350", json=rows_request(1.0))
+            assert running.result().status_code == 200
         return None if answer.status_code in (200, 504) else answer
 
     refused = wait_until(answer, "it comes in time to be late")

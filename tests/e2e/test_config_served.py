@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import tritonclient.grpc as triton
 import yaml
 
 from tests.support.grpc_calls import status_of
-from tests.support.servers import FakeServer, Server, rows_request, start_fake_server, start_server, wait_until
+from tests.support.servers import FakeServer, Server, start_fake_server, start_server, wait_until
 from tests.support.stores import digit
+from tests.support.wire import check_refused
 
 INFER = "/v2/models/rows/infer"
 pytestmark = pytest.mark.slow
@@ -72,6 +74,12 @@ def by_grpc(server: Server, secret: str) -> str:
         return status_of(client, headers={"authorization": f"Bearer {secret}"})
 
 
+def levels(server: Server, model: str = "rows", secret: str = "any") -> tuple[int, int]:
+    """How many levels of priority it has, and the one of requests that ask for none."""
+    batching = server.get(f"/v2/models/{model}/config", headers=bearer(secret)).json()["dynamic_batching"]
+    return batching["priority_levels"], batching["default_priority_level"]
+
+
 def eventually(read: Callable[[], Any], expected: Any) -> None:
     """The log has it a moment before it holds."""
     wait_until(lambda: read() == expected, f"it is {expected}")
@@ -105,8 +113,7 @@ def test_what_is_wrong_changes_nothing(file: File) -> None:
             file.change(server, wrong, "nothing was changed")
             assert told.partition(" .*")[0] in server.log
         assert (status(client, "open sesame"), status(client, "another")) == (200, 401)
-        config = client.get("/v2/models/rows/config", headers=bearer("open sesame")).json()["dynamic_batching"]
-        assert config["default_priority_level"] == 1
+        assert levels(server, secret="open sesame") == (3, 1)
         file.change(server, {}, "no API key is asked for any more")
         eventually(lambda: status(client, "another"), 200)
 
@@ -115,30 +122,17 @@ def test_a_models_deadline_queue_and_priorities_change(file: File) -> None:
     def of_rows(**options: Any) -> dict[str, Any]:
         return {"models": {"rows": options, "images": {"max_queue": 5}}}
 
-    def refusal(samples: int) -> str:
-        return str(server.infer(*range(samples)).json().get("error", ""))
-
     before = of_rows(max_queue=3, priority_levels=5, default_priority=4)
     with fake_server(file, before, fake={"max_batch": 2}) as server:
-        config = server.get("/v2/models/rows/config").json()["dynamic_batching"]
-        assert (config["priority_levels"], config["default_priority_level"]) == (5, 4)
-        other = server.get("/v2/models/images/config").json()["dynamic_batching"]
-        assert (other["priority_levels"], other["default_priority_level"]) == (3, 2)
+        assert (levels(server), levels(server, "images")) == ((5, 4), (3, 2))
         file.change(server, of_rows(max_queue=2, default_timeout_ms=300, priority_levels=2))
         server.switch_on("hold")
-
-        def late() -> bool:
-            return server.infer(1.0).status_code == 504
-
-        wait_until(late, "a request without a deadline has that of its model")
-        config = server.get("/v2/models/rows/config").json()["dynamic_batching"]
-        assert (config["priority_levels"], config["default_priority_level"]) == (2, 2)
+        wait_until(lambda: server.infer(1.0).status_code == 504, "a request without a deadline has that of its model")
+        assert levels(server) == (2, 2)
         server.switch_off("hold")
-        server.await_ready()
         wait_until(server.is_at_rest, "all is answered")
         file.change(server, {})
-        config = server.get("/v2/models/rows/config").json()["dynamic_batching"]
-        assert (config["priority_levels"], config["default_priority_level"]) == (3, 2)
+        assert levels(server) == (3, 2)
 
 
 def test_the_servers_own_queue_stays_as_long_as_it_was(file: File) -> None:
@@ -147,30 +141,22 @@ def test_the_servers_own_queue_stays_as_long_as_it_was(file: File) -> None:
             if change is not None:
                 file.change(server, change, "max_queue: stays as it is until the server is restarted")
             server.switch_on("hold")
-            with _asking(server, 12) as answers:
-                refused = wait_until(lambda: [one for one in answers() if one.status_code == 429], "one is refused")
-                assert "Exceeds maximum queue size: 2 samples for 'rows'" in refused[0].json()["error"]
+            with ThreadPoolExecutor(12) as pool:
+                asked = [pool.submit(server.infer, float(number)) for number in range(12)]
+                # The others are held.
+                refused = next(as_completed(asked)).result()
+                check_refused(refused, 429, "Exceeds maximum queue size: 2 samples for 'rows'")
                 server.switch_off("hold")
             wait_until(server.is_at_rest, "all is answered")
 
 
 def test_a_default_priority_that_the_model_does_not_have_is_said(file: File) -> None:
     with fake_server(file, {"models": {"rows": {"default_priority": 9}}}) as server:
-        config = server.get("/v2/models/rows/config").json()["dynamic_batching"]
-        assert (config["priority_levels"], config["default_priority_level"]) == (3, 3)
+        assert levels(server) == (3, 3)
         told = "models.rows.default_priority is 9, and rows has 3 levels: requests that ask for none have level 3"
         assert told in server.log
         file.change(server, {"models": {"rows": {"default_priority": 9, "priority_levels": 9}}})
         assert server.log.count("default_priority is 9") == 1
-
-
-@contextmanager
-def _asking(server: FakeServer, count: int) -> Iterator[Callable[[], list[httpx.Response]]]:
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(count) as pool:
-        asked = [pool.submit(server.post, INFER, json=rows_request(float(number))) for number in range(count)]
-        yield lambda: [one.result() for one in asked if one.done()]
 
 
 def test_what_needs_a_restart_or_another_load_is_said(file: File) -> None:
@@ -198,12 +184,12 @@ def test_a_real_model_is_loaded_as_the_file_says(file: File) -> None:
     file.write({"port": 1, "models": {"digits": of_digits, "digit": {"max_batch": 1}}, "engine": "openvino"})
     misspelt = {"CONVOY_MAX_QEUE": "3", "CONVOY_EPOCHS": "3"}
     with start_server("--config", str(file.path), env=misspelt) as server:  # whose port and engine are said elsewhere
-        assert server.get("/v2/models/digits/config").json()["max_batch_size"] == 2
+        config = server.get("/v2/models/digits/config").json()
+        (group,) = config["instance_group"]
+        assert (config["max_batch_size"], group["kind"], group["count"]) == (2, "KIND_CPU", 2)
         (digits,) = [one for one in server.stats()["models"] if one["name"] == "digits"]
         assert (digits["engine"], digits["precision"]) == ("onnxruntime-cpu", "fp32")
         assert [engine["device_id"] for engine in digits["engines"]] == ["cpu", "cpu/1"]
-        (group,) = server.get("/v2/models/digits/config").json()["instance_group"]
-        assert (group["kind"], group["count"]) == ("KIND_CPU", 2)
         assert server.post("/predictions/digits", content=digit("five")).status_code == 200
         assert "there are options for model 'digit', which is not in" in server.log
         assert "did you mean 'digits'?" in server.log

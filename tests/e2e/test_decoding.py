@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ import tritonclient.grpc as triton
 from PIL import Image
 
 from tests.support.crowds import at_once
-from tests.support.pictures import enlarged
+from tests.support.pictures import enlarged, saved
 from tests.support.servers import Server, metric, on_one_cpu, peak_bytes, start_server, wait_until
 from tests.support.stores import digit, picture
 from tests.support.wire import Wire, check_refused, head
@@ -35,15 +34,16 @@ def test_of_many_sizes_and_formats_each_label_is_its_own_files(demo: Server) -> 
     broken = [("", enlarged("five", 300, form)[:-900]) for form in ("PNG", "JPEG", "WebP")] + [("", b"GIF89a")]
     files = [*forms, *broken]
     chance.shuffle(files)
+    posted = [("file", (str(number), data)) for number, (_, data) in enumerate(files)]
     for _ in range(3):
-        posted = [("file", (str(number), data)) for number, (_, data) in enumerate(files)]
         results = demo.post(DIGITS, files=posted).json()["results"]
         found = [one["predictions"][0]["class_id"] if "error" not in one else None for one in results]
         assert found == [WORDS.index(word) if word else None for word, _ in files]
     wait_until(lambda: not demo.stats()["inflight_bytes"], "all memory is free")
-    count = 3 * len(forms)
     for stage in ("decode_wait", "decode"):
-        wait_until(lambda stage=stage: metric(demo, STAGE, stage=stage, model="digits") >= count, "it is counted")
+        wait_until(
+            lambda stage=stage: metric(demo, STAGE, stage=stage, model="digits") >= 3 * len(forms), "it is counted"
+        )
 
 
 def test_pictures_that_come_together_are_each_told_what_they_asked_for(demo: Server) -> None:
@@ -58,10 +58,8 @@ def test_pictures_that_come_together_are_each_told_what_they_asked_for(demo: Ser
     for _ in range(3):
         together = at_once([partial(post, *one) for one in asked])
         for one, expected in zip(together, alone, strict=True):
-            found = one.json()["predictions"]
-            assert [best["class_id"] for best in found] == [best["class_id"] for best in expected]
-            scores = [best["score"] for best in expected]
-            assert [best["score"] for best in found] == pytest.approx(scores, abs=1e-5)
+            close = [best | {"score": pytest.approx(best["score"], abs=1e-5)} for best in expected]
+            assert one.json()["predictions"] == close
 
 
 def test_a_wait_for_decoding_is_a_stage_of_its_own(demo: Server) -> None:
@@ -109,33 +107,14 @@ def test_while_others_wait_to_be_decoded_the_protocols_priority_and_timeout_hold
         assert metric(server, STAGE, stage="decode", model="digits") == 42, "who could not wait was not decoded"
 
 
-def leave_behind(server: Server, data: bytes, clients: int) -> None:
-    for _ in range(clients):
-        with Wire(server.port) as wire:
-            wire.send(head(DIGITS, {"Content-Length": str(len(data))}) + data)
-
-
-@pytest.mark.long
-def test_what_nobody_waits_for_is_not_decoded() -> None:
-    """A second's deadline is kept, or refused in time, behind images whose clients have left."""
-    slow, deadline_s = picture(4000, "RGB", "WebP"), 1.0
-    with on_one_cpu(), start_server("--max-body-mb", "8", "--drain-timeout-s", "1") as server:
-        server.post(DIGITS, content=digit("seven"))
-        leave_behind(server, slow, 128)
-        wait_until(lambda: server.stats()["inflight_bytes"], "the first of them has arrived")
-        with server.client(timeout=10 * deadline_s) as client:
-            reply = client.post(f"{DIGITS}?timeout_ms={1e3 * deadline_s:g}", content=digit("seven"))
-        assert reply.status_code in (200, 429, 504)
-        assert reply.elapsed.total_seconds() < 3 * deadline_s, f"{reply} after {reply.elapsed}"
-
-
 def test_those_who_left_cost_nothing_behind_them() -> None:
     """Of many that leave at once only those are decoded that have begun."""
     slow = picture(3000, "RGB", "WebP")
     with on_one_cpu(), start_server("--max-body-mb", "8") as server:
-        leave_behind(server, slow, 24)
-        label = server.post(DIGITS, content=enlarged("seven", 300, "PNG")).json()["predictions"][0]["label"]
-        assert label == "7"
+        for _ in range(24):
+            with Wire(server.port) as wire:
+                wire.send(head(DIGITS, {"Content-Length": str(len(slow))}) + slow)
+        assert server.post(DIGITS, content=enlarged("seven", 300, "PNG")).json()["predictions"][0]["label"] == "7"
         calls = "convoy_call_duration_seconds_count"
         wait_until(lambda: metric(server, calls, outcome="cancelled") == 24, "all have ended")
         wait_until(lambda: not server.stats()["inflight_bytes"], "the decoder has given back what it had")
@@ -166,11 +145,11 @@ MIB = 1 << 20
 LEEWAY_BYTES = 128 * MIB
 
 
-def photo(width: int, height: int, orientation: int = 1) -> bytes:
-    exif, out = Image.Exif(), io.BytesIO()
-    exif[274] = orientation
-    Image.new("RGB", (width, height), (9, 9, 9)).save(out, "JPEG", exif=exif)
-    return out.getvalue()
+def photo(width: int, height: int) -> bytes:
+    """One that has to be turned."""
+    exif = Image.Exif()
+    exif[274] = 6
+    return saved(Image.new("RGB", (width, height), (9, 9, 9)), "JPEG", exif=exif)
 
 
 def test_an_image_that_takes_more_memory_than_there_is_is_refused_with_advice() -> None:
@@ -188,7 +167,7 @@ def test_an_image_that_takes_more_memory_than_there_is_is_refused_with_advice() 
 
 def test_decoding_at_once_stays_within_the_memory_for_requests() -> None:
     """Sixteen, of which one takes a quarter: they wait for each other, and none is refused."""
-    image, allowed = photo(2000, 1700, orientation=6), 128 * MIB
+    image, allowed = photo(2000, 1700), 128 * MIB
     with start_server("--max-body-mb", "8", "--max-inflight-mb", str(allowed // MIB)) as server:
         assert server.post(DIGITS, content=digit("seven")).status_code == 200
         before = peak_bytes(server)
@@ -211,4 +190,4 @@ def test_more_pixels_than_the_operator_allows_are_refused_from_the_header() -> N
 
 
 def test_by_default_photos_of_fifty_megapixels_are_taken(demo: Server) -> None:
-    assert demo.post(DIGITS, content=photo(8200, 6100, orientation=6)).status_code == 200
+    assert demo.post(DIGITS, content=photo(8200, 6100)).status_code == 200

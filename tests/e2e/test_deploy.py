@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -21,7 +22,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from convoy.app.telemetry.outcomes import Refusal
 from tests.support.manifests import DEPLOY, check, document
 from tests.support.played_http import Asked, playing
-from tests.support.servers import Server, free_port, rows_request, start_server, wait_until
+from tests.support.ray_cluster import Crowd
+from tests.support.servers import (
+    Server,
+    free_port,
+    metric,
+    rows_request,
+    start_fake_server,
+    start_server,
+    wait_until,
+)
 from tests.support.stores import DEMO, StoreFolder, digit
 from tests.support.tools import tool
 
@@ -33,12 +43,11 @@ SERVICE_LINKS = {"CONVOY_PORT": "tcp://10.0.0.1:8000", "CONVOY_SERVICE_HOST": "1
 
 
 def container(name: str) -> dict[str, Any]:
-    found: dict[str, Any]
     if name == "kserve":
-        found = document("kserve/runtime.yaml", "ClusterServingRuntime")["spec"]["containers"][0]
+        spec = document("kserve/runtime.yaml", "ClusterServingRuntime")["spec"]
     else:
-        deployment = document("kubernetes/base/deployment.yaml", "Deployment")
-        found = deployment["spec"]["template"]["spec"]["containers"][0]
+        spec = document("kubernetes/base/deployment.yaml", "Deployment")["spec"]["template"]["spec"]
+    found: dict[str, Any] = spec["containers"][0]
     return found
 
 
@@ -80,22 +89,19 @@ def test_a_containers_own_arguments_serve_and_its_probes_answer(tmp_path: Path, 
 
 def test_the_metrics_that_scale_are_there_and_count_what_they_are_said_to(demo: Server) -> None:
     triggers = document("kubernetes/overlays/gpu-keda/scaled-object.yaml", "ScaledObject")["spec"]["triggers"]
+    queries = " ".join(one["metadata"]["query"] for one in triggers)
     assert demo.post("/predictions/digits", content=digit("seven")).status_code == 200
     families = list(text_string_to_metric_families(demo.get("/metrics").text))
     samples = [sample for family in families for sample in family.samples]
     known = {*(sample.name for sample in samples), *(f"{family.name}_total" for family in families)}
-    asked = {name for one in triggers for name in re.findall(r"convoy_\w+", one["metadata"]["query"])}
+    asked = set(re.findall(r"convoy_\w+", queries))
     assert asked == {"convoy_stage_duration_seconds_sum", "convoy_rejected_total"}
     assert asked <= known
-    stages = {one.labels["stage"] for one in samples if one.name == "convoy_stage_duration_seconds_sum"}
-    (query,) = [one["metadata"]["query"] for one in triggers if "stage" in one["metadata"]["query"]]
-    assert set(re.findall(r'stage=~"([^"]*)"', query)[0].split("|")) <= stages
-
-
-def test_the_reasons_that_scale_are_real() -> None:
-    text = (DEPLOY / "kubernetes/overlays/gpu-keda/scaled-object.yaml").read_text()
-    reasons = set(re.findall(r'reason=~"([^"]*)"', text)[0].split("|"))
-    assert reasons <= {str(one) for one in Refusal}
+    for label, words in {
+        "stage": {one.labels["stage"] for one in samples if one.name == "convoy_stage_duration_seconds_sum"},
+        "reason": {str(one) for one in Refusal},
+    }.items():
+        assert set(re.findall(rf'{label}=~"([^"]*)"', queries)[0].split("|")) <= words
 
 
 @pytest.mark.long
@@ -123,10 +129,10 @@ def test_kustomize_builds_every_overlay_into_what_the_api_takes(overlay: Path) -
 
 
 class Balancer:
-    """Where it listens for each protocol."""
+    """Where it listens for each protocol, and what asks it."""
 
     def __init__(self, http: int, grpc: int) -> None:
-        self.url, self.grpc = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
+        self.port, self.grpc = http, f"127.0.0.1:{grpc}"
 
     def has_replicas(self) -> bool:
         """Whether a replica answered, and not the balancer because it knows of none yet."""
@@ -134,10 +140,11 @@ class Balancer:
             reply = self.ask()
         except httpx.TransportError:
             return False
-        return reply.status_code == 200 or "retry-after" in reply.headers
+        return reply.status_code != 503 or "retry-after" in reply.headers
 
     def ask(self) -> httpx.Response:
-        return httpx.post(f"{self.url}/v2/models/shift/infer", json=ROW, trust_env=False, verify=False, timeout=30)
+        url = f"http://127.0.0.1:{self.port}/v2/models/shift/infer"
+        return httpx.post(url, json=ROW, trust_env=False, verify=False, timeout=30)
 
 
 @contextmanager
@@ -171,7 +178,8 @@ def haproxy(servers: list[Server], folder: Path) -> Iterator[Balancer]:
 
 
 @contextmanager
-def envoy(servers: list[Server], folder: Path) -> Iterator[Balancer]:
+def envoy(servers: list[Server], folder: Path, policy: dict[str, Any] | None = None) -> Iterator[Balancer]:
+    """With a policy it asks the servers for the load that they have."""
     port = free_port()
     document = yaml.safe_load((DEPLOY / "balancers" / "envoy.yaml").read_text())
     resources = document["static_resources"]
@@ -181,6 +189,15 @@ def envoy(servers: list[Server], folder: Path) -> Iterator[Balancer]:
         places = [{"address": "127.0.0.1", "port_value": int(one)} for one in ports]
         ends = [{"endpoint": {"address": {"socket_address": place}}} for place in places]
         cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": ends}]
+        if policy is not None:
+            del cluster["lb_policy"]
+            cluster["load_balancing_policy"] = {"policies": [{"typed_extension_config": policy}]}
+    if policy is not None:
+        manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+        manager["route_config"]["virtual_hosts"][0] |= {
+            "request_headers_to_add": [{"header": {"key": "endpoint-load-metrics-format", "value": "TEXT"}}],
+            "response_headers_to_remove": ["endpoint-load-metrics"],
+        }
     (folder / "envoy.yaml").write_text(yaml.safe_dump(document))
     command = [tool("envoy"), "-c", str(folder / "envoy.yaml"), "--concurrency", "1", "--use-dynamic-base-id"]
     with running(command, folder / "log", Balancer(port, port)) as one:
@@ -239,3 +256,39 @@ def test_behind_a_balancer_a_503_is_the_clients_with_its_retry_after(tmp_path: P
         reply = balancer.ask()
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "7")
         assert sum(one.asked for one in replicas) == before + 1
+
+
+def policy(name: str, **settings: str) -> dict[str, Any]:
+    kind = f"{name}.v3.{name.title().replace('_', '')}"
+    kind = f"type.googleapis.com/envoy.extensions.load_balancing_policies.{kind}"
+    return {"name": name, "typed_config": {"@type": kind, **settings}}
+
+
+BY_LOAD = policy("client_side_weighted_round_robin", blackout_period="1s", weight_update_period="0.5s")
+
+
+def share(folder: Path, fast: Server, slow: Server, by: dict[str, Any]) -> float:
+    """How many requests the fast one gets for each of the slow one's, once the weights are known."""
+
+    def answered() -> list[float]:
+        return [metric(one, "convoy_requests_total", outcome="success") for one in (fast, slow)]
+
+    body = json.dumps(rows_request(1.0)).encode()
+    with (
+        envoy([fast, slow], folder, by) as balancer,
+        Crowd(balancer.port, "/v2/models/rows/infer", body, {}, clients=4) as crowd,
+    ):
+        crowd.after(600)  # in which the load is told, and the weights are known
+        before = answered()
+        crowd.after(600)
+        more = [after - earlier for after, earlier in zip(answered(), before, strict=True)]
+    assert not crowd.failed
+    return more[0] / max(1.0, more[1])
+
+
+@pytest.mark.long
+def test_envoy_leads_requests_to_where_there_is_more_room(tmp_path: Path) -> None:
+    quick, lame = {"per_sample_ms": 3.0, "max_batch": 2}, {"per_sample_ms": 15.0, "max_batch": 2}
+    with start_fake_server(fake=quick) as fast, start_fake_server(fake=lame) as slow:
+        assert 0.8 < share(tmp_path, fast, slow, policy("round_robin")) < 1.25
+        assert share(tmp_path, fast, slow, BY_LOAD) > 2.5

@@ -70,10 +70,8 @@ class Example(NamedTuple):
             if one["in"] == "path" and one["name"] in self.path:  # a request of another name is about the same model
                 values.setdefault(("path", one["name"]), one["examples"]["digits"]["value"])
         path = self.path.format(**{name: value for (place, name), value in values.items() if place == "path"})
-        asked: dict[str, Any] = {"params": {name: value for (place, name), value in values.items() if place == "query"}}
-        if self.kind:
-            asked |= self._body(client)
-        return client.request(self.method, path, **asked)
+        params = {name: value for (place, name), value in values.items() if place == "query"}
+        return client.request(self.method, path, params=params, **(self._body(client) if self.kind else {}))
 
     def _body(self, client: httpx.Client) -> dict[str, Any]:
         headers = {"Content-Type": self.kind, **self.body.get("x-headers", {})}

@@ -8,6 +8,7 @@ shows behind a command must be what is printed, its fractions aside.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -49,7 +50,6 @@ NOT_HERE = {
     r"^convoy serve --tls-cert-file ": "wants certificates; test_tls_served.py makes some and serves with them",
     r"^export OTEL_": "no collector is here; test_tracing.py tells one that is played",
     r"^docs/demo\.md$": "test_demo_whole.py has `make demo` type the whole page",
-    r"^docs/your-own-cnn\.md$": "test_your_own_cnn.py types the whole page",
 }
 
 
@@ -106,17 +106,68 @@ def convoy(folder: Path, *arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "convoy", *arguments], cwd=folder, check=True)
 
 
+# Of a network that is trained here: what of a page's words and figures must come again.
+
+
+def about_as_right(shown: str, printed: str) -> None:
+    (was, of_what), (is_now, of_what_now) = (
+        re.findall(r"^([\d.]+) % (of .* images)", one)[0] for one in (shown, printed)
+    )
+    assert (float(was), of_what) == (pytest.approx(float(is_now), abs=2.5), of_what_now)
+
+
+def variants(text: str) -> dict[str, float]:
+    """The top-1 by file; BF16 is made only where the processor has it."""
+    found = re.findall(r"^(\w[\w-]*\.onnx) .*?([\d.]+) %", text, re.MULTILINE)
+    return {file: float(percent) for file, percent in found if file != "bf16.onnx"}
+
+
+def same_proof(shown: str, printed: str) -> None:
+    assert variants(printed) == pytest.approx(variants(shown), abs=2.5)
+    said = r"^(?:weights|preprocessing|scores|published).*|All of it, drawn: .*|\w+ version 1: \S+,"
+    assert [line for line in re.findall(said, shown, re.MULTILINE) if line not in printed] == []
+
+
+def published(shown: str, printed: str) -> None:
+    assert shown.strip().splitlines()[-1] in printed
+
+
+def same_class(shown: str, printed: str) -> None:
+    pattern = r"\S+\.png │ (\w+) +│ (\d+)"
+    assert re.findall(pattern, printed)[0] == re.findall(pattern, shown)[0]
+
+
+def same_answer(shown: str, printed: str) -> None:
+    expected, got = json.loads(shown), json.loads(printed)
+    assert (got.keys(), got["timing_ms"].keys()) == (expected.keys(), expected["timing_ms"].keys())
+    first = expected["predictions"][0]
+    assert got["predictions"][0] == {**first, "score": pytest.approx(first["score"], abs=0.1)}
+
+
+Judge = Callable[[str, str], None]
+OWN_CNN: tuple[tuple[str, Judge], ...] = (
+    ("python train.py", about_as_right),
+    ("convoy export my_net.py", same_proof),
+    ("convoy export zoo", published),
+    ("convoy inspect", same_proof),
+    ("convoy predict", same_class),
+    ("curl", same_answer),
+)
+
+
 class Scene(NamedTuple):
     """What a page's reader has.
 
     `ready` makes the folder. `is_served`: the demo is served before the page begins. `env` is for what would take
-    minutes otherwise. `codes` are the exit codes that the page allows.
+    minutes otherwise. `codes` are the exit codes that the page allows. `judges`: what commands that begin so print is
+    compared by these.
     """
 
     ready: Callable[[Path], None] = nothing
     is_served: bool = False
     env: tuple[tuple[str, str], ...] = ()
     codes: tuple[int, ...] = (0,)
+    judges: tuple[tuple[str, Judge], ...] = ()
 
 
 # A busy machine voids a load test, which then ends with 1.
@@ -126,6 +177,7 @@ LONG = {
     "docs/export.md": Scene(weights),
     "docs/loadtest.md": Scene(is_served=True, env=_IN_SHORT, codes=(0, 1)),
     "docs/training.md": Scene(photos, env=(("CONVOY_EPOCHS", "5"),)),
+    "docs/your-own-cnn.md": Scene(judges=OWN_CNN),
 }
 SCENES = {
     "docs/batch.md": Scene(shards),
@@ -151,7 +203,7 @@ def to_type(block: Block) -> list[str]:
     if not is_here(page):
         return []
     if block.language == "python":
-        stands_alone = block.text.startswith(("import ", "from "))
+        stands_alone = block.text.startswith(("import ", "from ")) and not block.file
         return [block.text] if stands_alone and is_here(f"python of {page}: {block.text}") else []
     return [line for line in block.commands if is_here(line)]
 
@@ -195,7 +247,8 @@ def test_what_the_page_says_can_be_typed(page: str, tmp_path: Path) -> None:
             for line in to_type(block):
                 shown = block.shown if line == block.commands[-1] else ""
                 printed = reader.type(line, shown)
-                assert not shown or re.fullmatch(as_pattern(shown), " ".join(printed.split())), printed
+                if shown:
+                    next((own for begin, own in scene.judges if line.startswith(begin)), as_shown)(shown, printed)
 
 
 @pytest.mark.long
@@ -211,10 +264,10 @@ def test_the_block_of_the_readme_can_be_pasted(tmp_path: Path) -> None:
     assert re.search(r"failed +│ +0 ", printed), printed
 
 
-def as_pattern(shown: str) -> str:
+def as_shown(shown: str, printed: str) -> None:
     """What is printed may have other fractions, anything in the place of `...`, and other spaces and ends of lines."""
     pattern = re.escape(" ".join(shown.split())).replace(re.escape("..."), ".*")
-    return re.sub(r"\d+(?:\\\.\d+)+", r"[\\d.]+", pattern)
+    assert re.fullmatch(re.sub(r"\d+(?:\\\.\d+)+", r"[\\d.]+", pattern), " ".join(printed.split())), printed
 
 
 class Reader:

@@ -5,25 +5,19 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
-from convoy.app.engines.base import run_arrays
 from convoy.app.engines.cpu import has_int8_dot_product
-from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from convoy.export.command import export_bundle, run
+from convoy.export.command import run
 from convoy.export.options import ExportOptions
-from convoy.models.bundle import Bundle, Variant, open_bundle
+from convoy.models.bundle import open_bundle
 from convoy.models.datasets import load
 from convoy.models.errors import JobError
 from convoy.models.samples import decode
-from tests.support.quick_exports import write_digits_checkpoint
-
-ROOT = Path(__file__).resolve().parents[2]
-DEMO = ROOT / "models" / "demo" / "digits" / "1"
+from tests.support.quick_exports import export_network, logits_of, write_digits_checkpoint
+from tests.support.stores import DEMO, ROOT
 
 USERS_REPOSITORY = {
     "models/__init__.py": "",
@@ -52,28 +46,12 @@ USERS_REPOSITORY = {
             def forward(self, images):
                 logits = self.inner(images)
                 return logits - logits.mean(0, keepdim=True)
-        class Twice(Mixing):
-            def forward(self, images):
-                return self.inner(images), self.inner(images)
         class Branching(Mixing):
             def forward(self, images):
                 return self.inner(images) if images.sum() > 0 else self.inner(-images)
     """,
     "broken.py": "import a_package_that_nobody_has\n",
 }
-
-
-def logits(bundle: Bundle, variant: Variant, images: np.ndarray) -> np.ndarray:
-    spec = bundle.manifest.spec
-    engine = OnnxRuntimeCpuEngine(
-        bundle.path(variant.file),
-        inputs=spec.inputs,
-        outputs=spec.outputs,
-        max_batch_size=len(images),
-        precision=variant.precision,
-        threads=2,
-    )
-    return run_arrays(engine, {"images": images})["logits"]
 
 
 def test_the_bundled_digits_are_as_good_as_their_manifest_says():
@@ -84,7 +62,7 @@ def test_the_bundled_digits_are_as_good_as_their_manifest_says():
     fp32 = bundle.manifest.variants[0]
     for variant in bundle.manifest.variants:
         assert variant.accuracy is not None
-        top1 = float((logits(bundle, variant, test.images).argmax(axis=1) == test.labels).mean())
+        top1 = float((logits_of(bundle, test.images, variant.file).argmax(axis=1) == test.labels).mean())
         # Another CPU rounds INT8 differently, so an image on the edge may fall to the other side.
         if variant.file != "int8-cpu.onnx" or has_int8_dot_product():  # else sums overflow, and its canary refuses it
             assert top1 == pytest.approx(variant.accuracy.top1, abs=0.006)
@@ -115,19 +93,13 @@ def test_from_a_checkpoint_to_a_verified_bundle(tmp_path, measures_little):
     bundle = open_bundle(run(options, console))
     files = ("fp32.onnx", "fp16.onnx", "int8-cpu.onnx", "int8-trt.onnx", "fp8.onnx")
     fp32, fp16, int8, int8_trt, fp8 = (bundle.manifest.variant(file) for file in files)
-    assert (fp16.serve, int8_trt.serve, fp8.serve) == (True, True, True)
-    assert fp32.serve
+    assert all(variant.serve for variant in (fp32, fp16, int8_trt, fp8))
     assert fp32.max_relative_error < 1e-4
-    assert fp32.accuracy is not None
-    assert fp32.accuracy.top1 >= 0.98
-    assert int8.accuracy is not None
-    assert int8.accuracy.top1 >= 0.98
-    assert int8.accuracy.loss_points <= 1.0
-    assert fp8.accuracy is not None
-    assert fp8.accuracy.loss_points <= 1.0
-    assert fp8.calibration_method == "minmax"
+    for variant in (fp32, int8, fp8):
+        assert variant.accuracy is not None
+        assert (variant.accuracy.top1 >= 0.98, variant.accuracy.loss_points <= 1.0) == (True, True), variant
     assert fp8.audit is not None
-    assert fp8.audit.by_precision["fp8"] == 1
+    assert (fp8.calibration_method, fp8.audit.by_precision["fp8"]) == ("minmax", 1)
     assert fp32.latency is not None
     assert [point.batch_size for point in fp32.latency.points] == [1, 2, 4, 8, 16, 32, 64]
     assert "int8-cpu.onnx" in console.file.getvalue()
@@ -143,16 +115,10 @@ def repository(tmp_path):
     return tmp_path / "repository"
 
 
-def of_user(repository: Path, source: str, **changes: object) -> ExportOptions:
-    store = repository.parent / "store"
-    given = {"preprocess": "unit", "input": "3x16x16", "max_batch": 4, "random_weights": True}
-    return ExportOptions(f"{repository}/{source}", "theirs", store=store, **(given | changes))  # type: ignore[arg-type]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("front", [pytest.param("uint8", marks=pytest.mark.long), "none"])
 def test_a_users_repository_may_have_packages_of_our_names(repository, measures_little, front, capfd):
-    bundle = open_bundle(export_bundle(of_user(repository, "net.py:make", front=front)))
+    bundle = export_network(f"{repository}/net.py:make", repository.parent, front=front)
     assert bundle.manifest.spec.outputs[0].shape == (5,)
     assert bundle.manifest.spec.inputs[0].shape == ((16, 16, 3) if front == "uint8" else (3, 16, 16))
     assert capfd.readouterr() == ("", "")
@@ -171,8 +137,8 @@ def test_a_users_repository_may_have_packages_of_our_names(repository, measures_
         ("net.py:Branching", "torch cannot export this network to ONNX: .*control flow that depends on the data"),
     ],
 )
-def test_what_is_wrong_with_a_users_network_is_one_line(repository, measures_little, source, words):
+def test_what_is_wrong_with_a_users_network_is_one_line(repository, measures_little, forks_torch, source, words):
     with pytest.raises(JobError, match=words.replace("(", r"\(").replace(")", r"\)")) as caught:
-        export_bundle(of_user(repository, source))
+        export_network(f"{repository}/{source}", repository.parent)
     assert "\n" not in str(caught.value)
     assert not (repository.parent / "store").exists()

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from convoy.app.engines.tensorrt_library import RTX
-from convoy.export.command import export_bundle
-from convoy.export.options import ExportOptions
 from convoy.export.proof.verify import MAX_FP32_ERROR
-from convoy.models.bundle import Bundle, open_bundle
+from convoy.models.bundle import Bundle
 from tests.support import user_networks
+from tests.support.quick_exports import export_network
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.usefixtures("measures_little")]
 
@@ -28,11 +27,10 @@ OWN = (
 )
 
 
-def exported(source: str, store: Path, **changes: object) -> Bundle:
-    words = {"precisions": "fp32,fp16,int8", "random_weights": True, "force": True, "max_batch": 4}
+def exported(source: str, folder: Path, **changes: object) -> Bundle:
     # A budget that nothing exceeds: which layers INT8 hurts is chance with random weights, and is not searched for.
     made = {"allow_random_calibration": True, "calibration_method": "minmax", "accuracy_budget_points": 100.0}
-    return open_bundle(export_bundle(ExportOptions(source, "net", store=store, **(words | made | changes))))  # type: ignore[arg-type]
+    return export_network(source, folder, **{"precisions": "fp32,fp16,int8", "force": True, **made, **changes})
 
 
 def is_right_in_all_precisions(bundle: Bundle) -> None:
@@ -49,13 +47,12 @@ def is_right_in_all_precisions(bundle: Bundle) -> None:
 
 @pytest.mark.parametrize("name", TORCHVISION)
 def test_a_family_of_torchvision_is_right_in_all_precisions(tmp_path, name):
-    is_right_in_all_precisions(exported(f"torchvision:{name}", tmp_path, input="3x64x64"))
+    is_right_in_all_precisions(exported(f"torchvision:{name}", tmp_path, input="3x64x64", preprocess=None))
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_operators_of_users_networks_are_right(tmp_path, name):
     shutil.copyfile(user_networks.__file__, tmp_path / "nets.py")
-    changes = {"preprocess": "unit", "input": "3x32x32", "precisions": "fp32"}
-    bundle = exported(f"{tmp_path / 'nets.py'}:{name}", tmp_path / "store", **changes)
+    bundle = exported(f"{tmp_path / 'nets.py'}:{name}", tmp_path, input="3x32x32", precisions="fp32")
     assert bundle.manifest.variants[0].max_relative_error <= MAX_FP32_ERROR
     assert bundle.manifest.spec.max_batch_size == 4

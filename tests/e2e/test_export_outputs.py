@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from convoy.export.command import export_bundle
-from convoy.export.options import ExportOptions
-from convoy.models.bundle import Bundle, open_bundle
+from convoy.models.bundle import Bundle
 from convoy.models.errors import JobError
+from tests.support.quick_exports import export_network
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("measures_little")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("measures_little", "forks_torch")]
 
 NETWORKS = """
     from collections import namedtuple
@@ -66,28 +65,22 @@ NETWORKS = """
 """
 
 
+NO_IMAGES = {"preprocess": None, "input": None}
+
+
 @pytest.fixture
 def file(tmp_path) -> Path:
     (tmp_path / "net.py").write_text(textwrap.dedent(NETWORKS))
     return tmp_path / "net.py"
 
 
-def export(tmp_path: Path, source: str, **changes: object) -> Bundle:
-    given = {"source": source, "name": "net", "store": tmp_path / "store", "max_batch": 4, "random_weights": True}
-    return open_bundle(export_bundle(ExportOptions(**(given | changes))))  # type: ignore[arg-type]
+def export(file: Path, factory: str, **changes: object) -> Bundle:
+    return export_network(f"{file}:{factory}", file.parent, **changes)
 
 
 @pytest.mark.long
 def test_a_dict_of_maps_in_all_precisions(tmp_path, file):
-    bundle = export(
-        tmp_path,
-        f"{file}:segmenter",
-        preprocess="unit",
-        input="3x16x16",
-        task="segment",
-        allow_random_calibration=True,
-        precisions="fp16,int8,bf16",
-    )
+    bundle = export(file, "segmenter", task="segment", allow_random_calibration=True, precisions="fp16,int8,bf16")
     spec = bundle.manifest.spec
     assert [(one.name, one.shape) for one in spec.outputs] == [("out", (4, 16, 16)), ("aux", (4, 16, 16))]
     assert spec.segmentation is not None
@@ -107,7 +100,7 @@ def test_several_inputs_by_the_names_of_forward(tmp_path, file):
         kind=generator.integers(0, 4, 40),
         signal=generator.standard_normal((40, 2, 32)).astype(np.float32),
     )
-    bundle = export(tmp_path, f"{file}:signals", calibrate=str(tmp_path / "data.npz"), precisions="int8")
+    bundle = export(file, "signals", **NO_IMAGES, calibrate=str(tmp_path / "data.npz"), precisions="int8")
     spec = bundle.manifest.spec
     assert {one.name: (one.dtype, one.shape) for one in spec.inputs} == {
         "kind": ("INT64", ()),
@@ -119,18 +112,18 @@ def test_several_inputs_by_the_names_of_forward(tmp_path, file):
     with pytest.raises(
         JobError, match=r"forward\(\) takes signal, kind, and the inputs are sort, signal; call them so"
     ):
-        export(tmp_path, f"{file}:signals", calibrate=str(tmp_path / "odd.npz"), precisions="fp32")
+        export(file, "signals", **NO_IMAGES, calibrate=str(tmp_path / "odd.npz"), precisions="fp32")
 
 
 @pytest.mark.long
 def test_a_signal_by_its_shape_alone_and_with_targets(tmp_path, file):
-    bundle = export(tmp_path, f"{file}:one", input="2x32")
+    bundle = export(file, "one", preprocess=None, input="2x32")
     (given,), spec = bundle.manifest.spec.inputs, bundle.manifest.spec
     assert (given.name, given.dtype, given.shape, spec.task) == ("input", "FP32", (2, 32), "none")
     generator = np.random.default_rng(0)
     np.savez(tmp_path / "d.npz", x=generator.standard_normal((80, 2, 32)), labels=generator.integers(0, 3, 80))
     data = str(tmp_path / "d.npz")
-    bundle = export(tmp_path, f"{file}:one", calibrate=data, evaluate=data, task="classify", precisions="fp16")
+    bundle = export(file, "one", **NO_IMAGES, calibrate=data, evaluate=data, task="classify", precisions="fp16")
     accuracy = bundle.manifest.variant("fp16.onnx").accuracy
     assert accuracy is not None
     assert (accuracy.metric, bundle.manifest.spec.activation) == ("top-1", "softmax")
@@ -144,7 +137,7 @@ def test_a_signal_by_its_shape_alone_and_with_targets(tmp_path, file):
     ],
 )
 def test_what_cannot_be_batched_says_so_and_is_served_one_by_one(tmp_path, file, factory, words, outputs):
-    bundle = export(tmp_path, f"{file}:{factory}", preprocess="unit", input="3x16x16")
+    bundle = export(file, factory)
     spec, (fp32, *_) = bundle.manifest.spec, bundle.manifest.variants
     assert (spec.max_batch_size, {one.name: one.shape for one in spec.outputs}) == (1, outputs)
     assert f"cannot be batched, and is served one by one: the network {words}" in fp32.reason
@@ -161,8 +154,7 @@ def test_what_cannot_be_batched_is_calibrated_and_judged_one_by_one(tmp_path, fi
         (tmp_path / "flat").mkdir(exist_ok=True)
         Image.fromarray(pixels).save(tmp_path / "flat" / f"{number}.png")
     data = str(tmp_path / "flat")
-    options = {"preprocess": "unit", "input": "3x16x16", "precisions": "fp16,int8", "force": True}
-    bundle = export(tmp_path, f"{file}:{factory}", calibrate=data, evaluate=data, **options)
+    bundle = export(file, factory, calibrate=data, evaluate=data, precisions="fp16,int8", force=True)
     assert bundle.manifest.spec.max_batch_size == 1
     files = {one.file: one for one in bundle.manifest.variants}
     assert {"fp32.onnx", "fp16.onnx", "int8-cpu.onnx"} <= files.keys()
@@ -172,10 +164,10 @@ def test_what_cannot_be_batched_is_calibrated_and_judged_one_by_one(tmp_path, fi
 
 def test_what_returns_other_than_tensors_says_so(tmp_path, file):
     with pytest.raises(JobError, match="returns a str in 'name'; it must return tensors"):
-        export(tmp_path, f"{file}:words", preprocess="unit", input="3x16x16")
+        export(file, "words")
     assert not (tmp_path / "store").exists()
 
 
 def test_weights_of_a_dict_are_known_to_be_random(tmp_path, file):
     with pytest.raises(JobError, match=r"the weights that net.py:segmenter gives are random"):
-        export(tmp_path, f"{file}:segmenter", preprocess="unit", input="3x16x16", random_weights=False)
+        export(file, "segmenter", random_weights=False)

@@ -6,7 +6,6 @@ From the outside: the command, its exit code and words, and what the server then
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from pathlib import Path
 
@@ -15,13 +14,14 @@ import pytest
 from PIL import Image
 
 from convoy.models.bundle import open_bundle
+from tests.support.pictures import saved
 from tests.support.quick_exports import write_digits_checkpoint
 from tests.support.servers import run_convoy, start_server
-from tests.support.stores import ROOT
+from tests.support.stores import DEMO
+from tests.support.wire import check_refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-DEMO = ROOT / "models" / "demo" / "digits" / "1"
 SIZE_PX = 16
 # Weights that no seed changes, as a factory's are that loads its own.
 HEADS = """
@@ -63,9 +63,11 @@ def heads(tmp_path: Path) -> Path:
 def export_head(heads: Path, factory: str, *options: str) -> str:
     """The command's words, whatever came of it."""
     given = ("--name", factory, "--input", f"3x{SIZE_PX}x{SIZE_PX}", "--preprocess", "unit", "--max-batch", "2")
-    done = run_convoy(
-        "export", f"{heads}:{factory}", *given, "--store", str(heads.parent / "store"), *options, timeout_s=240.0
-    )
+    return export(f"{heads}:{factory}", heads.parent / "store", *given, *options)
+
+
+def export(source: str, store: Path, *options: str) -> str:
+    done = run_convoy("export", source, "--store", str(store), *options, timeout_s=240.0)
     assert "Traceback" not in done.stderr
     assert (done.returncode == 0) == ("published " in done.stdout), done.stderr
     return done.stdout + done.stderr
@@ -74,9 +76,7 @@ def export_head(heads: Path, factory: str, *options: str) -> str:
 def picture() -> tuple[bytes, np.ndarray]:
     """A PNG, and the network's input for it: float32 [1, 3, 16, 16]."""
     pixels = np.random.default_rng(5).integers(0, 256, (SIZE_PX, SIZE_PX, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue(), (pixels.astype(np.float32) / 255).transpose(2, 0, 1)[None]
+    return saved(Image.fromarray(pixels)), (pixels.astype(np.float32) / 255).transpose(2, 0, 1)[None]
 
 
 def scores_of_torch(values: np.ndarray, turn: str, classes: int = 3) -> np.ndarray:
@@ -122,7 +122,7 @@ def test_one_logit_is_scored_and_a_threshold_decides(heads):
             assert len(found) == count
         for wrong in ("1.5", "-0.1", "nan", "much"):
             refused = server.post(f"/predictions/one?threshold={wrong}", content=png)
-            assert (refused.status_code, "threshold must be a score from 0 to 1" in refused.text) == (400, True)
+            check_refused(refused, 400, "threshold must be a score from 0 to 1")
 
 
 @pytest.mark.long
@@ -136,14 +136,8 @@ def digits(tmp_path: Path) -> Path:
 
 
 def export_digits(weights: Path, *options: str) -> str:
-    store = weights.parent / "store"
-    given = ("--evaluate", "digits", "--precisions", "fp32", "--max-batch", "2", "--store", str(store))
-    done = run_convoy(
-        "export", "zoo:simple_cnn", "--name", "digits", "--weights", str(weights), *given, *options, timeout_s=240.0
-    )
-    assert "Traceback" not in done.stderr
-    assert (done.returncode == 0) == ("published store" in done.stdout or f"published {store}" in done.stdout)
-    return done.stdout + done.stderr
+    given = ("--name", "digits", "--evaluate", "digits", "--precisions", "fp32", "--max-batch", "2")
+    return export("zoo:simple_cnn", weights.parent / "store", *given, "--weights", str(weights), *options)
 
 
 @pytest.mark.long

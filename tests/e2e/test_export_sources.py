@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from convoy.app.engines.base import run_arrays
-from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.export.class_names import read_labels
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.export.sources import onnx_file
 from convoy.export.sources.torch_job import Inquiry
 from convoy.export.sources.torch_process import ask
-from convoy.models.bundle import Bundle, open_bundle
+from convoy.models.bundle import Bundle
 from convoy.models.errors import JobError, UsageError
+from tests.support.quick_exports import export_network, logits_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.usefixtures("measures_little")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.usefixtures("measures_little", "forks_torch")]
 
 NETWORKS = """
     import resource, torch
@@ -73,27 +73,12 @@ NETWORKS = """
 @pytest.fixture
 def networks(tmp_path):
     path = tmp_path / "networks.py"
-    path.write_text("\n".join(line.removeprefix("    ") for line in NETWORKS.splitlines()) + "\n")
+    path.write_text(textwrap.dedent(NETWORKS))
     return path
 
 
-def of_user(networks: Path, factory: str, **changes: object) -> ExportOptions:
-    given = {"preprocess": "unit", "input": "3x16x16", "max_batch": 4, "random_weights": True}
-    store = networks.parent / "store"
-    return ExportOptions(f"{networks}:{factory}", "theirs", store=store, **(given | changes))  # type: ignore[arg-type]
-
-
-def answers(bundle: Bundle, images: np.ndarray) -> np.ndarray:
-    spec = bundle.manifest.spec
-    engine = OnnxRuntimeCpuEngine(
-        bundle.path("fp32.onnx"),
-        inputs=spec.inputs,
-        outputs=spec.outputs,
-        max_batch_size=spec.max_batch_size,
-        precision="fp32",
-        threads=1,
-    )
-    return run_arrays(engine, {"images": images})["logits"]
+def of_user(networks: Path, factory: str, **changes: object) -> Bundle:
+    return export_network(f"{networks}:{factory}", networks.parent, **changes)
 
 
 def test_random_weights_leave_no_output_constant():
@@ -148,10 +133,8 @@ def test_published_weights_bring_their_preprocessing_and_labels(tmp_path, monkey
     cache.mkdir(parents=True)
     torch.save(network.state_dict(), cache / models.get_model_weights(name).DEFAULT.url.rpartition("/")[2])
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    options = ExportOptions(
-        f"torchvision:{name}", "net", store=tmp_path / "store", weights=Path("default"), input="3x64x64", max_batch=4
-    )
-    bundle = open_bundle(export_bundle(options))
+    changes = {"weights": Path("default"), "input": "3x64x64", "preprocess": None, "random_weights": False}
+    bundle = export_network(f"torchvision:{name}", tmp_path, **changes)
     spec = bundle.manifest.spec
     assert bundle.manifest.provenance.source == f"torchvision:{name} (IMAGENET1K_V1)"
     assert spec.image is not None
@@ -162,22 +145,16 @@ def test_published_weights_bring_their_preprocessing_and_labels(tmp_path, monkey
     values = torch.from_numpy(((pixels / 255 - spec.image.mean) / spec.image.std).transpose(0, 3, 1, 2)).float()
     with torch.inference_mode():
         expected = network(values).numpy()
-    np.testing.assert_allclose(answers(bundle, pixels), expected, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(logits_of(bundle, pixels), expected, rtol=1e-3, atol=1e-5)
 
 
 def test_weights_that_cannot_be_downloaded_are_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
-    options = ExportOptions(
-        "torchvision:shufflenet_v2_x0_5",
-        "net",
-        store=tmp_path / "store",
-        weights=Path("default"),
-        preprocess="imagenet",
-    )
+    changes = {"weights": Path("default"), "preprocess": "imagenet", "input": None, "random_weights": False}
     with pytest.raises(JobError, match=r"cannot be downloaded \(.*\); pass --weights FILE"):
-        export_bundle(options)
+        export_network("torchvision:shufflenet_v2_x0_5", tmp_path, **changes)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
@@ -188,10 +165,8 @@ def test_timm_says_how_its_weights_want_their_images(tmp_path):
     network = timm.create_model("mobilenetv3_small_050", exportable=True).eval()
     weights = tmp_path / "weights.safetensors"
     save_file(network.state_dict(), weights)
-    options = ExportOptions(
-        "timm:mobilenetv3_small_050", "net", store=tmp_path / "store", weights=weights, input="3x64x64", max_batch=4
-    )
-    spec = open_bundle(export_bundle(options)).manifest.spec
+    changes = {"weights": weights, "input": "3x64x64", "preprocess": None, "random_weights": False}
+    spec = export_network("timm:mobilenetv3_small_050", tmp_path, **changes).manifest.spec
     assert spec.image is not None
     assert (spec.image.interpolation, spec.outputs[0].shape) == ("bicubic", (1000,))
 
@@ -207,34 +182,32 @@ def write_program(path: Path, *, dynamic: bool) -> Path:
     return path
 
 
-def of_program(path: Path) -> ExportOptions:
-    store = path.parent / "store"
-    return ExportOptions(str(path), "net", store=store, preprocess="unit", input="3x16x16", max_batch=4, trust=True)
+def of_program(path: Path) -> Bundle:
+    return export_network(str(path), path.parent, trust=True, random_weights=False)
 
 
 @pytest.mark.long
 def test_a_trusted_program_is_exported_and_hashed(tmp_path):
-    bundle = open_bundle(export_bundle(of_program(write_program(tmp_path / "net.pt2", dynamic=True))))
-    assert bundle.manifest.spec.outputs[0].shape == (4,)
-    assert bundle.manifest.provenance.source == "net.pt2"
-    assert bundle.manifest.provenance.weights_sha256 is not None
+    manifest = of_program(write_program(tmp_path / "net.pt2", dynamic=True)).manifest
+    assert (manifest.spec.outputs[0].shape, manifest.provenance.source) == ((4,), "net.pt2")
+    assert manifest.provenance.weights_sha256 is not None
 
 
 @pytest.mark.long
 def test_a_program_of_one_batch_size_or_no_program_is_one_line(tmp_path):
     with pytest.raises(JobError, match=r"does not take .*\(Guard failed.*; check --input, .* dynamic_shapes"):
-        export_bundle(of_program(write_program(tmp_path / "net.pt2", dynamic=False)))
+        of_program(write_program(tmp_path / "net.pt2", dynamic=False))
     (tmp_path / "net.pt2").write_bytes(b"nonsense")
     with pytest.raises(JobError, match=r"net\.pt2 is not a program of torch\.export"):
-        export_bundle(of_program(tmp_path / "net.pt2"))
+        of_program(tmp_path / "net.pt2")
 
 
 @pytest.mark.long
 def test_large_weights_lie_beside_the_graph(networks, monkeypatch):
     monkeypatch.setattr(onnx_file, "INLINE_BYTES", 0)
-    bundle = open_bundle(export_bundle(of_user(networks, "net")))
+    bundle = of_user(networks, "net")
     assert "fp32.onnx.data" in bundle.manifest.files
-    assert answers(bundle, np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 4)
+    assert logits_of(bundle, np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 4)
     content = bundle.path("fp32.onnx").read_bytes() + bundle.path("fp32.onnx.data").read_bytes()
     assert str(networks.parent).encode() not in content
 
@@ -243,9 +216,9 @@ def test_large_weights_lie_beside_the_graph(networks, monkeypatch):
     ("factory", "precision"), [("half", "float16"), pytest.param("brain", "bfloat16", marks=pytest.mark.long)]
 )
 def test_a_network_of_half_precision_is_exported_from_float32(networks, factory, precision):
-    bundle = open_bundle(export_bundle(of_user(networks, factory)))
+    bundle = of_user(networks, factory)
     assert bundle.manifest.provenance.weights_entry == f"the network, of {precision}, was made float32"
-    assert answers(bundle, np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 4)
+    assert logits_of(bundle, np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 4)
 
 
 def test_lazy_layers_take_their_shapes_from_the_images(networks):
@@ -258,19 +231,19 @@ def test_lazy_layers_take_their_shapes_from_the_images(networks):
         expected = network(torch.from_numpy(pixels.transpose(0, 3, 1, 2) / np.float32(255))).numpy()
     weights = networks.parent / "lazy.pth"
     torch.save(network.state_dict(), weights)
-    bundle = open_bundle(export_bundle(of_user(networks, "lazy", weights=weights, random_weights=False)))
-    np.testing.assert_allclose(answers(bundle, pixels), expected, rtol=1e-4, atol=1e-5)
+    bundle = of_user(networks, "lazy", weights=weights, random_weights=False)
+    np.testing.assert_allclose(logits_of(bundle, pixels), expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(JobError, match="gives are random"):
-        export_bundle(of_user(networks, "lazy", random_weights=False))
+        of_user(networks, "lazy", random_weights=False)
 
 
 def test_what_cannot_be_batched_says_so_and_is_served_one_by_one(networks):
-    bundle = open_bundle(export_bundle(of_user(networks, "Counts")))
+    bundle = of_user(networks, "Counts")
     assert bundle.manifest.spec.max_batch_size == 1
     words = "the network takes only as many images at a time as it was exported with; let its forward() read"
     assert f"cannot be batched, and is served one by one: {words}" in bundle.manifest.variants[0].reason
     pixels = np.random.default_rng(0).integers(0, 256, (1, 16, 16, 3), np.uint8)
-    assert answers(bundle, pixels).shape == (1, 4)
+    assert logits_of(bundle, pixels).shape == (1, 4)
     assert bundle.manifest.variants[0].max_relative_error < 1e-4
 
 
@@ -294,7 +267,7 @@ def test_what_cannot_be_batched_says_so_and_is_served_one_by_one(networks):
 )
 def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(networks, factory, words):
     with pytest.raises(JobError, match=words) as caught:
-        export_bundle(of_user(networks, factory))
+        of_user(networks, factory)
     assert "\n" not in str(caught.value)
     assert not (networks.parent / "store").exists()
     assert [path.name for path in networks.parent.iterdir()] == ["networks.py"]

@@ -1,18 +1,28 @@
-"""A web page of somebody else's, shown by a browser on the server's own machine, must change nothing."""
+"""Web pages of somebody else's change nothing on the server's own machine, and read what `--cors-origins` allows."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 
+import httpx
 import pytest
-import tritonclient.utils.shared_memory as shm
 
 from convoy.app.config.settings import read_settings
-from tests.support.servers import Server, run_convoy, start_server
-from tests.support.stores import StoreFolder
+from tests.support.servers import (
+    FakeServer,
+    Server,
+    check_ended,
+    rows_request,
+    run_convoy,
+    start_fake_server,
+    start_server,
+    wait_until,
+)
 from tests.support.wire import Wire
+from tests.support.wire_forms import Region
 
 # Many servers are started here, and much is waited for.
 pytestmark = pytest.mark.slow
@@ -23,11 +33,9 @@ PLAIN = {"Content-Type": "text/plain"}  # what a form sends without asking first
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    store = StoreFolder(tmp_path_factory.mktemp("store"))
-    store.add_digits()
+def server() -> Iterator[Server]:
     options = (*OPTIONS, "--allowed-host", "ops.example, Other.example")
-    with start_server(*options, "--load-model", "digits", store=store.root) as server:
+    with start_server(*options, "--load-model", "digits") as server:
         yield server
 
 
@@ -76,8 +84,7 @@ def test_others_may_not(server: Server, headers: list[tuple[str, str]]) -> None:
     region = "/v2/systemsharedmemory/region/stolen/register"
     for path in (LOAD, UNLOAD, region, "/v2/systemsharedmemory/unregister"):
         status, error = ask(server, path, *headers)
-        assert status == 403
-        assert "--allowed-host" in error
+        assert (status, "--allowed-host" in error) == (403, True)
     assert server.get("/v2/models/digits/ready").status_code == 200
 
 
@@ -86,12 +93,9 @@ def test_others_may_still_look(server: Server) -> None:
     assert server.get("/v2", headers={"Origin": "https://evil.example", "Host": "evil.example"}).status_code == 200
 
 
-def test_a_page_may_not_register_memory_on_a_server_that_others_reach(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        server = stack.enter_context(start_server("--allow-shared-memory"))
-        region = shm.create_shared_memory_region("page", "/convoy-foreign-page", 64)
-        stack.callback(shm.destroy_shared_memory_region, region)
-        path, body = "/v2/systemsharedmemory/region/page/register", {"key": "/convoy-foreign-page", "byte_size": 64}
+def test_a_page_may_not_register_memory_on_a_server_that_others_reach() -> None:
+    with start_server("--allow-shared-memory") as server, closing(Region(b"", 64)) as place:
+        path, body = "/v2/systemsharedmemory/region/page/register", {"key": place.key, "byte_size": 64}
         rebound = {"Host": "evil.example:8000", "Origin": "http://evil.example:8000"}
         assert server.post(path, json=body, headers=rebound).status_code == 403
         # A program on another machine calls the server by whatever name it has there.
@@ -113,5 +117,67 @@ def test_the_option_takes_hosts_with_and_without_ports_and_nothing_else() -> Non
     allowed = read_settings({"allowed_host": "Box:8000, [2001:db8::1]:80"}).serve_options().allowed_hosts
     assert allowed == ("box", "2001:db8::1")
     for wrong in ("https://ops.example", "a b", "ops.example/path"):
-        refused = run_convoy("serve", "--allowed-host", wrong)
-        assert (refused.returncode, "allowed_host must be names" in refused.stderr) == (2, True)
+        check_ended(run_convoy("serve", "--allowed-host", wrong), 2, "allowed_host must be names")
+
+
+# What pages of other origins may read
+
+
+PAGE, OTHER = "https://app.example", "https://elsewhere.example"
+PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+ALLOW = "access-control-allow-origin"
+
+
+@pytest.fixture(scope="module")
+def cors_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    key = tmp_path_factory.mktemp("key") / "key"
+    key.write_text("open sesame")
+    with start_fake_server(cors_origins=f"{PAGE},http://localhost:3000", api_key_file=key) as server:
+        yield server
+
+
+def infer(client: httpx.Client, origin: str | None, key: str = "open sesame") -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"} | ({"Origin": origin} if origin else {})
+    return client.post("/v2/models/rows/infer", json=rows_request(1.0), headers=headers)
+
+
+def test_a_browser_is_told_beforehand_what_it_may_ask(cors_server: FakeServer) -> None:
+    with cors_server.client() as client:
+        for path in ("/v2/models/rows/infer", "/predictions/images", "/stats"):
+            asked = client.options(path, headers={"Origin": PAGE, **PREFLIGHT})  # without a key
+            assert (asked.status_code, asked.headers[ALLOW]) == (200, PAGE)
+            assert "POST" in asked.headers["access-control-allow-methods"]
+            assert "authorization" in asked.headers["access-control-allow-headers"]
+        refused = client.options("/v2/models/rows/infer", headers={"Origin": OTHER, **PREFLIGHT})
+        assert (refused.status_code, refused.headers.get(ALLOW)) == (400, None)
+        assert "--cors-origins" in refused.json()["error"]
+
+
+def test_answers_say_which_page_may_read_them(cors_server: FakeServer) -> None:
+    with cors_server.client() as client:
+        answers = [infer(client, PAGE), infer(client, PAGE, "wrong"), client.get("/ping", headers={"Origin": PAGE})]
+        answers.append(client.post("/nowhere", headers={"Origin": PAGE}))
+        assert [answer.status_code for answer in answers] == [200, 401, 200, 401]
+        for answer in answers:
+            assert answer.headers.get_list(ALLOW) == [PAGE]
+            assert answer.headers.get_list("vary") == ["Origin"]
+            assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
+            assert answer.headers["x-request-id"]
+        for answer in (infer(client, OTHER), infer(client, None)):
+            assert answer.status_code == 200
+            assert ALLOW not in answer.headers
+            assert answer.headers.get_list("vary") == ["Origin"]
+
+
+def test_without_the_option_nothing_is_said_and_sighup_brings_it(tmp_path: Path) -> None:
+    config = tmp_path / "convoy.yaml"
+    config.write_text("")
+    with start_fake_server(config=config) as server, server.client() as client:
+        answer = infer(client, PAGE)
+        assert (answer.status_code, answer.headers.get(ALLOW), answer.headers.get("vary")) == (200, None, None)
+        assert client.options("/v2/models/rows/infer", headers={"Origin": PAGE, **PREFLIGHT}).status_code == 405
+        config.write_text("cors_origins: ['*']")
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: "read again: cors_origins" in server.log_so_far, "the log has it")
+        assert infer(client, OTHER).headers[ALLOW] == "*"
+        assert client.options("/v2/models/rows/infer", headers={"Origin": OTHER, **PREFLIGHT}).status_code == 200

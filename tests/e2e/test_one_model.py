@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers import run_convoy, start_server, wait_until
+from tests.support.servers import check_ended, run_convoy, start_server, wait_until
 from tests.support.stores import DEMO, StoreFolder, digit
 
 pytestmark = pytest.mark.slow
@@ -18,14 +18,6 @@ POLL = ("--model-control", "poll", "--poll-interval-s", "0.05")
 def bundle(root: Path, place: str) -> Path:
     shutil.copytree(DEMO, root / place)
     return root
-
-
-def test_one_bundle_is_served_under_the_given_name(tmp_path: Path) -> None:
-    with start_server(*NAMED, store=bundle(tmp_path / "models", "4")) as server:
-        assert server.index() == {"flowers/4": ("READY", "")}
-        reply = server.post("/predictions/flowers", content=digit("seven")).json()
-        assert (reply["model"], reply["version"], reply["predictions"][0]["label"]) == ("flowers", "4", "7")
-        assert server.post("/predictions/digits", content=digit("seven")).status_code == 404
 
 
 @pytest.mark.parametrize("place", ["", "1/"])
@@ -80,15 +72,13 @@ def test_loaded_explicitly_it_answers_to_its_name_alone(tmp_path: Path) -> None:
 
 def test_without_a_name_it_is_one_line_and_2(tmp_path: Path) -> None:
     ended = run_convoy("serve", "--store", str(bundle(tmp_path / "models", "3")), "--port", "0")
-    assert (ended.returncode, "Traceback" in ended.stderr) == (2, False), ended.stderr
-    assert "is one model and not a folder of models" in ended.stderr
-    assert "--model-name NAME" in ended.stderr
+    check_ended(ended, 2, "is one model and not a folder of models", "--model-name NAME")
 
 
 def test_numbers_that_it_cannot_have_are_refused(tmp_path: Path) -> None:
     store = str(bundle(tmp_path / "models", "."))
     ended = run_convoy("serve", *NAMED, "--store", store, "--version-policy", "2,3", "--port", "0", "--grpc-port", "-1")
-    assert (ended.returncode, "leave --version-policy out" in ended.stderr) == (2, True), ended.stderr
+    check_ended(ended, 2, "leave --version-policy out")
 
 
 def test_a_folder_of_models_keeps_its_names_and_says_so(tmp_path: Path) -> None:
@@ -103,7 +93,6 @@ def test_a_folder_of_models_keeps_its_names_and_says_so(tmp_path: Path) -> None:
 def test_inspect_shows_it_by_its_folders_name_or_the_given_one(tmp_path: Path, place: str, shown: str) -> None:
     root = bundle(tmp_path / "flowers", place)
     for name, words in ((None, shown), ("tulips", shown.replace("flowers", "tulips"))):
-        done = run_convoy("inspect", *([name] if name else []), "--store", str(root))
-        assert (done.returncode, words in done.stdout) == (0, True), done.stdout + done.stderr
+        check_ended(run_convoy("inspect", *([name] if name else []), "--store", str(root)), 0, words)
     # A version's folder has no name of its own.
     assert "flowers version 1" in run_convoy("inspect", "--store", str(root / place)).stdout

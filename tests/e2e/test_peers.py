@@ -39,15 +39,21 @@ def start(folder: Path, against: str, loads: str, *options: str) -> subprocess.P
     )
 
 
+def run(folder: Path, against: str, loads: str, *options: str) -> tuple[int, str]:
+    """The exit code, and what was printed."""
+    process = start(folder, against, loads, *options)
+    output, _ = process.communicate(timeout=300)
+    return process.returncode, output
+
+
 def read(folder: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((folder / "peers.json").read_text())
     return document
 
 
 def test_convoy_is_paired_with_a_peer_at_its_best_setting_and_with_a_sketch(tmp_path: Path) -> None:
-    process = start(tmp_path, "echo,sketch", "tensor-1,json-16")
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
+    code, output = run(tmp_path, "echo,sketch", "tensor-1,json-16")
+    assert code == 0, output
     found = {(one["load"], one["against"]): one for one in read(tmp_path)["comparisons"]}
     assert found.keys() == {("tensor-1", "sketch"), ("json-16", "echo")}
     for (_, against), one in found.items():
@@ -66,26 +72,19 @@ def test_convoy_is_paired_with_an_earlier_one_over_grpc_and_in_its_starts(tmp_pa
     # No link: an interpreter finds its packages beside the path by which it was called.
     (base / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (base / "python").chmod(0o755)
-    process = start(tmp_path, "", "grpc-1,start", "--base", str(tmp_path / "base"))
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
+    code, output = run(tmp_path, "", "grpc-1,start", "--base", str(tmp_path / "base"))
+    assert code == 0, output
     calls, starts = (one["pairs"][0] for one in read(tmp_path)["comparisons"])
-    for reading in calls:
-        assert reading["answers/s"] > 0
-    for reading in starts:
-        assert reading["start to first answer s"] > 0
-        assert reading["idle MiB"] > 10
+    assert all(reading["answers/s"] > 0 for reading in calls)
+    assert all(reading["start to first answer s"] > 0 and reading["idle MiB"] > 10 for reading in starts)
 
 
 def test_peers_that_fail_are_named_with_their_reasons(tmp_path: Path) -> None:
-    process = start(tmp_path, "absent,broken,wrong", "json-1")
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 1
+    code, output = run(tmp_path, "absent,broken,wrong", "json-1")
+    assert (code, output.count("not measured")) == (1, 3)
     problems = {one["against"]: one["problem"] for one in read(tmp_path)["comparisons"]}
-    assert "needs python2.99" in problems["absent"]
-    assert "the port is in use by somebody else" in problems["broken"]
-    assert "is right" in problems["wrong"]
-    assert output.count("not measured") == 3
+    words = {"absent": "needs python2.99", "broken": "the port is in use by somebody else", "wrong": "is right"}
+    assert all(words[peer] in problems[peer] for peer in words), problems
 
 
 def test_ctrl_c_writes_what_there_is_and_leaves_no_process(tmp_path: Path) -> None:
@@ -107,8 +106,6 @@ def test_ctrl_c_writes_what_there_is_and_leaves_no_process(tmp_path: Path) -> No
     [("echo", "json-1,json-99", "must be some of tensor-1, tensor-16"), ("echo", "tensor-1", "takes none of")],
 )
 def test_loads_that_cannot_be_sent_are_refused(tmp_path: Path, against: str, loads: str, told: str) -> None:
-    process = start(tmp_path, against, loads)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert told in output
+    code, output = run(tmp_path, against, loads)
+    assert (code, told in output) == (2, True)
     assert not (tmp_path / "peers.json").exists()

@@ -36,35 +36,36 @@ def test_what_is_broken_does_not_stop_what_is_sound(store: StoreFolder) -> None:
     (store.root / "half" / "1").mkdir(parents=True)
     shutil.copy(DEMO / "fp32.onnx", store.root / "half" / "1")
     shutil.copytree(DEMO, store.root / "cut" / "1", ignore=shutil.ignore_patterns("canary.safetensors"))
-    (store.root / "empty" / "1").mkdir(parents=True)
-    (store.root / "junk" / "1").mkdir(parents=True)
+    for name in ("empty", "junk", "nojson", "dangling"):
+        (store.root / name / "1").mkdir(parents=True)
     (store.root / "junk" / "1" / "model.onnx").write_bytes(b"not an onnx file")
-    (store.root / "nojson" / "1").mkdir(parents=True)
     (store.root / "nojson" / "1" / MANIFEST).write_text("{")
-    (store.root / "dangling" / "1").mkdir(parents=True)
     (store.root / "dangling" / "1" / "model.onnx").symlink_to("/nowhere/model.onnx")
     # Every file of it is sound, but for its seal.
     manifest = store.add_digits(1, "resealed") / MANIFEST
     manifest.write_text(manifest.read_text().replace('"serve": true', '"serve": false', 1))
-    (store.root / "digits" / ".writing-x").mkdir()
-    (store.root / "digits" / "02").mkdir()
-    (store.root / "digits" / "latest").mkdir()
+    for nobodys in (".writing-x", "02", "latest"):
+        (store.root / "digits" / nobodys).mkdir()
     (store.root / "a file").write_text("")
+    told = {
+        "digits/2": "labels.txt",
+        "half/1": "is no model, there is only fp32.onnx; put a bundle",
+        "cut/1": "canary.safetensors",
+        "empty/1": "is no model, there is nothing in it",
+        "junk/1": "model.onnx",
+        "nojson/1": MANIFEST,
+        "dangling/1": "No such file",
+        "resealed/1": "was changed",
+    }
     with start_server(store=store.root) as server:
         assert served(server) == {"digits/1", "simple/1"}
-        assert set(refused(server)) == {
-            *("digits/2", "half/1", "cut/1", "empty/1", "junk/1", "nojson/1", "dangling/1", "resealed/1")
-        }
+        assert refused(server).keys() == told.keys()
         assert server.seven() == ("1", "7"), "the version before keeps serving"
         assert server.post("/predictions/digits/2", content=digit("seven")).status_code == 404
         assert server.index()["digits/2"][0] == "UNAVAILABLE"
-        assert "labels.txt" in refused(server)["digits/2"]
-        assert "canary.safetensors" in refused(server)["cut/1"]
-        assert "was changed" in refused(server)["resealed/1"]
-        assert "is no model, there is nothing in it" in refused(server)["empty/1"]
-        assert "is no model, there is only fp32.onnx; put a bundle" in refused(server)["half/1"]
-        for reason in refused(server).values():
-            assert "\n" not in reason
+        for place, words in told.items():
+            assert words in refused(server)[place]
+            assert "\n" not in refused(server)[place]
         assert server.is_ready()
         check_refused(server.post("/predictions/cut", content=digit("one")), 404, "has no available versions")
 
@@ -136,6 +137,7 @@ def test_a_port_in_use_is_one_line_and_2() -> None:
         (["--port", "70000"], "--port"),
         (["--max-queue", "0"], "--max-queue"),
         (["--version-policy", "newest"], "version"),
+        (["--load-model", "digits"], "model_control explicit"),
         (["--max-inflight-mb", "1", "--max-body-mb", "2"], "max"),
         (["--engine", "steam"], "--engine"),
         (["--api-key-file", "/nowhere"], "--api-key-file"),
@@ -172,10 +174,8 @@ def test_inspect_shows_a_sound_store_and_a_single_model(store: StoreFolder) -> N
     store.add_digits()
     store.add_add_sub()
     store.add_mean()
-    shown = run_convoy("inspect", "--store", str(store.root))
-    assert shown.returncode == 0, shown.stdout
-    for word in ("digits", "fp32.onnx", "int8-cpu.onnx", "simple", "batched up to 32", "mean", "not batched"):
-        assert word in shown.stdout
+    words = ("digits", "fp32.onnx", "int8-cpu.onnx", "simple", "batched up to 32", "mean", "not batched")
+    check_ended(run_convoy("inspect", "--store", str(store.root)), 0, *words)
     one = run_convoy("inspect", "digits", "--store", str(store.root))
     check_ended(one, 0, "sha256")
     assert "batched up to 32" not in one.stdout
@@ -209,14 +209,12 @@ def test_a_bare_model_is_what_its_configuration_says(store: StoreFolder) -> None
     (store.root / "simple" / "labels.txt").write_text("".join(f"class {number}\n" for number in range(16)))
     with start_server(store=store.root) as server:
         config = server.get("/v2/models/simple/config").json()
-        assert config["max_batch_size"] == 4
-        assert config["output"][0]["label_filename"] == "labels.txt"
+        assert (config["max_batch_size"], config["output"][0]["label_filename"]) == (4, "labels.txt")
         batching = config["dynamic_batching"]
         assert (batching["priority_levels"], batching["default_priority_level"]) == (5, 4)
         row = {"shape": [5, 16], "datatype": "INT32", "data": [0] * 80}
         body = {"inputs": [{"name": "INPUT0", **row}, {"name": "INPUT1", **row}]}
-        answer = server.post("/v2/models/simple/infer", json=body)
-        assert "batch-size must be <= 4" in answer.json()["error"]
+        check_refused(server.post("/v2/models/simple/infer", json=body), 400, "batch-size must be <= 4")
         assert "max_batch_size is 4 in config.pbtxt" in server.log
 
 

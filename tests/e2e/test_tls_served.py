@@ -47,10 +47,12 @@ class Papers:
     """What an operator has: who signs, the server's certificate, and one of a client's."""
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.authority = Authority(folder, "own")
         self.server, self.client = self.authority.sign("server"), self.authority.sign("client")
         self.options = {"tls_cert_file": str(self.server.cert), "tls_key_file": str(self.server.key)}
         self.with_clients = {**self.options, "tls_client_ca_file": str(self.authority.file)}
+        self.env = {f"CONVOY_{name.upper()}": value for name, value in self.with_clients.items()}
 
     def context(self, own: Signed | None = None) -> ssl.SSLContext:
         """How a client comes that trusts nobody else."""
@@ -78,6 +80,12 @@ def secured(
 
 def trusting(server: Server, context: ssl.SSLContext) -> httpx.Client:
     return httpx.Client(base_url=server.url, verify=context, trust_env=False, timeout=60.0)
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> Papers:
+    """What somebody else has."""
+    return Papers(tmp_path / "elsewhere")
 
 
 def infer(client: httpx.Client) -> list[float]:
@@ -114,46 +122,37 @@ def number(signed: Signed) -> int:
     return x509.load_pem_x509_certificate(signed.cert.read_bytes()).serial_number
 
 
-def test_every_route_is_behind_it_on_both_wires(papers: Papers) -> None:
+def test_every_route_is_behind_it_on_both_wires_and_nobody_else_has_an_answer(papers: Papers, others: Papers) -> None:
     with secured(papers, papers.options) as (server, client):
         answer = infer(client)
-        assert answer
         assert client.get("/metrics").status_code == 200
         large = json.dumps(rows_request(1.0, 2.0)).encode() + b" " * (4 << 20)  # many records of TLS
         assert client.post("/v2/models/rows/infer", content=large).json()["outputs"][0]["data"] == answer
         assert by_grpc(server, papers) == "OK"
         assert "listening on https://" in server.log
-
-
-def test_who_speaks_plain_text_or_trusts_somebody_else_has_no_answer(papers: Papers, tmp_path: Path) -> None:
-    stranger = tmp_path / "elsewhere"
-    stranger.mkdir()
-    with secured(papers, papers.options) as (server, client):
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://127.0.0.1:{server.port}/v2", trust_env=False)
         until(lambda: "a client could not agree on TLS" in server.log_so_far, "the log tells of it")
-        with trusting(server, Papers(stranger).context()) as other, pytest.raises(httpx.ConnectError):
+        with trusting(server, others.context()) as other, pytest.raises(httpx.ConnectError):
             other.get("/v2")
         with pytest.raises(grpc.FutureTimeoutError):
             grpc.channel_ready_future(grpc.insecure_channel(server.grpc_address)).result(timeout=0.5)
         assert infer(client)
 
 
-def test_clients_show_a_certificate_where_they_are_asked_for_one(papers: Papers, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    strangers = Papers(elsewhere).client
+def test_clients_show_a_certificate_where_they_are_asked_for_one(papers: Papers, others: Papers) -> None:
     with secured(papers, papers.with_clients, papers.client) as (server, client):
         assert infer(client)
-        for wrong in (None, strangers):
+        for wrong in (None, others.client):
             with trusting(server, papers.context(wrong)) as other, pytest.raises(httpx.TransportError):
                 other.get("/v2")
-        assert by_grpc(server, papers, papers.client) == "OK"
-        assert by_grpc(server, papers) == "UNAVAILABLE"
-        assert by_grpc(server, papers, strangers) == "UNAVAILABLE"
+        found = [by_grpc(server, papers, own) for own in (papers.client, None, others.client)]
+        assert found == ["OK", "UNAVAILABLE", "UNAVAILABLE"]
 
 
-def test_a_renewed_certificate_is_shown_from_the_next_connection_on(papers: Papers, tmp_path: Path) -> None:
+def test_a_renewed_certificate_is_shown_from_the_next_connection_on(
+    papers: Papers, others: Papers, tmp_path: Path
+) -> None:
     renewed, old_number = papers.authority.sign("renewed"), number(papers.server)
     file = tmp_path / "convoy.yaml"
     file.write_text(yaml.safe_dump(papers.with_clients))
@@ -177,13 +176,7 @@ def test_a_renewed_certificate_is_shown_from_the_next_connection_on(papers: Pape
         assert infer(client), "connections that are open stay"
 
         # Clients whose signer is no longer trusted are not let in, and no earlier session helps them.
-        elsewhere = tmp_path / "elsewhere"
-        elsewhere.mkdir()
-        others = Authority(elsewhere, "other")
-        papers_of_other = others.sign("client")
-        ca = tmp_path / "clients.pem"
-        ca.write_bytes(others.file.read_bytes())
-        file.write_text(yaml.safe_dump({**papers.with_clients, "tls_client_ca_file": str(ca)}))
+        file.write_text(yaml.safe_dump({**papers.with_clients, "tls_client_ca_file": str(others.authority.file)}))
         hang_up("who connects from now on is shown the certificate that was read")
 
         def is_let_in(who: Signed) -> bool:
@@ -193,18 +186,18 @@ def test_a_renewed_certificate_is_shown_from_the_next_connection_on(papers: Pape
                 except httpx.TransportError:
                     return False
 
-        until(lambda: [is_let_in(who) for who in (papers.client, papers_of_other) * 2] == [False, True] * 2, "so")
-        assert by_grpc(server, papers, papers_of_other) == "OK"
+        until(lambda: [is_let_in(who) for who in (papers.client, others.client) * 2] == [False, True] * 2, "so")
+        assert by_grpc(server, papers, others.client) == "OK"
         assert by_grpc(server, papers, papers.client) == "UNAVAILABLE"
         for less in ({}, papers.options):
             file.write_text(yaml.safe_dump(less))
             hang_up("TLS, and asking clients for certificates, begin and end with a restart")
-        assert is_let_in(papers_of_other)
+        assert is_let_in(others.client)
 
 
-def test_an_earlier_session_opens_nothing_to_who_is_trusted_no_more(papers: Papers, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
+def test_an_earlier_session_opens_nothing_to_who_is_trusted_no_more(
+    papers: Papers, others: Papers, tmp_path: Path
+) -> None:
     ca = tmp_path / "clients.pem"
     ca.write_bytes(papers.authority.file.read_bytes())
     own = papers.context(papers.client)
@@ -223,7 +216,7 @@ def test_an_earlier_session_opens_nothing_to_who_is_trusted_no_more(papers: Pape
     with secured(papers, asked, papers.client) as (server, _):
         _, session = resumed(None)
         assert resumed(session)[0], "else this shows nothing"
-        ca.write_bytes(Authority(elsewhere, "other").file.read_bytes())
+        ca.write_bytes(others.authority.file.read_bytes())
         server.signal(signal.SIGHUP)
         until(lambda: "is shown the certificate that was read" in server.log_so_far, "it has been read")
         with pytest.raises(OSError, match=r"(?i)alert|reset|eof"):
@@ -259,9 +252,7 @@ def test_no_more_may_be_about_it_than_there_may_be_connections(papers: Papers) -
 
 def test_the_health_check_and_the_address_file_know_of_it(papers: Papers, tmp_path: Path) -> None:
     address = tmp_path / "address"
-    given = {f"CONVOY_{name.upper()}": value for name, value in papers.with_clients.items()}
-    given |= {"CONVOY_ADDRESS_FILE": str(address)}
-    with start_server(env=given, wait_ready=False) as server:
+    with start_server(env={**papers.env, "CONVOY_ADDRESS_FILE": str(address)}, wait_ready=False) as server:
         assert address.read_text() == f"https://127.0.0.1:{server.port}\n"
 
         def check(**more: str) -> int:
@@ -278,20 +269,15 @@ def test_predict_loadtest_and_the_client_come_with_certificates(papers: Papers, 
     image, (cert, key) = digit("seven"), papers.client.pair
     picture = tmp_path / "digit.png"
     picture.write_bytes(image)
-    given = {f"CONVOY_{name.upper()}": value for name, value in papers.with_clients.items()}
     shows = ("--ca-file", str(papers.authority.file), "--client-cert-file", cert, "--client-key-file", key)
-    with start_server(env=given, wait_ready=False) as server:
+    with start_server(env=papers.env, wait_ready=False) as server:
         with trusting(server, papers.context(papers.client)) as client:
             until(lambda: client.get("/v2/health/ready").status_code == 200, "it is ready")
         for url in (server.url, f"grpcs://{server.grpc_address}"):
-            predicted = run_convoy("predict", "digits", str(picture), "--url", url, "--json", *shows)
-            assert predicted.returncode == 0, predicted.stderr
-            assert json.loads(predicted.stdout)["predictions"][0]["label"] == "7"
-            check_ended(
-                run_convoy("predict", "digits", str(picture), "--url", url, *shows[:2]), 1, "--client-cert-file"
-            )
-            loaded = run_convoy("loadtest", "--url", url, "--duration", "0.5", "--concurrency", "2", *shows)
-            assert loaded.returncode == 0, loaded.stderr + loaded.stdout
+            predict = ("predict", "digits", str(picture), "--url", url, "--json")
+            check_ended(run_convoy(*predict, *shows), 0, '"label":"7"')
+            check_ended(run_convoy(*predict, *shows[:2]), 1, "--client-cert-file")
+            check_ended(run_convoy("loadtest", "--url", url, "--duration", "0.5", "--concurrency", "2", *shows), 0)
 
         (example,) = [one.text for one in blocks(ROOT / "docs" / "client.md") if "https://models" in one.text]
         for name, file in (("ca.crt", papers.authority.file), ("client.crt", cert), ("client.key", key)):
@@ -299,12 +285,9 @@ def test_predict_loadtest_and_the_client_come_with_certificates(papers: Papers, 
         for url in (server.url, f"grpcs://{server.grpc_address}"):
             run_example(example.replace("https://models.example:8000", url), tmp_path)
             check_client(url, papers, tmp_path)
-
-        context = papers.context(papers.client)
-        with convoy.Client(server.url, verify=context) as program:
-            assert program.predict("digits", image).best.label == "7"
-        with convoy.Client(server.url, verify=False, cert=papers.client.pair) as credulous:
-            assert credulous.predict("digits", image).best.label == "7"
+        for trust in ({"verify": papers.context(papers.client)}, {"verify": False, "cert": papers.client.pair}):
+            with convoy.Client(server.url, **trust) as program:  # type: ignore[arg-type]
+                assert program.predict("digits", image).best.label == "7"
 
 
 def check_client(url: str, papers: Papers, folder: Path) -> None:
@@ -320,13 +303,9 @@ def check_client(url: str, papers: Papers, folder: Path) -> None:
             return (await asynchronous.predict("digits", image)).best.label
 
     assert asyncio.run(awaited()) == "7"
-    with (
-        convoy.Client(url, verify=trusted, retries=0) as nameless,
-        pytest.raises(Unavailable, match=r"certificate .*cert="),
+    for part, words in (
+        ({"verify": trusted}, "certificate .*cert="),
+        ({"cert": papers.client.pair}, r"certificate \(--ca-file, verify=\)"),
     ):
-        nameless.predict("digits", image)
-    with (
-        convoy.Client(url, cert=papers.client.pair, retries=0) as distrustful,
-        pytest.raises(Unavailable, match=r"certificate \(--ca-file, verify=\)"),
-    ):
-        distrustful.predict("digits", image)
+        with convoy.Client(url, retries=0, **part) as refused, pytest.raises(Unavailable, match=words):  # type: ignore[arg-type]
+            refused.predict("digits", image)

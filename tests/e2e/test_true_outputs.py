@@ -26,7 +26,7 @@ from tests.support import onnx_models
 from tests.support.onnx_models import LENGTHENS, SHORTENS
 from tests.support.servers import Server, start_server
 from tests.support.stores import StoreFolder
-from tests.support.wire_forms import Region, bytes_of
+from tests.support.wire_forms import Region, bytes_of, region
 
 SECRET = b"ANOTHER CLIENT'S "
 TEXT = SECRET * 64
@@ -53,17 +53,8 @@ def filled_store(shared_store: StoreFolder) -> StoreFolder:
 
 @pytest.fixture(scope="module", params=["cpu", "openvino"])
 def server(request: pytest.FixtureRequest, filled_store: StoreFolder) -> Iterator[Server]:
-    options = (
-        "--engine",
-        request.param,
-        "--allow-shared-memory",
-        "--access-log",
-        "off",
-        "--max-inflight-mb",
-        "1",
-        "--max-body-mb",
-        "1",
-    )
+    options = ("--engine", request.param, "--allow-shared-memory", "--access-log", "off")
+    options += ("--max-inflight-mb", "1", "--max-body-mb", "1")
     if request.param == "openvino":
         if importlib.util.find_spec("openvino") is None:  # importing it would send telemetry
             pytest.skip("OpenVINO is not installed")
@@ -105,23 +96,15 @@ def inputs_of(name: str, x: np.ndarray) -> list[tuple[str, str, list[int], Any, 
 def ask(server: Server, wire: str, name: str, x: np.ndarray, place: Region | None = None) -> Answer:
     if wire in ("grpc", "stream"):
         return ask_grpc(server, wire, name, x)
-    given = inputs_of(name, x)
-    asked: dict[str, Any] = {
-        "inputs": [{"name": n, "datatype": d, "shape": s} for n, d, s, _, _ in given],
-        "outputs": [{"name": "y", "parameters": {"binary_data": True}}],
-    }
-    body = b""
-    if wire == "json":
-        asked["outputs"] = [{"name": "y"}]
-        for tensor, (_, _, _, values, _) in zip(asked["inputs"], given, strict=True):
-            tensor["data"] = values
-    else:
-        for tensor, (_, _, _, _, data) in zip(asked["inputs"], given, strict=True):
-            tensor["parameters"] = {"binary_data_size": len(data)}
-            body += data
+    parameters: dict[str, Any] = {"binary_data": wire != "json"}
     if place is not None:
-        where = {"shared_memory_region": place.name, "shared_memory_byte_size": place.nbytes}
-        asked["outputs"] = [{"name": "y", "parameters": where}]
+        parameters = {"shared_memory_region": place.name, "shared_memory_byte_size": place.nbytes}
+    asked: dict[str, Any] = {"inputs": [], "outputs": [{"name": "y", "parameters": parameters}]}
+    body = b""
+    for own, dtype, form, values, data in inputs_of(name, x):
+        content = {"data": values} if wire == "json" else {"parameters": {"binary_data_size": len(data)}}
+        asked["inputs"].append({"name": own, "datatype": dtype, "shape": form, **content})
+        body += b"" if wire == "json" else data
     header = json.dumps(asked).encode()
     told = {} if wire == "json" else {"Inference-Header-Content-Length": str(len(header))}
     reply = server.post(f"/v2/models/{name}/infer", content=header + body, headers=told)
@@ -130,20 +113,16 @@ def ask(server: Server, wire: str, name: str, x: np.ndarray, place: Region | Non
         return Answer(reply.content, reply.json()["error"])
     length = int(reply.headers.get("inference-header-content-length", len(reply.content)))
     (output,) = json.loads(reply.content[:length])["outputs"]
-    shape = tuple(output["shape"])
-    if wire == "json":
-        is_text = output["datatype"] == "BYTES"
-        data = (
-            bytes(pack(one.encode() for one in output["data"]))
-            if is_text
-            else np.array(output["data"], np.float32).tobytes()
-        )
-    elif place is not None:
-        return Answer(reply.content, "", shape, place.contents)
-    else:
+    if place is not None:
+        data = place.contents
+    elif wire != "json":
         data = reply.content[length:]
         assert output["parameters"]["binary_data_size"] == len(data)
-    return Answer(reply.content, "", shape, data)
+    elif output["datatype"] == "BYTES":
+        data = bytes(pack(one.encode() for one in output["data"]))
+    else:
+        data = np.array(output["data"], np.float32).tobytes()
+    return Answer(reply.content, "", tuple(output["shape"]), data)
 
 
 def ask_grpc(server: Server, wire: str, name: str, x: np.ndarray) -> Answer:
@@ -171,20 +150,15 @@ def ask_grpc(server: Server, wire: str, name: str, x: np.ndarray) -> Answer:
 def fill(server: Server) -> None:
     """Leave another client's bytes all over the memory for requests, whatever the model says to them."""
     data = bytes(pack([TEXT * 400]))
-    header = json.dumps(
-        {
-            "inputs": [
-                {"name": "x", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(data)}}
-            ],
-            "outputs": [{"name": "y", "parameters": {"binary_data": True}}],
-        }
-    ).encode()
+    tensor = {"name": "x", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(data)}}
+    outputs = [{"name": "y", "parameters": {"binary_data": True}}]
+    header = json.dumps({"inputs": [tensor], "outputs": outputs}).encode()
     told = {"Inference-Header-Content-Length": str(len(header))}
     assert server.post("/v2/models/secrets/infer", content=header + data, headers=told).content.endswith(TEXT)
 
 
-def is_right(answer: Answer, name: str, first: float, samples: int) -> bool:
-    """Whether it is the model's own, or names the output and both shapes; in any case without what is another's."""
+def check(answer: Answer, name: str, first: float, samples: int) -> None:
+    """It is the model's own, or names the output and both shapes; in any case it is without what is another's."""
     assert SECRET not in answer.raw
     columns = COLUMNS[first]
     if name.startswith("free") and not answer.error:
@@ -194,10 +168,8 @@ def is_right(answer: Answer, name: str, first: float, samples: int) -> bool:
     if COLUMNS[first] != 10 and not name.startswith("free"):
         assert f"output 'y' has the shape [{samples}, {COLUMNS[first]}], but the model declares [" in answer.error
         assert answer.data == b""
-        return True
-    assert (answer.error, answer.shape) == ("", shape)
-    assert answer.data == data
-    return True
+    else:
+        assert (answer.error, answer.shape, answer.data) == ("", shape, data)
 
 
 @pytest.mark.slow
@@ -214,31 +186,26 @@ def is_right(answer: Answer, name: str, first: float, samples: int) -> bool:
 def test_every_answer_is_the_models_own_or_an_error_that_names_the_output(
     server: Server, asked: list[tuple[str, str, float, int]]
 ) -> None:
-    ready = [row for row in server.post("/v2/repository/index").json() if row.get("state") == "READY"]
-    served = {row["name"] for row in ready}
+    served = {place.partition("/")[0] for place, (state, _) in server.index().items() if state == "READY"}
     if "secrets" in served:
         fill(server)
 
-    def one(wire: str, name: str, first: float, samples: int) -> bool:
+    def check_one(wire: str, name: str, first: float, samples: int) -> None:
         if wire != "region" or MODELS[name].get("gives") or "columns" in MODELS[name]:
-            return is_right(
-                ask(server, "binary" if wire == "region" else wire, name, rows(first, samples)), name, first, samples
-            )
-        with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
-            place = Region(b"", samples * 40)
-            client.register_system_shared_memory(place.name, place.key, place.nbytes)
-            try:
+            answer = ask(server, "binary" if wire == "region" else wire, name, rows(first, samples))
+        else:
+            with (
+                triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client,
+                region(client, nbytes=samples * 40) as place,
+            ):
                 answer = ask(server, wire, name, rows(first, samples), place)
                 assert SECRET[:8] not in place.contents
                 assert not answer.error or place.contents == b"\xee" * place.nbytes
-                return is_right(answer, name, first, samples)
-            finally:
-                client.unregister_system_shared_memory(place.name)
-                place.destroy()
+        check(answer, name, first, samples)
 
-    asked = [one for one in asked if one[1] in served]
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(lambda each: one(*each), asked))
+        for one in [pool.submit(check_one, *each) for each in asked if each[1] in served]:
+            one.result()
 
 
 def test_a_programs_own_engine_says_the_same(filled_store: StoreFolder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 from convoy.app.engines.base import run_arrays
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.machine import Machine, find_machine
-from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.app.engines.tensorrt import Captures, TensorRtEngine
 from convoy.app.engines.tensorrt_contexts import Kernels
 from convoy.app.engines.tensorrt_library import RTX
@@ -21,6 +21,7 @@ from convoy.models.bundle import Bundle, Precision, open_bundle
 from convoy.models.gpus import FP8_SINCE, as_number
 from convoy.models.plans import BuildOptions, Plan
 from convoy.models.store import DEMO_STORE
+from tests.support.quick_exports import logits_of
 
 pytestmark = pytest.mark.gpu
 SIZES = (1, 8, 32)
@@ -75,18 +76,7 @@ def pictures() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def expected(demo: Bundle, pictures: np.ndarray) -> np.ndarray:
-    spec = demo.manifest.spec
-    engine = OnnxRuntimeCpuEngine(
-        demo.path("fp32.onnx"),
-        inputs=spec.inputs,
-        outputs=spec.outputs,
-        max_batch_size=64,
-        precision="fp32",
-        threads=1,
-    )
-    answers = run_arrays(engine, {"images": pictures})["logits"]
-    engine.close()
-    return answers
+    return logits_of(demo, pictures)
 
 
 def error(engine: TensorRtEngine, pictures: np.ndarray, expected: np.ndarray) -> float:
@@ -108,12 +98,10 @@ def test_a_portable_plan_answers_as_the_cpu_does(
     most: float,
     captures: Captures,
 ) -> None:
-    engine = opened(machine, demo, build(machine, demo, precision, tmp_path), captures=captures)
-    try:
+    plan = build(machine, demo, precision, tmp_path)
+    with closing(opened(machine, demo, plan, captures=captures)) as engine:
         assert error(engine, pictures, expected) < most
         assert engine.graphs == (len(SIZES) * engine.info.slots if captures == "own" else 0)
-    finally:
-        engine.close()
 
 
 def test_what_was_compiled_is_kept_and_taken_by_the_next_engine(
@@ -123,11 +111,8 @@ def test_what_was_compiled_is_kept_and_taken_by_the_next_engine(
     opened(machine, demo, plan, kernels=kernels).close()
     kept = kernels.read_bytes()
     assert kept
-    again = opened(machine, demo, plan, kernels=kernels)
-    try:
+    with closing(opened(machine, demo, plan, kernels=kernels)) as again:
         assert error(again, pictures, expected) < 1e-2
-    finally:
-        again.close()
     assert len(kernels.read_bytes()) == len(kept)
 
 
@@ -143,16 +128,10 @@ def test_two_engines_of_one_plan_serve_at_once(
     machine: Machine, demo: Bundle, pictures: np.ndarray, expected: np.ndarray, tmp_path: Path
 ) -> None:
     plan = build(machine, demo, "fp16", tmp_path)
-    one = opened(machine, demo, plan)
-    try:
-        other = opened(machine, demo, plan)
-        try:
+    with closing(opened(machine, demo, plan)) as one:
+        with closing(opened(machine, demo, plan)) as other:
             assert max(error(engine, pictures, expected) for engine in (one, other, one)) < 1e-2
-        finally:
-            other.close()
         assert error(one, pictures, expected) < 1e-2
-    finally:
-        one.close()
 
 
 def test_an_engine_gives_its_memory_back(machine: Machine, demo: Bundle, tmp_path: Path) -> None:

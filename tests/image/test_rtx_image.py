@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.containers import TARGETS, Container, Images
 from tests.support.servers import Server
-from tests.support.stores import DATA, ROOT, StoreFolder
+from tests.support.stores import ROOT, StoreFolder
 
 USER = 10001
 
@@ -107,6 +107,5 @@ def test_a_store_is_baked_in_as_the_documents_say(images: Images, image: str, tm
     with images.container(images.build_folder(tmp_path, "flowers")) as container:
         assert inventory(container)["plans"]
         with container.serving() as server:
-            answer = server.post("/predictions/flowers", content=(DATA / "seven.png").read_bytes())
-            assert answer.json()["predictions"][0]["label"] == "7"
+            assert server.seven("flowers") == ("1", "7")
             assert [model["name"] for model in server.stats()["models"]] == ["flowers"]

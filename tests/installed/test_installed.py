@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.support.servers import wait_until
-from tests.support.stores import ROOT, digit
+from tests.support.servers import Server
+from tests.support.stores import DATA, ROOT, digit
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 OURS = ("app", "export", "loadtest", "models")
@@ -66,34 +65,21 @@ class Installed:
         return {**kept, **({"PYTHONPATH": self.path} if self.path else {})}
 
     @contextmanager
-    def serving(self, project: Path) -> Iterator[int]:
-        """A server of the bundled demo, started in `project`; its port."""
-        address = project / "address"
-        words = ("serve", "--host", "127.0.0.1", "--port", "0", "--grpc-port", "0", "--address-file", str(address))
+    def serving(self, project: Path) -> Iterator[Server]:
+        """A server of the bundled demo, started in `project`."""
+        words = ("serve", "--host", "127.0.0.1", "--port", "0", "--grpc-port", "0")
         with (project / "server.log").open("wb") as log:
             process = subprocess.Popen(
                 [self.python, "-m", "convoy", *words], cwd=project, env=self.env(), stdout=log, stderr=log
             )
+        server = Server(process, project / "server.log")
         try:
-            yield _port(process, project)
+            server.await_port()
+            server.await_ready()
+            yield server
         finally:
-            process.terminate()
-            assert process.wait(60) == 0, (project / "server.log").read_text()
-
-
-def _port(process: subprocess.Popen[bytes], project: Path) -> int:
-    def ready() -> int:
-        assert process.poll() is None, (project / "server.log").read_text()
-        try:
-            port = int((project / "address").read_text().rpartition(":")[2])
-            answer = httpx.get(f"http://127.0.0.1:{port}/v2/health/ready", timeout=10)
-        except (OSError, ValueError, httpx.TransportError):
-            return 0
-        return port if answer.status_code == 200 else 0
-
-    port = wait_until(ready, "the server is ready", 60)
-    assert isinstance(port, int)
-    return port
+            server.signal()
+            assert server.wait() == 0, server.log
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +134,8 @@ def test_each_finds_its_own(installed: Installed, project: Path) -> None:
 
 
 def test_the_command_serves_from_there(installed: Installed, project: Path) -> None:
-    with installed.serving(project) as port:
-        answer = httpx.post(f"http://127.0.0.1:{port}/predictions/digits", content=digit("seven"), timeout=60)
-    assert answer.json()["predictions"][0]["label"] == "7"
+    with installed.serving(project) as server:
+        assert server.seven() == ("1", "7")
 
 
 def test_an_engine_answers_in_a_program_of_the_project(installed: Installed, project: Path) -> None:
@@ -185,11 +170,8 @@ def test_the_wheel_serves_in_a_bare_environment(wheel: Path, project: Path, tmp_
     bare = Installed(str(home / "bin" / "python"), "", home)
     pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     bare.run(project, *pip, "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[cpu]")
-    with bare.serving(project) as port:
-        answer = httpx.post(f"http://127.0.0.1:{port}/predictions/digits", content=digit("seven"), timeout=60)
-        assert answer.json()["predictions"][0]["label"] == "7"
-        address = f"http://127.0.0.1:{port}"
-        told = bare.run(
-            project, "-m", "convoy", "predict", "digits", str(ROOT / "tests/data/six.png"), "--url", address
-        )
+    with bare.serving(project) as server:
+        assert server.seven() == ("1", "7")
+        six = str(DATA / "six.png")
+        told = bare.run(project, "-m", "convoy", "predict", "digits", six, "--url", server.url)
     assert "6" in told

@@ -11,16 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from tests.oracle.build import Build, build_of
 from tests.oracle.corpus import SETUPS, Setup, fill_stores
 from tests.oracle.judge import Verdict, differing, intended_since, judge
 from tests.oracle.normal import Answers, Part
-from tests.oracle.session import SHARED_MEMORY, Session
+from tests.oracle.session import SHARED_MEMORY, Build, Session, build_of
 from tests.support.stores import ROOT
 
 
 def main() -> int:
-    given = _parser().parse_args()
+    parser = argparse.ArgumentParser(prog="python -m tests.oracle", description=__doc__)
+    parser.add_argument("--before", required=True, help="a folder with the project's files, or a revision")
+    parser.add_argument("--after", default=str(ROOT), help="the same; by default this very tree")
+    parser.add_argument("--setups", help="only these, such as routes,images")
+    parser.add_argument("--show", type=int, default=20, help="how many differences are shown whole")
+    given = parser.parse_args()
     try:
         setups = _chosen(given.setups)
         with tempfile.TemporaryDirectory(prefix="convoy-oracle-corpus-") as folder, ExitStack() as builds:
@@ -34,19 +38,8 @@ def main() -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.oracle", description=__doc__)
-    parser.add_argument("--before", required=True, help="a folder with the project's files, or a revision")
-    parser.add_argument("--after", default=str(ROOT), help="the same; by default this very tree")
-    parser.add_argument("--setups", help="only these, such as routes,images")
-    parser.add_argument("--show", type=int, default=20, help="how many differences are shown whole")
-    return parser
-
-
 def _chosen(only: str | None) -> Sequence[Setup]:
-    if only is None:
-        return SETUPS
-    names = only.split(",")
+    names = only.split(",") if only else [setup.name for setup in SETUPS]
     if unknown := set(names) - {setup.name for setup in SETUPS}:
         raise ValueError(f"no setup is called {', '.join(sorted(unknown))}; there are {[one.name for one in SETUPS]}")
     return [setup for setup in SETUPS if setup.name in names]
@@ -88,7 +81,8 @@ def _play_one(build: Build, setup: Setup) -> Answers:
         server = left.enter_context(build.serve(setup.name, *store, *setup.options))
         session = Session(build, server)
         with suppress(ConnectionRefusedError):  # the exit code tells of a server that is gone
-            setup.play(session)
+            for ask in setup.asks():
+                ask(session)
         session.close()
         server.signal()
         session.record("the end", Part(f"exit code {server.wait()}"))

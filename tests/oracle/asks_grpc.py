@@ -11,19 +11,24 @@ from tritonclient.grpc import service_pb2 as pb
 
 from tests.e2e.test_grpc import TYPED_FIELDS
 from tests.oracle.asks_tensors import REGION_BYTES
-from tests.oracle.session import Session
+from tests.oracle.session import Ask, call, region, stream
 from tests.support.wire_forms import DTYPES, Sample, extremes, nothing, scalar
 
 _METADATA = {"x-request-id": "mine", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+_NOT_THERE = (
+    *("TraceSetting", "LogSettings", "CudaSharedMemoryStatus", "CudaSharedMemoryRegister"),
+    *("CudaSharedMemoryUnregister", "NoSuchMethod"),
+)
+_PARAMETERS = (
+    *(("priority", 1), ("priority", "1"), ("timeout", 60_000_000), ("timeout", 1), ("timeout", -1)),
+    *(("own", "text"), ("triton_mine", True), ("triton_enable_empty_final_response", True)),
+    *(("sequence_id", 3), ("share", 0.5)),
+)
 
 
-def grpc_calls(session: Session, regions: tuple[str, str]) -> None:
-    """`regions` exist; see `asks_tensors.tensors`."""
-    _about(session)
-    _requests(session)
-    _tensors(session)
-    _shared(session, regions)
-    _streams(session)
+def grpc_calls(given: str, target: str) -> list[Ask]:
+    """Both are the names of regions that exist; see `asks_tensors.tensors`."""
+    return [*_about(), *_requests(), *_tensors(), *_shared(given, target), *_streams()]
 
 
 def infer(model: str, sample: Sample, **fields: Any) -> Any:
@@ -55,41 +60,51 @@ def _with(message: Any, **parameters: Any) -> Any:
     return message
 
 
-def _about(session: Session) -> None:
-    for service in ("", "inference.GRPCInferenceService", "nobody"):
-        for method in ("Check", "Watch"):
-            session.call(method, health_pb2.HealthCheckRequest(service=service), f"of {service!r}")
+def _about() -> list[Ask]:
+    asks = [
+        call(method, health_pb2.HealthCheckRequest(service=service), f"of {service!r}")
+        for service in ("", "inference.GRPCInferenceService", "nobody")
+        for method in ("Check", "Watch")
+    ]
     for method in ("ServerLive", "ServerReady", "ServerMetadata"):
         message = getattr(pb, f"{method}Request")()
-        session.call(method, message)
-        session.call(method, message, "with metadata", _METADATA)
-        session.call(method, message, "with a wrong id", {"x-request-id": "not fit for a log"})
-    for method in ("ModelReady", "ModelMetadata", "ModelConfig"):
-        for name, version in (("digits", ""), ("simple", "1"), ("simple", "7"), ("simple", "x"), ("nobody", "")):
-            session.call(method, getattr(pb, f"{method}Request")(name=name, version=version), f"{name!r} {version!r}")
-    for repository, ready in (("", False), ("", True), ("other", False)):
-        message = pb.RepositoryIndexRequest(repository_name=repository, ready=ready)
-        session.call("RepositoryIndex", message, f"{repository!r} {ready}")
-    for model, repository in (("simple", ""), ("nobody", ""), ("simple", "other")):
-        for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
-            message = getattr(pb, f"{method}Request")(model_name=model, repository_name=repository)
-            session.call(method, message, f"{model!r} {repository!r}")
-    for method in (
-        *("TraceSetting", "LogSettings", "CudaSharedMemoryStatus", "CudaSharedMemoryRegister"),
-        *("CudaSharedMemoryUnregister", "NoSuchMethod"),
-    ):
-        session.call(method, b"")
+        asks += [
+            call(method, message),
+            call(method, message, "with metadata", _METADATA),
+            call(method, message, "with a wrong id", {"x-request-id": "not fit for a log"}),
+        ]
+    return [
+        *asks,
+        *(
+            call(method, getattr(pb, f"{method}Request")(name=name, version=version), f"{name!r} {version!r}")
+            for method in ("ModelReady", "ModelMetadata", "ModelConfig")
+            for name, version in (("digits", ""), ("simple", "1"), ("simple", "7"), ("simple", "x"), ("nobody", ""))
+        ),
+        *(
+            call("RepositoryIndex", pb.RepositoryIndexRequest(repository_name=name, ready=ready), f"{name!r} {ready}")
+            for name, ready in (("", False), ("", True), ("other", False))
+        ),
+        *(
+            call(
+                f"RepositoryModel{order}",
+                getattr(pb, f"RepositoryModel{order}Request")(model_name=model, repository_name=repository),
+                f"{model!r} {repository!r}",
+            )
+            for model, repository in (("simple", ""), ("nobody", ""), ("simple", "other"))
+            for order in ("Load", "Unload")
+        ),
+        *(call(method, b"") for method in _NOT_THERE),
+    ]
 
 
-def _requests(session: Session) -> None:
+def _requests() -> list[Ask]:
     """One request, wrong or odd in every way."""
-    first = extremes("INT32")
+    first, both = extremes("INT32"), ("INPUT0", "INPUT1")
 
     def inputs(*names: str, **fields: Any) -> dict[str, Any]:
         return {"inputs": [_tensor(first, name, **{"shape": [1, 16], **fields}) for name in names]}
 
-    both = ("INPUT0", "INPUT1")
-    for what, fields in {
+    ways: dict[str, dict[str, Any]] = {
         "no model": {"model_name": "nobody"},
         "no version": {"model_version": "7"},
         "no number": {"model_version": "one"},
@@ -111,72 +126,88 @@ def _requests(session: Session) -> None:
         "wrong classes": {"outputs": [_wanted("OUTPUT0", classification="2")]},
         "one output": {"outputs": [_wanted("OUTPUT1")]},
         "an id": {"id": "mine"},
-    }.items():
-        session.call("ModelInfer", add_sub(**fields), what)
-    for name, value in (
-        *(("priority", 1), ("priority", "1"), ("timeout", 60_000_000), ("timeout", 1), ("timeout", -1)),
-        *(("own", "text"), ("triton_mine", True), ("triton_enable_empty_final_response", True)),
-        *(("sequence_id", 3), ("share", 0.5)),
-    ):
-        session.call("ModelInfer", _with(add_sub(), **{name: value}), f"with {name} {value!r}")
-    for data in (b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"no message at all", b""):
-        for method in ("ModelInfer", "ServerMetadata", "ModelStatistics"):
-            session.call(method, data, "no message")
-    session.call("ModelInfer", add_sub(33), "of 33 rows")
-    session.call("ModelInfer", infer("identity_uint8", Sample("UINT8", (1, 5 << 20), bytes(5 << 20))), "too large")
-    session.call("ModelInfer", add_sub(), "compressed", compression=grpc.Compression.Gzip)
-    for model, what in (("picky", "the model itself fails"), ("digits", "of the wrong form")):
-        session.call("ModelInfer", infer(model, Sample("FP32", (1, 3), bytes(12))), what)
-    session.call("ModelInfer", add_sub(), "with metadata", {**_METADATA, "authorization": "Bearer nobody asked"})
+    }
+    failing = Sample("FP32", (1, 3), bytes(12))
+    return [
+        *(call("ModelInfer", add_sub(**fields), what) for what, fields in ways.items()),
+        *(
+            call("ModelInfer", _with(add_sub(), **{name: value}), f"with {name} {value!r}")
+            for name, value in _PARAMETERS
+        ),
+        *(
+            call(method, data, "no message")
+            for data in (b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"no message at all", b"")
+            for method in ("ModelInfer", "ServerMetadata", "ModelStatistics")
+        ),
+        call("ModelInfer", add_sub(33), "of 33 rows"),
+        call("ModelInfer", infer("identity_uint8", Sample("UINT8", (1, 5 << 20), bytes(5 << 20))), "too large"),
+        call("ModelInfer", add_sub(), "compressed", compression=grpc.Compression.Gzip),
+        call("ModelInfer", infer("picky", failing), "the model itself fails"),
+        call("ModelInfer", infer("digits", failing), "of the wrong form"),
+        call("ModelInfer", add_sub(), "with metadata", {**_METADATA, "authorization": "Bearer nobody asked"}),
+    ]
 
 
-def _tensors(session: Session) -> None:
+def _tensors() -> list[Ask]:
+    asks = []
     for dtype in DTYPES:
-        name = dtype.lower()
-        session.call("ModelInfer", infer(f"identity_{name}", extremes(dtype)), f"identity {name}")
-        session.call("ModelInfer", infer(f"scalar_{name}", scalar(dtype)), f"scalar {name}")
-        session.call("ModelInfer", infer(f"whole_{name}", nothing(dtype)), f"nothing {name}")
-        classes = {"outputs": [_wanted("y", classification=1000)]}
-        session.call("ModelInfer", infer(f"identity_{name}", extremes(dtype, text=True), **classes), f"classes {name}")
-        shape, values = extremes(dtype).shape, extremes(dtype).array.reshape(-1)
+        name, whole = dtype.lower(), extremes(dtype)
+        classes = infer(f"identity_{name}", extremes(dtype, text=True), outputs=[_wanted("y", classification=1000)])
+        asks += [
+            call("ModelInfer", infer(f"identity_{name}", whole), f"identity {name}"),
+            call("ModelInfer", infer(f"scalar_{name}", scalar(dtype)), f"scalar {name}"),
+            call("ModelInfer", infer(f"whole_{name}", nothing(dtype)), f"nothing {name}"),
+            call("ModelInfer", classes, f"classes {name}"),
+        ]
+        shape = whole.shape
         if dtype == "BYTES":
-            contents = {"bytes_contents": [b"one", b"\xff", b"", b"4"]}
-            shape = (2, 2)
+            shape, contents = (2, 2), {"bytes_contents": [b"one", b"\xff", b"", b"4"]}
         elif dtype in TYPED_FIELDS:
-            contents = {TYPED_FIELDS[dtype]: list(np.nan_to_num(values))}
+            contents = {TYPED_FIELDS[dtype]: list(np.nan_to_num(whole.array.reshape(-1)))}
         else:
             continue
-        tensor = _tensor(extremes(dtype), shape=shape, contents=pb.InferTensorContents(**contents))
-        for what, raw in (("typed", []), ("typed and raw", [extremes(dtype).data])):
-            message = infer(f"identity_{name}", extremes(dtype), inputs=[tensor], raw_input_contents=raw)
-            session.call("ModelInfer", message, f"{what} {name}")
+        tensor = _tensor(whole, shape=shape, contents=pb.InferTensorContents(**contents))
+        for what, raw in (("typed", []), ("typed and raw", [whole.data])):
+            message = infer(f"identity_{name}", whole, inputs=[tensor], raw_input_contents=raw)
+            asks.append(call("ModelInfer", message, f"{what} {name}"))
+    return asks
 
 
-def _shared(session: Session, regions: tuple[str, str]) -> None:
-    register = "SystemSharedMemoryRegister"
-    for name in (*regions, regions[0]):
-        message = pb.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", offset=0, byte_size=REGION_BYTES)
-        session.call(register, message)
-    session.call(register, pb.SystemSharedMemoryRegisterRequest(name="r", key="/nowhere", byte_size=8), "wrong")
-    session.call("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest())
-    session.call("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(name="nobody"), "of none")
-    for what, region, nbytes in (("whole", regions[0], 32), ("too small", regions[0], 31), ("none", "nobody", 32)):
-        place = {"shared_memory_region": region, "shared_memory_byte_size": nbytes}
-        tensor = _with(_tensor(Sample("FP32", (2, 4), b"")), **place)
-        output = _wanted("y", shared_memory_region=regions[1], shared_memory_byte_size=REGION_BYTES)
-        for outputs in ([], [output]):
-            message = pb.ModelInferRequest(model_name="identity_fp32", inputs=[tensor], outputs=outputs)
-            session.call("ModelInfer", message, f"shared {what} {len(outputs)}")
-        session.region(regions[1], f"over gRPC {what}")
-    session.call("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(name=regions[0]))
-    session.call("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(), "all")
+def _shared(given: str, target: str) -> list[Ask]:
+    register, status, unregister = (f"SystemSharedMemory{order}" for order in ("Register", "Status", "Unregister"))
+    message = pb.SystemSharedMemoryRegisterRequest
+    asks = [
+        *(
+            call(register, message(name=name, key=f"/{name}", offset=0, byte_size=REGION_BYTES))
+            for name in (given, target, given)
+        ),
+        call(register, message(name="r", key="/nowhere", byte_size=8), "wrong"),
+        call(status, pb.SystemSharedMemoryStatusRequest()),
+        call(status, pb.SystemSharedMemoryStatusRequest(name="nobody"), "of none"),
+    ]
+    output = _wanted("y", shared_memory_region=target, shared_memory_byte_size=REGION_BYTES)
+    for what, name, nbytes in (("whole", given, 32), ("too small", given, 31), ("none", "nobody", 32)):
+        place = {"shared_memory_region": name, "shared_memory_byte_size": nbytes}
+        model = {"model_name": "identity_fp32", "inputs": [_with(_tensor(Sample("FP32", (2, 4), b"")), **place)]}
+        asks += [
+            call("ModelInfer", pb.ModelInferRequest(**model), f"shared {what} 0"),
+            call("ModelInfer", pb.ModelInferRequest(**model, outputs=[output]), f"shared {what} 1"),
+            region(target, f"over gRPC {what}"),
+        ]
+    return [
+        *asks,
+        call(unregister, pb.SystemSharedMemoryUnregisterRequest(name=given)),
+        call(unregister, pb.SystemSharedMemoryUnregisterRequest(), "all"),
+    ]
 
 
-def _streams(session: Session) -> None:
+def _streams() -> list[Ask]:
     good, flag = add_sub(id="1"), "triton_enable_empty_final_response"
-    session.stream("none")
-    session.stream("with a final flag", _with(add_sub(id="f"), **{flag: True}), _with(add_sub(), **{flag: False}))
-    session.stream("right and wrong", good, add_sub(model_name="nobody"), add_sub(id="3", raw_input_contents=[]))
-    session.stream("no message", b"\xff", good)
-    session.stream("many", *(add_sub(id=str(number)) for number in range(100)))
-    session.stream("with metadata", good, metadata=_METADATA)
+    return [
+        stream("none"),
+        stream("with a final flag", _with(add_sub(id="f"), **{flag: True}), _with(add_sub(), **{flag: False})),
+        stream("right and wrong", good, add_sub(model_name="nobody"), add_sub(id="3", raw_input_contents=[])),
+        stream("no message", b"\xff", good),
+        stream("many", *(add_sub(id=str(number)) for number in range(100))),
+        stream("with metadata", good, metadata=_METADATA),
+    ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
-from tests.oracle.session import Session
+from tests.oracle.session import Ask, broken, post, raw, region
 from tests.support.fuzz import Fuzzer
 
 REGION_BYTES = 4096
@@ -14,21 +15,18 @@ _REQUEST_LINE = re.compile(rb"^([A-Z]+ \S+)")
 _BOOKS = re.compile(r"/(metrics|stats)\b")
 
 
-def spoiled(session: Session, region: str) -> None:
-    """The region exists, and is registered again and again because shots unregister it."""
-    fuzzer = Fuzzer(1, region)
+def spoiled(name: str) -> Iterator[Ask]:
+    """The region of this name exists, and is registered again and again because shots unregister it."""
+    fuzzer = Fuzzer(1, name)
     for number in range(_SHOTS):
         if number % 250 == 0:
-            document = {"key": f"/{region}", "offset": 0, "byte_size": REGION_BYTES}
-            session.post(f"/v2/systemsharedmemory/region/{region}/register", document, "register")
+            document = {"key": f"/{name}", "offset": 0, "byte_size": REGION_BYTES}
+            yield post(f"/v2/systemsharedmemory/region/{name}/register", document, "register")
         shot = fuzzer.shot(number)
         line = _REQUEST_LINE.match(shot.data)
         shown = line[1].decode("latin-1")[:60] if line else ""
-        name = f"{shown} shot {number} ({shot.what})"
-        if _BOOKS.search(shown):
-            continue
-        if shot.is_whole:
-            session.raw(name, shot.data)
-        elif number % 3 == 0:  # the others cost a wait each, because the server waits for their rest
-            session.broken(name, shot.data)
-    session.region(region, "at last")
+        # Of those that are broken each costs a wait, because the server waits for its rest.
+        if not _BOOKS.search(shown) and (shot.is_whole or number % 3 == 0):
+            way = raw if shot.is_whole else broken
+            yield way(f"{shown} shot {number} ({shot.what})", shot.data)
+    yield region(name, "at last")

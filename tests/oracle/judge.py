@@ -6,11 +6,12 @@ import difflib
 import json
 import re
 import textwrap
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+import msgspec
 
 from tests.oracle.normal import Answer, Answers, Part, normalised, plain_body
 
@@ -20,8 +21,7 @@ _MOST_HEX_BYTES = 3200
 _NOTHING: Answer = (Part("was not asked"),)
 
 
-@dataclass(slots=True)
-class Intended:
+class Intended(msgspec.Struct, forbid_unknown_fields=True):
     """A difference that was meant.
 
     In the answers to `asks` (a pattern as for file names) the lines that match `before` became those that match
@@ -29,9 +29,9 @@ class Intended:
     """
 
     asks: str
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-    reason: str
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    reason: str = ""
     whole: bool = False
     used: int = 0
 
@@ -39,17 +39,13 @@ class Intended:
         """Take its lines out of those that differ, if all of them are there."""
         if not fnmatchcase(name, self.asks):
             return False
-        if self.whole and (gone or come) and _found(self.before, gone) is not None:
-            gone.clear()
-            come.clear()
-            self.used += 1
-            return True
-        places = _found(self.before, gone), _found(self.after, come)
-        if places[0] is None or places[1] is None:
+        went, came = _found(self.before, gone), _found(self.after, come)
+        if self.whole and (gone or come) and went is not None:
+            went, came = range(len(gone)), range(len(come))
+        if went is None or came is None:
             return False
-        for lines, found in zip((gone, come), places, strict=True):
-            for place in reversed(found or []):
-                del lines[place]
+        for lines, places in ((gone, went), (come, came)):
+            lines[:] = [line for place, line in enumerate(lines) if place not in places]
         self.used += 1
         return True
 
@@ -62,8 +58,8 @@ class Verdict:
     build itself answers now so and now so.
     """
 
-    requests: int = 0
-    equal: int = 0
+    requests: int
+    equal: int
     differences: dict[str, str] = field(default_factory=dict)
     intended: list[str] = field(default_factory=list)
     unsteady: list[str] = field(default_factory=list)
@@ -84,15 +80,10 @@ def read_intended(path: Path) -> list[Intended]:
     """Nothing where there is no list. Raises ValueError for an entry without a reason or without a line."""
     if not path.exists():
         return []
-    entries = []
-    for entry in tomllib.loads(path.read_text()).get("difference", []):
-        one = Intended(
-            *(entry["asks"], tuple(entry.get("before", ())), tuple(entry.get("after", ())), entry.get("reason", "")),
-            whole=entry.get("whole", False),
-        )
+    entries = msgspec.toml.decode(path.read_bytes(), type=dict[str, list[Intended]]).get("difference", [])
+    for one in entries:
         if not one.reason or not (one.before or one.after or one.whole):
             raise ValueError(f"{path.name}: the entry for {one.asks!r} needs a reason, and a line that differs")
-        entries.append(one)
     return entries
 
 
@@ -106,17 +97,16 @@ def judge(before: Sequence[Answers], after: Sequence[Answers], intended: Sequenc
 
     A request is answered otherwise when no play of the one build equals any play of the other.
     """
-    verdict = Verdict(requests=len({**before[0], **after[0]}))
-    different = differing(before[0], after[0])
-    verdict.equal = verdict.requests - len(different)
+    requests, different = len({**before[0], **after[0]}), differing(before[0], after[0])
+    verdict = Verdict(requests, requests - len(different))
     for name in different:
         olds, news = (
             [_answer(name, one) for one in plays if one is plays[0] or name in one] for plays in (before, after)
         )
         if any(old in news for old in olds):
             verdict.unsteady.append(name)
-            continue
-        _judge_one(name, olds[0], news[0], intended, verdict)
+        else:
+            _judge_one(name, olds[0], news[0], intended, verdict)
     verdict.stale = [one for one in intended if not one.used]
     return verdict
 
@@ -133,9 +123,9 @@ def _judge_one(name: str, old: Answer, new: Answer, intended: Sequence[Intended]
     settled = [entry for entry in intended if entry.settle(name, gone, come)]
     if settled and not gone and not come:
         verdict.intended.append(name)
-        return
-    words = diff or ["the same when shown, but not byte by byte"]
-    verdict.differences[name] = "\n".join(line[:_LONGEST_LINE] for line in words)
+    else:
+        words = diff or ["the same when shown, but not byte by byte"]
+        verdict.differences[name] = "\n".join(line[:_LONGEST_LINE] for line in words)
 
 
 def lines_of(answer: Answer) -> Iterator[str]:

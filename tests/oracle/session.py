@@ -1,15 +1,21 @@
-"""The clients of one server: they ask it over HTTP and gRPC, and keep every answer under a name."""
+"""A build of which servers are started, and a session with one: asked over HTTP and gRPC, every answer kept by name."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import select
 import socket
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +24,13 @@ from google.protobuf import text_format
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2
 
-from tests.oracle.build import Build
 from tests.oracle.normal import Answers, Part
 from tests.support.servers import Server
-from tests.support.wire import Wire, WireReply, read_reply
+from tests.support.stores import ROOT
+from tests.support.wire import Wire, read_reply
 
 Headers = Mapping[str, str]
+Ask = Callable[["Session"], None]
 SHARED_MEMORY = Path("/dev/shm")
 _INFERENCE, _HEALTH = "/inference.GRPCInferenceService/", "/grpc.health.v1.Health/"
 _METHODS = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
@@ -35,6 +42,66 @@ _LIBRARYS = frozenset({"grpc-accept-encoding", "accept-encoding"})
 _SILENCE_S = 0.12
 _BETWEEN_PIECES_S = 0.03
 _LONGEST_NAME = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The files in `tree`, run by the Python that runs this, in the corpus' folder. Caches and logs go to `scratch`."""
+
+    tree: Path
+    corpus: Path
+    scratch: Path
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        """A command that ends by itself."""
+        with self._begun(arguments, subprocess.PIPE, subprocess.PIPE) as process:
+            said, wrong = process.communicate(timeout=120)
+            return subprocess.CompletedProcess(arguments, process.returncode, said, wrong)
+
+    @contextmanager
+    def serve(self, name: str, *options: str) -> Iterator[Server]:
+        """`convoy serve` on free ports, ready; it is killed afterwards unless it has ended."""
+        log_path = self.scratch / f"{name}.log"
+        command = ("serve", "--port", "0", "--grpc-port", "0", *options)
+        with log_path.open("wb") as log, self._begun(command, log, log) as process:
+            server = Server(process, log_path)
+            try:
+                server.await_port()
+                server.await_ready()
+                yield server
+            finally:
+                process.kill()
+
+    def _begun(self, arguments: tuple[str, ...], stdout: object, stderr: object) -> subprocess.Popen[bytes]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("CONVOY_", "PYTHON"))}
+        # Sets have one order in every process, or the framework would list allowed methods in another each time.
+        own = {"PYTHONPATH": str(self.tree), "PYTHONHASHSEED": "0", "XDG_CACHE_HOME": str(self.scratch)}
+        return subprocess.Popen(
+            [sys.executable, "-m", "convoy", *arguments],
+            cwd=self.corpus,
+            env={**kept, **own, "COLUMNS": "200", "NO_COLOR": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,  # type: ignore[arg-type]
+            stderr=stderr,  # type: ignore[arg-type]
+        )
+
+
+@contextmanager
+def build_of(place: str, corpus: Path) -> Iterator[Build]:
+    """The build in a folder, or of a revision, whose files are unpacked for as long as it is used.
+
+    Raises ValueError when there is neither.
+    """
+    with tempfile.TemporaryDirectory(prefix="convoy-oracle-build-") as folder:
+        scratch, tree = Path(folder), Path(place).resolve()
+        if not tree.is_dir():
+            tree = scratch / "tree"
+            tree.mkdir()
+            archive = subprocess.run(["git", "archive", place], cwd=ROOT, capture_output=True, check=False)
+            if archive.returncode:
+                raise ValueError(f"{place!r} is neither a folder nor a revision: {archive.stderr.decode().strip()}")
+            subprocess.run(["tar", "-x", "-C", tree], input=archive.stdout, check=True)
+        yield Build(tree, corpus, scratch)
 
 
 def request(method: str, path: str, body: bytes = b"", headers: Headers | None = None) -> bytes:
@@ -164,6 +231,26 @@ class Session:
         code = Part(f"exit code {ended.returncode}")
         self.record(f"command {' '.join(arguments)}", code, Part("stdout", ended.stdout), Part("stderr", ended.stderr))
 
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def among(self, connections: int, ask: Ask) -> None:
+        """While as many others are open."""
+        with ExitStack() as crowd:
+            for _ in range(connections):
+                crowd.enter_context(Wire(self.port))
+            ask(self)
+
+
+# Steps that a session takes later, so that what it asks is a list.
+get, post, ask, raw, fresh, broken, call, stream, region, command, pause, among = (
+    partial(methodcaller, way)
+    for way in (
+        *("get", "post", "ask", "raw", "fresh", "broken"),
+        *("call", "stream", "region", "command", "pause", "among"),
+    )
+)
+
 
 def _asked(wire: Wire, pieces: Sequence[bytes], replies: int) -> list[Part]:
     _send(wire, pieces)
@@ -174,7 +261,7 @@ def _asked(wire: Wire, pieces: Sequence[bytes], replies: int) -> list[Part]:
         except OSError as error:
             # Whether a connection is closed or reset is chance.
             return [*parts, Part("connection closed" if error.errno else f"connection closed: {error}")]
-        parts.append(_part(reply))
+        parts.append(Part(reply.head, reply.body))
         replies -= reply.status >= 200
     return parts
 
@@ -210,14 +297,11 @@ def split(data: bytes) -> list[Part]:
     file, parts = io.BytesIO(data), []
     while (start := file.tell()) < len(data):
         try:
-            parts.append(_part(read_reply(file)))
+            reply = read_reply(file)
         except (OSError, ValueError, IndexError):
             return [*parts, Part("no whole answer", data[start:])]
+        parts.append(Part(reply.head, reply.body))
     return parts
-
-
-def _part(reply: WireReply) -> Part:
-    return Part(reply.head, reply.body)
 
 
 def _shown(path: str, data: bytes) -> bytes:

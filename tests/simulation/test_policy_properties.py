@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traffic import affine_ns, make_request
 
-from convoy.app.scheduling.policy import Dispatch, RefusalReason, Refuse
+from convoy.app.scheduling.policy import RefusalReason, Refuse
+from convoy.app.scheduling.queues import Dispatch
 from convoy.app.scheduling.request import MILLISECOND_NS, ModelKey, Outcome, Request
 from convoy.loadtest.simulation.simulator import Simulation
 
@@ -156,18 +157,18 @@ class Watched:
         again = any(self.dispatched[request.id] for request in dispatch.requests)
         assert not again or not any(p.id in self.simulation.ends for p in dispatch.requests)
         order = [queue.order_of(request) for request in dispatch.requests]
-        assert order == sorted(order)
-        behind = queue.by_shape.get(shapes, [])
-        if not again and behind:
-            assert order[-1] < behind[0], "somebody was overtaken in his own queue"
+        behind = queue.groups.get(shapes, [])
+        if not again:
+            assert order == sorted(order)
+            assert not behind or order[-1] < behind[0], "a request was overtaken in its own queue"
         self.dispatched.update(request.id for request in dispatch.requests)
 
     def check_rest(self) -> None:
         for queue in self.state.queues.values():
-            ordered = [entry[-1] for entries in queue.by_shape.values() for entry in entries]
-            retried = [request for group in queue.retries for request in group]
-            assert queue.waiting == sum(request.samples for request in ordered + retried)
-            assert sum(request.samples for request in ordered) <= queue.max_waiting
+            waiting = [entry[-1] for entries in queue.groups.values() for entry in entries]
+            assert queue.waiting == sum(request.samples for request in waiting)
+            first_tries = [request for request in waiting if not self.dispatched[request.id]]
+            assert sum(request.samples for request in first_tries) <= queue.max_waiting
             if queue.waiting:
                 idle = [not self.state.timeline(lane).batches and self.state.has_room(lane) for lane in queue.lanes]
                 # One of several lanes may, when the others are expected to be done sooner than it would be.
@@ -182,7 +183,8 @@ class Watched:
         assert not self.state.waiting
         assert all(lane.in_flight == 0 for queue in self.state.queues.values() for lane in queue.lanes)
         for queue in self.state.queues.values():
-            assert (queue.waiting, queue.by_shape, list(queue.retries)) == (0, {}, [])
+            assert (queue.waiting, queue.groups, queue.raised, queue.dated) == (0, {}, {}, 0)
+        assert not self.state.expiries
 
 
 @given(st.one_of(plans, rushes))

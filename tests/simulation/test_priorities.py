@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traffic import affine_ns, make_request, poisson_stream
 
-from convoy.app.scheduling.patience import LOOK_AGAIN_NS, ONE_BATCH_IN
-from convoy.app.scheduling.policy import Dispatch
-from convoy.app.scheduling.queues import PATIENCE_NS, deadline_of
+from convoy.app.scheduling.policy import LOOK_AGAIN_NS, ONE_IN
+from convoy.app.scheduling.queues import PATIENCE_NS, Dispatch
 from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey, Request
 from convoy.loadtest.simulation.simulator import Simulation
 
@@ -74,6 +74,10 @@ def level(request: Request) -> int:
     return request.priority if 1 <= request.priority <= LEVELS else DEFAULT
 
 
+def due_ns(request: Request) -> float:
+    return math.inf if request.deadline_ns is None else request.deadline_ns
+
+
 class Watched:
     """A scene played. `raised_at`: after how many batches there was one that went before the more urgent."""
 
@@ -119,10 +123,10 @@ class Watched:
         """What goes is what its level says, but for those who are overdue."""
         state, now_ns = self.simulation.state, self.simulation.now_ns
         first = dispatch.requests[0]
-        waiting = [entry[-1] for q in state.queues.values() for entries in q.by_shape.values() for entry in entries]
+        waiting = [entry[-1] for q in state.queues.values() for entries in q.groups.values() for entry in entries]
         passed = [one for one in waiting if level(one) < level(first)]
         own = [one for one in waiting if one.key == first.key and one.shapes == first.shapes]
-        passed += [one for one in own if level(one) == level(first) and deadline_of(one) < deadline_of(first)]
+        passed += [one for one in own if level(one) == level(first) and due_ns(one) < due_ns(first)]
         if passed:
             assert first.arrival_ns + PATIENCE_NS <= now_ns, "only who is overdue goes before the more urgent"
             self.raised_at.append(len(self.simulation.batches))
@@ -138,7 +142,7 @@ def test_nobody_waits_for_ever_and_the_most_urgent_go_first(scene: Scene) -> Non
     )
     # Before one of them at most all who came earlier and were overdue too go, of the floods those who waited.
     most_before = watched.simulation.state.queues[watched.keys[0]].max_waiting * scene.models // scene.max_batch + 1
-    turns = (most_before + len(scene.patient)) * ONE_BATCH_IN
+    turns = (most_before + len(scene.patient)) * ONE_IN
     bound_ns = PATIENCE_NS + LOOK_AGAIN_NS + round(turns * scene.batch_ms * MILLISECOND_NS)
     for number, (arrival_ms, *_) in enumerate(scene.patient):
         own_id = FIRST_OF_THE_PATIENT + number
@@ -147,7 +151,7 @@ def test_nobody_waits_for_ever_and_the_most_urgent_go_first(scene: Scene) -> Non
         waited_ns = begun_ns[own_id] - arrival_ms * MILLISECOND_NS
         assert waited_ns <= min(bound_ns, UNTIL_NS - 1), f"request {number} waited for {waited_ns / SECOND_NS:.1f} s"
     apart = [after - before for before, after in pairwise(watched.raised_at)]
-    assert min(apart, default=ONE_BATCH_IN) >= ONE_BATCH_IN, "of eight batches one is for the overdue"
+    assert min(apart, default=ONE_IN) >= ONE_IN, "of eight batches one is for the overdue"
 
 
 def test_who_waits_behind_a_stream_that_takes_all_there_is_waits_little_over_a_second() -> None:
@@ -161,4 +165,4 @@ def test_who_waits_behind_a_stream_that_takes_all_there_is_waits_little_over_a_s
     }
     # Of three shapes, so that each is a batch of its own; the first to come is the first to go.
     for turns, (arrival_ms, *_) in enumerate(scene.patient[1:], start=1):
-        assert 1000 <= begun_ms[turns] - arrival_ms <= 1063 + (ONE_BATCH_IN * turns + 1) * scene.batch_ms
+        assert 1000 <= begun_ms[turns] - arrival_ms <= 1063 + (ONE_IN * turns + 1) * scene.batch_ms

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from traffic import affine_ns, make_request, poisson_stream
 
-from convoy.app.scheduling import latency as staging
+from convoy.app.scheduling import queues
 from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey
 from convoy.loadtest.simulation.simulator import Batch, Simulation, TrueLatency
 
@@ -65,7 +65,7 @@ def test_where_they_are_off_by_a_fifth_it_hardly_ever_does(load: float, seed: in
 def test_who_comes_while_a_batch_computes_still_joins_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     late, key = one_device()
     run_load(late, key, 0.5)
-    monkeypatch.setattr(staging, "WAKING_NS", SECOND_NS)  # the second batch is started as soon as there is a place
+    monkeypatch.setattr(queues, "WAKING_NS", SECOND_NS)  # the second batch is started as soon as there is a place
     early, key = one_device()
     run_load(early, key, 0.5)
     late_ns, early_ns = (sum(end.latency_ns for end in one.ends.values()) for one in (late, early))

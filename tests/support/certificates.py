@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -49,11 +50,11 @@ class Authority:
         return Signed(cert_file, key_file)
 
 
-class Signed:
+class Signed(NamedTuple):
     """A certificate and its key, each in a file."""
 
-    def __init__(self, cert: Path, key: Path) -> None:
-        self.cert, self.key = cert, key
+    cert: Path
+    key: Path
 
     @property
     def pair(self) -> tuple[str, str]:

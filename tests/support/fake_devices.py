@@ -40,10 +40,11 @@ class WatchedEngine(FakeEngine):
     def __init__(self, device: str, offset: float, slots: int = 2) -> None:
         x, y = TensorSpec("x", "FP32", (ROW,)), TensorSpec("y", "FP32", (ROW,))
 
-        def add_offset(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-            return [(arrays[0] + offset).reshape(len(arrays[0]), *y.shape)]
-
-        super().__init__((x,), (y,), max_batch_size=MAX_BATCH, run_rows=add_offset)
+        super().__init__(
+            *((x,), (y,)),
+            max_batch_size=MAX_BATCH,
+            run_rows=lambda arrays: [(arrays[0] + offset).reshape(len(arrays[0]), *y.shape)],
+        )
         self.info = replace(self.info, device=device, slots=slots)
         self.offset = offset
         self.failure: EngineFailure | None = None

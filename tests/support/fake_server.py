@@ -49,7 +49,7 @@ from convoy.app.http.gate import HotRoute
 from convoy.app.lifecycle.health import HealthOptions
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import CanaryCheck, ProvedEngine
-from convoy.app.scheduling import patience
+from convoy.app.scheduling import policy
 from convoy.app.server import logs
 from convoy.app.server.http_server import listen
 from convoy.app.server.main import Host
@@ -82,7 +82,7 @@ class Fakes:
         if stored.name in self._loaded:
             time.sleep(self._reload_s)
         self._loaded.add(stored.name)
-        while self._hangs(stored.name):
+        while self._text("hang_load") in ("", stored.name):
             time.sleep(0.01)
         if (self._switches / "fail_load").exists():
             raise BundleError(f"{stored.folder}: the switch says that nothing can be loaded")
@@ -103,11 +103,12 @@ class Fakes:
         engine.is_poisonous = lambda arrays: bool((arrays[0].reshape(-1) == POISON).any())
         return self._loaded_model(stored, spec, engine)
 
-    def _hangs(self, name: str) -> bool:
+    def _text(self, switch: str) -> str | None:
+        """What is in it; None while it is off."""
         try:
-            return (self._switches / "hang_load").read_text() in ("", name)
+            return (self._switches / switch).read_text()
         except FileNotFoundError:
-            return False
+            return None
 
     def _loaded_model(self, stored: StoredVersion, spec: ModelSpec, engine: FakeEngine) -> LoadedModel:
         sizes = (1, max(1, spec.max_batch_size))
@@ -118,7 +119,11 @@ class Fakes:
                 ProvedEngine(
                     engine=engine,
                     canary=CanaryCheck.of_first_answer(engine),
-                    latency=tuple(_point(size, self._expected_s(size) * 1e3) for size in sizes),
+                    latency=tuple(
+                        LatencyPoint(size, max(ms, 0.01), ms, ms)
+                        for size in sizes
+                        for ms in [self._expected_s(size) * 1e3]
+                    ),
                     reason="fake",
                     platform="fake",
                 ),
@@ -148,15 +153,11 @@ class Fakes:
         return [result + 1 for result in results] if self._is_on("wrong", born_ns) else results
 
     def _holds(self, born_ns: int) -> bool:
-        if not self._is_on("hold", born_ns):
+        text = self._text("hold") if self._is_on("hold", born_ns) else None
+        if text is None:
             self._released = 0
             return False
-        try:
-            released = int((self._switches / "hold").read_text() or 0)
-        except FileNotFoundError:
-            self._released = 0
-            return False
-        if self._released >= released:
+        if self._released >= int(text or 0):
             return True
         self._released += 1
         return False
@@ -180,17 +181,13 @@ class Fakes:
         return ModelSpec(name, (images,), (sums,), self._max_batch, _IMAGE, "none", ())
 
 
-def _point(size: int, ms: float) -> LatencyPoint:
-    return LatencyPoint(size, max(ms, 0.01), ms, ms)
-
-
 def make_core(core_options: CoreOptions, **own: Any) -> Core:
     """A core over fake engines; what they do is in the environment."""
     options = json.loads(os.environ.get("FAKE_OPTIONS", "{}"))
     switches = Path(os.environ["FAKE_SWITCHES"])
     fakes = Fakes(options, switches)
     if "patience_s" in options:
-        patience.PATIENCE_NS = int(options["patience_s"] * 1e9)
+        policy.PATIENCE_NS = int(options["patience_s"] * 1e9)
     # A run that is held hangs only where a test says so, and no canary is held before it, however slow the machine is.
     calm = {"hang_after_s": 600.0, "canary_after_s": 3600.0}
     health = HealthOptions(**{**calm, **options.get("health", {})})

@@ -13,14 +13,30 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.forkserver import ForkServer
+from multiprocessing.popen_forkserver import Popen
 from pathlib import Path
+from typing import IO, Any
+from unittest import mock
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
         *("tests.support.forked", "tests.support.fake_engine", "uvloop", "convoy.command"),
         *("convoy.app.server.main", "convoy.app.grpc.server"),
+    ]
+)
+
+# Another such process, which has imported torch: a server never does.
+_WITH_TORCH = ForkServer()
+_WITH_TORCH.set_forkserver_preload(
+    [
+        *("tests.support.forked", "convoy.export.sources.torch_child.child"),
+        *("torchvision", "onnxscript", "torch.onnx._internal.exporter._core"),
     ]
 )
 
@@ -31,7 +47,7 @@ GIVE_BACK = signal.SIGUSR2
 class ForkedProcess:
     """`python -m module arguments`. As far as the tests use it, it is a `Popen`.
 
-    Both outputs are in one log, unless there is a place for what it says of errors.
+    Both outputs are in one log, unless there is a place for what it says of errors. `start` makes the copy.
     """
 
     def __init__(
@@ -43,10 +59,12 @@ class ForkedProcess:
         env: dict[str, str],
         log_path: Path,
         error_path: Path | None = None,
+        in_path: Path = Path(os.devnull),
+        start: type[ForkServerProcess] = _FORKS.Process,
     ) -> None:
         self._called = [module, *arguments]
-        given = (self._called, cwd, env, log_path, error_path or log_path)
-        self._process = _FORKS.Process(target=_become, args=given, daemon=True)
+        given = (self._called, cwd, env, (in_path, log_path, error_path or log_path))
+        self._process = start(target=_become, args=given, daemon=True)
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -73,11 +91,39 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def _become(called: list[str], cwd: Path, env: dict[str, str], log_path: Path, error_path: Path) -> None:
-    with Path(os.devnull).open("rb") as nothing, log_path.open("ab") as log, error_path.open("ab") as errors:
-        for stream, file in enumerate((nothing, log, errors)):
+class _TorchPopen(Popen):
+    def _launch(self, process_obj: Any) -> None:
+        with mock.patch("multiprocessing.forkserver.connect_to_new_process", _WITH_TORCH.connect_to_new_process):
+            super()._launch(process_obj)
+
+
+class _TorchProcess(ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - the library's name
+        return _TorchPopen(process_obj)
+
+
+@contextmanager
+def torch_child(arguments: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> Iterator[ForkedProcess]:
+    """In the place of the export's `child_process`, for its torch step."""
+    log, folder = Path(stdout.name), arguments[-1]
+    with tempfile.TemporaryDirectory() as own:
+        pipe = Path(own) / "stdin"  # that never ends
+        os.mkfifo(pipe)
+        where = {"cwd": Path.cwd(), "env": dict(os.environ), "log_path": log, "in_path": pipe}
+        child = ForkedProcess("convoy.export.sources.torch_child", [folder], start=_TorchProcess, **where)
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def _become(called: list[str], cwd: Path, env: dict[str, str], streams: tuple[Path, Path, Path]) -> None:
+    for stream, (path, mode) in enumerate(zip(streams, ("r+b", "ab", "ab"), strict=True)):
+        with path.open(mode, buffering=0) as file:
             os.dup2(file.fileno(), stream)
-    # What the pytest process would write to is not what this one writes to.
+    # What the pytest process would read and write is not what this one does.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.chdir(cwd)

@@ -39,6 +39,13 @@ def add_sub(path: Path, dims: Dims = ("batch", 16)) -> Path:
     return save(path, nodes, inputs, outputs)
 
 
+def picky(path: Path) -> Path:
+    """Adds a row of four, so that rows of one or four are answered, and others fail inside the model."""
+    four = helper.make_tensor("row", TensorProto.FLOAT, [4], range(4))
+    ends = [tensor("x", "FP32", ("batch", "size"))], [tensor("y", "FP32", ("batch", "any"))]
+    return save(path, [helper.make_node("Add", ["x", "row"], ["y"])], *ends, [four])
+
+
 def mean(path: Path) -> Path:
     """Subtracts the mean over dimension 0: every size looks dynamic, and yet rows depend on each other."""
     nodes = [

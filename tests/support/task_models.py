@@ -27,9 +27,9 @@ from convoy.models.bundle import (
 )
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 from convoy.models.tasks import DetectionOutputs, SegmentationOutput
+from tests.support import onnx_models
 
 COLOURS = ("black", "red", "green", "blue")
-_TYPES = {"UINT8": TensorProto.UINT8, "FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64}
 _CANARY_SAMPLES = 8
 
 
@@ -110,17 +110,13 @@ def add_detector(
 
 def _bundle(store: Path, spec: ModelSpec, nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray]) -> Path:
     folder = store / spec.name / "1"
-    folder.mkdir(parents=True)
     batch = ["batch"] if spec.max_batch_size else []
     inputs, outputs = (
-        [helper.make_tensor_value_info(one.name, _TYPES[one.dtype], [*batch, *one.shape]) for one in side]
+        [onnx_models.tensor(one.name, one.dtype, [*batch, *one.shape]) for one in side]
         for side in (spec.inputs, spec.outputs)
     )
     initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
-    graph = helper.make_graph(nodes, spec.name, inputs, outputs, initializers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.checker.check_model(model)
-    onnx.save(model, str(folder / "fp32.onnx"))
+    onnx_models.save(folder / "fp32.onnx", nodes, inputs, outputs, initializers)
     samples = [_CANARY_SAMPLES] if spec.max_batch_size else []
     given = {
         one.name: np.random.default_rng(1).integers(0, 256, (*samples, *one.shape), np.uint8) for one in spec.inputs

@@ -90,16 +90,12 @@ class Region:
         whole = np.frombuffer(data.ljust(nbytes, b"\xee"), np.uint8)
         shm.set_shared_memory_region(self._handle, [whole])
 
-    def write(self, data: bytes, offset: int) -> None:
-        """Put these bytes there."""
-        shm.set_shared_memory_region(self._handle, [np.frombuffer(data, np.uint8)], offset)
-
     @property
     def contents(self) -> bytes:
         view = shm.get_contents_as_numpy(self._handle, np.uint8, [self.nbytes])
         return bytes(view.tobytes())
 
-    def destroy(self) -> None:
+    def close(self) -> None:
         shm.destroy_shared_memory_region(self._handle)
 
 
@@ -112,7 +108,7 @@ def region(client: Any, data: bytes = b"", nbytes: int = 0) -> Iterator[Region]:
         yield own
         client.unregister_system_shared_memory(own.name)
     finally:
-        own.destroy()
+        own.close()
 
 
 def _sample(dtype: str, array: np.ndarray) -> Sample:

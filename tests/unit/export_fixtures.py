@@ -16,10 +16,12 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from convoy.app.engines.measure import Pace
-from convoy.app.engines.onnx_session import new_session
+from convoy.app.engines.onnx_session import new_session, session_options
+from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.export.rows import Rows
 from convoy.export.sources.torch_job import TorchResult
+from convoy.models.bundle import Bundle, open_bundle
 from convoy.models.spec import ImageSpec
 
 SIZE_PX = 8
@@ -44,10 +46,11 @@ def save_graph(
     outputs: Sequence[Any],
     constants: Sequence[Any],
     opset: int = 20,
+    ir_version: int = 10,
 ) -> Path:
     """A network of these parts, in a file."""
     graph = helper.make_graph(nodes, "network", inputs, outputs, constants)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), path)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version), path)
     return path
 
 
@@ -83,24 +86,32 @@ def write_red_or_blue(path: Path, *, outputs: int = 2) -> Path:
     )
 
 
-def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure little, and have nothing built by TensorRT: what a builder says of variants has tests of its own."""
+def make_quick(monkeypatch: pytest.MonkeyPatch, cache: Path | None = None) -> None:
+    """Measure little, do without torch, and have nothing built by TensorRT: a builder's words have tests of their own.
+
+    Steps that were taken before are looked for in `cache`, if it is given.
+    """
+    if cache is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr("convoy.export.sources.to_onnx.run_job", fake_torch)
     pace = Pace(budget_s=0, limit_s=20, warm_up=1, fewest=3, most=3)
     monkeypatch.setattr("convoy.export.profiling.profile.PACE", pace)
     monkeypatch.setattr("convoy.export.profiling.roofline._BUDGET_S", 0)
+    monkeypatch.setattr("convoy.export.profiling.roofline._MATRIX", 64)
+    monkeypatch.setattr("convoy.export.variants.precision.has_bf16", lambda: False)  # whatever processor this is
     # The search for ranges by entropy goes from bin to bin, and a shorter one finds as good ones here.
     monkeypatch.setattr("convoy.export.variants.calibrate._ENTROPY_BINS", 256)
     monkeypatch.setattr("convoy.export.command.accepted", lambda variants, *_: tuple(variants))
 
 
 def answers(path: Path, images: np.ndarray) -> np.ndarray:
-    """What plain ONNX Runtime says, without the serving engine."""
-    session = new_session(path)
-    result: np.ndarray = session.run(None, {"images": images})[0]
+    """What plain ONNX Runtime says, without the serving engine, of a network of one input; the first output."""
+    session = new_session(path, session_options(threads=1))
+    result: np.ndarray = session.run(None, {session.get_inputs()[0].name: images})[0]
     return result
 
 
-def fake_torch(plan: object, samples: Rows, folder: Path) -> TorchResult:
+def fake_torch(job: object, samples: Rows, folder: Path, *_: object) -> TorchResult:
     """Stands in for the torch child."""
     path = write_red_or_blue(folder / "model.onnx")
     return TorchResult(path, {"logits": answers(path, samples["images"])}, "0.0")
@@ -118,6 +129,12 @@ def write_images(root: Path, *, per_class: int = 12) -> Path:
                 pixels[..., channel] += 150
                 Image.fromarray(pixels).save(folder / f"{index}.png")
     return root
+
+
+def export(tmp_path: Path, source: Path | str, **changes: object) -> Bundle:
+    """The bundle of this source, called `net` unless `changes` say otherwise."""
+    given = {"source": str(source), "name": "net", "store": tmp_path / "store", "max_batch": 4} | changes
+    return open_bundle(export_bundle(ExportOptions(**given)))  # type: ignore[arg-type]
 
 
 def options(tmp_path: Path, **changes: object) -> ExportOptions:

@@ -8,7 +8,6 @@ import numpy as np
 from export_fixtures import save_graph
 from onnx import TensorProto, helper, numpy_helper
 
-from convoy.app.engines.onnx_session import new_session, session_options
 from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import Calibration, collect
 from convoy.export.variants.onnx_graph import prepare
@@ -52,12 +51,6 @@ def calibrated(fp32: Path, images: np.ndarray, name: str = "x") -> Calibration:
     graph = prepare(fp32, fp32.with_name("prepared.onnx"))
     labels = np.zeros(len(images), np.int64)
     return Calibration(graph, collect(graph, [Chunk({name: images}, labels, np.arange(len(labels)))]))
-
-
-def run(path: Path, images: np.ndarray) -> np.ndarray:
-    session = new_session(path, session_options(threads=1))
-    result: np.ndarray = session.run(None, {session.get_inputs()[0].name: images})[0]
-    return result
 
 
 def far(got: np.ndarray, expected: np.ndarray) -> float:

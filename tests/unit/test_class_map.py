@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
 
-from convoy.app.pictures.class_map import MAX_RUNS, SegmentedPicture, palette_png, run_lengths, segmented
+from convoy.app.pictures.answering import MAX_RUNS, SegmentedPicture, palette_png, run_lengths, segmented
 from convoy.models.errors import InvalidRequest, ModelFailed
 from convoy.models.geometry import UNSEEN, ImagePlacement
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -68,11 +69,6 @@ def write_images(folder: Path, count: int, first_seed: int = 0) -> None:
         (folder / f"{seed}.png").write_bytes(encode_png(pixels(seed)))
 
 
-def shown(member: Sample) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    assert isinstance(member.content, np.ndarray)
-    return member.content
-
-
 def hashes(dataset: Dataset, part: Part) -> set[str]:
     return {member.sha256 for member in dataset.parts[part]}
 
@@ -91,33 +87,34 @@ def test_the_split_ignores_order_and_keeps_equal_images_together(seeds: list[int
         assert {m.sha256 for m in once[part]}.isdisjoint(m.sha256 for p in PARTS if p != part for m in once[p])
 
 
-def test_an_empty_part_is_an_error_with_advice() -> None:
-    dataset = Dataset("d", ("a", "b"), {"train": [sample(1)], "calibration": [], "test": []})
-    with pytest.raises(JobError, match=r"no test images; add images or make the folder test/"):
-        dataset.part("test")
-
-
 # --- labels
 
 
-def test_classes_that_do_not_match_are_named() -> None:
-    dataset = Dataset("d", ("cat", "dog"), {"train": [], "calibration": [], "test": []})
+def dataset_of(*labels: str) -> Dataset:
+    """With one image of each in the training part alone."""
+    members = [sample(seed, seed) for seed in range(len(labels))]
+    return Dataset("d", labels, {"train": members, "calibration": [], "test": []})
+
+
+def test_classes_that_do_not_match_and_parts_that_are_empty_are_named() -> None:
     with pytest.raises(JobError, match="classes that the model lacks: dog; rename or remove them, or say with --class"):
-        dataset.in_order_of(("cat", "horse"))
+        dataset_of("cat", "dog").in_order_of(("cat", "horse"))
+    with pytest.raises(JobError, match=r"no test images; add images or make the folder test/"):
+        dataset_of("cat", "dog").part("test")
 
 
-def test_a_data_set_may_have_some_of_a_models_classes() -> None:
-    dataset = Dataset("d", ("dog", "horse"), {"train": [sample(1, 0), sample(2, 1)], "calibration": [], "test": []})
-    matched = dataset.in_order_of(("bird", "cat", "dog", "horse"))
-    assert matched.labels == ("bird", "cat", "dog", "horse")
-    assert [member.label for member in matched.parts["train"]] == [2, 3]
-
-
-def test_a_data_set_may_call_classes_otherwise_and_several_may_be_one() -> None:
-    members = [sample(seed, seed) for seed in range(3)]
-    dataset = Dataset("d", ("cat", "n02", "n03"), {"train": members, "calibration": [], "test": []})
-    matched = dataset.in_order_of(("dog", "cat"), {"n02": "dog", "n03": "cat", "n99": "dog"})
-    assert [member.label for member in matched.parts["train"]] == [1, 0, 1]
+@pytest.mark.parametrize(
+    ("own", "wanted", "known_as", "found"),
+    [
+        (("dog", "horse"), ("bird", "cat", "dog", "horse"), {}, [2, 3]),  # some of the model's classes
+        # Called otherwise, and several are one.
+        (("cat", "n02", "n03"), ("dog", "cat"), {"n02": "dog", "n03": "cat", "n99": "dog"}, [1, 0, 1]),
+    ],
+)
+def test_a_data_sets_classes_are_found_among_the_models(own: Any, wanted: Any, known_as: Any, found: list[int]) -> None:
+    matched = dataset_of(*own).in_order_of(wanted, known_as)
+    assert matched.labels == wanted
+    assert [member.label for member in matched.parts["train"]] == found
 
 
 def test_imagenets_val_is_the_test_part_unless_there_is_one(tmp_path: Path) -> None:
@@ -141,12 +138,12 @@ def test_an_unknown_source_is_a_usage_error() -> None:
 
 
 def test_decoding_goes_through_the_one_preprocessing_and_reports_progress() -> None:
-    seen: list[tuple[int, int]] = []
-    part = decode([sample(1, 1), sample(2, 0)], TINY, lambda done, total: seen.append((done, total)))
+    report = Mock()
+    part = decode([sample(1, 1), sample(2, 0)], TINY, report)
     assert np.array_equal(part.images[0], preprocess(encode_png(pixels(1)), TINY))
     assert part.labels.tolist() == [1, 0]
     assert part.skipped == ()
-    assert seen == [(1, 2), (2, 2)]
+    assert report.mock_calls == [call(1, 2), call(2, 2)]
 
 
 def test_few_broken_images_are_skipped_and_named_many_are_an_error(tmp_path: Path) -> None:
@@ -186,18 +183,15 @@ def test_a_missing_calibration_part_is_taken_from_train_alone(tmp_path: Path) ->
     assert hashes(dataset, "train").isdisjoint(hashes(dataset, "calibration"))
 
 
-def test_a_class_without_images_is_named(tmp_path: Path) -> None:
+def test_an_empty_folder_says_what_belongs_there(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"cannot read the folder .*No such file"):
+        load_folder(tmp_path / "gone")
+    with pytest.raises(JobError, match=r"0 class folders, at least 2 are needed: <class>/<image>.jpg"):
+        load_folder(tmp_path)
     write_images(tmp_path / "cat", 3)
     (tmp_path / "dog").mkdir()
     with pytest.raises(JobError, match="has no images of dog; add some or remove the folder"):
         load_folder(tmp_path)
-
-
-def test_an_empty_folder_says_what_belongs_there(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"0 class folders, at least 2 are needed: <class>/<image>.jpg"):
-        load_folder(tmp_path)
-    with pytest.raises(JobError, match=r"cannot read the folder .*No such file"):
-        load_folder(tmp_path / "gone")
 
 
 # --- the built-in sources
@@ -217,13 +211,11 @@ def test_the_digits_are_split_once_and_for_all() -> None:
 
 @pytest.mark.slow
 def test_the_shipped_images_are_what_their_maker_writes() -> None:
-    from PIL import Image
-
     from tests.data.make_digits import ROOT, shipped_images
 
     for path, member in shipped_images().items():
         with Image.open(ROOT / path) as image:
-            assert np.array_equal(np.asarray(image), shown(member))
+            assert np.array_equal(np.asarray(image), member.content)
 
 
 def write_cifar10(root: Path, monkeypatch: pytest.MonkeyPatch, images_per_file: int = 20) -> None:
@@ -264,7 +256,7 @@ def test_cifar10_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(dataset.part("test")) == 20
     # The files hold planes: all red values, then green, then blue.
     first = np.random.default_rng(99).integers(0, 256, (20, 3 * 32 * 32), np.uint8)[0]
-    assert np.array_equal(shown(dataset.part("test")[0]), first.reshape(3, 32, 32).transpose(1, 2, 0))
+    assert np.array_equal(dataset.part("test")[0].content, first.reshape(3, 32, 32).transpose(1, 2, 0))
 
 
 @pytest.mark.slow
@@ -276,35 +268,28 @@ def test_damaged_cifar10_that_cannot_be_fetched_says_what_to_unpack_where(
     write_cifar10(tmp_path, monkeypatch)
     (tmp_path / CIFAR10.base_folder / "data_batch_3").write_bytes(b"half a file")
 
-    def no_network(self: Any) -> None:
-        raise OSError("Name or service not known")
-
-    monkeypatch.setattr(CIFAR10, "download", no_network)
+    monkeypatch.setattr(CIFAR10, "download", Mock(side_effect=OSError("Name or service not known")))
     with pytest.raises(JobError, match=r"Name or service not known.*unpack cifar-10-python.tar.gz") as caught:
         load_cifar10(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_pictures_without_classes_calibrate_but_for_the_test_part(tmp_path: Path) -> None:
-    tmp_path /= "pictures"
-    write_images(tmp_path, 60)
-    assert is_flat_folder(str(tmp_path))
-    dataset = load_flat_folder(tmp_path)
+def test_pictures_without_classes_calibrate_but_for_the_test_part_or_lie_in_their_parts(tmp_path: Path) -> None:
+    write_images(tmp_path / "pictures", 60)
+    assert is_flat_folder(str(tmp_path / "pictures"))
+    dataset = load_flat_folder(tmp_path / "pictures")
     assert (dataset.labels, len(dataset.parts["train"])) == ((), 0)
     calibration, test = (dataset.part(part) for part in ("calibration", "test"))
     assert len(calibration) + len(test) == 60
     assert len(calibration) > 3 * len(test) > 0
     assert {sample.label for sample in (*calibration, *test)} == {-1}
-
-
-def test_pictures_without_classes_may_lie_in_their_parts(tmp_path: Path) -> None:
     for index, part in enumerate(("calibration", "test")):
-        write_images(tmp_path / part, 4 + index, first_seed=10 * index)
-    assert is_flat_folder(str(tmp_path))
-    dataset = load_flat_folder(tmp_path)
+        write_images(tmp_path / "parts" / part, 4 + index, first_seed=10 * index)
+    assert is_flat_folder(str(tmp_path / "parts"))
+    dataset = load_flat_folder(tmp_path / "parts")
     assert {part: len(samples) for part, samples in dataset.parts.items()} == {"train": 0, "calibration": 4, "test": 5}
-    write_images(tmp_path / "test" / "cats", 1, first_seed=30)
-    assert not is_flat_folder(str(tmp_path))
+    write_images(tmp_path / "parts" / "test" / "cats", 1, first_seed=30)
+    assert not is_flat_folder(str(tmp_path / "parts"))
     assert not is_flat_folder("digits")
 
 
@@ -317,16 +302,13 @@ DIGEST = "bdba87b39a0c3d7a3565368241bf823dd81d875a78e104f39790f3fd1b0dc1a2"
 # --- faces
 
 
-def test_no_family_and_no_file_is_on_both_sides() -> None:
+def test_no_family_and_no_file_is_on_both_sides_and_every_face_has_every_character() -> None:
     learned, tested = (installed_faces(is_test=is_test) for is_test in (False, True))
     assert {face.family for face in learned}.isdisjoint(face.family for face in tested)
     every = [hashlib.sha256(face.path.read_bytes()).hexdigest() for face in (*learned, *tested)]
     assert len(set(every)) == len(every) == 97
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)
-
-
-def test_every_face_has_every_character() -> None:
-    for face in (*installed_faces(is_test=False), *installed_faces(is_test=True)):
+    for face in (*learned, *tested):
         font = ImageFont.truetype(str(face.path), 24, layout_engine=ImageFont.Layout.BASIC)
         nothing = bytes(font.getmask("\ufffe"))
         assert all(any(found) and found != nothing for found in (bytes(font.getmask(one)) for one in CHARACTERS))

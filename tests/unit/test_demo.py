@@ -38,20 +38,16 @@ def test_each_step_has_its_words_its_command_what_it_printed_and_its_picture() -
     assert "![" not in look
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").touch()
-    with pytest.raises(UsageError, match="holds something that no demo wrote"):
-        demo.make_empty(tmp_path)
-    assert (tmp_path / "thesis.txt").exists()
-
-
-def test_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
+def test_an_earlier_demo_is_replaced_and_a_folder_of_something_else_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "build" / "demo"
     demo.make_empty(folder)
     (folder / "store").mkdir()
     (folder / "store" / "old").touch()
     demo.make_empty(folder)
     assert not (folder / "store").exists()
+    with pytest.raises(UsageError, match="holds something that no demo wrote"):
+        demo.make_empty(folder.parent)
+    assert folder.exists()
 
 
 @pytest.mark.slow

@@ -6,9 +6,9 @@ from itertools import count
 
 import pytest
 
-from convoy.app.scheduling.early_drop import early_drops, most_samples
+from convoy.app.scheduling.early_drop import early_drops
 from convoy.app.scheduling.latency import LatencyModel
-from convoy.app.scheduling.queues import Entry, Lane, LaneForecast, Queue, State, Timeline
+from convoy.app.scheduling.queues import Lane, Queue, State
 from convoy.app.scheduling.request import ModelKey, Request
 
 A, B = ModelKey("a", 1), ModelKey("b", 1)
@@ -31,7 +31,7 @@ def give_up(state: State, deadlines: list[int], *, priorities: list[int] | None 
     queue, ids = state.queues[A], count()
     for deadline, priority in zip(deadlines, priorities or [0] * len(deadlines), strict=True):
         state.enqueue(Request(next(ids), A, 1, ((1,),), (), (), (), (), 0, priority, deadline))
-    entries = queue.by_shape[((1,),)]
+    entries = queue.groups[((1,),)]
     return early_drops(state, queue, entries, state.forecast(queue.lanes[0], 0), 0)
 
 
@@ -78,66 +78,9 @@ def test_requests_without_deadlines_are_never_given_up() -> None:
     queue = state.queues[A]
     for number in range(20):
         state.enqueue(Request(number, A, 1, ((1,),), (), (), (), (), 0))
-    assert early_drops(state, queue, queue.by_shape[((1,),)], state.forecast(queue.lanes[0], 0), 0) == 0
+    assert early_drops(state, queue, queue.groups[((1,),)], state.forecast(queue.lanes[0], 0), 0) == 0
 
 
 def test_a_tight_request_is_not_given_up_for_time_that_nobody_needs() -> None:
     # The others have a hundred times the time that they need: the device will be idle again soon.
     assert give_up(make_state(1000, 100), [1200] + [200_000] * 7) == 0
-
-
-@pytest.mark.parametrize(
-    ("per_sample", "others", "given_up"),
-    [
-        pytest.param(100, 0, 0, id="the-device-will-be-idle-again-soon"),
-        pytest.param(100, 2, 1, id="others-keep-it-busy"),
-        pytest.param(5, 2, 0, id="batches-that-are-mostly-fixed-cost-hardly-grow"),
-    ],
-)
-def test_time_is_dear_where_other_models_need_it(per_sample: int, others: int, given_up: int) -> None:
-    keys = [A, *(ModelKey(f"other-{number}", 1) for number in range(others))]
-    state = make_state(1000, per_sample, *keys, max_batch=64)
-    for number, key in enumerate(key for key in keys[1:] for _ in range(64)):
-        state.enqueue(Request((1 << 20) + number, key, 1, ((1,),), (), (), (), (), 0, 0, 200_000))
-    assert give_up(state, [1200] + [200_000] * 63) == given_up
-
-
-def heads(count: int, deadline_ns: int | None) -> list[Entry]:
-    requests = [Request(number, A, 1, ((1,),), (), (), (), (), 0, 0, deadline_ns) for number in range(count)]
-    return [broad_queue(0).order_of(request) for request in requests]
-
-
-@pytest.mark.parametrize(
-    ("waiting", "deadline", "most"),
-    [
-        pytest.param(33, 30_000, 140, id="half-of-its-time"),
-        pytest.param(33, 5000, 100, id="no-longer-than-ten-alone"),
-        pytest.param(32, 5000, 256, id="few-wait"),
-        pytest.param(33, None, 256, id="no-deadline"),
-    ],
-)
-def test_a_large_batch_takes_half_of_the_first_requests_time(waiting: int, deadline: int | None, most: int) -> None:
-    assert most_samples(broad_queue(waiting), heads(1, deadline), broad_forecast(0), 0) == most
-
-
-@pytest.mark.parametrize(
-    ("now_ns", "most"),
-    [pytest.param(0, 140, id="the-rest-is-in-time"), pytest.param(5000, 256, id="the-rest-would-be-late")],
-)
-def test_it_is_not_shortened_at_the_cost_of_those_who_wait(now_ns: int, most: int) -> None:
-    assert most_samples(broad_queue(280), heads(280, 30_000), broad_forecast(now_ns), 0) == most
-
-
-def test_where_a_request_costs_little_beyond_its_sample_batches_of_32_are_allowed() -> None:
-    lane = Lane(0, DEVICE, tuple(range(1, 257)), LatencyModel({size: 10 + 100 * size for size in (1, 16, 256)}))
-    queue = Queue(A, 256, 1000, lanes=[lane], waiting=33)
-    assert most_samples(queue, heads(1, 1000), LaneForecast(lane, Timeline(), 0, 0), 0) == 32
-
-
-def broad_forecast(now_ns: int) -> LaneForecast:
-    latency = LatencyModel({size: 1000 + 100 * size for size in (1, 16, 256)})
-    return LaneForecast(Lane(0, DEVICE, tuple(range(1, 257)), latency), Timeline(), now_ns, now_ns)
-
-
-def broad_queue(waiting: int) -> Queue:
-    return Queue(A, 256, 1000, lanes=[broad_forecast(0).lane], waiting=waiting)

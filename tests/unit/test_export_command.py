@@ -7,10 +7,11 @@ import io
 import re
 from dataclasses import replace
 from itertools import cycle
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from export_fixtures import fake_torch, make_quick, options, write_images
+from export_fixtures import make_quick, options, write_images
 from rich.console import Console
 
 from convoy.app.engines.batch import EngineFailure
@@ -26,17 +27,9 @@ from convoy.models.bundle import Interval, Manifest, open_bundle
 from convoy.models.errors import BundleError, JobError, UsageError
 
 
-def make_quick_and_without_torch(monkeypatch, cache):
-    make_quick(monkeypatch)
-    monkeypatch.setattr("convoy.export.profiling.roofline._MATRIX", 64)
-    monkeypatch.setattr(command, "to_onnx", fake_torch)
-    monkeypatch.setattr("convoy.export.variants.precision.has_bf16", lambda: False)  # whatever processor this is
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-
-
 @pytest.fixture(autouse=True)
-def quick_and_without_torch(monkeypatch, tmp_path):
-    make_quick_and_without_torch(monkeypatch, tmp_path / "cache")
+def quick_and_tidy(monkeypatch, tmp_path):
+    make_quick(monkeypatch, tmp_path / "cache")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
@@ -55,23 +48,16 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     images = str(write_images(folder / "colour-photos"))
     with pytest.MonkeyPatch.context() as patch:
-        make_quick_and_without_torch(patch, folder / "cache")
+        make_quick(patch, folder / "cache")
         return export_bundle(options(folder, calibrate=images, evaluate=images))
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=400)
 
 
 def verdicts(manifest: Manifest) -> dict[str, tuple[bool, str]]:
     return {variant.file: (variant.serve, variant.reason) for variant in manifest.variants}
-
-
-def measured_as(monkeypatch, speedup: Interval) -> None:
-    """The variants' speed-up is this, whatever the machine says."""
-
-    def measured(candidates, progress):
-        reference, *others = real(candidates, progress)
-        return reference, *(table and replace(table, speedup=speedup) for table in others)
-
-    real = profile.measure_latencies
-    monkeypatch.setattr(profile, "measure_latencies", measured)
 
 
 def left_behind(tmp_path) -> list[str]:
@@ -79,14 +65,13 @@ def left_behind(tmp_path) -> list[str]:
 
 
 def test_a_bundle_has_all_that_serving_needs(whole):
-    folder = whole
-    assert folder.parts[-3:] == ("store", "colours", "1")
-    bundle = open_bundle(folder)
+    assert whole.parts[-3:] == ("store", "colours", "1")
+    bundle = open_bundle(whole)
     variants = ["fp16.onnx", "fp32.onnx", "fp8.onnx", "int8-cpu.onnx", "int8-trt.onnx"]
     assert sorted(bundle.manifest.files) == sorted(
         ["canary.safetensors", "export.yaml", *variants, "labels.txt", "report.html"]
     )
-    assert (folder / "labels.txt").read_text() == "red\nblue\n"
+    assert (whole / "labels.txt").read_text() == "red\nblue\n"
     spec = bundle.manifest.spec
     assert (spec.name, spec.max_batch_size, spec.labels) == ("colours", 4, ("red", "blue"))
     assert [(t.name, t.dtype, t.shape) for t in spec.inputs] == [("images", "UINT8", (8, 8, 3))]
@@ -99,10 +84,7 @@ def test_a_bundle_has_all_that_serving_needs(whole):
         ]
         # Only what runs on this device was timed on it.
         assert (variant.latency is not None) == (variant.target == "cpu")
-
-
-def test_the_canary_is_real_images_and_their_fp32_answers(whole):
-    canary = open_bundle(whole).canary()
+    canary = bundle.canary()
     assert 8 <= canary.samples <= 32
     means = canary.inputs["images"].reshape(canary.samples, -1, 3).mean(axis=1)[:, [0, 2]] / 255
     np.testing.assert_allclose(canary.outputs["logits"], means, rtol=1e-5)
@@ -118,8 +100,8 @@ def test_provenance_names_sources_and_hashes_but_no_folder_of_this_machine(whole
     assert not re.search(rb"/(tmp|home|root|usr)/", (whole / "manifest.json").read_bytes())
 
 
-def lossy(monkeypatch):
-    """Let every variant but fp32 lose 1.2 points, whatever it answers."""
+def test_a_precision_asked_for_by_name_and_refused_is_a_failed_job(tmp_path, data, monkeypatch):
+    """Every variant but fp32 loses 1.2 points, whatever it answers."""
     real = proof.measure_accuracy
 
     def measured_with_loss(*arguments, **options):
@@ -127,11 +109,7 @@ def lossy(monkeypatch):
         return exact, *(replace(score, accuracy=replace(score.accuracy, loss_points=1.2)) for score in scores)
 
     monkeypatch.setattr(proof, "measure_accuracy", measured_with_loss)
-
-
-def test_a_precision_asked_for_by_name_and_refused_is_a_failed_job(tmp_path, data, monkeypatch):
-    lossy(monkeypatch)
-    console = Console(file=io.StringIO(), width=200)
+    console = quiet()
     call = options(tmp_path, calibrate=data, evaluate=data, precisions="int8")
     with pytest.raises(JobError, match=r"published without what --precisions asked for: int8-cpu.onnx loses 1.20"):
         run(call, console)
@@ -141,12 +119,18 @@ def test_a_precision_asked_for_by_name_and_refused_is_a_failed_job(tmp_path, dat
 
 
 def test_a_strict_gate_wants_proof(tmp_path, data, monkeypatch):
-    measured_as(monkeypatch, Interval(3.0, 2.9, 3.1))
+    real = profile.measure_latencies
+
+    def measured(candidates, progress):
+        reference, *others = real(candidates, progress)
+        return reference, *(table and replace(table, speedup=Interval(3.0, 2.9, 3.1)) for table in others)
+
+    monkeypatch.setattr(profile, "measure_latencies", measured)
     call = options(tmp_path, calibrate=data, evaluate=data, strict_gate=True, precisions="int8")
     with pytest.raises(JobError, match="not proved with 24 images, and --strict-gate wants it proved"):
-        run(call, Console(file=io.StringIO()))
+        run(call, quiet())
     proved = replace(call, accuracy_budget_points=15.0)
-    manifest = open_bundle(run(proved, Console(file=io.StringIO()))).manifest
+    manifest = open_bundle(run(proved, quiet())).manifest
     serve, reason = verdicts(manifest)["int8-cpu.onnx"]
     assert serve
     assert "(at most 12.12 with 95 %), within the budget of 15" in reason
@@ -181,10 +165,7 @@ def test_images_that_are_calibrated_and_evaluated_on_are_refused(tmp_path, data)
 
 @pytest.mark.parametrize("where", ["convoy.export.assemble.shutil.copyfile", "convoy.export.variants.making.prepare"])
 def test_a_full_disk_leaves_no_partial_bundle(tmp_path, data, monkeypatch, where):
-    def no_space(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(where, no_space)
+    monkeypatch.setattr(where, Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(JobError, match=r"the disk of .* is full; free some space"):
         export_bundle(options(tmp_path, calibrate=data, evaluate=data))
     assert left_behind(tmp_path) == []
@@ -201,10 +182,7 @@ def test_a_full_disk_leaves_no_partial_bundle(tmp_path, data, monkeypatch, where
     ],
 )
 def test_an_interrupt_leaves_nothing(tmp_path, data, monkeypatch, where):
-    def interrupt(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(where, interrupt)
+    monkeypatch.setattr(where, Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         export_bundle(options(tmp_path, calibrate=data, evaluate=data))
     assert not (tmp_path / "store").exists()
@@ -222,14 +200,9 @@ def test_a_pipe_gets_the_table_and_no_bars(tmp_path, data):
     assert any(row.startswith("fp16.onnx ") and row.endswith(" on GPU") for row in rows)
 
 
-def swapped(tmp_path) -> None:
-    """The labels in the other order than the network's outputs."""
-    (tmp_path / "labels.txt").write_text("blue\nred\n")
-
-
 def test_what_fails_the_proof_is_not_published(tmp_path, data):
     call = options(tmp_path, calibrate=data, evaluate=data)
-    swapped(tmp_path)
+    (tmp_path / "labels.txt").write_text("blue\nred\n")  # not the order of the network's outputs
     with pytest.raises(JobError, match=r"nothing was published, for 0\.00 % of 24 images .* swapped: 'blue' and 'red'"):
         export_bundle(call)
     assert left_behind(tmp_path) == []
@@ -275,9 +248,7 @@ def test_the_best_file_that_was_tried_is_published_with_the_trail(tmp_path, data
 
 
 def test_bf16_that_nobody_asked_for_and_no_engine_takes_is_left_out_with_a_remark(tmp_path, data, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise BundleError("fp32.onnx: OpenVINO cannot load it (no such operator)")
-
+    refuse = Mock(side_effect=BundleError("fp32.onnx: OpenVINO cannot load it (no such operator)"))
     monkeypatch.setattr("convoy.export.variants.precision.has_bf16", lambda: True)
     row = next(row for row in ROWS if row.name == "openvino")
     able = replace(row, probe=lambda machine: (True, ""), open=refuse)
@@ -286,29 +257,9 @@ def test_bf16_that_nobody_asked_for_and_no_engine_takes_is_left_out_with_a_remar
     assert "bf16.onnx" not in verdicts(manifest)
     assert "no bf16.onnx: fp32.onnx: OpenVINO cannot load it" in manifest.variants[0].reason
     with pytest.raises(JobError, match=r"asked for: no bf16\.onnx: .*OpenVINO cannot load it"):
-        run(options(tmp_path, calibrate=data, evaluate=data, precisions="bf16"), Console(file=io.StringIO()))
+        run(options(tmp_path, calibrate=data, evaluate=data, precisions="bf16"), quiet())
 
 
-ERRORS = (
-    ValueError("The truth value of an array\nis ambiguous"),
-    MemoryError(),
-    JobError("it cannot be made"),
-    EngineFailure("the kernel died"),
-    AssertionError(),
-    OSError("a library is missing"),
-    RecursionError("too deep"),
-    BundleError("it does not load"),
-)
-SHOWN = (
-    "ValueError: The truth value of an array is ambiguous",
-    "there was not enough memory for it",
-    "it cannot be made",
-    "EngineFailure: the kernel died",
-    "AssertionError",
-    "OSError: a library is missing",
-    "RecursionError: too deep",
-    "it does not load",
-)
 # What only OpenVINO runs is made of other networks than this one.
 OTHERS = [recipe for recipe in RECIPES if recipe.make is not None and recipe.target != "openvino"]
 
@@ -323,40 +274,44 @@ def failing(monkeypatch, files, error, step):
         made = tuple(replace(one, make=fail) if one.file in files else one for one in RECIPES)
         monkeypatch.setattr(command, "select", lambda *_, **__: tuple(one for one in made if one.precision != "bf16"))
         return
-    if step == "time":
-        real = profile.measure_latencies
-
-        def timed(candidates, progress):
-            return fail() if any(one.recipe.file in files for one in candidates) else real(candidates, progress)
-
-        monkeypatch.setattr(profile, "measure_latencies", timed)
-        return
-    if step == "open":
-        really = variants_file.open_engine
-
-        def opening(spec, recipe, row, path):
-            return fail() if recipe.file in files else really(spec, recipe, row, path)
-
-        monkeypatch.setattr(variants_file, "open_engine", opening)
-        return
-    answered = variants_file.OpenVariant.answers
+    owner, name, recipes_of = {
+        "time": (profile, "measure_latencies", lambda candidates, _: [one.recipe for one in candidates]),
+        "open": (variants_file, "open_engine", lambda spec, recipe, *_: [recipe]),
+        "answer": (variants_file.OpenVariant, "answers", lambda variant, _: [variant.recipe]),
+    }[step]
+    real = getattr(owner, name)
     monkeypatch.setattr(
-        variants_file.OpenVariant,
-        "answers",
-        lambda self, inputs: fail() if self.recipe.file in files else answered(self, inputs),
+        owner,
+        name,
+        lambda *given: fail() if any(one.file in files for one in recipes_of(*given)) else real(*given),
     )
 
 
-@pytest.mark.parametrize(("error", "shown"), list(zip(ERRORS, SHOWN, strict=True)), ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (
+            ValueError("The truth value of an array\nis ambiguous"),
+            "ValueError: The truth value of an array is ambiguous",
+        ),
+        (MemoryError(), "there was not enough memory for it"),
+        (JobError("it cannot be made"), "it cannot be made"),
+        (EngineFailure("the kernel died"), "EngineFailure: the kernel died"),
+        (AssertionError(), "AssertionError"),
+        (OSError("a library is missing"), "OSError: a library is missing"),
+        (RecursionError("too deep"), "RecursionError: too deep"),
+        (BundleError("it does not load"), "it does not load"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
 def test_a_precision_that_cannot_be_made_does_not_take_the_others_with_it(tmp_path, data, monkeypatch, error, shown):
     failing(monkeypatch, {"int8-cpu.onnx"}, error, "make")
-    console = Console(file=io.StringIO(), width=400)
+    console = quiet()
     folder = run(options(tmp_path, calibrate=data, evaluate=data), console)
-    manifest = open_bundle(folder).manifest
-    assert [one.file for one in manifest.variants] == ["fp32.onnx", "fp16.onnx", "int8-trt.onnx", "fp8.onnx"]
-    assert f"no int8-cpu.onnx: {shown}" in manifest.variants[0].reason
-    assert f"no int8-cpu.onnx: {shown}" in console.file.getvalue()
-    assert f"no int8-cpu.onnx: {shown}" in (folder / "report.html").read_text()
+    variants = open_bundle(folder).manifest.variants
+    assert [one.file for one in variants] == ["fp32.onnx", "fp16.onnx", "int8-trt.onnx", "fp8.onnx"]
+    for told in (variants[0].reason, console.file.getvalue(), (folder / "report.html").read_text()):
+        assert f"no int8-cpu.onnx: {shown}" in told
 
 
 # Each file and each step once: how all files fail in each step is the next test's.
@@ -379,8 +334,8 @@ def test_where_nothing_else_can_be_made_fp32_is_published_and_what_was_named_is_
 ):
     failing(monkeypatch, {one.file for one in OTHERS}, RuntimeError("none of them"), step)
     call = options(tmp_path, calibrate=data, evaluate=data, precisions="int8,fp16")
-    console = Console(file=io.StringIO(), width=400)
-    run(replace(call, precisions=None), Console(file=io.StringIO()))
+    console = quiet()
+    run(replace(call, precisions=None), quiet())
     with pytest.raises(JobError, match=r"published without what --precisions asked for: no fp16\.onnx and no int8-cpu"):
         run(call, console)
     assert [one.file for one in open_bundle(tmp_path / "store/colours/2").manifest.variants] == ["fp32.onnx"]

@@ -8,18 +8,16 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from export_fixtures import SIZE_PX, make_quick, save_graph
+from export_fixtures import SIZE_PX, export, make_quick, save_graph
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from convoy.app.engines.onnx_session import unoptimised_session
-from convoy.export.command import export_bundle
-from convoy.export.options import ExportOptions
 from convoy.export.plan import ExportPlan
 from convoy.export.rows import Rows, noise_of_both_signs
 from convoy.export.sources.onnx_file import portable
-from convoy.export.sources.torch_job import Answered, TorchResult
-from convoy.models.bundle import Bundle, open_bundle
+from convoy.export.sources.torch_job import Answered, TorchJob, TorchResult
+from convoy.models.bundle import Bundle
 from convoy.models.errors import JobError
 from convoy.models.spec import ImageSpec, TensorSpec
 
@@ -51,7 +49,6 @@ LAYERS = {
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_pool_answers_as_torch_does(tmp_path, kind):
     from convoy.export.sources.torch_child import graph
-    from convoy.export.sources.torch_job import TorchJob
 
     layer, shape = LAYERS[kind]
     # ONNX Runtime has other kernels for what stands behind a convolution.
@@ -122,11 +119,6 @@ def product(equation: str) -> onnx.ModelProto:
     return helper.make_model(helper.make_graph([node], "g", inputs, [output]))
 
 
-def equation_of(model: onnx.ModelProto) -> str:
-    text: str = helper.get_attribute_value(model.graph.node[0].attribute[0]).decode()
-    return text
-
-
 @pytest.mark.parametrize(
     ("equation", "rewritten"),
     [
@@ -141,7 +133,7 @@ def test_capitals_are_taken_out_and_the_product_stays(equation, rewritten):
     x, y = np.random.default_rng(0).normal(size=(2, 2, 3, 4)).astype(np.float32)
     before = ReferenceEvaluator(product(equation)).run(None, {"x": x, "y": y})[0]
     model = portable(product(equation))
-    assert equation_of(model) == rewritten
+    assert helper.get_attribute_value(model.graph.node[0].attribute[0]) == rewritten.encode()
     np.testing.assert_array_equal(ReferenceEvaluator(model).run(None, {"x": x, "y": y})[0], before)
 
 
@@ -152,56 +144,55 @@ def constant(name: str, *shape: int) -> onnx.TensorProto:
 
 
 def write(path: Path, opset: int, middle: str) -> Path:
+    """A network of this opset, with what is written in each opset otherwise in the middle of it."""
     node = helper.make_node
-    nodes = [node("Conv", ["x", "w1"], ["c"], pads=[1] * 4), node("Add", ["c", "shift"], ["added"])]
-    constants = [constant("w1", 8, 3, 3, 3), constant("shift", 1, 8, 1, 1), constant("w2", 5, 8, 3, 3)]
-    if middle == "clip" and opset < 11:
-        nodes.append(node("Clip", ["added"], ["m"], min=0.0, max=6.0))
-    elif middle == "clip":
-        nodes.append(node("Clip", ["added", "low", "high"], ["m"]))
-        constants += [numpy_helper.from_array(np.float32(value), name) for name, value in (("low", 0), ("high", 6))]
-    elif middle == "norm":
-        norms = ["scale", "bias", "mean", "variance"]
-        nodes.append(node("Relu", ["added"], ["r"]))
-        nodes.append(node("BatchNormalization", ["r", *norms], ["m"]))
-        constants += [constant(name, 8) for name in norms]
-    elif middle == "larger":
-        factors = numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "factors")
-        kind = "Upsample" if opset < 10 else "Resize"
-        more = ["", "factors"] if opset > 10 else ["factors"]
-        own = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"} if opset > 10 else {}
-        nodes.append(node(kind, ["added", *more], ["m"], mode="nearest", **own))
-        constants.append(factors)
-        if opset in (11, 12):
-            more[0] = "roi"
-            nodes[-1].input[1] = "roi"
-            constants.append(numpy_helper.from_array(np.zeros(0, np.float32), "roi"))
-    else:
-        nodes.append(node("Softmax", ["added"], ["m"], axis=1))
-    nodes += [
+    region = {9: [], 10: [], 11: ["roi"], 12: ["roi"]}.get(opset, [""])
+    way = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"} if opset > 10 else {}
+    ways = {
+        "clip": [
+            node("Clip", ["added"], ["m"], min=0.0, max=6.0)
+            if opset < 11
+            else node("Clip", ["added", "low", "high"], ["m"])
+        ],
+        "norm": [
+            node("Relu", ["added"], ["r"]),
+            node("BatchNormalization", ["r", "scale", "bias", "mean", "variance"], ["m"]),
+        ],
+        "larger": [
+            node("Upsample" if opset < 10 else "Resize", ["added", *region, "factors"], ["m"], mode="nearest", **way)
+        ],
+        "softmax": [node("Softmax", ["added"], ["m"], axis=1)],
+    }
+    nodes = [
+        node("Conv", ["x", "w1"], ["c"], pads=[1] * 4),
+        node("Add", ["c", "shift"], ["added"]),
+        *ways[middle],
         node("Conv", ["m", "w2"], ["d"], pads=[1] * 4),
         node("GlobalAveragePool", ["d"], ["g"]),
         node("Flatten", ["g"], ["y"]),
     ]
-    graph = helper.make_graph(
+    numbers = {"low": 0, "high": 6, "factors": [1, 1, 2, 2], "roi": []}
+    constants = [
+        *(constant("w1", 8, 3, 3, 3), constant("shift", 1, 8, 1, 1), constant("w2", 5, 8, 3, 3)),
+        *(constant(name, 8) for name in ("scale", "bias", "mean", "variance")),
+        *(numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in numbers.items()),
+    ]
+    read = {name for one in nodes for name in one.input}
+    return save_graph(
+        path,
         nodes,
-        "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 16, 16])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 5])],
-        constants,
+        [one for one in constants if one.name in read],
+        opset=opset,
+        ir_version=7,
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
-    onnx.checker.check_model(model)
-    onnx.save(model, path)
-    return path
 
 
 def exported(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch, **more: object) -> Bundle:
-    make_quick(monkeypatch)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make_quick(monkeypatch, tmp_path / "cache")
     given = {"preprocess": "unit", "input": "3x16x16", "allow_random_calibration": True, "max_batch": 4}
-    call = ExportOptions(source, name="net", store=tmp_path / "store", **(given | more))  # type: ignore[arg-type]
-    return open_bundle(export_bundle(call))
+    return export(tmp_path, source, **(given | more))
 
 
 def check(bundle: Bundle) -> None:
@@ -236,15 +227,14 @@ def test_int8_of_a_transposed_convolution_in_groups_is_right(tmp_path, monkeypat
         constant("t", 8, 8 // groups, 4, 4),
         *([constant("b", 8)] if biased else []),
     ]
-    graph = helper.make_graph(
+    path = save_graph(
+        tmp_path / "net.onnx",
         nodes,
-        "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 16, 16])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 8])],
         constants,
+        opset=17,
     )
-    path = tmp_path / "net.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     check(exported(tmp_path, str(path), monkeypatch, precisions="fp16,int8"))
     rows = np.random.default_rng(0).standard_normal((24, 3, 16, 16)).astype(np.float32)
     np.savez(tmp_path / "rows.npz", x=rows)
@@ -284,11 +274,6 @@ def write_padded(path: Path) -> Path:
     pads = np.array([0, 0, 0, 0, 0, 0, 1, 1])
     constants = {"pads": pads, "zero": np.float32(0)}
     return proof_write(path, nodes, constants, {"features": ["batch", 3 * SIZE_PX * SIZE_PX]})
-
-
-def export(tmp_path: Path, source: Path | str, **changes: object) -> Bundle:
-    given = {"source": str(source), "name": "net", "store": tmp_path / "store", "max_batch": 4} | changes
-    return open_bundle(export_bundle(ExportOptions(**given)))  # type: ignore[arg-type]
 
 
 WAYS = {

@@ -134,7 +134,9 @@ def test_few_scores_prove_nothing_and_right_or_wrong_have_the_exact_bound():
     assert not worse.is_proved
 
 
-def test_whole_numbers_differ_by_share_and_floats_by_size():
+def test_whole_numbers_differ_by_share_floats_by_size_and_what_is_not_finite_by_infinity():
+    errors = relative_errors(np.array([[np.nan, 1.0], [np.inf, 1.0], [3.0, 4.0]]), np.array([[3.0, 4.0]] * 3))
+    assert errors.tolist() == [np.inf, np.inf, 0.0]
     assert relative_errors(np.array([[1, 2], [3, 4]]), np.array([[1, 0], [3, 4]])).tolist() == [0.5, 0.0]
     assert relative_errors(np.array([[[3.0, 4.5]]]), np.array([[[3.0, 4.0]]])).tolist() == [pytest.approx(0.1)]
 
@@ -255,11 +257,6 @@ def test_scores_count_classes_and_pairs():
     assert accuracy.loss_bound_points == pytest.approx(loss_bound_points(1, 1, 4))
     assert reference.accuracy(reference, (), 1.0).loss_bound_points == 0
     assert reference.accuracy(reference, (), 1.0).top5 is None
-
-
-def test_an_answer_that_is_not_finite_is_infinitely_far():
-    errors = relative_errors(np.array([[np.nan, 1.0], [np.inf, 1.0], [3.0, 4.0]]), np.array([[3.0, 4.0]] * 3))
-    assert errors.tolist() == [np.inf, np.inf, 0.0]
 
 
 @pytest.mark.parametrize(

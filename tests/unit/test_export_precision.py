@@ -2,35 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
 import pytest
-from export_fixtures import answers, write_red_or_blue
+import scipy.stats
+from export_fixtures import answers, save_graph, write_red_or_blue
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import calibrate
-from precision_fixtures import calibrated, far, inputs, residual, run
+from precision_fixtures import calibrated, far, inputs, residual
 
 from convoy.export.command import _without_fp8
 from convoy.export.sources.torch_job import TorchResult
 from convoy.export.tensorrt.audit import read_listing
-from convoy.export.tensorrt.engine import Tuned, tune
+from convoy.export.tensorrt.engine import tune
 from convoy.export.tensorrt.watch import BuildWatch
 from convoy.export.variants.calibrate import BINS, ActivationHistogram, Calibration, Conversion, least_divergent
 from convoy.export.variants.halves import convert_to_bf16, convert_to_fp16
 from convoy.export.variants.making import audit
-from convoy.export.variants.onnx_graph import array, attribute, initializers, producers
-from convoy.export.variants.pairs import FOR_TENSORRT, FP8, from_fp8, to_fp8, unfit, unprofitable
+from convoy.export.variants.onnx_graph import array, attribute, consumers, initializers, producers
+from convoy.export.variants.pairs import (
+    CONVOLUTIONS,
+    FOR_TENSORRT,
+    FP8,
+    PRODUCTS,
+    before_pair,
+    from_fp8,
+    to_fp8,
+    unfit,
+    unprofitable,
+)
 from convoy.export.variants.precision import select
 from convoy.export.variants.quantize import layers, quantize_for_cpu
 from convoy.export.variants.variant import write_rounding_twin
 from convoy.models.errors import JobError
 from convoy.models.plans import BuildOptions
-from tests.support.pair_rules import violations
+
+
+def violations(graph: Any, kept: Collection[str] = ()) -> list[str]:
+    """What in a file's placement of quantise-dequantise pairs is against the rules; empty for a sound file.
+
+    The nodes of `kept` were left in higher precision on purpose.
+    """
+    makers, readers, constants = producers(graph), consumers(graph), initializers(graph)
+    found = []
+    for node in graph.node:
+        if node.op_type == "QuantizeLinear":
+            found += _wrong_pair(node, makers, constants)
+        elif node.op_type in CONVOLUTIONS | PRODUCTS:
+            quantised = [name in makers and makers[name].op_type == "DequantizeLinear" for name in node.input]
+            if quantised[2:] == [True]:
+                found.append(f"{node.name}: its bias is quantised")
+            if quantised[0] != quantised[1]:
+                found.append(f"{node.name}: only one of its input and weight is quantised")
+        elif node.op_type in ("Relu", "Clip", "BatchNormalization") and before_pair(node.input[0], makers):
+            found.append(f"{node.name}: a pair stands between it and what it is fused with")
+        elif node.op_type == "Add" and node.name not in kept:
+            found += _wrong_addition(node, makers)
+    return found + [f"{name}: quantised and never read" for name in _unread(graph, readers)]
+
+
+def _wrong_pair(node: Any, makers: Mapping[str, Any], constants: Mapping[str, Any]) -> list[str]:
+    from onnx import TensorProto
+
+    zero = constants.get(node.input[2]) if len(node.input) > 2 else None
+    if zero is None or zero.data_type not in (TensorProto.INT8, TensorProto.FLOAT8E4M3FN) or array(zero).any():
+        return [f"{node.name}: not symmetric INT8 or FP8"]
+    per_channel = len(constants[node.input[1]].dims) > 0 and constants[node.input[1]].dims[0] > 1
+    if per_channel and node.input[0] not in constants:
+        return [f"{node.name}: activations are quantised per channel"]
+    return []
+
+
+def _wrong_addition(node: Any, makers: Mapping[str, Any]) -> list[str]:
+    """A residual addition behind a quantised convolution has exactly one quantised input, not the convolution's."""
+    originals = [before_pair(name, makers) for name in node.input]
+    branches = [makers.get(name) for name in node.input]
+    fused = [
+        branch is not None and branch.op_type in CONVOLUTIONS and before_pair(branch.input[0], makers) is not None
+        for branch in branches
+    ]
+    if any(fused) and all(name in makers for name in node.input) and sum(map(bool, originals)) != 1:
+        return [f"{node.name}: its skip input is not quantised"]
+    if all(originals) and originals:
+        return [f"{node.name}: both of its inputs are quantised"]
+    return []
+
+
+def _unread(graph: Any, readers: Mapping[str, list[Any]]) -> list[str]:
+    return [node.name for node in graph.node if node.op_type == "DequantizeLinear" and node.output[0] not in readers]
+
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
 
@@ -105,7 +172,17 @@ def test_tensorrts_file_keeps_tensorrts_rules(tmp_path, depthwise):
     assert counted["int8"] == 2
     assert "fp32" not in counted
     twin = write_rounding_twin(tmp_path / "int8-trt.onnx", tmp_path / "twin.onnx")
-    assert 0 < far(run(twin, inputs()), run(tmp_path / "fp32.onnx", inputs())) < 0.05
+    assert 0 < far(answers(twin, inputs()), answers(tmp_path / "fp32.onnx", inputs())) < 0.05
+
+
+def one_layer(operator: str, weight: tuple[int, ...], source: str = "before", **how: int) -> onnx.GraphProto:
+    """x -> relu -> `before`, and a layer that reads that or x itself."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["before"], "relu"),
+        helper.make_node(operator, [source, "w"], ["y"], "layer", **how),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
+    return helper.make_graph(nodes, "g", [x], [], [numpy_helper.from_array(np.zeros(weight, np.float32), "w")])
 
 
 @pytest.mark.parametrize(
@@ -125,13 +202,7 @@ def test_tensorrts_file_keeps_tensorrts_rules(tmp_path, depthwise):
 )
 def test_convolutions_too_small_to_pay_are_left_out(weight, group, is_first, left_out):
     source = "x" if is_first else "before"
-    nodes = [
-        helper.make_node("Relu", ["x"], ["before"], "relu"),
-        helper.make_node("Conv", [source, "w"], ["y"], "conv", group=group),
-    ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "g", [x], [], [numpy_helper.from_array(np.zeros(weight, np.float32), "w")])
-    assert ("conv" in unprofitable(graph)) == left_out
+    assert ("layer" in unprofitable(one_layer("Conv", weight, source, group=group))) == left_out
 
 
 def test_fp16_keeps_the_front_and_wide_values_in_fp32(tmp_path):
@@ -154,8 +225,8 @@ def test_bf16_halves_the_weights_and_its_twin_rounds_as_a_processor_with_bf16_do
     assert audit(path, "openvino", {}).by_precision["bf16"] == sum(
         node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") for node in graph.node
     )
-    exact = run(network.graph, inputs())
-    only_weights, twin = run(path, inputs()), run(write_rounding_twin(path, tmp_path / "twin.onnx"), inputs())
+    exact = answers(network.graph, inputs())
+    only_weights, twin = answers(path, inputs()), answers(write_rounding_twin(path, tmp_path / "twin.onnx"), inputs())
     # Eight bits of mantissa, of the weights alone and then of what every node gives.
     assert 0 < far(only_weights, exact) < 0.02
     assert 0 < far(twin, exact) < 0.05
@@ -169,23 +240,23 @@ def test_values_beyond_fp16_pass_through_islands_of_fp32_unharmed(tmp_path):
     assert {"conv0", "relu0", "conv1", "add"} <= kept.keys()
     assert kept["conv0"].startswith("values up to ")
     twin = write_rounding_twin(tmp_path / "fp16.onnx", tmp_path / "twin.onnx")
-    assert far(run(twin, inputs()), run(tmp_path / "fp32.onnx", inputs())) < 1e-2
+    assert far(answers(twin, inputs()), answers(tmp_path / "fp32.onnx", inputs())) < 1e-2
 
 
 def test_a_value_that_several_nodes_left_in_fp32_read_is_cast_once(tmp_path, network):
     # Both read what relu0 gives in FP16. The converter writes a cast for each, of one name, which nothing loads.
     convert_to_fp16(Conversion(network, keep=frozenset({"conv1", "add"})), tmp_path / "fp16.onnx")
     onnx.checker.check_model(onnx.load(tmp_path / "fp16.onnx"))
-    assert far(run(tmp_path / "fp16.onnx", inputs()), run(tmp_path / "fp32.onnx", inputs())) < 1e-2
+    assert far(answers(tmp_path / "fp16.onnx", inputs()), answers(tmp_path / "fp32.onnx", inputs())) < 1e-2
 
 
 def test_the_twin_overflows_where_a_gpu_would_and_a_cpu_does_not(tmp_path):
     calibration = calibrated(residual(tmp_path / "fp32.onnx", gain=1e5), inputs())
     blind = Calibration(calibration.graph, {"minmax": {}, "entropy": {}, "percentile": {}})
     convert_to_fp16(Conversion(blind), tmp_path / "fp16.onnx")
-    assert np.isfinite(run(tmp_path / "fp16.onnx", inputs())).all()
+    assert np.isfinite(answers(tmp_path / "fp16.onnx", inputs())).all()
     twin = write_rounding_twin(tmp_path / "fp16.onnx", tmp_path / "twin.onnx")
-    assert not np.isfinite(run(twin, inputs())).all()
+    assert not np.isfinite(answers(twin, inputs())).all()
 
 
 # For `make test`: some seconds together.
@@ -266,10 +337,10 @@ def test_channels_that_do_nothing_have_a_scale_that_fp16_holds(tmp_path):
     assert scales
     assert all((array(tensor) >= 2.0**-18).all() for tensor in scales)
     twin = write_rounding_twin(tmp_path / "fp8.onnx", tmp_path / "twin.onnx")
-    assert far(run(twin, inputs()), run(tmp_path / "fp32.onnx", inputs())) < 0.1
+    assert far(answers(twin, inputs()), answers(tmp_path / "fp32.onnx", inputs())) < 0.1
 
 
-def behind(*nodes: Any) -> onnx.ModelProto:
+def behind(path: Path, *nodes: Any) -> Path:
     """float32 [1, 1, 1, n] -> the nodes, from "x" to "r" -> a pair of FP8, scale 0.5 -> a pool that does nothing."""
     pair = [
         helper.make_node("QuantizeLinear", ["r", "s", "z"], ["q"]),
@@ -281,25 +352,19 @@ def behind(*nodes: Any) -> onnx.ModelProto:
         numpy_helper.from_array(np.float32(0.5), "s"),
         helper.make_tensor("z", TensorProto.FLOAT8E4M3FN, (), b"\0", raw=True),
     ]
-    graph = helper.make_graph(
-        [*nodes, *pair],
-        "pair",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        constants,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    ends = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name in "xy")
+    return save_graph(path, [*nodes, *pair], *ends, constants)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("operator", "kept"), [("Identity", lambda x: x), ("Relu", lambda x: np.maximum(x, 0))])
 def test_the_twin_rounds_as_e4m3_does_and_saturates(tmp_path, operator, kept):
-    onnx.save(behind(helper.make_node(operator, ["x"], ["r"])), tmp_path / "fp8.onnx")
-    twin = write_rounding_twin(tmp_path / "fp8.onnx", tmp_path / "twin.onnx")
+    fp8 = behind(tmp_path / "fp8.onnx", helper.make_node(operator, ["x"], ["r"]))
+    twin = write_rounding_twin(fp8, tmp_path / "twin.onnx")
     halves = (E4M3[1:] + E4M3[:-1]) / 2
     values = np.concatenate([E4M3, halves, -halves, [460.0, 1e9, -1e9], np.linspace(-500, 500, 1001)]) / 2
     values = values.astype(np.float32)
-    got = run(twin, values[None, None, None]).reshape(-1)
+    got = answers(twin, values[None, None, None]).reshape(-1)
     assert np.array_equal(got, kept(nearest(values * 2) / 2).astype(np.float32))
 
 
@@ -320,13 +385,7 @@ def test_the_twin_rounds_as_e4m3_does_and_saturates(tmp_path, operator, kept):
 )
 def test_layers_that_fp8_has_no_kernels_for_are_left_out(weight, operator, group, why):
     how = {} if operator == "MatMul" else {"group": group}
-    nodes = [
-        helper.make_node("Relu", ["x"], ["before"], "relu"),
-        helper.make_node(operator, ["before", "w"], ["y"], "layer", **how),
-    ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "g", [x], [], [numpy_helper.from_array(np.zeros(weight, np.float32), "w")])
-    assert unfit(graph).get("layer") == why
+    assert unfit(one_layer(operator, weight, **how)).get("layer") == why
 
 
 @pytest.mark.slow
@@ -338,37 +397,24 @@ def test_what_cannot_be_brought_there_costs_fp8_alone_where_nobody_asked_for_it(
     onnx.save(model, str(result.onnx))
     assert _without_fp8(recipes, result, result.onnx) == (recipes, result)
 
-    def refuse(model, version):
-        raise RuntimeError("no adapter for GridSample")
-
+    refuse = Mock(side_effect=RuntimeError("no adapter for GridSample"))
     monkeypatch.setattr(onnx.version_converter, "convert_version", refuse)
     left, told = _without_fp8(recipes, result, result.onnx)
     assert list(left) == [recipe for recipe in recipes if recipe.file != "fp8.onnx"]
     assert told.remark.startswith("its batch is proved; fp8 cannot be made of this network of opset 17 (no adapter for")
 
 
-def built(path: Path, capability: str) -> Tuned:
-    """What TensorRT for RTX makes of the file."""
-    trt: Any = pytest.importorskip("tensorrt_rtx")
-    options = BuildOptions("fp8", (4,), profiles="range")
-    return tune(trt, path, options, (capability,), None, BuildWatch(lambda event: None))
-
-
 @pytest.mark.slow
 def test_the_real_builder_runs_it_in_fp8_from_8_9_on_and_says_why_not_before(file):
-    audit = read_listing(built(file, "8.9").layers)
-    assert audit.by_precision == {"fp16": 2, "fp8": 1}
-    refused = built(file, "8.0")
+    trt: Any = pytest.importorskip("tensorrt_rtx")
+    options = BuildOptions("fp8", (4,), profiles="range")
+    built, refused = (tune(trt, file, options, (one,), None, BuildWatch(lambda event: None)) for one in ("8.9", "8.0"))
+    assert read_listing(built.layers).by_precision == {"fp16": 2, "fp8": 1}
     assert refused.data is None
     assert "fp8_e4m3" in refused.problem
 
 
 ENTROPY_BINS = 512
-
-
-def counted(values: np.ndarray, most: float | None = None) -> np.ndarray:
-    limit = np.abs(values).max() if most is None else most
-    return np.histogram(values, ENTROPY_BINS, (-limit, limit))[0]
 
 
 def smooth(counts: np.ndarray) -> np.ndarray | None:
@@ -377,11 +423,6 @@ def smooth(counts: np.ndarray) -> np.ndarray | None:
     if empty.all():
         return None
     return counts + 1e-4 * empty - 1e-4 * empty.sum() / (~empty).sum() * ~empty
-
-
-def divergence(of: np.ndarray, by: np.ndarray) -> Any:
-    of, by = of / of.sum(), by / by.sum()
-    return (of * np.log(of / by)).sum()
 
 
 def of_the_library(counts: np.ndarray) -> tuple[int, int]:
@@ -395,7 +436,7 @@ def of_the_library(counts: np.ndarray) -> tuple[int, int]:
 @pytest.mark.parametrize("kind", ["normal", "relu", "long-tailed", "few-values"])
 def test_the_range_is_the_librarys(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "smooth_distribution", smooth)
-    monkeypatch.setattr(calibrate, "entropy", divergence)
+    monkeypatch.setattr(calibrate, "entropy", scipy.stats.entropy)  # in double precision
     generator = np.random.default_rng(seed)
     size = int(10 ** generator.uniform(1, 5))
     values = {
@@ -404,7 +445,8 @@ def test_the_range_is_the_librarys(kind: str, seed: int, monkeypatch: pytest.Mon
         "long-tailed": lambda: generator.standard_t(2, size=size),
         "few-values": lambda: generator.choice(generator.normal(size=7), size=size),
     }[kind]()
-    counts = counted(values, np.abs(values).max() * generator.uniform(1, 2))
+    limit = np.abs(values).max() * generator.uniform(1, 2)
+    counts, _ = np.histogram(values, ENTROPY_BINS, (-limit, limit))
     assert least_divergent(counts) == of_the_library(counts)
 
 

@@ -7,14 +7,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from export_fixtures import make_quick, save_graph
+from export_fixtures import export, make_quick, save_graph
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from convoy.app.engines.onnx_session import new_session
-from convoy.export.command import export_bundle
-from convoy.export.options import ExportOptions
-from convoy.models.bundle import Bundle, open_bundle
 from convoy.models.errors import ConvoyError, JobError, UsageError
 from tests.support.onnx_models import mean
 
@@ -85,11 +82,6 @@ def arrays(**changes: np.ndarray | None) -> dict[str, np.ndarray]:
     signal, kind = generator.standard_normal((ROWS, 2, LENGTH)), generator.integers(0, 4, ROWS)
     found = {"signal": signal, "kind": kind, "targets": kind.astype(np.float32)} | changes
     return {name: array for name, array in found.items() if array is not None}
-
-
-def export(tmp_path: Path, source: Path | str, **changes: object) -> Bundle:
-    given = {"source": str(source), "name": "net", "store": tmp_path / "store", "max_batch": 4} | changes
-    return open_bundle(export_bundle(ExportOptions(**given)))  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -66,10 +66,15 @@ def test_weights_that_do_not_fit_are_listed():
 
 
 torch = pytest.importorskip("torch")
+torchvision = pytest.importorskip("torchvision")
 untrained = pytest.importorskip("convoy.export.sources.torch_child.untrained")
+detectors = pytest.importorskip("convoy.export.sources.torch_child.detectors")
+in_form_for_inference = pytest.importorskip("convoy.export.sources.torch_child.networks").in_form_for_inference
 
 
-def network(*, trained: bool, frozen: bool = False, zeros: bool = False, hidden: bool = False, aux: bool = False):
+def network(
+    *, trained: bool, frozen: bool = False, fixed: float | None = None, hidden: bool = False, aux: bool = False
+):
     """A convolution and a linear layer; loaded or drawn, and as people may leave them."""
 
     class Net(torch.nn.Module):
@@ -78,21 +83,15 @@ def network(*, trained: bool, frozen: bool = False, zeros: bool = False, hidden:
             self.conv, self.fc = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 3)
             if aux:
                 self.aux = torch.nn.Linear(4, 3)
-            if trained:
-                for own in (self.conv, self.fc):
-                    for parameter in own.parameters():
-                        torch.nn.init.constant_(parameter, 0.1)
-            if zeros:
-                torch.nn.init.zeros_(self.fc.weight)
-                torch.nn.init.zeros_(self.fc.bias)
+            for parameter in (*self.conv.parameters(), *self.fc.parameters()) if trained else ():
+                torch.nn.init.constant_(parameter, 0.1)
+            for parameter in self.fc.parameters() if fixed is not None else ():
+                torch.nn.init.constant_(parameter, fixed)
             if frozen:
                 self.requires_grad_(False)
 
         def forward(self, images):
-            if hidden:
-                with torch.no_grad():
-                    features = torch.relu(self.conv(images))
-            else:
+            with torch.set_grad_enabled(not hidden):
                 features = torch.relu(self.conv(images))
             return self.fc(features.mean((2, 3)))
 
@@ -100,8 +99,6 @@ def network(*, trained: bool, frozen: bool = False, zeros: bool = False, hidden:
 
 
 def refuse(build) -> None:
-    from convoy.export.sources.torch_child import untrained
-
     images = torch.linspace(-1, 1, 2 * 3 * 6 * 6).reshape(2, 3, 6, 6)
     made = build()
     wanted = [parameter.requires_grad for parameter in made.parameters()]
@@ -125,26 +122,16 @@ def test_loaded_weights_pass_with_heads_that_only_training_uses(aux, frozen):
         ({}, "all of them"),
         ({"frozen": True}, "all of them"),
         # Every such network answers zero, whatever its convolution holds.
-        ({"zeros": True}, "conv.weight, conv.bias"),
+        ({"fixed": 0.0}, "conv.weight, conv.bias"),
         ({"aux": True}, "conv.weight, conv.bias, fc.weight"),
         ({"hidden": True, "frozen": True}, "fc.weight, fc.bias"),
+        # Behind what has no gradients.
+        ({"hidden": True, "fixed": 0.1}, r"conv\.weight, conv\.bias"),
     ],
 )
 def test_drawn_weights_are_refused_and_named(how, named):
     with pytest.raises(JobError, match=f"net.py:make gives are random, .*{named}.*--random-weights"):
         refuse(lambda: network(trained=False, **how))
-
-
-@pytest.mark.slow
-def test_drawn_weights_are_seen_behind_what_has_no_gradients():
-    def build():
-        made = network(trained=False, hidden=True)
-        torch.nn.init.constant_(made.fc.weight, 0.1)
-        torch.nn.init.constant_(made.fc.bias, 0.1)
-        return made
-
-    with pytest.raises(JobError, match=r"conv\.weight, conv\.bias"):
-        refuse(build)
 
 
 class KeepsBiases(torch.nn.Module):
@@ -174,22 +161,16 @@ def test_what_a_network_keeps_of_its_weights_is_forgotten_when_they_are_drawn():
         assert torch.equal(made(images), 1 + 2 * made.biases)
 
 
-torchvision = pytest.importorskip("torchvision")
-
-CLASSES, IMAGES = 5, 2
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("name", "px"), [("ssdlite320_mobilenet_v3_large", 320), ("retinanet_resnet50_fpn", 128)])
 def test_what_is_left_of_overlaps_is_torchvisions(name, px):
-    from convoy.export.sources.torch_child.detectors import as_detector, input_px
     from tests.support.torchvision_nets import THRESHOLD, detector, normalised
 
-    images = torch.rand(IMAGES, 3, px, px, generator=torch.Generator().manual_seed(3))
-    model = detector(name, CLASSES, images)
-    assert input_px(model) == (px, px)
-    batched = as_detector(model, name).eval()
+    images = torch.rand(2, 3, px, px, generator=torch.Generator().manual_seed(3))
+    model = detector(name, 5, images)
+    assert detectors.input_px(model) == (px, px)
+    batched = detectors.as_detector(model, name).eval()
     with torch.inference_mode():
         outputs = batched(normalised(model, images))
         theirs = model(list(images))
@@ -219,16 +200,12 @@ def test_what_is_left_of_overlaps_is_torchvisions(name, px):
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_two_stages_cannot_be_batched():
-    from convoy.export.sources.torch_child.detectors import as_detector
-
     with pytest.raises(JobError, match=r"torchvision:fasterrcnn_resnet50_fpn cannot be batched: .*; export ssdlite320"):
-        as_detector(torch.nn.Identity(), "fasterrcnn_resnet50_fpn")
+        detectors.as_detector(torch.nn.Identity(), "fasterrcnn_resnet50_fpn")
 
 
 def settled(name: str) -> Any:
     """A network whose normalisations have seen something, in evaluation mode."""
-    import torch
-
     torch.manual_seed(1)
     network = zoo.create(name, 7)
     network.train()
@@ -242,17 +219,9 @@ def settled(name: str) -> Any:
     return network.eval()
 
 
-def convolutions(network: Any) -> list[Any]:
-    import torch
-
-    return [module for module in network.modules() if isinstance(module, torch.nn.Conv2d)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", zoo.names())
 def test_a_network_takes_images_of_32_pixels_in_any_number_and_may_be_copied_by_its_weights(name: str) -> None:
-    import torch
-
     network = settled(name)
     images = torch.rand(5, 3, 32, 32)
     with torch.inference_mode():
@@ -267,39 +236,28 @@ def test_a_network_takes_images_of_32_pixels_in_any_number_and_may_be_copied_by_
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["repvgg", "wide_range_silu", "wide_range_hardswish"])
 def test_folding_changes_no_answer_and_may_be_asked_for_twice(name: str) -> None:
-    import torch
-
-    from convoy.export.sources.torch_child.networks import in_form_for_inference
-
     network, images = settled(name), torch.rand(6, 3, 32, 32) * 4 - 2
     with torch.inference_mode():
         before = network(images)
-        said = in_form_for_inference(network)
+        assert in_form_for_inference(network).startswith("folded for inference by reparameterize(): ")
         torch.testing.assert_close(network(images), before, rtol=1e-3, atol=1e-4)
         in_form_for_inference(network)
         torch.testing.assert_close(network(images), before, rtol=1e-3, atol=1e-4)
-    assert said.startswith("folded for inference by reparameterize(): ")
     assert not any(module.training for module in network.modules())
 
 
 @pytest.mark.slow
 def test_a_folded_repvgg_is_convolutions_of_three_by_three_and_nothing_else() -> None:
-    import torch
-
-    from convoy.export.sources.torch_child.networks import in_form_for_inference
-
     network = settled("repvgg")
-    ways = len(convolutions(network))
+    ways = sum(isinstance(one, torch.nn.Conv2d) for one in network.modules())
     in_form_for_inference(network)
-    assert len(convolutions(network)) == ways / 2
-    assert {one.kernel_size for one in convolutions(network)} == {(3, 3)}
+    left = [one.kernel_size for one in network.modules() if isinstance(one, torch.nn.Conv2d)]
+    assert left == [(3, 3)] * (ways // 2)
     assert not [one for one in network.modules() if isinstance(one, torch.nn.BatchNorm2d)]
 
 
 @pytest.mark.slow
 def test_channels_of_a_folded_wide_range_network_lie_three_decades_apart() -> None:
-    import torch
-
     network = settled("wide_range_silu")
     network.reparameterize()
     seen: list[Any] = []
@@ -308,34 +266,20 @@ def test_channels_of_a_folded_wide_range_network_lie_three_decades_apart() -> No
     with torch.inference_mode():
         network(torch.rand(64, 3, 32, 32) * 4 - 2)
     assert len(seen) == len(network.layers)
-    for values in seen:
-        spread = values.std(dim=(0, 2, 3))
-        assert float(spread.max() / spread.min()) > 300
+    spreads = [values.std(dim=(0, 2, 3)) for values in seen]
+    assert all(float(spread.max() / spread.min()) > 300 for spread in spreads)
 
 
 @pytest.mark.slow
-def test_a_network_whose_reparameterize_wants_arguments_is_left_alone() -> None:
-    import torch
-
-    from convoy.export.sources.torch_child.networks import in_form_for_inference
-
+def test_a_reparameterize_that_fails_is_named_and_one_that_wants_arguments_is_left_alone() -> None:
     class Sampler(torch.nn.Module):
         def reparameterize(self, mean: object, deviation: object) -> None:
             raise AssertionError
-
-    assert in_form_for_inference(torch.nn.Sequential(Sampler())) == ""
-
-
-@pytest.mark.slow
-def test_a_reparameterize_that_fails_is_named() -> None:
-    import torch
-
-    from convoy.export.sources.torch_child.networks import in_form_for_inference
-    from convoy.models.errors import JobError
 
     class Broken(torch.nn.Module):
         def reparameterize(self) -> None:
             raise ValueError("no branch")
 
+    assert in_form_for_inference(torch.nn.Sequential(Sampler())) == ""
     with pytest.raises(JobError, match=r"reparameterize\(\) of Broken fails \(no branch\); mend it"):
         in_form_for_inference(torch.nn.Sequential(Broken()))

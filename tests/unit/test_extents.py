@@ -47,8 +47,8 @@ class ExtentsMachine(RuleBasedStateMachine):
     @invariant()
     def the_holes_are_what_is_not_taken(self) -> None:
         holes = set()
-        for offset, size in zip(self.extents._offsets, self.extents._sizes, strict=True):
-            holes.update(range(offset, offset + size))
+        for begin, end in self.extents._holes:
+            holes.update(range(begin, end))
         used = {byte for offset, size in self.taken for byte in range(offset, offset + size)}
         assert holes == set(range(SIZE)) - used
 

@@ -6,8 +6,8 @@ import pytest
 
 from convoy.app.scheduling.forecast import backlog_ns, lateness_ns
 from convoy.app.scheduling.latency import LatencyModel
-from convoy.app.scheduling.policy import Dispatch, decide
-from convoy.app.scheduling.queues import Lane, Queue, State
+from convoy.app.scheduling.policy import decide
+from convoy.app.scheduling.queues import Dispatch, Lane, Queue, State
 from convoy.app.scheduling.request import SECOND_NS, ModelKey, Request
 
 KEY = ModelKey("model", 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -75,10 +75,7 @@ def test_many_threads() -> None:
                 memory[:] = number
                 wrong.extend({number} ^ set(memory.tolist()))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(5) as threads:
+        list(threads.map(work, range(1, 6)))
     assert not wrong
     assert kept.kept_bytes <= 1000

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from convoy.app.scheduling.latency import UNKNOWN_NS, WAKING_NS, LatencyModel, Staging
+from convoy.app.scheduling.latency import UNKNOWN_NS, LatencyModel
+from convoy.app.scheduling.queues import WAKING_NS, Lane
 from convoy.app.scheduling.request import MILLISECOND_NS
 
 LARGEST = 32
@@ -179,11 +180,12 @@ def test_a_size_between_powers_of_two_teaches_both_neighbours() -> None:
     assert model.expect_ns(1) < 2.5e6, "sizes far away learn little"
 
 
-def test_what_comes_before_computing_grows_with_the_batch_beyond_what_was_seen() -> None:
-    staging = Staging()
-    for samples in (1, 2):
-        staging.observe(samples, samples * MILLISECOND_NS)
-    assert staging.lead_ns(2) == 1.25 * 2 * MILLISECOND_NS + WAKING_NS
-    assert staging.lead_ns(16) == 1.25 * 16 * MILLISECOND_NS + WAKING_NS
-    assert staging.hidden_ns(16) == 2 * MILLISECOND_NS
-    assert Staging().hidden_ns(4) == 0
+@pytest.mark.parametrize("staging_ms", [0.1, 1, 4])
+def test_what_comes_before_computing_is_learned_and_hidden_up_to_a_half(staging_ms: float) -> None:
+    lane = Lane(0, "device", (1, 2, 16), LatencyModel({1: 2e6, 16: 1e7}), depth=2)
+    assert lane.lead_ns(16) == 1.25 * MILLISECOND_NS + WAKING_NS, "of which nothing is known yet"
+    for _ in range(60):
+        lane.staging.observe(16, int(staging_ms * MILLISECOND_NS))
+    assert lane.hidden_ns(9) == pytest.approx(staging_ms * MILLISECOND_NS, rel=0.02)
+    assert lane.lead_ns(16) == pytest.approx(1.25 * staging_ms * MILLISECOND_NS + WAKING_NS, rel=0.02)
+    assert lane.hidden_ns(1) <= lane.expect_ns(1) / 2

@@ -65,13 +65,10 @@ def test_the_ratio_lies_within_and_turned_round_it_is_the_reciprocal(a, down_a, 
     found, turned = ratio_bounds(a, around_a, b, around_b), ratio_bounds(b, around_b, a, around_a)
     assert found.low < b / a < found.high
     assert (1 / turned.high, 1 / turned.low) == (pytest.approx(found.low), pytest.approx(found.high))
+    assert ratio_bounds(a, (0, a), b, around_b) is None, "down to nothing there is no ratio"
     widest = max(math.log(down_b), math.log(up_a))
     assert widest <= math.log(b / a / found.low) * (1 + 1e-9)
     assert math.log(b / a / found.low) <= math.sqrt(2) * widest * (1 + 1e-9)
-
-
-def test_an_interval_down_to_nothing_has_no_ratio():
-    assert ratio_bounds(1, (0, 2), 1, (0.5, 2)) is None
 
 
 def test_what_differs_is_told_and_what_may_not_is_called_so(tmp_path, capsys):
@@ -119,12 +116,6 @@ def test_another_model_server_seed_or_duration_is_no_other_load(tmp_path):
     assert "different" not in shown(kept(tmp_path, "a"), b)
 
 
-def test_void_runs_are_refused(tmp_path):
-    a, b = kept(tmp_path, "a"), kept(tmp_path, "b", void="the generator was late")
-    with pytest.raises(UsageError, match=r"b\.json mean nothing: the generator was late"):
-        shown(a, b)
-
-
 def test_of_searches_the_capacities_are_compared(tmp_path, capsys):
     def search(name: str, low: float, high: float) -> Path:
         capacity = {"sustained_rps": low, "failed_rps": high, "ending": "bracketed", "width_rps": high - low}
@@ -142,14 +133,14 @@ def test_of_searches_the_capacities_are_compared(tmp_path, capsys):
         shown(a, none)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema_version": 1}', "\x00"])
-def test_what_is_no_run_is_refused_by_name(tmp_path, content):
-    path = tmp_path / "other.json"
-    path.write_text(content)
-    with pytest.raises(UsageError, match=r"other\.json is no file of `convoy loadtest --json`"):
-        shown(path, path)
-
-
-def test_a_file_that_is_not_there(tmp_path):
+def test_what_is_void_or_no_run_is_refused_by_name(tmp_path):
+    good, path = kept(tmp_path, "a"), kept(tmp_path, "b", void="the generator was late")
+    with pytest.raises(UsageError, match=r"b\.json mean nothing: the generator was late"):
+        shown(good, path)
+    for content in ("", "[]", "{}", '{"schema_version": 1}', "\x00"):
+        path.write_text(content)
+        with pytest.raises(UsageError, match=r"b\.json is no file of `convoy loadtest --json`"):
+            shown(good, path)
+    path.unlink()
     with pytest.raises(UsageError, match="No such file"):
-        shown(tmp_path / "none.json", tmp_path / "none.json")
+        shown(good, path)

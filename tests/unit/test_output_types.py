@@ -9,23 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from export_fixtures import make_quick, save_graph
+from export_fixtures import answers, export, make_quick, save_graph
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.base import run_arrays
-from convoy.app.engines.onnx_session import new_session
 from convoy.app.pictures.answering import detections
-from convoy.export.command import export_bundle
-from convoy.export.options import ExportOptions
 from convoy.export.proof.activation import decide, look_of, overruled
 from convoy.export.proof.ending import Ending, read_ending
 from convoy.export.proof.judging import metric_judge
 from convoy.export.proof.outcomes import ScoredOutcomes
 from convoy.export.variants.precision import REFERENCE
 from convoy.export.variants.variant import opened
-from convoy.models.bundle import Bundle, open_bundle
+from convoy.models.bundle import Bundle
 from convoy.models.errors import JobError, UsageError
 from convoy.models.geometry import ImagePlacement
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
@@ -91,11 +88,8 @@ def network(path: Path, steps: Sequence[Step], classes: int = CLASSES) -> Path:
     )
 
 
-def answers(path: Path) -> np.ndarray:
-    session = new_session(path)
-    images = np.random.default_rng(2).standard_normal((20, 4)).astype(np.float32)
-    result: np.ndarray = session.run(None, {"x": images})[0]
-    return result
+def answered(path: Path) -> np.ndarray:
+    return answers(path, np.random.default_rng(2).standard_normal((20, 4)).astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +128,7 @@ def answers(path: Path) -> np.ndarray:
 )
 def test_graph_and_outputs_decide_together(tmp_path, steps, activation, words):
     path = network(tmp_path / "net.onnx", steps)
-    decision = decide(read_ending(path), answers(path), real=True)
+    decision = decide(read_ending(path), answered(path), real=True)
     assert decision.activation == activation
     assert words in decision.reason
 
@@ -159,9 +153,9 @@ def test_graph_and_outputs_decide_together(tmp_path, steps, activation, words):
 def test_where_neither_can_tell_the_option_is_named(tmp_path, steps):
     path = network(tmp_path / "net.onnx", steps)
     with pytest.raises(JobError, match=r"cannot be told: .* with --activation softmax, sigmoid or none") as caught:
-        decide(read_ending(path), answers(path), real=True)
+        decide(read_ending(path), answered(path), real=True)
     assert "\n" not in str(caught.value)
-    said = overruled("sigmoid", read_ending(path), answers(path), real=True)
+    said = overruled("sigmoid", read_ending(path), answered(path), real=True)
     assert said.activation == "sigmoid"
     assert "--activation sigmoid; without it: undecided" in said.reason
 
@@ -171,17 +165,17 @@ def test_where_neither_can_tell_the_option_is_named(tmp_path, steps):
 )
 def test_one_output_is_a_logit_or_a_probability_and_never_a_softmax(tmp_path, steps, activation):
     path = network(tmp_path / "net.onnx", steps, classes=1)
-    assert decide(read_ending(path), answers(path), real=True).activation == activation
+    assert decide(read_ending(path), answered(path), real=True).activation == activation
     with pytest.raises(JobError, match="one output, whose softmax is always 1; pass --activation sigmoid or none"):
-        overruled("softmax", read_ending(path), answers(path), real=True)
+        overruled("softmax", read_ending(path), answered(path), real=True)
     soft = network(tmp_path / "soft.onnx", [("Softmax", ["logits"], "y")], classes=1)
     with pytest.raises(JobError, match="a softmax of one output is always the same"):
-        decide(read_ending(soft), answers(soft), real=True)
+        decide(read_ending(soft), answered(soft), real=True)
 
 
 def test_what_is_said_overrules_and_what_was_found_is_told(tmp_path):
     path = network(tmp_path / "net.onnx", [])
-    decision = overruled("none", read_ending(path), answers(path), real=False)
+    decision = overruled("none", read_ending(path), answered(path), real=False)
     assert (decision.activation, decision.are_shares) == ("none", False)
     assert decision.reason.startswith("--activation none; without it: softmax, for the graph ends in MatMul")
 
@@ -244,20 +238,16 @@ def write_detector(path: Path) -> Path:
     )
 
 
-def export(tmp_path: Path, head: object, **changes: object) -> Bundle:
+def exported(tmp_path: Path, head: object, **changes: object) -> Bundle:
     (tmp_path / "head.json").write_text(json.dumps(head))
-    given = {"preprocess": "unit", "input": "3x8x8", "activation": "softmax", "precisions": "fp32", "max_batch": 4}
-    options = ExportOptions(
-        str(write_detector(tmp_path / "net.onnx")),
-        "net",
-        **({"detection": tmp_path / "head.json", "store": tmp_path / "store"} | given | changes),  # type: ignore[arg-type]
-    )
-    return open_bundle(export_bundle(options))
+    given = {"preprocess": "unit", "input": "3x8x8", "activation": "softmax", "precisions": "fp32"}
+    given |= {"detection": tmp_path / "head.json"}
+    return export(tmp_path, write_detector(tmp_path / "net.onnx"), **(given | changes))
 
 
 @pytest.mark.usefixtures("quick")
 def test_boxes_are_read_as_the_file_says(tmp_path):
-    bundle = export(tmp_path, HEAD)
+    bundle = exported(tmp_path, HEAD)
     spec = bundle.manifest.spec
     assert (spec.task, spec.activation) == ("detect", "softmax")
     assert spec.image is not None
@@ -299,13 +289,13 @@ def test_boxes_are_read_as_the_file_says(tmp_path):
 )
 def test_what_is_wrong_with_the_file_is_named(tmp_path, head, changes, words):
     with pytest.raises(UsageError, match=words):
-        export(tmp_path, head, **changes)
+        exported(tmp_path, head, **changes)
 
 
 @pytest.mark.usefixtures("quick")
 def test_what_does_not_fit_the_outputs_is_named(tmp_path):
     with pytest.raises(JobError, match=r"there is no output 'boxes' for the boxes; the model gives 'loc', 'conf'"):
-        export(tmp_path, HEAD | {"boxes": "boxes"})
+        exported(tmp_path, HEAD | {"boxes": "boxes"})
     assert not (tmp_path / "store").exists()
 
 

@@ -33,10 +33,10 @@ def test_the_order_is_that_of_the_new_levels(before, after, asked, random):
     state, queue = filled(before, requests)
     queue.levels, queue.default_level = after
     queue.put_in_order()
-    assert queue.by_shape == filled(after, requests)[1].by_shape
+    assert queue.groups == filled(after, requests)[1].groups
     for one in random.sample(requests, len(requests)):  # each is found again
         state.remove(one)
-    assert (queue.waiting, queue.by_shape, state.waiting) == (0, {}, {})
+    assert (queue.waiting, queue.groups, state.waiting) == (0, {}, {})
 
 
 @given(LEVELS, st.none() | st.integers(1, 5), st.none() | st.integers(1, 5))

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 import tensorrt_rtx
+from export_fixtures import save_graph
 from onnx import TensorProto, helper, numpy_helper
 
 from convoy.export.tensorrt.engine import Tuned, tune
@@ -59,11 +60,7 @@ def write(path: Path, *nodes: Any, dtype: int = TensorProto.FLOAT, constants: Se
     """A graph from x [batch, 3, 8, 8] to y."""
     x = helper.make_tensor_value_info("x", dtype, ["batch", 3, 8, 8])
     y = helper.make_tensor_value_info("y", dtype, ["batch", "a", "b", "c"])
-    graph = helper.make_graph(list(nodes), "graph", [x], [y], list(constants))
-    path.write_bytes(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
-    )
-    return path
+    return save_graph(path, nodes, [x], [y], constants)
 
 
 def constant(name: str, *shape: int) -> Any:
@@ -94,7 +91,7 @@ def test_every_variant_of_the_demo_is_built(file: str) -> None:
 # What is refused
 
 
-def test_a_truncated_file_is_refused(graph: Path) -> None:
+def test_a_truncated_or_empty_file_is_refused(graph: Path) -> None:
     whole = (DEMO / "fp32.onnx").read_bytes()
     graph.write_bytes(whole[: len(whole) // 2])
     (line,) = refusal(graph)
@@ -102,10 +99,7 @@ def test_a_truncated_file_is_refused(graph: Path) -> None:
     assert "damaged" in line
     assert "Failed to parse the ONNX model" in line
     assert line.endswith("export it again")
-
-
-def test_an_empty_file_is_a_network_without_outputs(graph: Path) -> None:
-    graph.write_bytes(b"")
+    graph.write_bytes(b"")  # a network without outputs
     tuned = Builds().tune(graph)
     assert tuned.data is None
     assert "must have at least one output" in tuned.problem

@@ -1,7 +1,6 @@
 """TensorRT for RTX as it is installed: its surface is the recorded one, and its bindings are as strict as the fake's.
 
-Neither a GPU nor a driver is needed.
-"""
+Neither a GPU nor a driver is needed."""
 
 from __future__ import annotations
 
@@ -15,9 +14,43 @@ import tensorrt_rtx
 
 from tests.support import onnx_models
 from tests.support.fake_tensorrt import RTX, RTX_RECORDING, HostMemory
-from tests.support.rtx_builds import build, collecting
 from tests.support.tensorrt_play import Scenario
 from tests.support.tensorrt_surface import record
+
+
+def collecting(trt: Any) -> Any:
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, msg: str) -> None:
+            if severity.name == "ERROR":
+                self.errors.append(msg)
+
+    logger = Logger()
+    _kept.append(logger)
+    return logger
+
+
+# For good: the real library goes on telling the first one that it was given, and does not keep it alive.
+_kept: list[Any] = []
+
+
+def build(trt: Any, onnx: Path) -> Any:
+    """The plan of one graph."""
+    logger = collecting(trt)
+    builder = trt.Builder(logger)
+    network = builder.create_network(0)
+    assert trt.OnnxParser(network, logger).parse_from_file(str(onnx))
+    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        rest = tuple(tensor.shape)[1:]
+        profile.set_shape(tensor.name, (1, *rest), (8, *rest), (8, *rest))
+    config.add_optimization_profile(profile)
+    return builder.build_serialized_network(network, config)
+
 
 real: Any = tensorrt_rtx
 WIDTH = 16

@@ -7,6 +7,7 @@ import random
 import selectors
 import threading
 from collections.abc import Callable, Coroutine
+from copy import deepcopy
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -15,8 +16,8 @@ import pytest
 
 from convoy.app.engines.batch import BatchResult, EngineFailure, FailureScope, StageTimes
 from convoy.app.scheduling.latency import LatencyModel
-from convoy.app.scheduling.policy import Dispatch, RefusalReason, Refuse
-from convoy.app.scheduling.queues import Lane
+from convoy.app.scheduling.policy import RefusalReason, Refuse
+from convoy.app.scheduling.queues import Dispatch, Lane
 from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, ModelKey, Outcome, Request, TensorRef
 from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.scheduling.slab import Slab, SlotState
@@ -310,6 +311,7 @@ def test_the_time_in_the_queue_and_in_the_engine_is_told_and_learned() -> None:
 def test_what_a_batch_waited_for_its_device_is_waiting_and_no_part_of_what_it_takes() -> None:
     async def scenario(shop: Shop) -> None:
         engine, lane = shop.engines[0], shop.lanes[0]
+        staging = deepcopy(lane.staging)
         engine.gate.clear()
         engine.times = StageTimes(150_000, 700_000, 100_000, waited_ns=30 * MILLISECOND_NS)
         request = shop.submit()
@@ -319,9 +321,10 @@ def test_what_a_batch_waited_for_its_device_is_waiting_and_no_part_of_what_it_ta
         await shop.rest()
         assert shop.ended[request.id].queue_ns == 30 * MILLISECOND_NS
         assert lane.latency.expect_ns(1) == MILLISECOND_NS, "as it would have taken alone, and as was expected"
-        assert lane.staging.hidden_ns(1) == 200_000, "copying in, and what it took to hand it over"
+        staging.observe(1, 200_000)  # copying in, and what it took to hand it over
+        assert lane.staging.expect_ns(1) == staging.expect_ns(1)
 
-    with_shop(scenario)
+    with_shop(scenario, depth=2)
 
 
 def test_an_engine_of_two_places_is_called_by_two_threads_at_once() -> None:
@@ -632,14 +635,16 @@ def test_stopping_a_lane_waits_for_its_batch_and_leaves_the_queue_to_the_others(
             engine.gate.clear()
         first = shop.submit()
         await shop.in_engine()
-        stopping = asyncio.ensure_future(shop.scheduler.stop_lane(shop.lanes[0]))
+        stopping, again = (asyncio.ensure_future(shop.scheduler.stop_lane(shop.lanes[0])) for _ in range(2))
         second, third = shop.submit(), None
         await shop.in_engine(engine=1)
         third = shop.submit()
         assert not stopping.done()
         assert not shop.scheduler.state.has_room(shop.lanes[0])
+        assert not await shop.scheduler.stop_lane(shop.lanes[0], within_s=0)
         shop.engines[0].gate.set()
-        await stopping
+        assert [await stopping, await again] == [True, False], "one caller closes its engine"
+        assert not await shop.scheduler.stop_lane(shop.lanes[0])
         assert shop.outcome(first) is Outcome.ANSWERED
         assert shop.scheduler.state.queues[KEY].lanes == [shop.lanes[1]]
         shop.engines[1].gate.set()
@@ -670,7 +675,7 @@ def test_stopping_a_lane_that_is_then_given_up_returns() -> None:
         stopping = asyncio.ensure_future(shop.scheduler.stop_lane(shop.lanes[0]))
         await asyncio.sleep(0)
         shop.scheduler.give_up_lane(shop.lanes[0], "it hangs")
-        await stopping
+        assert not await stopping
 
     with_shop(scenario)
 
@@ -678,8 +683,9 @@ def test_stopping_a_lane_that_is_then_given_up_returns() -> None:
 def test_removing_a_queue_tells_those_who_wait() -> None:
     async def scenario(shop: Shop) -> None:
         await shop.scheduler.stop_lane(shop.lanes[0])
-        requests = [shop.submit() for _ in range(3)]
+        requests = [shop.submit(samples=2) for _ in range(3)]
         shop.cancel(requests[1])
+        assert shop.scheduler.waiting_samples(KEY) == 4
         other = ModelKey("other", 1)
         shop.scheduler.add_queue(other, max_batch=1, max_waiting=1)
         kept = replace(shop.make(), key=other)
@@ -687,6 +693,7 @@ def test_removing_a_queue_tells_those_who_wait() -> None:
         shop.scheduler.remove_queue(KEY, "the model was unloaded")
         assert shop.states(kept) == {SlotState.QUEUED}
         shop.scheduler.remove_queue(other, "the model was unloaded")
+        assert shop.scheduler.waiting_samples(KEY) == shop.scheduler.waiting_samples(other) == 0
         assert shop.outcome(kept) is Outcome.STOPPED
         assert set(shop.ended) == {requests[0].id, requests[2].id, kept.id}
         assert {(d.outcome, d.reason) for d in shop.ended.values()} == {(Outcome.STOPPED, "the model was unloaded")}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from convoy.app.pictures.scores import best_classes, best_classes_of_batch
+from convoy.app.pictures.answering import best_classes, best_classes_of_batch
 from convoy.models.activation import activate
 from convoy.models.errors import ModelFailed
 from convoy.models.spec import Activation, ModelSpec, TensorSpec

@@ -27,7 +27,7 @@ CAPACITY = 64 * ALIGNMENT_BYTES
 ALLOWED = {
     SlotState.FILLING: {SlotState.QUEUED, SlotState.FREE, SlotState.DECODING},
     SlotState.DECODING: {SlotState.FILLING},
-    SlotState.QUEUED: {SlotState.COPYING, SlotState.ANSWERED, SlotState.FREE},
+    SlotState.QUEUED: {SlotState.COPYING, SlotState.FREE},
     SlotState.COPYING: {SlotState.QUEUED, SlotState.ANSWERED, SlotState.FREE},
     SlotState.ANSWERED: {SlotState.FREE},
 }
@@ -45,13 +45,36 @@ class SlabMachine(RuleBasedStateMachine):
         self.live: dict[SlotRef, Slot] = {}
         self.marks: dict[SlotRef, int] = {}
         self.seen: set[SlotRef] = set()
+        self.outside_bytes = 0
+        self.freed = 0
+        self.slab.on_freed = self.note_freed
+
+    def note_freed(self) -> None:
+        self.freed += 1
+
+    def room(self) -> int:
+        return CAPACITY - self.outside_bytes - sum(slot.extent_bytes for slot in self.live.values())
+
+    def lines(self, nbytes: int) -> int:
+        """How many bytes the cache lines have that a slot takes."""
+        return max(1, -(-nbytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
+
+    @rule(nbytes=st.integers(-CAPACITY, CAPACITY))
+    def count_outside(self, nbytes: int) -> None:
+        nbytes, before = max(nbytes, -self.outside_bytes), self.freed
+        fits = nbytes <= max(0, self.room())
+        assert self.slab.count_outside(nbytes) == fits
+        assert self.freed - before == (nbytes < 0)
+        if fits:
+            self.outside_bytes += nbytes
 
     @rule(target=live_slots, nbytes=st.integers(0, CAPACITY + 1), mark=st.integers(1, 255))
     def reserve(self, nbytes: int, mark: int):
         slot = self.slab.reserve(nbytes)
         if slot is None:
-            assert max(1, nbytes) > self.largest_gap()
+            assert self.lines(nbytes) > min(self.room(), self.largest_gap())
             return multiple()
+        assert slot.extent_bytes <= self.room(), "more is taken than there is"
         assert slot.state is SlotState.FILLING
         assert len(slot.view) == nbytes
         assert slot.ref not in self.seen, "a reference was given out twice"
@@ -66,8 +89,9 @@ class SlabMachine(RuleBasedStateMachine):
             return
         behind = slot.offset + slot.extent_bytes
         in_use = [other.offset for other in self.live.values() if other.offset >= behind]
-        before = bytes(slot.view)
-        assert self.slab.extend(slot, nbytes) == (slot.offset + nbytes <= min(in_use, default=self.slab.capacity_bytes))
+        before, room = bytes(slot.view), self.room() + slot.extent_bytes
+        fits = slot.offset + nbytes <= min(in_use, default=CAPACITY) and self.lines(nbytes) <= room
+        assert self.slab.extend(slot, nbytes) == fits
         assert bytes(slot.view[: len(before)]) == before
         assert len(slot.view) in (len(before), nbytes)
         slot.view[:] = bytes([self.marks[slot.ref]]) * len(slot.view)
@@ -101,7 +125,9 @@ class SlabMachine(RuleBasedStateMachine):
             with pytest.raises(SlotError):
                 self.slab.free(ref)
             self.slab.move((ref,), SlotState.FILLING)
+        before = self.freed
         self.slab.free(ref)
+        assert self.freed == before + 1
 
     @rule(ref=dead_refs)
     def use_after_the_end(self, ref: SlotRef) -> None:
@@ -141,13 +167,15 @@ class SlabMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_byte_is_accounted_for(self) -> None:
-        assert self.slab.used_bytes == sum(slot.extent_bytes for slot in self.live.values())
+        assert self.slab.used_bytes == CAPACITY - self.room()
         assert self.slab.slots_in_use == len(self.live)
 
     def teardown(self) -> None:
         for ref in self.live:
             self.give_back(ref)
         self.live.clear()
+        self.slab.count_outside(-self.outside_bytes)
+        self.outside_bytes = 0
         self.every_byte_is_accounted_for()
         whole = self.slab.reserve(CAPACITY)
         assert whole is not None, "the holes did not grow together again"
@@ -198,6 +226,7 @@ def test_large_traffic_is_given_back_to_the_system_once_the_slab_is_empty() -> N
     assert filled - before > 3 * KEEP_RESIDENT_BYTES
     for slot in slots:
         assert slot is not None
+        assert slot.view[0] == ord("x"), "what is in use stays"
         slab.free(slot.ref)
     assert filled - _resident_bytes() > 3 * KEEP_RESIDENT_BYTES
     again = slab.reserve(KEEP_RESIDENT_BYTES)

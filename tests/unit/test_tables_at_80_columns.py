@@ -20,7 +20,7 @@ from rich.console import Console
 
 from convoy.app.commands.inspect import run, variants_table
 from convoy.app.commands.predict import predict
-from convoy.app.pictures.scores import Prediction
+from convoy.app.pictures.answering import Prediction
 from convoy.app.python.records import Classification
 from convoy.export.terminal import summary
 from convoy.models.bundle import BUSY_MARK, FileRecord, Interval, Manifest, Variant, seal, sha256_file
@@ -51,13 +51,10 @@ def asked(names: list[str], label: str = "seven") -> str:
     return text_of(console)
 
 
-def test_short_names_of_images_share_a_table() -> None:
+def test_short_names_of_images_share_a_table_and_a_long_one_has_a_line_of_its_own() -> None:
     shown = asked(["a.png", "b.png"])
     assert shown.count("image") == 1
     assert "\u2502 a.png \u2502" in shown
-
-
-def test_a_long_name_of_an_image_has_a_line_of_its_own() -> None:
     long = "photographs/2026-11-25/the-third-camera/IMG_20261125_134502_HDR-copy.jpg"
     shown = asked(["a.png", long], label="black-and-tan coonhound")
     assert {"a.png", long} < set(shown.splitlines())
@@ -138,8 +135,8 @@ def test_what_is_in_a_store_keeps_its_marks_of_a_busy_machine(tmp_path, times_sl
     plain = full_manifest()
     fp32, int8, fp16 = plain.variants
     variants = busy(fp32, fp32.file), busy(int8, int8.file), busy(int8, "int8-openvino.onnx"), fp16
-    files = {variant.file: FileRecord("", 0) for variant in variants}
-    write(tmp_path, replace(plain, variants=variants, objections=("it is random",), files=files))
+    manifest = replace(plain, variants=variants, objections=("it is random",))
+    write(tmp_path, replace(manifest, files={variant.file: FileRecord("", 0) for variant in variants}))
     code, shown = inspected(tmp_path, "resnet")
     assert code == 0
     lines = [line.rstrip() for line in shown.splitlines()]

@@ -7,33 +7,38 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import training_fixtures
+from safetensors.numpy import load_file
 from training_fixtures import write_coloured
 
+from convoy.models import zoo
 from convoy.models.errors import FormRefused, JobError, UsageError
+from convoy.models.samples import DecodedPart
 from convoy.models.train import TrainProgress, balanced, compare, imbalance, train
 from convoy.models.train_options import TrainOptions
+from convoy.models.training.feed import MemoryFeed
 from convoy.models.training.schedule import START_FACTOR, factor
 from convoy.models.training.variants import TrainingVariant, parse_variants
 
+torch = pytest.importorskip("torch")
+fit = pytest.importorskip("convoy.models.fit")
 PLAIN = TrainOptions(dataset="digits", out=Path("cnn.safetensors"), device="cpu", epochs=1)
 
 
 # --- the words
 
 
-def test_a_variant_is_a_device_and_any_words_in_any_order() -> None:
+def test_a_variant_is_a_device_and_any_words_in_any_order_or_all() -> None:
     assert parse_variants(["cpu", "cuda:fp16", " cpu:compiled:channels_last:bf16", "cpu"]) == (
         TrainingVariant("cpu"),
         TrainingVariant("cuda", "fp16"),
         TrainingVariant("cpu", "bf16", "channels_last", "compiled"),
     )
 
-
-def test_all_is_every_word_of_what_is_left_unsaid() -> None:
     everything = parse_variants(["cpu:all"])
     assert len(everything) == len(set(everything)) == 3 * 2 * 2
     assert [str(one) for one in parse_variants(["cuda:bf16:all"])] == [
@@ -80,18 +85,16 @@ def options(tmp_path: Path, **changes: Any) -> TrainOptions:
 
 @pytest.mark.long
 def test_precisions_and_layouts_learn_the_same_on_a_cpu(tmp_path: Path) -> None:
-    from convoy.models.fit import Trainer
-
     layouts: list[str] = []
-    real = Trainer.take_kept
+    real = fit.Trainer.take_kept
 
-    def noting(trainer: Trainer) -> Any:
+    def noting(trainer: Any) -> Any:
         weight = dict(trainer._network.named_parameters())["conv2.weight"]
         layouts.append("contiguous" if weight.is_contiguous() else "channels_last")
         return real(trainer)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "take_kept", noting)
+        patch.setattr(fit.Trainer, "take_kept", noting)
         rows = compare(options(tmp_path), ["cpu:all:eager"])
     results = [row.result for row in rows if row.result is not None]
     assert [(one.precision, one.layout, one.is_compiled) for one in results] == [
@@ -115,8 +118,6 @@ def broken_backend(graph: Any, inputs: Any) -> Any:
 def test_a_network_that_does_not_compile_is_a_row_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda network, **rest: real(network, backend=broken_backend, **rest))
     compiled, plain = compare(options(tmp_path), ["cpu:compiled", "cpu"])
@@ -129,10 +130,9 @@ def test_a_network_that_does_not_compile_is_a_row_and_the_others_go_on(
     with pytest.raises(JobError, match=r"none of cpu:compiled can train here: torch\.compile does not"):
         compare(options(tmp_path), ["cpu:compiled"])
 
-    def refuses(network: Any, **rest: Any) -> Any:
-        raise RuntimeError("torch.compile is not supported on this Python")
-
-    monkeypatch.setattr(torch, "compile", refuses)
+    monkeypatch.setattr(
+        torch, "compile", Mock(side_effect=RuntimeError("torch.compile is not supported on this Python"))
+    )
     with pytest.raises(FormRefused, match=r"does not work here: torch\.compile is not supported on this Python; train"):
         train(options(tmp_path, compile=True))
 
@@ -140,9 +140,6 @@ def test_a_network_that_does_not_compile_is_a_row_and_the_others_go_on(
 @pytest.mark.slow
 def test_a_compiled_network_learns_and_writes_its_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced as ever, but without the C++ that takes its time: the names are the same with it."""
-    import torch
-    from safetensors.numpy import load_file
-
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda network, **rest: real(network, backend="aot_eager", **rest))
     plain = train(options(tmp_path, ema=0.9))
@@ -223,12 +220,6 @@ def test_unequal_classes_are_said_with_what_helps() -> None:
 @pytest.mark.slow
 def test_the_recipe_is_what_torch_computes_with_these_numbers(folder: Path) -> None:
     """One step of SGD without warm-up, by hand."""
-    import torch
-
-    from convoy.models import fit, zoo
-    from convoy.models.samples import DecodedPart
-    from convoy.models.training.feed import MemoryFeed
-
     rng = np.random.default_rng(1)
     part = DecodedPart(rng.integers(0, 255, (8, 32, 32, 3), np.uint8), np.arange(8) % 2, ())
     network = fit.seeded(0, lambda: zoo.create("simple_cnn", 2))
@@ -251,8 +242,6 @@ def test_the_recipe_is_what_torch_computes_with_these_numbers(folder: Path) -> N
 
 @pytest.mark.slow
 def test_mixed_precision_on_a_cpu_is_bf16_and_the_weights_stay_fp32(folder: Path) -> None:
-    from safetensors.numpy import load_file
-
     result = train(recipe_options(folder, amp=True))
     assert result.precision == "bf16"
     assert {array.dtype for array in load_file(result.out).values()} == {np.dtype(np.float32)}
@@ -293,8 +282,6 @@ workers_options = partial(training_fixtures.options, epochs=2, validation="0.2",
 @pytest.mark.slow
 @pytest.mark.long
 def test_workers_change_nothing_of_what_is_learned(workers_folder: Path) -> None:
-    import torch
-
     (workers_folder / "red" / "broken.png").write_bytes(b"broken 1")  # by its hash in the train part
     state = torch.random.get_rng_state()
     with_workers = train(workers_options(workers_folder))

@@ -2,20 +2,77 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import training_fixtures
+from safetensors.torch import load_file
 from training_fixtures import write_coloured
 
 from convoy.models.checkpoint import read_checkpoint_header
 from convoy.models.errors import JobError, UsageError
 from convoy.models.train import default_rate, train
+from convoy.models.zoo import create
+
+torch = pytest.importorskip("torch")
+networks = pytest.importorskip("convoy.models.training.networks")
+Weights = Mapping[str, torch.Tensor]
+Maker = Callable[[torch.nn.Module, Weights, Path], object]
+
+
+def _with_prefix(prefix: str, weights: Weights) -> dict[str, torch.Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in weights.items()}
+
+
+def _pruned(network: torch.nn.Module, weights: Weights, path: Path) -> None:
+    """Leaves the network pruned, too, as its trainer had it."""
+    from torch.nn.utils import prune
+
+    layers = [one for one in network.modules() if isinstance(one, (torch.nn.Conv2d, torch.nn.Linear))]
+    for module in layers:
+        prune.l1_unstructured(module, "weight", amount=0.3)  # type: ignore[no-untyped-call]
+    torch.save({"state_dict": network.state_dict()}, path)
+    for module in layers:
+        prune.remove(module, "weight")  # type: ignore[no-untyped-call]
+
+
+def _saved(change: Callable[[Weights], Any]) -> Maker:
+    return lambda network, weights, path: torch.save(change(weights), path)
+
+
+_ARGUMENTS = argparse.Namespace(lr=0.1, epochs=90, out=Path("runs"))
+MAKERS: dict[str, Maker] = {
+    "state_dict": _saved(dict),
+    "net": _saved(lambda weights: {"net": dict(weights), "acc": 91.5, "epoch": 10}),
+    "namespace": _saved(lambda weights: {"model": dict(weights), "args": _ARGUMENTS, "epoch": 3}),
+    "compiled_in_parallel": _saved(lambda weights: _with_prefix("module._orig_mod.", weights)),
+    "lightning": _saved(
+        lambda weights: {
+            "epoch": 9,
+            "global_step": 90,
+            "state_dict": _with_prefix("model.", weights) | {"criterion.weight": torch.ones(5)},
+            "hyper_parameters": argparse.Namespace(learning_rate=0.1, folder=Path("runs")),
+            "callbacks": {},
+        }
+    ),
+    "averaged_model": lambda network, weights, path: torch.save(
+        torch.optim.swa_utils.AveragedModel(network).state_dict(), path
+    ),
+    "pruned": _pruned,
+    "no_counters": _saved(
+        lambda weights: {name: one for name, one in weights.items() if not name.endswith("num_batches_tracked")}
+    ),
+    "whole_network": lambda network, weights, path: torch.save(network, path),
+}
+
 
 SMALL = "torchvision:shufflenet_v2_x0_5"
 
@@ -26,12 +83,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 options = partial(training_fixtures.options, epochs=1)
-
-
-def weights_of(path: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    return load_file(path)
 
 
 def test_what_has_learned_already_moves_a_tenth_as_far() -> None:
@@ -55,10 +106,6 @@ def test_what_has_learned_already_moves_a_tenth_as_far() -> None:
     ],
 )
 def test_the_head_is_what_the_number_of_classes_shapes(arch: str, head: set[str]) -> None:
-    import torch
-
-    from convoy.models.training import networks
-
     state = torch.random.get_rng_state()
     assert networks.head(arch, 64) == head  # ResNet has layers with 64 outputs
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -75,14 +122,14 @@ def test_a_network_of_torchvision_gets_a_head_for_the_data(folder: Path) -> None
     assert (header.image.height, header.image.width, header.image.resize_mode) == (32, 32, "shorter_side")
     assert header.image.resize_px == 37  # 32 * 256 / 224, as published
     assert header.image.mean != (0.485, 0.456, 0.406)  # nothing learned with that
-    assert weights_of(result.out)["fc.weight"].shape[0] == 2
+    assert load_file(result.out)["fc.weight"].shape[0] == 2
 
 
 @pytest.mark.long
 def test_a_network_with_a_second_head_learns_from_both(folder: Path) -> None:
     result = train(options(folder, arch="torchvision:googlenet", image_size=64, batch_size=32))
     assert np.isfinite(result.epochs[-1].loss)
-    assert weights_of(result.out)["aux1.fc2.weight"].shape[0] == 2
+    assert load_file(result.out)["aux1.fc2.weight"].shape[0] == 2
 
 
 @pytest.mark.slow
@@ -101,7 +148,7 @@ def test_only_the_head_learns_where_the_rest_is_frozen(folder: Path, tmp_path: P
     other = write_coloured(tmp_path / "other", {"red": 30, "green": 30, "blue": 30})
     first = train(options(other, arch="resnet18", out=tmp_path / "first.safetensors"))
     second = train(options(folder, arch="resnet18", weights=str(first.out), freeze=True))
-    before, after = weights_of(first.out), weights_of(second.out)
+    before, after = load_file(first.out), load_file(second.out)
     assert {name for name in before if before[name].shape != after[name].shape} == {"fc.weight", "fc.bias"}
     unchanged = {name for name in before if name not in ("fc.weight", "fc.bias")}
     assert all((before[name] == after[name]).all() for name in unchanged)  # running statistics, too
@@ -114,7 +161,7 @@ def test_only_the_head_learns_where_the_rest_is_frozen(folder: Path, tmp_path: P
 def test_weights_of_the_same_classes_bring_their_head(folder: Path) -> None:
     first = train(options(folder, epochs=3))
     again = train(options(folder, weights=str(first.out), learning_rate=1e-12, out=folder.parent / "again.safetensors"))
-    before, after = weights_of(first.out), weights_of(again.out)
+    before, after = load_file(first.out), load_file(again.out)
     assert all(np.allclose(before[name], after[name], atol=1e-6) for name in before)
 
 
@@ -135,17 +182,10 @@ WILD = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "classes"), [*((form, 2) for form in WILD), ("net", 3), ("lightning", 3)])
 def test_training_begins_with_whatever_checkpoints_export_takes(form: str, classes: int, tmp_path: Path) -> None:
-    import torch
-    from torch import nn
-
-    from convoy.models.training import networks
-    from convoy.models.zoo import create
-    from tests.support.checkpoints import MAKERS
-
     torch.manual_seed(1)
     trained, fresh = create("resnet18", 2).eval(), create("resnet18", classes)
     with torch.no_grad():
-        for norm in (one for one in trained.modules() if isinstance(one, nn.BatchNorm2d)):
+        for norm in (one for one in trained.modules() if isinstance(one, torch.nn.BatchNorm2d)):
             norm.running_mean.normal_()  # type: ignore[union-attr]
     path = tmp_path / f"{form}.pth"
     MAKERS[form](trained, trained.state_dict(), path)
@@ -161,11 +201,6 @@ def test_training_begins_with_whatever_checkpoints_export_takes(form: str, class
 
 @pytest.mark.slow
 def test_another_entry_of_a_checkpoint_is_taken_where_it_is_named(tmp_path: Path) -> None:
-    import torch
-
-    from convoy.models.training import networks
-    from convoy.models.zoo import create
-
     made = create("simple_cnn", 2)
     ours = {name: tensor + 1 for name, tensor in made.state_dict().items()}
     torch.save({"model": made.state_dict(), "model_ema": ours}, tmp_path / "two.pth")
@@ -178,12 +213,10 @@ def test_another_entry_of_a_checkpoint_is_taken_where_it_is_named(tmp_path: Path
 
 @pytest.mark.slow
 def test_weights_that_do_not_fit_are_named(folder: Path, tmp_path: Path) -> None:
-    import torch
-
     first = train(options(folder)).out
     with pytest.raises(JobError, match="holds the weights of simple_cnn, not of resnet18; pass --arch simple_cnn"):
         train(options(folder, arch="resnet18", weights=str(first)))
-    tensors = weights_of(first)
+    tensors = load_file(first)
     torch.save(tensors | {"more": torch.zeros(2)}, tmp_path / "more.pth")
     with pytest.raises(JobError, match=r"more\.pth do not fit the network: unknown more; check --arch"):
         train(options(folder, weights=str(tmp_path / "more.pth")))
@@ -200,11 +233,9 @@ def test_published_weights_bring_their_way_to_see_and_no_head(folder: Path, monk
     monkeypatch.setattr(type(published), "get_state_dict", lambda self, **how: drawn)
     result = train(options(folder, arch=SMALL, image_size=32, weights="imagenet", freeze=True))
     assert result.header.image.mean == (0.485, 0.456, 0.406)
-    assert (weights_of(result.out)["conv1.0.weight"] == drawn["conv1.0.weight"]).all()
+    assert (load_file(result.out)["conv1.0.weight"] == drawn["conv1.0.weight"]).all()
 
-    def offline(self: object, **how: object) -> None:
-        raise OSError("no route to host")
-
+    offline = Mock(side_effect=OSError("no route to host"))
     monkeypatch.setattr(type(published), "get_state_dict", offline)
     with pytest.raises(JobError, match=r"cannot be downloaded \(no route to host\); pass --weights FILE"):
         train(options(folder, arch=SMALL, weights="imagenet"))

@@ -17,20 +17,26 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.torch import load_file
 from training_fixtures import options, write_coloured
 
+from convoy.models import zoo
 from convoy.models.checkpoint import CheckpointHeader, PartRecord, TrainingRecord, read_checkpoint_header
 from convoy.models.datasets import load_folder
 from convoy.models.errors import JobError, UsageError
+from convoy.models.images import preprocess
 from convoy.models.samples import encode_png
 from convoy.models.spec import ImageSpec
 from convoy.models.train import TrainProgress, train
 from convoy.models.train_command import run
-from convoy.models.train_options import TrainOptions, parse_validation
+from convoy.models.train_options import parse_validation
 from convoy.models.training.epochs import EpochRecord
 from convoy.models.training.held_out import hold_out
 from convoy.models.training.log import COLUMNS, EpochLog
+from convoy.models.training.meters import EnergyMeter
 from convoy.models.training.page import TrainingStory, render
+
+torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
@@ -54,24 +60,17 @@ def interrupting(after: int) -> Callable[[TrainProgress], None]:
 
 
 def record(epoch: int, accuracy: float | None, loss: float | None) -> EpochRecord:
-    return EpochRecord(epoch, 0.1, 0.5, loss, accuracy, 1.0, 10.0, None, None)
+    return EpochRecord(epoch, 0.1 / epoch, 1 / epoch, loss, accuracy, 2.0, 50.0, 3 << 20, energy_j=None)
 
 
 # --- what is held out
 
 
-@pytest.mark.parametrize("text", ["0", "1", "100%", "-0.1", "nan", "2.5"])
-def test_what_is_no_share_is_named(text: str) -> None:
-    with pytest.raises(UsageError, match=r"is no share of the training images; use one such as 0\.1"):
-        parse_validation(text)
-
-
-def test_a_share_a_percentage_and_a_folder_are_read(tmp_path: Path) -> None:
-    assert (parse_validation("0.25"), parse_validation("25%"), parse_validation(str(tmp_path))) == (
-        0.25,
-        0.25,
-        tmp_path,
-    )
+def test_a_share_a_percentage_and_a_folder_are_read_and_all_else_is_named(tmp_path: Path) -> None:
+    assert [parse_validation(text) for text in ("0.25", "25%", str(tmp_path))] == [0.25, 0.25, tmp_path]
+    for text in ("0", "1", "100%", "-0.1", "nan", "2.5"):
+        with pytest.raises(UsageError, match=r"is no share of the training images; use one such as 0\.1"):
+            parse_validation(text)
     with pytest.raises(UsageError, match="there is no such folder"):
         options(tmp_path, validation="gone")
 
@@ -114,12 +113,6 @@ def test_the_best_epoch_is_the_most_accurate_then_the_surest_then_the_first() ->
 
 @pytest.mark.slow
 def test_the_weights_that_are_written_are_those_of_the_best_epoch(folder: Path) -> None:
-    import torch
-    from safetensors.torch import load_file
-
-    from convoy.models import zoo
-    from convoy.models.images import preprocess
-
     result = train(options(folder, validation="0.3", epochs=6, optimizer="sgd", learning_rate=0.3))
     accuracies = [one.validation_accuracy for one in result.epochs]
     assert None not in accuracies
@@ -218,9 +211,8 @@ def test_a_broken_file_of_a_run_is_one_line(folder: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def log_record(epoch: int, accuracy: float | None = None, energy_j: float | None = None) -> EpochRecord:
-    loss = None if accuracy is None else 1 - accuracy
-    return EpochRecord(epoch, 0.1 / epoch, 1 / epoch, loss, accuracy, 2.0, 50.0, 3 << 20, energy_j)
+def log_record(epoch: int, accuracy: float | None = None) -> EpochRecord:
+    return record(epoch, accuracy, None if accuracy is None else 1 - accuracy)
 
 
 def story(epochs: list[EpochRecord], kept: int, planned: int) -> TrainingStory:
@@ -336,10 +328,6 @@ def test_the_page_tells_the_story_and_escapes_it() -> None:
 
 @pytest.mark.slow
 def test_energy_is_the_sum_over_processors_and_counters_begin_anew(tmp_path: Path) -> None:
-    import torch
-
-    from convoy.models.training.meters import EnergyMeter
-
     def counters(*values_uj: int) -> None:
         for number, value_uj in enumerate(values_uj):
             folder = tmp_path / f"intel-rapl:{number}"
@@ -363,44 +351,22 @@ def test_energy_is_the_sum_over_processors_and_counters_begin_anew(tmp_path: Pat
 # --- all of it
 
 
-@pytest.fixture
-def short_run(tmp_path: Path) -> TrainOptions:
-    rng = np.random.default_rng(0)
-    for label in ("one", "two"):
-        (tmp_path / "images" / label).mkdir(parents=True)
-        for index in range(30):
-            png = encode_png(rng.integers(0, 255, (8, 8, 3), np.uint8))
-            (tmp_path / "images" / label / f"{index}.png").write_bytes(png)
-    return TrainOptions(
-        str(tmp_path / "images"), tmp_path / "cnn.safetensors", device="cpu", epochs=2, validation="0.3"
-    )
-
-
 @pytest.mark.slow
-def test_a_training_leaves_a_table_and_a_page_beside_the_weights(short_run: TrainOptions) -> None:
-    def interrupt(progress: TrainProgress) -> None:
-        if progress.last is not None and progress.done == 1:
-            raise KeyboardInterrupt
-
-    train(short_run, interrupt)
+def test_a_training_leaves_a_table_and_a_page_beside_the_weights_unless_no_log_is_wanted(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", 30)
+    short_run = options(folder, epochs=2, validation="0.3")
+    result = train(replace(short_run, log=False, epochs=1))
+    assert result.page is None
+    assert {path.name for path in tmp_path.iterdir()} == {"images", "cnn.safetensors"}
+    peak_bytes: Any = result.epochs[0].peak_memory_bytes
+    assert 50 << 20 < peak_bytes < 64 << 30
+    result.out.unlink()
+    train(short_run, interrupting(1))
     assert "Interrupted after 1 of 2 epochs" in text_of(short_run.beside("html").read_text())
     told = io.StringIO()
     run(replace(short_run, resume=True), None, Console(file=told, width=200))
     assert "Interrupted" not in text_of(short_run.beside("html").read_text())
     assert len(short_run.beside("csv").read_text().splitlines()) == 3
     assert re.search(r"an epoch took \S+ s, \S+ images/s; peak memory \S+ \wiB; energy", told.getvalue())
-    assert {path.name for path in short_run.out.parent.iterdir()} == {
-        "images",
-        "cnn.safetensors",
-        "cnn.training.csv",
-        "cnn.training.html",
-    }
-
-
-@pytest.mark.slow
-def test_who_wants_no_log_gets_none(short_run: TrainOptions) -> None:
-    result = train(replace(short_run, log=False, epochs=1))
-    assert result.page is None
-    assert {path.name for path in short_run.out.parent.iterdir()} == {"images", "cnn.safetensors"}
-    peak_bytes: Any = result.epochs[0].peak_memory_bytes
-    assert 50 << 20 < peak_bytes < 64 << 30
+    left = ["cnn.safetensors", "cnn.training.csv", "cnn.training.html", "images"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
