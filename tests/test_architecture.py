@@ -24,7 +24,7 @@ TRAINING = tuple(
     f"{MODELS}.{name}"
     for name in ("zoo", "datasets", "glyphs", "train", "train_command", "fit", "augment", "training", "weights")
 )
-VOCABULARY_LIBRARIES = {"numpy", "PIL", "safetensors", "simplejpeg"}
+VOCABULARY_LIBRARIES = {"numpy", "PIL", "safetensors", "simplejpeg", "yaml"}
 
 
 def app(*rooms: str) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ WALLS: dict[str, tuple[str, ...]] = {
         *app("server", "scheduling", "loading", "telemetry", "version", "calls.shared_memory", *SERVED),
     ),
     f"{APP}.grpc": (MODELS, *app("server", "scheduling", "telemetry", "calls.shared_memory", *SERVED)),
-    f"{APP}.config.sources": (f"{MODELS}.errors",),
+    f"{APP}.config.sources": (f"{MODELS}.errors", f"{MODELS}.yaml_file"),
     f"{APP}.config": (MODELS, APP),
     f"{APP}.ray": (MODELS, APP),
     # Of the server it knows what a request and an answer are, so that a program has the same records either way.
@@ -186,7 +186,7 @@ def test_torch_stays_in_training_in_the_child_of_export_and_in_what_the_matrix_m
     assert not [name for name in torch if not in_room(name, *TRAINING, *others)]
 
 
-def test_the_vocabulary_needs_no_library_but_its_three() -> None:
+def test_the_vocabulary_needs_few_libraries() -> None:
     for name in ROOMS:
         if in_room(name, MODELS) and not in_room(name, *TRAINING):
             roots = {used.partition(".")[0] for used in imports(ROOMS[name])}

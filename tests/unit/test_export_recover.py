@@ -287,6 +287,9 @@ class Recorder:
     def __init__(self) -> None:
         self.steps: list[RecordedStep] = []
 
+    def say(self, line: str) -> None:
+        pass
+
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[RecordedStep]:
         assert not [one.name for one in self.steps if one.is_open], "two steps at once"

@@ -118,7 +118,7 @@ def test_little_that_is_known_makes_a_short_page():
     manifest = full_manifest()
     bare = replace(manifest.variants[0], accuracy=None, latency=None)
     page = Page(render(replace(manifest, variants=(bare,), roofline=None)))
-    assert "Not verified on labels" in page.text
+    assert "Not verified, because there are no labels" in page.text
     assert "Roofline" not in page.text
     assert "Speed" not in page.text
 
