@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 KeyFile = Annotated[Path | None, typer.Option(help="File with the API key.")]
 CaFile = Annotated[
-    Path | None, typer.Option(help="File with who signed the server's certificate, in PEM; by default the machine's.")
+    Path | None, typer.Option(help="PEM file with the CA of the server's certificate; default: the system's.")
 ]
-CertFile = Annotated[Path | None, typer.Option(help="File with a certificate to show the server, in PEM.")]
-CertKeyFile = Annotated[Path | None, typer.Option(help="File with its key, in PEM; by default the same file.")]
+CertFile = Annotated[Path | None, typer.Option(help="PEM file with your client certificate.")]
+CertKeyFile = Annotated[Path | None, typer.Option(help="PEM file with its key; default: the certificate file.")]
 # What means something else to each command that has it, and so has the command's name in its twin's.
 OWN_MEANINGS = frozenset(
     {"batch_size", "config", "json", "max_batch", "out", "seed", "timeout", "weights", "weights_key"}
@@ -51,7 +51,7 @@ cli = typer.Typer(
 )
 
 
-config = typer.Typer(help="What `convoy serve` is told.", no_args_is_help=True)
+config = typer.Typer(help="Show the settings of `convoy serve`, or the schema of its file.", no_args_is_help=True)
 cli.add_typer(config, name="config")
 # A command of its own, and one that has others beside it.
 load_tests = typer.Typer()
@@ -216,7 +216,7 @@ def export(
 
 @_of_record("convoy.export.options", "BuildAheadOptions")
 def build(**asked: Any) -> None:
-    """Build TensorRT plans ahead, with or without a GPU; exit 1 where one is refused."""
+    """Build TensorRT plans ahead of time; exit 1 if one is refused."""
     from convoy.export.ahead import run
     from convoy.export.options import BuildAheadOptions
 
@@ -230,7 +230,7 @@ def inspect(
         str | None, typer.Option(help="Folder of models, or its URL (s3://). Without it the demo is shown.")
     ] = None,
 ) -> None:
-    """Show variants, accuracy, latency and hashes; exit 1 if anything is broken."""
+    """Show variants, accuracy and latency; exit 1 if anything is broken."""
     from convoy.app.commands.inspect import run
 
     raise typer.Exit(run(store, name, _console()))
@@ -251,7 +251,7 @@ def predict(
     client_cert_file: CertFile = None,
     client_key_file: CertKeyFile = None,
 ) -> None:
-    """Ask a running server what is in images."""
+    """Send images to a running server and print its predictions."""
     from convoy.app.client.client import Client
     from convoy.app.commands.predict import predict as ask
 
@@ -270,7 +270,7 @@ def loadtest(
     client_key_file: CertKeyFile = None,
     **asked: Any,
 ) -> None:
-    """Load a server and say honestly how it did; `compare` tells two runs apart."""
+    """Measure throughput and latency of a server; `compare` compares two runs."""
     if context.invoked_subcommand is not None:
         given = [name for name in asked if _source(context, name) == "COMMANDLINE"]
         if given:
@@ -291,7 +291,7 @@ def compare(
     anyway: Annotated[bool, typer.Option("--anyway", help="Also what was loaded differently, or is void.")] = False,
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """Say of which figures of two runs a difference can be told."""
+    """Compare two runs and say which differences are significant."""
     from convoy.loadtest.compare import compare as show
 
     show(a, b, anyway=anyway, as_json=json, console=_console())
@@ -302,7 +302,7 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
     plan_cache: Annotated[Path | None, typer.Option(help="Folder of plans; by default the server's.")] = None,
 ) -> None:
-    """Show devices, libraries, plans, and which engines can run here and why the others cannot."""
+    """Show devices, libraries, plans, and which engines can run here."""
     from convoy.app.commands.doctor import run
     from convoy.app.config.settings import read_settings
 
@@ -312,7 +312,7 @@ def doctor(
 
 @_of_record("convoy.app.batch.job", "BatchOptions")
 def batch(**asked: Any) -> None:
-    """Label millions of images into parquet files; the same command goes on where it stopped."""
+    """Label many images into parquet files; run the same command again to resume."""
     try:
         from convoy.app.batch.command import run
     except ModuleNotFoundError as error:
@@ -322,7 +322,7 @@ def batch(**asked: Any) -> None:
     raise typer.Exit(run(BatchOptions(**asked), _console()))
 
 
-@cli.command(name="serve")
+@cli.command(name="serve", cls=_GroupedCommand, epilog=_EPILOG)
 def _serve(context: typer.Context, **given: object) -> None:
     """Serve the models of a store over HTTP and gRPC."""
     from convoy.app.config.settings import read_settings
@@ -331,9 +331,9 @@ def _serve(context: typer.Context, **given: object) -> None:
     raise typer.Exit(serve(read_settings(_on_command_line(context, given)), _unknown_variables(os.environ)))
 
 
-@config.command(name="show")
+@config.command(name="show", cls=_GroupedCommand)
 def _show(context: typer.Context, json: bool, **given: object) -> None:
-    """Print what holds with these options of `serve`, and whence."""
+    """Show the effective settings of `convoy serve` and where each comes from."""
     from convoy.app.commands.config import show
     from convoy.app.config.settings import read_settings
 
@@ -342,7 +342,7 @@ def _show(context: typer.Context, json: bool, **given: object) -> None:
 
 @config.command()
 def schema() -> None:
-    """Print the JSON schema of the file, which editors read."""
+    """Print the JSON schema of the configuration file, for editors."""
     from convoy.app.commands.config import schema as text
 
     print(text(), end="")
@@ -406,8 +406,10 @@ def _tell(function: Any, parameters: list[python_inspect.Parameter]) -> None:
 
 
 def _of_settings() -> Iterator[python_inspect.Parameter]:
+    from convoy.app.config.settings import HELP_GROUPS as GROUPS
     from convoy.app.config.settings import Settings, has_names
 
+    group_of = {name: group for group, names in GROUPS.items() for name in names}
     for name, field in Settings.model_fields.items():
         if has_names(field):
             continue
@@ -416,7 +418,9 @@ def _of_settings() -> Iterator[python_inspect.Parameter]:
         kind = {int: int, float: float, bool: bool}.get(field.annotation, str)  # type: ignore[arg-type]
         words = get_args(field.annotation) if get_origin(field.annotation) is Literal else _enumerated(field)
         flag = f"--{name.replace('_', '-')}"
-        option = typer.Option(flag, help=help_text, show_default=False, **_one_of(words))
+        option = typer.Option(
+            flag, help=help_text, show_default=False, rich_help_panel=group_of.get(name), **_one_of(words)
+        )
         yield python_inspect.Parameter(name, _KEYWORD, default=None, annotation=Annotated[kind | None, option])
 
 

@@ -71,6 +71,50 @@ Text = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int
 Names = Annotated[str, BeforeValidator(_as_names, json_schema_input_type=str | int | list[str | int])]
 
 
+# The headings of `convoy serve --help` and the options below them.
+HELP_GROUPS: dict[str, tuple[str, ...]] = {
+    "Basics": ("config", "store", "host", "port", "grpc_port", "engine"),
+    "Models": (
+        "store_cache",
+        "model_name",
+        "precision",
+        "plan_cache",
+        "max_batch",
+        "version_policy",
+        "model_control",
+        "load_model",
+        "load_timeout_s",
+        "poll_interval_s",
+    ),
+    "Limits": (
+        "max_queue",
+        "max_inflight_mb",
+        "max_body_mb",
+        "max_pixels",
+        "default_timeout_ms",
+        "drain_delay_s",
+        "drain_timeout_s",
+        "max_connections",
+        "header_timeout_s",
+        "body_timeout_s",
+        "write_timeout_s",
+    ),
+    "Security": (
+        "allow_shared_memory",
+        "api_key_file",
+        "admin_token_file",
+        "require_signature",
+        "tls_cert_file",
+        "tls_key_file",
+        "tls_client_ca_file",
+        "allowed_host",
+        "cors_origins",
+    ),
+    "Logging": ("access_log", "log_level", "log_format", "tracing"),
+    "Advanced": ("address_file", "threads", "edges", "server_name"),
+}
+
+
 class OptionHeld(NamedTuple):
     """One option as it holds. `keys` lead to it in the file."""
 
@@ -140,102 +184,107 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid")
     _sources: Sources = PrivateAttr(default_factory=Sources)
 
-    config: Path | None = Field(None, description="File of options, in YAML; docs/configuration.md has all of them.")
+    config: Path | None = Field(None, description="YAML file with these options; see docs/configuration.md.")
     store: Annotated[str, BeforeValidator(_as_text)] | None = Field(
-        None, description="Folder of bundles and bare models, or a URL of one (s3://). Without it the demo is served."
+        None, description="Folder or URL (s3://) of models."
     )
     store_cache: Path | None = Field(
-        None, description="Folder for what comes from a store's URL; by default beside the plan cache's."
+        None, description="Folder for models downloaded from a store's URL; default: next to the plan cache."
     )
-    model_name: Text = Field("", description="The model's name, where the store is one model and no folder of models.")
+    model_name: Text = Field("", description="Name of the model, if the store is one model and not a folder of models.")
     host: str = Field("0.0.0.0", description="Address to listen on.")
-    port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
-    address_file: str = Field("", description="File to write the HTTP URL to, once the server listens.")
-    grpc_port: int = Field(8001, ge=-1, le=65535, description="gRPC port; 0 takes a free one, -1 leaves gRPC out.")
+    port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 picks a free one.")
+    address_file: str = Field("", description="File to write the HTTP URL to when the server listens.")
+    grpc_port: int = Field(8001, ge=-1, le=65535, description="gRPC port; 0 picks a free one, -1 turns gRPC off.")
     engine: str = Field(
         AUTO,
-        description="Which engine may serve, such as rtx or cpu: that one, or a clear failure.",
+        description="Engine to use, such as rtx or cpu; it is an error if it cannot run.",
         json_schema_extra={"enum": [*CHOICES]},
     )
-    precision: PrecisionChoice = Field("auto", description="Which variant of a bundle serves.")
+    precision: PrecisionChoice = Field("auto", description="Variant of each model to serve.")
     plan_cache: Path | None = Field(
-        None, description="Folder of TensorRT plans and tunings; by default convoy/ in the user's cache folder."
+        None, description="Folder for TensorRT plans and tuning results; default: convoy/ in the user's cache folder."
     )
-    threads: int = Field(0, ge=0, description="Threads that compute, over all models; 0 takes the CPU budget.")
-    max_batch: int = Field(0, ge=0, description="Largest batch, if below the model's own; 0 leaves it.")
+    threads: int = Field(0, ge=0, description="Compute threads for all models; 0: as many as CPUs are available.")
+    max_batch: int = Field(0, ge=0, description="Largest batch, if smaller than the model's own; 0: the model's own.")
     edges: Text = Field(
         "auto",
-        description="Has no effect: one process serves. The next minor version refuses it.",
+        description="Deprecated, no effect: one process serves.",
         json_schema_extra={"deprecated": True},
     )
-    version_policy: Names = Field("latest", description="latest, all, or numbers such as 1,3.")
-    model_control: ControlMode = Field("none", description="none, explicit (over the network), or poll (the store).")
-    load_model: Names = Field("", description="With explicit: names to load at the start, such as a,b, or *.")
-    load_timeout_s: float = Field(DEFAULT_LIMIT_S, gt=0, description="A version that takes longer to load is refused.")
-    poll_interval_s: float = Field(2, gt=0, description="With poll: look at the store so often.")
-    max_queue: int = Field(1024, ge=1, description="Samples that may wait per model.")
-    max_inflight_mb: int = Field(1024, ge=1, description="Memory for requests in flight and for decoding, MiB.")
-    max_body_mb: int = Field(64, ge=1, description="Largest request body, MiB.")
-    max_pixels: int = Field(DEFAULT_MAX_PIXELS, ge=1, description="Images with more pixels are refused undecoded.")
-    default_timeout_ms: float = Field(
-        0, ge=0, description="Deadline of requests that name none; 0: none.", json_schema_extra=LIVE
+    version_policy: Names = Field("latest", description="Versions to serve: latest, all, or numbers such as 1,3.")
+    model_control: ControlMode = Field(
+        "none", description="How models are loaded after the start: none, explicit (API), or poll (watch the store)."
     )
-    drain_delay_s: float = Field(0, ge=0, description="After SIGTERM, keep serving so long while not ready.")
-    drain_timeout_s: float = Field(30, ge=0, description="After that, so long to finish what was accepted.")
-    max_connections: int = Field(4096, ge=1, description="Open connections; more are answered 503.")
-    header_timeout_s: float = Field(10, gt=0, description="So long may a client take to send its headers.")
-    body_timeout_s: float = Field(10, gt=0, description="So long, and 1 s per 256 KiB, to send its body.")
-    write_timeout_s: float = Field(30, gt=0, description="So long may a client refuse to read its answer.")
-    allow_shared_memory: bool = Field(False, description="Let clients register system shared memory.")
-    server_name: str = Field("convoy", description="The name in /v2; some clients insist on 'triton'.")
+    load_model: Names = Field("", description="Models to load at the start (explicit only), such as a,b, or *.")
+    load_timeout_s: float = Field(DEFAULT_LIMIT_S, gt=0, description="Seconds that loading a version may take.")
+    poll_interval_s: float = Field(2, gt=0, description="Seconds between looks at the store (poll only).")
+    max_queue: int = Field(1024, ge=1, description="Most samples that wait per model; more get a 429.")
+    max_inflight_mb: int = Field(1024, ge=1, description="Memory for requests and decoding, in MiB; more get a 429.")
+    max_body_mb: int = Field(64, ge=1, description="Largest request body, in MiB; larger ones get a 413.")
+    max_pixels: int = Field(DEFAULT_MAX_PIXELS, ge=1, description="Most pixels per image; larger images get a 400.")
+    default_timeout_ms: float = Field(
+        0,
+        ge=0,
+        description="Deadline of requests without one, in milliseconds; 0: no deadline.",
+        json_schema_extra=LIVE,
+    )
+    drain_delay_s: float = Field(0, ge=0, description="Seconds to keep serving as not ready after SIGTERM.")
+    drain_timeout_s: float = Field(30, ge=0, description="Seconds to finish accepted requests after the drain delay.")
+    max_connections: int = Field(4096, ge=1, description="Most open connections; more get a 503.")
+    header_timeout_s: float = Field(10, gt=0, description="Seconds to receive the headers of a request.")
+    body_timeout_s: float = Field(10, gt=0, description="Seconds to receive a body, plus 1 s per 256 KiB.")
+    write_timeout_s: float = Field(30, gt=0, description="Seconds that a client may not read its response.")
+    allow_shared_memory: bool = Field(False, description="Allow clients to register system shared memory.")
+    server_name: str = Field("convoy", description="Server name in /v2; some clients expect 'triton'.")
     api_key_file: Path | None = Field(
         None, description="File with the API key that clients must send.", json_schema_extra=LIVE
     )
     admin_token_file: Path | None = Field(
-        None, description="File with the token that loading models wants.", json_schema_extra=LIVE
+        None, description="File with the token for loading and unloading models.", json_schema_extra=LIVE
     )
     require_signature: Names = Field(
-        "", description="Files with public keys, such as a.pem,b.pem: what none of them has signed is not loaded."
+        "", description="Public key files, such as a.pem,b.pem; bundles without a matching signature are not loaded."
     )
     tls_cert_file: Path | None = Field(
         None,
-        description="File with the certificate, in PEM, its chain behind it; HTTPS and gRPC over TLS from then on.",
+        description="PEM file with the certificate and its chain; turns TLS on for HTTP and gRPC.",
         json_schema_extra=LIVE,
     )
     tls_key_file: Path | None = Field(
-        None, description="File with its key, in PEM; by default the same file.", json_schema_extra=LIVE
+        None, description="PEM file with the private key; default: the certificate file.", json_schema_extra=LIVE
     )
     tls_client_ca_file: Path | None = Field(
         None,
-        description="File with who signs clients' certificates, in PEM; who shows none of theirs is not let in.",
+        description="PEM file with the CA of client certificates; clients must then present one.",
         json_schema_extra=LIVE,
     )
     allowed_host: Names = Field(
-        "", description="Names, such as a,b, of pages that may load models without a token.", json_schema_extra=LIVE
+        "",
+        description="Host names, such as a,b, from which pages may load models without a token.",
+        json_schema_extra=LIVE,
     )
     # A line for each request costs a fifth of a small one; the statistics count those that succeed.
     access_log: Literal["all", "errors", "off"] = Field(
-        "errors", description="errors: errors and slow requests.", json_schema_extra=LIVE
+        "errors", description="Requests to log; errors: failed and slow ones.", json_schema_extra=LIVE
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Log level.", json_schema_extra=LIVE
     )
-    log_format: LogFormat = Field("text", description="text, or json: one object a line.")
-    tracing: bool = Field(
-        False, description="Send spans by OpenTelemetry (extra otel); OTEL_* variables say where, and how many."
-    )
+    log_format: LogFormat = Field("text", description="text, or json with one object per line.")
+    tracing: bool = Field(False, description="Send OpenTelemetry spans (extra otel); configure with OTEL_* variables.")
     cors_origins: Names = Field(
         "",
-        description="Pages that may ask from a browser: origins such as https://a.example, or *.",
+        description="Origins that browsers may call from, such as https://a.example, or *.",
         json_schema_extra=LIVE,
     )
     keys: dict[str, Path] = Field(
         default_factory=dict,
-        description="API keys that clients may send: files with one each, by the name that the log has for it.",
+        description="Files with one API key each, by the name that is logged for it.",
         json_schema_extra=LIVE,
     )
     models: dict[str, ModelSettings] = Field(
-        default_factory=dict, description="Options of single models, by the model's name."
+        default_factory=dict, description="Options of single models, by model name."
     )
 
     @field_validator("engine")
