@@ -53,9 +53,6 @@ cli = typer.Typer(
 
 config = typer.Typer(help="Show the settings of `convoy serve`, or the schema of its file.", no_args_is_help=True)
 cli.add_typer(config, name="config")
-# A command of its own, and one that has others beside it.
-load_tests = typer.Typer()
-cli.add_typer(load_tests, name="loadtest")
 # The headings of `--help`, those that most users need first.
 HELP_GROUPS = (
     *("Arguments", "Basics", "Model", "Network", "Images", "Accuracy", "Optimisation", "Speed", "Load", "Requests"),
@@ -89,20 +86,33 @@ class _OfRecord(NamedTuple):
 _OF_RECORDS: list[_OfRecord] = []
 
 
-class _GroupedCommand(typer.core.TyperCommand):
-    """A command whose help has its options under headings, in the order of `HELP_GROUPS`."""
+def _write_options(command: Any, context: Any, formatter: Any) -> None:
+    """The options of a command under headings, in the order of `HELP_GROUPS`."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(context):
+        is_argument = parameter.param_type_name == "argument"
+        group = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
+        if (record := parameter.get_help_record(context)) is not None:
+            groups.setdefault(group, []).append(record)
+    for group in sorted(groups, key=HELP_GROUPS.index):
+        with formatter.section(group):
+            formatter.write_dl(groups[group])
 
+
+class _GroupedCommand(typer.core.TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            is_argument = parameter.param_type_name == "argument"
-            group = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
-            if (record := parameter.get_help_record(ctx)) is not None:
-                groups.setdefault(group, []).append(record)
-        known = [group for group in HELP_GROUPS if group in groups]
-        for group in [*known, *(one for one in groups if one not in known)]:
-            with formatter.section(group):
-                formatter.write_dl(groups[group])
+        _write_options(self, ctx, formatter)
+
+
+class _CommandWithOthers(typer.core.TyperGroup):
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+# A command of its own, and one that has others beside it.
+load_tests = typer.Typer(cls=_CommandWithOthers)
+cli.add_typer(load_tests, name="loadtest")
 
 
 def _of_record(module: str, record: str, tell: Any = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -223,20 +233,20 @@ def build(**asked: Any) -> None:
     raise typer.Exit(run(BuildAheadOptions(**asked), _console()))
 
 
-@cli.command()
+@cli.command(epilog=_EPILOG)
 def inspect(
     name: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
     store: Annotated[
         str | None, typer.Option(help="Folder of models, or its URL (s3://). Without it the demo is shown.")
     ] = None,
 ) -> None:
-    """Show variants, accuracy and latency; exit 1 if anything is broken."""
+    """Show and verify bundles; exit 1 if anything is broken."""
     from convoy.app.commands.inspect import run
 
     raise typer.Exit(run(store, name, _console()))
 
 
-@cli.command()
+@cli.command(epilog=_EPILOG)
 def predict(
     name: Annotated[str, typer.Argument(help="The model.")],
     images: Annotated[list[str], typer.Argument(help="Image files, folders, patterns, or - for one from stdin.")],
@@ -260,7 +270,9 @@ def predict(
         raise typer.Exit(ask(client, name, images, top_k, as_json=json))
 
 
-@_of_record("convoy.loadtest.options", "LoadTestOptions", load_tests.callback(invoke_without_command=True))
+@_of_record(
+    "convoy.loadtest.options", "LoadTestOptions", load_tests.callback(invoke_without_command=True, epilog=_EPILOG)
+)
 def loadtest(
     *,
     context: typer.Context,
@@ -270,7 +282,7 @@ def loadtest(
     client_key_file: CertKeyFile = None,
     **asked: Any,
 ) -> None:
-    """Measure throughput and latency of a server; `compare` compares two runs."""
+    """Measure throughput and latency of a server."""
     if context.invoked_subcommand is not None:
         given = [name for name in asked if _source(context, name) == "COMMANDLINE"]
         if given:
@@ -284,7 +296,7 @@ def loadtest(
     raise typer.Exit(run(LoadTestOptions(**asked, api_key=_read_key(api_key_file), tls=tls), _console()))
 
 
-@load_tests.command()
+@load_tests.command(epilog=_EPILOG)
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A.json", help="A run, as --json wrote it.")],
     b: Annotated[Path, typer.Argument(metavar="B.json", help="The run that is held against it.")],
@@ -297,7 +309,7 @@ def compare(
     show(a, b, anyway=anyway, as_json=json, console=_console())
 
 
-@cli.command()
+@cli.command(epilog=_EPILOG)
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
     plan_cache: Annotated[Path | None, typer.Option(help="Folder of plans; by default the server's.")] = None,
@@ -312,7 +324,7 @@ def doctor(
 
 @_of_record("convoy.app.batch.job", "BatchOptions")
 def batch(**asked: Any) -> None:
-    """Label many images into parquet files; run the same command again to resume."""
+    """Label many images into parquet files, resumable."""
     try:
         from convoy.app.batch.command import run
     except ModuleNotFoundError as error:
@@ -331,7 +343,7 @@ def _serve(context: typer.Context, **given: object) -> None:
     raise typer.Exit(serve(read_settings(_on_command_line(context, given)), _unknown_variables(os.environ)))
 
 
-@config.command(name="show", cls=_GroupedCommand)
+@config.command(name="show", cls=_GroupedCommand, epilog=_EPILOG)
 def _show(context: typer.Context, json: bool, **given: object) -> None:
     """Show the effective settings of `convoy serve` and where each comes from."""
     from convoy.app.commands.config import show

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -31,6 +31,7 @@ from convoy.export.terminal import RichProgress, summary
 from convoy.models.bundle import Manifest, Variant, read_manifest
 
 _WIDTH = 100
+_CONVOLUTION_DIMS = 4
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -142,7 +143,10 @@ def _preprocessing(preprocess: Any) -> dict[str, str]:
     recipe = recipe_of(preprocess, "preprocess")
     sizes = {"resize": recipe.resize_px if recipe.exact is None else recipe.exact, "crop": recipe.crop}
     said = {"mean": recipe.mean, "std": recipe.std}
+    size = recipe.crop or recipe.exact
+    grey = {"input": "x".join(map(str, (recipe.channels, *size)))} if recipe.channels and size else {}
     return {
+        **grey,
         **{key: ",".join(map(str, values)) for key, values in said.items() if values is not None},
         **{key: "x".join(map(str, _tuple(size))) for key, size in sizes.items() if size is not None},
         "interpolation": recipe.interpolation or "bilinear",
@@ -158,11 +162,18 @@ def _saved(module: Any, folder: Path, given: dict[str, Any]) -> Path:
     from convoy.export.sources.torch_child.module_file import save_module
 
     file = folder / "module.pt2"
-    save_module(module, _input_shapes(given), file)
+    save_module(module, _input_shapes(given, module), file)
     return file
 
 
-def _input_shapes(given: dict[str, Any]) -> list[tuple[int, ...]]:
+def _channels_of(module: Any) -> Literal[1, 3]:
+    """Of the first convolution; 3 where that takes neither 1 nor 3."""
+    weights = (one for one in getattr(module, "parameters", tuple)() if one.dim() == _CONVOLUTION_DIMS)
+    first = next(weights, None)
+    return 1 if first is not None and first.shape[1] == 1 else 3
+
+
+def _input_shapes(given: dict[str, Any], module: Any) -> list[tuple[int, ...]]:
     """What one sample of each input is shaped like. Raises UsageError where that is not known."""
     said = given.get("input")
     if said is not None and is_of_tensors(said):
@@ -173,6 +184,7 @@ def _input_shapes(given: dict[str, Any]) -> list[tuple[int, ...]]:
     steps = (given.get(key) for key in ("mean", "std", "resize", "crop", "interpolation"))
     changes: ImageChanges = parse_changes(*steps)
     image = resolve_image(
-        given.get("preprocess"), None, None, None, "uint8_nhwc", "a module says nothing", changes, lambda _: 3
+        *(given.get("preprocess"), None, None, None, "uint8_nhwc", "a module says nothing", changes),
+        find_channels=lambda _: _channels_of(module),
     )
     return [(image.channels, image.height, image.width)]

@@ -85,7 +85,9 @@ def test_help_breaks_no_name_at_80_columns(words: tuple[str, ...]) -> None:
     for parameter in COMMANDS[words].params:
         if parameter.param_type_name == "option":
             assert set(parameter.opts) <= said
-            assert parameter.envvar is None or parameter.envvar in said
+            usual = f"CONVOY_{parameter.opts[0].removeprefix('--').replace('-', '_').upper()}"
+            assert parameter.envvar in {None, usual, *said}
+            assert parameter.envvar is None or "CONVOY_SOME_OPTION." in said
 
 
 def test_help_shows_what_can_be_chosen() -> None:
@@ -127,7 +129,7 @@ def test_help_names_no_default_that_is_empty() -> None:
             "fp32|bf16|fp16, contiguous|channels_last, eager|",
         ),
         ("train digits --out here.safetensors --compare cpu,,cuda", 2, "use cpu or cuda, and after colons fp32|"),
-        ("export zoo:simple_cnn", 2, "--name is missing"),
+        ("export zoo:nope", 2, "the zoo has no network"),
         ("build nothing --store nowhere", 2, "nowhere"),
         ("batch digits nowhere.png --out out", 2, "nowhere.png"),
     ],

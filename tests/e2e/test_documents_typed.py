@@ -147,7 +147,7 @@ def same_answer(shown: str, printed: str) -> None:
 Judge = Callable[[str, str], None]
 OWN_CNN: tuple[tuple[str, Judge], ...] = (
     ("python train.py", about_as_right),
-    ("convoy export my_net.py", same_proof),
+    ("convoy export 'my_net.py", same_proof),
     ("convoy export zoo", published),
     ("convoy inspect", same_proof),
     ("convoy predict", same_class),

@@ -62,7 +62,10 @@ def test_random_networks_pass_as_seldom_as_the_level_says():
 def test_the_same_answer_to_every_image_is_chance_however_uneven_the_classes_are():
     labels = np.array([0] * 380 + [1] * 20)
     (objection,) = judged(labels, np.zeros(400, np.int64), ("good", "bad")).objections
-    assert "95.00 % of 400 images are right, where guessing would get 95.00 %: not better than chance" in objection
+    assert (
+        "95.00 % of 400 images are right, where guessing would get 95.00 %: not significantly better than chance"
+        in objection
+    )
     # Fewer right than by always answering "good", and yet of use: it finds every bad one.
     useful = np.concatenate([np.zeros(350, np.int64), np.ones(50, np.int64)])
     assert judged(labels, useful, ("good", "bad")).objections == ()

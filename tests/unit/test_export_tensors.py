@@ -123,7 +123,7 @@ def test_every_precision_is_made_of_a_file_of_arrays_and_each_output_is_proved(t
         assert variant.max_relative_error == max(variant.output_errors.values())
         assert 0 <= (variant.agreement or 0) <= 1
     assert "(scores 0, size 0, best 0) on 60 rows" in reference.reason
-    assert "--task classify or multilabel, if scores scores classes" in reference.reason
+    assert "--task classify or multilabel if scores has class scores" in reference.reason
     int8 = bundle.manifest.variant("int8-cpu.onnx")
     assert not int8.serve
     assert "not verified on labels: is off from fp32 by" in int8.reason
@@ -291,7 +291,7 @@ def test_masks_in_a_file_of_arrays_are_scored_by_iou(tmp_path):
 def test_maps_are_not_taken_for_a_segmentation_unasked(tmp_path):
     bundle = export(tmp_path, write_pixel_network(tmp_path / "pixels.onnx"), preprocess="unit")
     assert bundle.manifest.spec.task == "none"
-    assert "--task segment, if out is a class for each pixel" in bundle.manifest.variants[0].reason
+    assert "--task segment if out has a class per pixel" in bundle.manifest.variants[0].reason
     with pytest.raises(JobError, match=r"--task classify wants scores \[N, classes\] as the first output, and out is"):
         export(tmp_path, write_pixel_network(tmp_path / "pixels.onnx"), preprocess="unit", task="classify")
     with pytest.raises(JobError, match=r"--task detect wants outputs that are called boxes \[N, K, 4\]"):
