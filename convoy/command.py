@@ -463,7 +463,7 @@ def _name_twins(command: Any, name: str) -> None:
             parameter.envvar = f"CONVOY_{own}{option}".upper()
             parameter.show_envvar = bool(own)
     for inner, subcommand in getattr(command, "commands", {}).items():
-        if name != "config":  # the settings read theirs, and tell whence
+        if name != "config":  # the settings read theirs, and know the source
             _name_twins(subcommand, f"{name}_{inner}")
 
 

@@ -74,9 +74,9 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--beside-mb",
         type=int,
-        help="a server is at work on the GPU: use so many MiB at most, and keep what is timed beside it to this build",
+        help="a server is at work on the GPU: use at most this many MiB, and keep timings of this build out of the shared cache",
     )
-    parser.add_argument("--time-limit-s", type=_seconds, help="give up after so many seconds (default: never)")
+    parser.add_argument("--time-limit-s", type=_seconds, help="seconds after which to give up (default: never)")
     parser.add_argument("--timing-cache", type=Path, help="file of kernel times (default: one in the plan cache)")
     parser.add_argument("--hardware-compatibility", choices=get_args(HardwareCompatibility), default="none")
     parser.add_argument("--json-progress", action="store_true", help="one JSON object a line on stdout")

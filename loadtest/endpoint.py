@@ -92,4 +92,4 @@ def _first_listening(url: str, host: str, port: int) -> str:
         else:
             return str(address[0])
     reason = (problem.strerror if problem else None) or "no answer"
-    raise JobError(f"nobody answers at {url} ({reason}); start the server with `convoy serve`, or check --url")
+    raise JobError(f"cannot connect to {url} ({reason}); start the server with `convoy serve`, or check --url")

@@ -135,7 +135,7 @@ def _words(cert: _File | None, key: _File | None, ca: _File | None, error: Excep
     if key is not None and "PRIVATE KEY-----" not in key.text():
         return f"{key} has no private key in PEM ('-----BEGIN PRIVATE KEY-----'); name one that has"
     if key is not None and "ENCRYPTED" in key.text():
-        return f"the key in {key} has a password, which nobody is asked for; take it off with `openssl pkey`"
+        return f"the key in {key} has a password, which is not supported; remove it with `openssl pkey`"
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
         return f"the key in {key} is not that of the first certificate in {cert}; name the two that belong together"
     files = ", ".join(dict.fromkeys(str(file) for file in (cert, key, ca) if file is not None))

@@ -155,7 +155,7 @@ class GrpcWire:
         """What became of a call: the server's error, or why no server was reached."""
         code, words, trailer = error.code(), error.details() or "", dict(error.trailing_metadata() or ())
         if _ITS_ID not in trailer and code is grpc.StatusCode.UNAVAILABLE:
-            hint = f"nobody answers at {self._url} ({words}); start it with `convoy serve`, or check the URL"
+            hint = f"cannot connect to {self._url} ({words}); start it with `convoy serve`, or check the URL"
             if self._papers is not None:  # the library does not tell a handshake that failed from a server that left
                 hint += ", who signed its certificate (--ca-file, verify=) and your own (--client-cert-file, cert=)"
             return Unavailable(hint, retry_after_s=0.0)

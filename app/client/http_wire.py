@@ -216,7 +216,7 @@ def _as_own_errors(url: httpx.URL, within_s: float) -> Iterator[None]:
 def _own_error(error: httpx.TransportError, url: httpx.URL, within_s: float) -> RequestError:
     if isinstance(error, httpx.ConnectError):
         return Unavailable(
-            f"nobody answers at {url}; start it with `convoy serve`, or check the URL", retry_after_s=0.0
+            f"cannot connect to {url}; start it with `convoy serve`, or check the URL", retry_after_s=0.0
         )
     if isinstance(error, httpx.TimeoutException):
         return DeadlineExceeded(f"{url} did not answer within {within_s:.3g} s; look at the server's log")

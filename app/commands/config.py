@@ -11,21 +11,21 @@ from convoy.app.config.settings import Settings
 
 def show(settings: Settings, as_json: bool) -> None:
     """Print every option that holds."""
-    rows = [(one, settings.sources.whence(*one.keys)) for one in settings.options()]
+    rows = [(one, settings.sources.source_of(*one.keys)) for one in settings.options()]
     if as_json:
         shown = [
-            {"option": one.name, "value": one.value, "whence": whence, "changes_on_sighup": one.changes_on_sighup}
-            for one, whence in rows
+            {"option": one.name, "value": one.value, "source": source, "changes_on_sighup": one.changes_on_sighup}
+            for one, source in rows
         ]
         print(json.dumps(shown, indent=2, default=str))
         return
-    lines = [(one.name, "" if one.value is None else str(one.value), whence) for one, whence in rows]
+    lines = [(one.name, "" if one.value is None else str(one.value), source) for one, source in rows]
     width, widest = max(len(name) for name, _, _ in lines), min(40, max(len(value) for _, value, _ in lines))
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for name, value, whence in lines:
-        line = f"{name:<{width}}  {value:<{widest}}  {whence}"
+    for name, value, source in lines:
+        line = f"{name:<{width}}  {value:<{widest}}  {source}"
         # Where a terminal would break a long value, it has a line of its own; others read a line for each option.
-        print(line if room is None or len(line) <= room else f"{name:<{width}}  ({whence})\n  {value}")
+        print(line if room is None or len(line) <= room else f"{name:<{width}}  ({source})\n  {value}")
 
 
 def schema() -> str:

@@ -73,7 +73,7 @@ def _tell(changed: list[OptionHeld], to: ServeOptions, had_keys: bool) -> None:
     keys = ", ".join(key.name for key in to.api_keys)
     _log.info("read again: %s; API keys: %s", now or "no option differs", keys or "none")
     if had_keys and not to.api_keys:
-        _log.warning("no API key is asked for any more: whoever reaches the port may ask")
+        _log.warning("no API key is required any more: every client that reaches the port may send requests")
     if at_next_load:
         _log.warning(
             "%s: holds when the model is loaded the next time; unload and load it, or restart the server", at_next_load

@@ -49,7 +49,7 @@ class Sources:
         """One value for each option; options by name, such as models, are merged name by name."""
         return _over(self.command_line, _over(self.environment, self.file))
 
-    def whence(self, *keys: str) -> str:
+    def source_of(self, *keys: str) -> str:
         """The source of an option, in words. `keys` lead to it, as `models`, `digits`, `max_queue`."""
         if _has(self.command_line, keys):
             return "command line"

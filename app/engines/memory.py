@@ -86,8 +86,8 @@ def check_batch(
         return
     if room == 0:
         raise BundleError(
-            f"one sample's tensors take {_mib(each)} MiB, and {_mib(free or 0)} MiB of memory are available, of which "
-            "half is for tensors; make the model's tensors smaller, or give the server more memory"
+            f"one sample's tensors take {_mib(each)} MiB, and {_mib(free or 0)} MiB of memory are available, half of "
+            "it for tensors; make the model's tensors smaller, or give the server more memory"
         )
     why = f"one sample's tensors take {each:,} bytes" if room < MOST_SAMPLES else "more gains nothing"
     raise BundleError(

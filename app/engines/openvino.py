@@ -75,7 +75,7 @@ class OpenVinoEngine(StagedEngine):
         except Exception as error:  # RuntimeError, and whatever the reader lets through
             raise BundleError(f"{model}: OpenVINO cannot load it ({_message(error)})") from error
         if unchecked is not None:
-            raise BundleError(f"{model}: {unchecked!r} looks up by a request's numbers, of which OpenVINO checks none")
+            raise BundleError(f"{model}: {unchecked!r} looks up by values of a request, which OpenVINO does not check")
         have = [
             tuple(_spec(model, port, promised) for port, promised in zip_longest(ports, ours[: len(ports)]))
             for ports, ours in ((compiled.inputs, self.inputs), (compiled.outputs, self.outputs))

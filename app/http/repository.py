@@ -121,7 +121,7 @@ def _add_cuda(router: APIRouter) -> None:
         raise Unsupported(documents.CUDA_IS_NOT_OFFERED)
 
     # Clients tidy up all regions before they begin; that there are none is no error.
-    @router.post(f"{_CUDA}/unregister", summary="Forget all regions, of which there are none", response_class=Response)
+    @router.post(f"{_CUDA}/unregister", summary="Unregister all regions; there are none", response_class=Response)
     @router.post(
         f"{_CUDA}/region/{{name}}/unregister", summary="Forget a region, which is not there", response_class=Response
     )

@@ -239,7 +239,7 @@ class RemoteStore:
             self._cache.bring(listed.stored, partial(self._fill, listed))
         nbytes = sum(one.bytes for one in listed.objects)
         stored = listed.stored
-        how = "held to its manifest" if stored.is_bundle else "a bare model, of which only the sizes can be verified"
+        how = "held to its manifest" if stored.is_bundle else "a bare model, only its sizes can be verified"
         _log.info("fetched %s version %d, %d bytes, %s", stored.name, stored.version, nbytes, how)
 
     def _fill(self, listed: RemoteVersion, folder: Path) -> None:

@@ -479,6 +479,6 @@ def _check_external_data(bundle: Bundle) -> None:
         unknown = set(check_onnx_files(bundle.path(variant.file))) - set(bundle.manifest.files)
         if unknown:
             raise BundleError(
-                f"{bundle.folder}: {variant.file} keeps tensors in {sorted(unknown)[0]!r}, of which the manifest has "
+                f"{bundle.folder}: {variant.file} keeps tensors in {sorted(unknown)[0]!r}, for which the manifest has "
                 "no digest; export the model again"
             )

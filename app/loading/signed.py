@@ -108,7 +108,7 @@ class SignedOnly:
         signature = folder / SIGNATURE
         if not signature.exists():
             raise BundleError(
-                f"{folder}: nobody has signed it: there is no {SIGNATURE}, and --require-signature wants one; export "
+                f"{folder}: not signed: there is no {SIGNATURE}, and --require-signature needs one; export "
                 "it with --sign KEY"
             )
         refused = []

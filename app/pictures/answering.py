@@ -331,7 +331,7 @@ def why_no_predictions(spec: ModelSpec) -> str | None:
     """Why a model answers nothing to a picture, in words that go on from its name; None where it does."""
     if spec.image is None:
         return "has no image preprocessing, so it cannot take images"
-    return None if spec.task in ANSWERING else f"has the task {spec.task!r}, so that nobody knows what its outputs mean"
+    return None if spec.task in ANSWERING else f"has the task {spec.task!r}, so the meaning of its outputs is unknown"
 
 
 def _placement(size: Extent, spec: ModelSpec) -> ImagePlacement:

@@ -49,10 +49,12 @@ class AppArguments(BaseModel):
     min_replicas: int | None = Field(None, ge=0, description="Autoscaling: the fewest replicas.")
     max_replicas: int | None = Field(None, ge=1, description="Autoscaling: the most; turns it on.")
     target_utilisation: float = Field(0.7, gt=0, lt=1, description="Autoscaling: how busy a replica should be.")
-    upscale_delay_s: float = Field(10, ge=0, description="Autoscaling: wanted for so long before replicas are added.")
+    upscale_delay_s: float = Field(
+        10, ge=0, description="Autoscaling: seconds that more replicas must be wanted before they are added."
+    )
     downscale_delay_s: float = Field(300, ge=0, description="Autoscaling: the same before one is taken away.")
     metrics_interval_s: float = Field(10, gt=0, description="Autoscaling: how often replicas tell of their load.")
-    look_back_period_s: float = Field(30, gt=0, description="Autoscaling: what they told is averaged over so long.")
+    look_back_period_s: float = Field(30, gt=0, description="Autoscaling: seconds over which the load is averaged.")
     max_ongoing_requests: int = Field(1024, ge=1, description="Requests at once in a replica that Ray sees.")
     health_check_period_s: float = Field(2, gt=0, description="How often Ray asks a replica whether it is well.")
     health_check_timeout_s: float = Field(10, gt=0, description="A replica that does not answer within that is not.")

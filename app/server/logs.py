@@ -73,7 +73,7 @@ class LogWriter(logging.Handler):
         if not self._untold_lines:
             return
         count, self._untold_lines = self._untold_lines, 0
-        told = "%d lines of the log were dropped here, because nobody read it and %d MiB were waiting"
+        told = "%d log lines were dropped here, because the log was not read and %d MiB were waiting"
         given = (told, (count, self._room_bytes >> 20), None)
         record = logging.LogRecord("convoy", logging.WARNING, "", 0, *given)
         # In no request's context, whichever task runs now.
@@ -241,7 +241,7 @@ def _tell_of_crash(
         sys.__excepthook__(kind, error or kind(), frames)
         return
     crash: Any = (kind, error or kind(), frames)
-    _log.critical("%s: %s in what nobody caught", where, kind.__name__, exc_info=crash)
+    _log.critical("%s: uncaught %s", where, kind.__name__, exc_info=crash)
 
 
 def tell_stacks() -> None:

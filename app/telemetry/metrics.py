@@ -330,7 +330,7 @@ def process_metrics(dropped_lines: Callable[[], int]) -> Iterable[Metric]:
     and stay for one version.
     """
     yield from ProcessCollector(registry=None).collect()
-    told = "Lines of the log that were dropped, because nobody read the earlier ones"
+    told = "Log lines dropped because the log was not read"
     yield CounterMetricFamily("convoy_log_lines_dropped", told, value=dropped_lines())
     for own in ProcessCollector("convoy", registry=None).collect():
         (sample,) = own.samples

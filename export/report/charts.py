@@ -288,7 +288,7 @@ def _recovered(variant: Variant) -> list[Element]:
         for step in steps
     ]
     outcome = {
-        True: "Recovered: with so many layers kept, the file passes the gate.",
+        True: "Recovered: with these layers kept, the file passes the gate.",
         False: "Not recovered: no file that was tried passes the gate. The one in the bundle is the best of them, and "
         "does not serve.",
         None: "",

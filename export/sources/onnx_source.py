@@ -150,7 +150,7 @@ def _image_input(path: Path) -> _ImageInput:
     (spec,) = signature.inputs
     if spec.dtype == "BYTES":
         raise JobError(
-            f"{path.name} takes strings ({shown}), of which no bundle is made; serve the file as it is, from "
+            f"{path.name} takes strings ({shown}), which bundles do not support; serve the file as it is, from "
             f"STORE/{path.stem}/1/model.onnx"
         )
     if spec.dtype != "FP32" or len(spec.shape) != 4:

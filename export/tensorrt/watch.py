@@ -89,7 +89,7 @@ class BuildWatch:
         try:
             self._tell(event)
         except OSError as error:
-            self._stopped = f"nobody reads the progress any more ({error.strerror}), so the build was stopped"
+            self._stopped = f"the progress is not read any more ({error.strerror}), so the build was stopped"
 
 
 def progress_monitor(trt: Any, watch: BuildWatch) -> Any:

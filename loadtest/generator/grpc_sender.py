@@ -127,7 +127,7 @@ def problem_of(code: str, details: str) -> Problem:
     """What a status other than OK means; UNAVAILABLE can be the server's word or the library's."""
     words = details.lower()
     if code == "UNAVAILABLE" and any(sign in words for sign in NOBODY_THERE):
-        return Problem(Fault.REFUSED, "nobody listens there any more")
+        return Problem(Fault.REFUSED, "the server does not accept connections any more")
     if code == "UNAVAILABLE" and any(sign in words for sign in CUT_OFF):
         return Problem(Fault.RESET, "the server closed the connection without an answer")
     return Problem(Fault.GRPC, f"{code}: {one_line(details)}")

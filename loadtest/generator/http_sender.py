@@ -297,7 +297,7 @@ class HttpSender:
         except TimeoutError:
             return Problem(Fault.TIMEOUT, f"no connection within {self._timeout_s:g} s")
         except ConnectionRefusedError:
-            return Problem(Fault.REFUSED, "nobody listens there any more")
+            return Problem(Fault.REFUSED, "the server does not accept connections any more")
         except OSError as error:
             return Problem(Fault.NETWORK, error.strerror or str(error))
         return None

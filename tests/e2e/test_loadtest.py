@@ -118,8 +118,8 @@ CLOSED, OPEN = {"concurrency": 2}, {"rate": 50}
         ("garbage", "garbage", "not an HTTP answer", CLOSED),
         ("liar", "garbage", "200 without", OPEN),
         ("sheds", "http", "the queue is full", CLOSED),
-        ("dies", "refused", "nobody listens there any more", CLOSED),
-        ("dies", "refused", "nobody listens there any more", OPEN),
+        ("dies", "refused", "the server does not accept connections any more", CLOSED),
+        ("dies", "refused", "the server does not accept connections any more", OPEN),
     ],
 )
 def test_what_goes_wrong_is_counted_in_plain_words(url, tmp_path, model, kind, words, mode):

@@ -32,7 +32,7 @@ def test_what_is_not_signed_is_refused_and_what_is_goes_on(own: KeyPair, store: 
     with start_server(*requires(own, cache), *watched, store=store.root) as server:
         assert server.seven() == ("1", "7")
         state, reason = server.index()["simple/1"]
-        assert (state, f"{store.root}/simple/1: nobody has signed it" in reason) == ("UNAVAILABLE", True)
+        assert (state, f"{store.root}/simple/1: not signed" in reason) == ("UNAVAILABLE", True)
 
         aside = StoreFolder(tmp_path / "aside")
         changed = aside.add_digits(2)

@@ -81,13 +81,13 @@ def test_a_pipe_that_nobody_reads_stops_nothing_and_tells_what_is_missing(tmp_pa
         dropped = server.dropped()
         assert dropped > 0
         server.reader.start()
-        wait_until(lambda: "lines of the log were dropped here" in server.log_so_far, "it says what is missing")
+        wait_until(lambda: "log lines were dropped here" in server.log_so_far, "it says what is missing")
         for number in range(50):
             server.get(f"/v2/models/after-{number}")
         wait_until(lambda: "/v2/models/after-49 " in server.log_so_far, "the log goes on")
     log = server.log_so_far
     lines = log.splitlines()
-    told = [int(count) for count in re.findall(r"(\d+) lines of the log were dropped here", log)]
+    told = [int(count) for count in re.findall(r"(\d+) log lines were dropped here", log)]
     kept = sum(LONG_PATH in line for line in lines)
     assert sum(told) >= dropped
     assert kept + sum(told) >= CALLS, "each call has its line or is counted"

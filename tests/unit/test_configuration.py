@@ -85,7 +85,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
             ("default", {name: Settings.model_fields[name].default}),
         ]
         whence, said = next((whence, said) for whence, said in places if name in said)
-        assert (settings.sources.whence(name), getattr(settings, name)) == (whence, said[name])
+        assert (settings.sources.source_of(name), getattr(settings, name)) == (whence, said[name])
     assert settings.models.keys() == models_there.keys() | models_here.keys()
     for model, own in settings.models.items():
         expected = {**models_here.get(model, {}), **models_there.get(model, {})}
@@ -93,7 +93,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
         for option in expected:
             is_there = option in models_there.get(model, {})
             of = "environment CONVOY_MODELS" if is_there else f"file {path}"
-            assert settings.sources.whence("models", model, option) == of
+            assert settings.sources.source_of("models", model, option) == of
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,10 @@ def test_what_holds_is_shown_with_its_source_and_read_again_with_the_same_comman
     settings = read(path, host="::1")
     show(settings, as_json=True)
     rows = {row.pop("option"): row for row in json.loads(capsys.readouterr().out)}
-    assert rows["host"] == {"value": "::1", "whence": "command line", "changes_on_sighup": False}
-    assert rows["max_queue"] == {"value": 7, "whence": "environment CONVOY_MAX_QUEUE", "changes_on_sighup": False}
-    assert rows["models.a.max_queue"] == {"value": 2, "whence": f"file {path}", "changes_on_sighup": True}
-    assert rows["grpc_port"]["whence"] == "default"
+    assert rows["host"] == {"value": "::1", "source": "command line", "changes_on_sighup": False}
+    assert rows["max_queue"] == {"value": 7, "source": "environment CONVOY_MAX_QUEUE", "changes_on_sighup": False}
+    assert rows["models.a.max_queue"] == {"value": 2, "source": f"file {path}", "changes_on_sighup": True}
+    assert rows["grpc_port"]["source"] == "default"
     written({"port": 4, "max_queue": 5})
     again = settings.read_again()
     assert (again.port, again.host, again.max_queue, again.models) == (4, "::1", 7, {})

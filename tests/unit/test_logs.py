@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_counted_and_told_where_it_is_missing(pipe: tuple[i
     log = (first + read_until(reading, b"after\n")).decode()
     lines = [line for line in log.splitlines() if line.startswith("before")]
     assert [int(line[7:11]) for line in lines] == list(range(1000 - dropped))
-    assert re.findall(r"(\d+) lines of the log were dropped here", log) == [str(dropped)]
+    assert re.findall(r"(\d+) log lines were dropped here", log) == [str(dropped)]
     assert "not-mine" not in log
     assert log.index("before") < log.index("were dropped here") < log.index("after")
     writer.close()

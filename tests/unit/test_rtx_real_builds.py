@@ -172,5 +172,5 @@ def test_a_build_is_stopped_when_nobody_reads_its_progress() -> None:
 
     builds = Builds(tell=tell)
     assert builds.tune(DEMO / "fp32.onnx").data is None
-    with pytest.raises(JobError, match="nobody reads the progress"):
+    with pytest.raises(JobError, match="the progress is not read any more"):
         builds.watch.check()
