@@ -74,7 +74,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--beside-mb",
         type=int,
-        help="a server is at work on the GPU: use at most this many MiB, and keep timings of this build out of the shared cache",
+        help="a server uses the GPU: take at most this many MiB, and keep timings out of the shared cache",
     )
     parser.add_argument("--time-limit-s", type=_seconds, help="seconds after which to give up (default: never)")
     parser.add_argument("--timing-cache", type=Path, help="file of kernel times (default: one in the plan cache)")
