@@ -34,7 +34,7 @@ def read_options(path: Path) -> dict[str, Any]:
     wrong: list[str] = []
     for key, value in values.items():
         name = key.replace("-", "_")
-        where = f"{path}, line {lines[key]}: {key}"
+        where = f"{path}, line {lines[key,]}: {key}"
         if name not in known:
             near = get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +12,10 @@ from convoy.models.errors import UsageError
 
 
 class YamlOptions(NamedTuple):
-    """`values` by option, and the line (from 1) in which each option at the top stands."""
+    """`values` by option, and the line (from 1) of each option by the keys that lead to it."""
 
     values: Mapping[str, Any]
-    lines: Mapping[str, int]
+    lines: Mapping[tuple[str, ...], int]
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -53,4 +53,12 @@ def read_yaml(path: Path) -> YamlOptions:
     if not isinstance(document, dict):
         raise UsageError(f"{path} must be options and their values, such as 'port: 8000', one a line")
     assert isinstance(node, yaml.MappingNode)
-    return YamlOptions(document, {str(key.value): key.start_mark.line + 1 for key, _ in node.value})
+    return YamlOptions(document, dict(_lines(node)))
+
+
+def _lines(node: yaml.MappingNode, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    for key, value in node.value:
+        keys = (*above, str(key.value))
+        yield keys, key.start_mark.line + 1
+        if isinstance(value, yaml.MappingNode):
+            yield from _lines(value, keys)

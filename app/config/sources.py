@@ -25,12 +25,13 @@ _Said = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The options given in each place; `path` is the file's."""
+    """The options given in each place; `path` is the file's, in which options stand in `lines`."""
 
     command_line: _Said = field(default_factory=dict)
     environment: _Said = field(default_factory=dict)
     file: _Said = field(default_factory=dict)
     path: Path | None = None
+    lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
 
     @staticmethod
     def read(command_line: _Said, kind: type[BaseModel]) -> Sources:
@@ -40,10 +41,10 @@ class Sources:
         if place is None:
             return Sources(command_line, environment)
         path = Path(place)
-        file = dict(read_yaml(path).values)
+        file, lines = read_yaml(path)
         if "config" in file:
             raise UsageError(f"{path}: config: a file cannot name another one; leave it out")
-        return Sources(command_line, environment, file, path)
+        return Sources(command_line, environment, file, path, lines)
 
     def merged(self) -> dict[str, Any]:
         """One value for each option; options by name, such as models, are merged name by name."""
@@ -58,27 +59,33 @@ class Sources:
         return f"file {self.path}" if _has(self.file, keys) else "default"
 
     def not_valid(self, error: ValidationError, kind: type[BaseModel]) -> UsageError:
-        """The first thing that is wrong: where it was said, under which name, and what to write there."""
-        first = error.errors()[0]
+        """All that is wrong, a line each: where it was said, under which name, and what to write there."""
+        found = sorted(error.errors(), key=lambda one: self.lines.get(tuple(map(str, one["loc"])), 0))
+        return UsageError("\n".join(dict.fromkeys(self._mistake(one, kind) for one in found)))
+
+    def _mistake(self, first: Any, kind: type[BaseModel]) -> str:
         keys = tuple(map(str, first["loc"]))
         words = first["msg"].removeprefix("Value error, ")
         if not keys:
-            return UsageError(f"{self.path}: {words}" if self.path is not None and self.file else f"options: {words}")
+            return f"{self.path}: {words}" if self.path is not None and self.file else f"options: {words}"
         options = _options_at(keys, kind)
         if first["type"] == "extra_forbidden":
             words = _unknown(options, keys[-1])
         if first["type"] in ("dict_type", "model_type"):
             words = "must be names and their values, indented below it"
         if _has(self.command_line, keys):
-            return UsageError(f"--{keys[0].replace('_', '-')}: {words}")
+            return f"--{keys[0].replace('_', '-')}: {words}"
         if _has(self.environment, keys):
-            return UsageError(f"{'.'.join((PREFIX + keys[0].upper(), *keys[1:]))}: {words}")
+            return f"{'.'.join((PREFIX + keys[0].upper(), *keys[1:]))}: {words}"
         words = f"{'.'.join(keys)}: {words}"
         if not _has(self.file, keys):
-            return UsageError(words)
+            return words
         option = options.get(keys[-1])
         help_text = f" ({option.description})" if option is not None and option.description else ""
-        return UsageError(f"{self.path}: {words}{help_text}")
+        line = f", line {self.lines[keys]}" if keys in self.lines else ""
+        is_value = first["type"] != "extra_forbidden" and isinstance(first["input"], str | int | float)
+        value = f", got {first['input']!r}" if is_value else ""
+        return f"{self.path}{line}: {words}{value}{help_text}"
 
 
 def _environment(kind: type[BaseModel]) -> dict[str, Any]:

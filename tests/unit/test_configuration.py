@@ -128,6 +128,17 @@ def test_what_is_wrong_is_told_with_the_file_the_key_and_what_to_write(written: 
     assert str(path) in str(refused.value)
 
 
+def test_every_mistake_of_a_file_is_told_at_once_with_its_line(written: Written) -> None:
+    path = written("port: many\nmax_que: 5\nmodels:\n  a:\n    max_queue: none\n    maxbatch: 3\nlog_level: loud\n")
+    with pytest.raises(UsageError) as refused:
+        read(path)
+    lines = str(refused.value).splitlines()
+    told = ["1: port: ", "2: max_que: ", "5: models.a.max_queue: ", "6: models.a.maxbatch: ", "7: log_level: "]
+    assert [line.startswith(f"{path}, line {begin}") for line, begin in zip(lines, told, strict=True)] == [True] * 5
+    assert "got 'many'" in lines[0]
+    assert "did you mean max_queue?" in lines[1]
+
+
 def test_what_is_wrong_elsewhere_is_told_by_the_name_that_it_has_there(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
