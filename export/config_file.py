@@ -18,6 +18,8 @@ from convoy.models.yaml_file import read_yaml
 
 # What repeats an export, in every bundle.
 EXPORT_FILE = "export.yaml"
+# What says nothing of the export, and where secrets and caches lie here.
+_OF_THIS_MACHINE = ("data_root", "plan_cache", "remeasure", "sign")
 # `crop: 224` is the text "224", as on the command line.
 _AS_TYPED = ConfigDict(coerce_numbers_to_str=True)
 
@@ -43,7 +45,7 @@ def read_options(path: Path) -> dict[str, Any]:
         field = known[name]
         words = option_of(field).words
         try:
-            found[field] = TypeAdapter(hints[field], config=_AS_TYPED).validate_python(_joined(value))
+            found[field] = TypeAdapter(hints[field], config=_AS_TYPED).validate_python(_joined(name, value))
         except ValidationError as error:
             wrong.append(f"{where}: {value!r} is not valid: {error.errors()[0]['msg']}")
             continue
@@ -54,17 +56,21 @@ def read_options(path: Path) -> dict[str, Any]:
     return found
 
 
-def _joined(value: Any) -> Any:
-    """`[0.5, 0.5, 0.5]` as `0.5,0.5,0.5`, as it is written on the command line."""
-    return ",".join(map(str, value)) if isinstance(value, list) else value
+def _joined(key: str, value: Any) -> Any:
+    """A list as it is written on the command line: `[0.5, 0.5, 0.5]` as `0.5,0.5,0.5`, of a size `224x192`."""
+    between = "x" if key in ("crop", "input", "resize") else ","
+    return between.join(map(str, value)) if isinstance(value, list) else value
 
 
 def as_yaml(options: ExportOptions, left_out: Collection[str] = ()) -> str:
-    """The options that differ from their defaults, as `--config` reads them, without the fields in `left_out`."""
+    """The options that differ from their defaults, as `--config` reads them, without the fields in `left_out`.
+
+    Nor are there places of keys and caches, for the file goes along with the bundle.
+    """
     said = {
         _key(name): str(value) if isinstance(value, Path) else value
         for name, value in _given(options).items()
-        if name not in left_out
+        if name not in {*_OF_THIS_MACHINE, *left_out}
     }
     head = "# Repeat this export from the same folder: convoy export --config FILE\n"
     if left_out:

@@ -309,20 +309,23 @@ def _expectations(options: ExportOptions) -> Expectations:
 def _labels(options: ExportOptions, origin: Origin) -> tuple[tuple[str, ...], str]:
     """The labels, and the folder whose class folders they are, empty where they come from elsewhere.
 
-    They come from `--labels`, else the weights, else the data set. A folder that only has classes of the published
-    weights does not replace their labels.
+    They come from `--labels`, else the weights, else the data that is evaluated. A folder that only has classes of the
+    published weights does not replace their labels.
     """
     if options.labels is not None:
         return read_labels(options.labels), ""
     if origin.labels and origin.are_labels_sure:
         return origin.labels, ""
-    for source in filter(None, (options.evaluate, options.calibrate)):
-        if built_in := source_labels(source):
-            return built_in, ""
-        if options.class_map is None and Path(source).is_dir() and _has_classes(source):
-            classes = folder_classes(Path(source))
-            if not set(classes) <= set(origin.labels):
-                return classes, source
+    source = options.evaluate
+    if source is None:
+        return origin.labels, ""
+    if built_in := source_labels(source):
+        return built_in, ""
+    is_scored_by_class = options.task in (None, "classify", "multilabel") and options.class_map is None
+    if is_scored_by_class and Path(source).is_dir() and _has_classes(source):
+        classes = folder_classes(Path(source))
+        if not set(classes) <= set(origin.labels):
+            return classes, source
     return origin.labels, ""
 
 

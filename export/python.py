@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from convoy.export.sources.preprocess import (
 from convoy.export.sources.transforms import recipe_of
 from convoy.export.terminal import RichProgress, summary
 from convoy.models.bundle import Manifest, Variant, read_manifest
+from convoy.models.errors import UsageError
 
 _WIDTH = 100
 _CONVOLUTION_DIMS = 4
@@ -112,7 +113,7 @@ def export(
             given["labels"] = folder / "labels.txt"
             given["labels"].write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
             in_memory.append("labels")
-        given |= _preprocessing(preprocess)
+        given = _preprocessing(preprocess, given.get("input")) | given
         if isinstance(model, str | Path):
             given["source"] = str(model)
         else:
@@ -134,13 +135,23 @@ def export(
         return ExportResult(published, manifest)
 
 
-def _preprocessing(preprocess: Any) -> dict[str, str]:
-    """The options that say what a transform does, or `--preprocess` as it is."""
+def _preprocessing(preprocess: Any, input_shape: str | None) -> dict[str, str]:
+    """The options that say what a transform does, or `--preprocess` as it is. Raises UsageError, JobError.
+
+    A transform that does not resize takes images of the size of `input_shape`.
+    """
     if preprocess is None:
         return {}
     if isinstance(preprocess, str | Path):
         return {"preprocess": str(preprocess)}
     recipe = recipe_of(preprocess, "preprocess")
+    if not recipe.antialias:
+        raise UsageError("preprocess scales tensors with antialias=False; pass it as 'file.py:transform'")
+    if recipe.resize_px is None and recipe.exact is None:
+        asked = parse_input(input_shape).size if input_shape is not None else None
+        if asked is None or recipe.crop is not None:
+            raise UsageError("preprocess does not resize images; add a Resize, or pass input='3x32x32'")
+        recipe = replace(recipe, exact=(asked.height, asked.width))
     sizes = {"resize": recipe.resize_px if recipe.exact is None else recipe.exact, "crop": recipe.crop}
     said = {"mean": recipe.mean, "std": recipe.std}
     size = recipe.crop or recipe.exact

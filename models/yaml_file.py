@@ -24,6 +24,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
         seen: dict[str, int] = {}
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem=f"line {key.start_mark.line + 1} has a key that is no word")
             name, line = key.value, key.start_mark.line + 1
             if name in seen:
                 raise yaml.MarkedYAMLError(problem=f"{name} is there in line {seen[name]} and again in line {line}")

@@ -35,6 +35,8 @@ _SMALL_BYTES = 64 << 10
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
 # Whole pages.
 _COPIED_AT_ONCE_BYTES = 1 << 20
+# A compressed body is inflated in pieces that double: a small one takes little memory, a long one few turns.
+_FIRST_PIECE_BYTES, _MOST_PIECE_BYTES = 256 << 10, 8 << 20
 
 
 def declared_length(headers: Mapping[bytes, bytes]) -> int:
@@ -149,13 +151,16 @@ class BodyReader:
 
         Raises InvalidRequest, BodyTooLarge or Overloaded.
         """
-        inflater, self._declared, piece_bytes = Inflater(body.view, encoding), 0, 256 << 10
-        work = DecodeWork("inflate", min(piece_bytes, 4 * body.view.nbytes), (body,))
+        inflater, self._declared, since_ns = Inflater(body.view, encoding), 0, time.monotonic_ns()
+        piece_bytes = _FIRST_PIECE_BYTES
         try:
             while not inflater.is_finished:
+                # Each piece keeps the place of the first one, so that a busy decoder does not starve a long body.
+                work = DecodeWork("inflate", min(piece_bytes, 4 * body.view.nbytes), (body,), since_ns=since_ns)
                 piece = (await decoder.run(self._call, work, inflater.next, piece_bytes)).result
                 self._check_size(self._held_bytes + len(piece))
                 await self._attempted(partial(self._add, piece))
+                piece_bytes = min(2 * piece_bytes, _MOST_PIECE_BYTES)
             self._call.release(body)
             return await self._attempted(self._stored)
         finally:
@@ -220,7 +225,7 @@ class BodyReader:
         call.body_due_ns = began_ns + int(self._limits.grace_s * SECOND_NS)
         while not (result := attempt()):
             await self._room.wait()
-        call.late, call.slow = late, slow
+        call.late, call.slow, call.body_due_ns = late, slow, None
         self._stalled_ns += time.monotonic_ns() - began_ns
         return result
 

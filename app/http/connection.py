@@ -255,7 +255,7 @@ class GuardedProtocol(HttpToolsProtocol):
         def fire() -> None:
             del self._timers[name]
             if name in ("header", "idle") and unread_bytes(self.transport):
-                self._start_timer(name, seconds, callback)  # the client is not silent: the server has not read
+                self._start_timer(name, 0.1, callback)  # the client is not silent: the server has not read
             else:
                 callback()
 

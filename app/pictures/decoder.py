@@ -48,7 +48,7 @@ class DecodeWork(NamedTuple):
 
     `sample_of`: it is a sample for this version, and `answered` says when it needs nothing more. `needs_bytes`: memory
     beside its slots, counted from before it begins until its thread returns. `latest_start_ns` and `priority` are those
-    of the request that the sample is for.
+    of the request that the sample is for. `since_ns`: when its call began to wait, 0 for now.
     """
 
     kind: str
@@ -58,6 +58,7 @@ class DecodeWork(NamedTuple):
     needs_bytes: int = 0
     latest_start_ns: int | None = None
     priority: int = 0
+    since_ns: int = 0
 
 
 class Decoded(NamedTuple, Generic[Result]):
@@ -102,7 +103,7 @@ class Decoder:
             self._next_id(),
             work.kind,
             work.units,
-            time.monotonic_ns(),
+            work.since_ns or time.monotonic_ns(),
             call=call,
             slots=work.slots,
             function=partial(function, *args, **kwargs),

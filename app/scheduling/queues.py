@@ -223,7 +223,12 @@ class State:
         """Whether the lane may be given a batch."""
         if lane.stopping or lane.in_flight >= lane.depth:
             return False
-        return len(self.timeline(lane).batches) < self.device_slots.get(lane.device, lane.depth)
+        slots = self.device_slots.get(lane.device)
+        if slots is None:
+            return True
+        # Canaries count, too, which are in no timeline.
+        lanes = (one for queue in self.queues.values() for one in queue.lanes if one.device == lane.device)
+        return sum(one.in_flight for one in lanes) < slots
 
     def is_idle(self, queue: Queue) -> bool:
         """Whether a request that comes now would compute at once."""

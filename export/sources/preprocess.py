@@ -17,6 +17,7 @@ from convoy.export.options import MissingOption
 from convoy.export.sources.preprocess_file import read_preprocess_file
 from convoy.export.sources.torch_job import Inquiry
 from convoy.export.sources.torch_process import ask
+from convoy.export.sources.user_code import parse_call
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.spec import Front, ImageSpec, Interpolation
 
@@ -240,6 +241,10 @@ def _of_transform(text: str, known: InputSize | None, front: Front, find_channel
     file = Path(f"{head}.py")
     if not file.is_file():
         raise UsageError(f"--preprocess {text!r}: there is no file {file}; check the path")
+    try:
+        parse_call(name)
+    except ValueError as error:
+        raise UsageError(f"--preprocess {text!r}: {error}; write {file}:transform") from error
     recipe = ask(Inquiry("file", name, str(file.resolve()), is_transform=True)).transform
     assert recipe is not None
     if recipe.crop is not None and recipe.resize_px is None and recipe.exact is None:

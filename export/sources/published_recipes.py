@@ -15,6 +15,18 @@ from convoy.models.torchvision_preset import known_interpolation
 
 # Pillow's numbers, as transformers writes them.
 _RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+# Processors that resize, crop, rescale and normalise in this order; others have steps of their own.
+_PROCESSORS = (
+    "ViTImage",
+    "ViTFeature",
+    "CLIPImage",
+    "CLIPFeature",
+    "SiglipImage",
+    "BitImage",
+    "ConvNextImage",
+    "ConvNextFeature",
+)
+_OTHER_STEPS = ("do_flip_channel_order", "include_top", "rescale_offset")
 # From this size on ConvNeXt's processor scales straight to the input's size.
 _CONVNEXT_EXACT_PX = 384
 
@@ -59,6 +71,17 @@ def timm_image(recipe: Mapping[str, Any]) -> ImageSpec:
 def transformers_image(recipe: Mapping[str, Any]) -> ImageSpec:
     """A `preprocessor_config.json` of an image classifier. Raises JobError for what `ImageSpec` cannot say."""
     kind = str(recipe.get("image_processor_type") or recipe.get("feature_extractor_type") or "")
+    unknown = [f"{step}: true" for step in _OTHER_STEPS if recipe.get(step)]
+    if not kind.startswith(_PROCESSORS):
+        unknown.append(f"the processor {kind or 'without a type'}")
+    if "crop_pct" in recipe and not kind.startswith("ConvNext"):
+        unknown.append("crop_pct")
+    if recipe.get("resample", 2) not in _RESAMPLE:
+        unknown.append(f"resample: {recipe['resample']}")
+    if unknown:
+        raise JobError(
+            f"{', '.join(unknown)} has no counterpart here; write the preparation as a JSON file of Convoy's"
+        )
     size = recipe.get("size", 224)
     crop = _pair(recipe.get("crop_size", size)) if recipe.get("do_center_crop", False) else None
     shorter, exact = _resize_of(size, is_cropped=crop is not None)
@@ -86,7 +109,7 @@ def transformers_image(recipe: Mapping[str, Any]) -> ImageSpec:
         channels=3 if len(mean) == 3 else 1,
         resize_mode="exact" if shorter is None else "shorter_side",
         resize_px=shorter or max(input_size),
-        interpolation=_RESAMPLE.get(recipe.get("resample", 2), "bilinear"),
+        interpolation=_RESAMPLE[recipe.get("resample", 2)],
         antialias=True,
         # The processor computes (value * scale - mean) / std of values in 0..1.
         mean=tuple(float(one) / scale for one in mean),

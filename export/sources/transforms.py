@@ -17,9 +17,12 @@ from convoy.models.errors import JobError
 from convoy.models.torchvision_preset import known_interpolation
 
 # Steps that change the container of the pixels and not their values.
-_CONVERSIONS = frozenset({"Identity", "PILToTensor", "RGB", "ToImage", "ToPILImage", "ToPureTensor", "ToTVTensor"})
-_SCALING = frozenset({"ConvertImageDtype", "MaybeToTensor", "ToTensor"})
+_CONVERSIONS = frozenset({"Identity", "RGB", "ToPILImage", "ToPureTensor", "ToTVTensor"})
+_SCALING = frozenset({"MaybeToTensor", "ToTensor"})
+_TO_TENSOR = _SCALING | {"PILToTensor", "ToImage"}
+_ONCE = frozenset({"CenterCrop", "Grayscale", "Normalize", "Resize"})
 _PRESET = "ImageClassification"
+_LISTS = ("Sequential", "ModuleList")
 
 
 def read_transform(file: Path, text: str) -> TransformRecipe:
@@ -31,24 +34,31 @@ def read_transform(file: Path, text: str) -> TransformRecipe:
 def recipe_of(transform: Any, shown: str) -> TransformRecipe:
     """The recipe of a transform, which is `shown` so in errors. Raises JobError."""
     recipe = TransformRecipe()
-    is_scaled = False
+    is_scaled = is_tensor = False
+    seen: set[str] = set()
     for step in _steps(transform):
         kind = type(step).__name__
+        if kind in seen & _ONCE:
+            raise JobError(f"{shown}: {kind} occurs twice, which is not understood; use it once")
+        seen.add(kind)
         try:
             if kind == _PRESET:
                 recipe, is_scaled = _of_preset(step), True
             elif kind == "Resize":
-                recipe = _resized(recipe, step)
+                recipe = _resized(recipe, step, is_tensor=is_tensor)
             elif kind == "CenterCrop":
                 recipe = replace(recipe, crop=_pair(step.size))
-            elif kind == "Grayscale" and step.num_output_channels == 1:
-                recipe = replace(recipe, channels=1)
-            elif kind in _SCALING or (kind == "ToDtype" and step.scale):
-                is_scaled = True
+            elif kind == "Grayscale":
+                recipe = _grey(recipe, step)
             elif kind == "Normalize":
-                values = tuple(map(float, step.mean)), tuple(map(float, step.std))
-                recipe = replace(recipe, mean=values[0], std=values[1])
-            elif kind not in _CONVERSIONS and not (kind == "ToDtype" and not step.scale):
+                recipe = replace(recipe, mean=tuple(map(float, step.mean)), std=tuple(map(float, step.std)))
+            elif kind in _TO_TENSOR:
+                is_tensor = True
+                is_scaled = is_scaled or kind in _SCALING
+            elif kind in ("ConvertImageDtype", "ToDtype"):
+                # Of another container than a tensor of floats the values stay in 0..255.
+                is_scaled = is_scaled or (getattr(step, "scale", True) and _is_floating(step.dtype))
+            elif kind not in _CONVERSIONS:
                 raise JobError(_unknown(kind))
         except (AttributeError, TypeError, ValueError) as error:
             raise JobError(f"{shown}: {kind} cannot be read ({error}); write --preprocess as a JSON file") from error
@@ -57,6 +67,18 @@ def recipe_of(transform: Any, shown: str) -> TransformRecipe:
     if recipe.mean is None:
         recipe = replace(recipe, mean=(0.0,), std=(1.0,))
     return recipe if is_scaled else _in_0_to_1(recipe)
+
+
+def _grey(recipe: TransformRecipe, step: Any) -> TransformRecipe:
+    if step.num_output_channels != 1:
+        raise JobError("Grayscale with num_output_channels=3 is not understood; use 1, or leave it out")
+    return replace(recipe, channels=1)
+
+
+def _is_floating(dtype: Any) -> bool:
+    if isinstance(dtype, dict):
+        raise JobError("ToDtype with a dict is not understood; pass one dtype")
+    return str(dtype).startswith(("torch.float", "torch.bfloat"))
 
 
 def _unknown(kind: str) -> str:
@@ -72,7 +94,8 @@ def _load(file: Path, call: Call, shown: str) -> Any:
     if not hasattr(module, call.name):
         raise JobError(f"{file.name} has no {call.name!r}; pass --preprocess {file.name}:TRANSFORM")
     found = getattr(module, call.name)
-    is_transform = hasattr(found, "transforms") or type(found).__module__.startswith("torchvision.")
+    is_list = type(found).__name__ in _LISTS
+    is_transform = is_list or hasattr(found, "transforms") or type(found).__module__.startswith("torchvision.")
     if is_transform or not callable(found):
         return found
     try:
@@ -84,7 +107,7 @@ def _load(file: Path, call: Call, shown: str) -> Any:
 def _steps(transform: Any) -> Iterator[Any]:
     """The steps in their order; those of a `Compose` or `nn.Sequential` within another, too."""
     inner = getattr(transform, "transforms", None)
-    if inner is None and type(transform).__name__ in ("Sequential", "ModuleList"):
+    if inner is None and type(transform).__name__ in _LISTS:
         inner = list(transform)
     if inner is None:
         yield transform
@@ -93,7 +116,7 @@ def _steps(transform: Any) -> Iterator[Any]:
         yield from _steps(step)
 
 
-def _resized(recipe: TransformRecipe, step: Any) -> TransformRecipe:
+def _resized(recipe: TransformRecipe, step: Any, *, is_tensor: bool) -> TransformRecipe:
     if recipe.crop is not None:
         raise JobError("Resize after CenterCrop is not understood; write --preprocess as a JSON file")
     if getattr(step, "max_size", None) is not None:
@@ -101,7 +124,7 @@ def _resized(recipe: TransformRecipe, step: Any) -> TransformRecipe:
     interpolation = known_interpolation(getattr(step.interpolation, "value", step.interpolation))
     size = (step.size,) if isinstance(step.size, int) else tuple(step.size)
     # Pillow always smooths when it scales down; only tensors can be scaled without.
-    recipe = replace(recipe, interpolation=interpolation, antialias=getattr(step, "antialias", True) is not False)
+    recipe = replace(recipe, interpolation=interpolation, antialias=not is_tensor or step.antialias is True)
     return replace(recipe, resize_px=size[0]) if len(size) == 1 else replace(recipe, exact=(size[0], size[1]))
 
 

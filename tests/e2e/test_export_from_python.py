@@ -77,6 +77,25 @@ def test_a_module_in_memory_becomes_a_bundle(data: Path, tmp_path: Path, capsys:
     assert capsys.readouterr().out == ""
 
 
+def test_the_users_module_and_input_stay_as_they_are(data: Path, tmp_path: Path) -> None:
+    class Frozen(Brightness):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(3).eval()
+
+    module = Frozen().train()
+    module.norm.eval()
+    plain = transforms.Compose([transforms.ToTensor()])
+    where = {"data": data, "store": tmp_path, "precisions": "fp32", "progress": False}
+    result = convoy.export(module, preprocess=plain, input="3x6x7", **where)
+    assert (module.training, module.norm.training) == (True, False)
+    image = result.manifest.spec.image
+    assert image is not None
+    assert (image.height, image.width, image.resize_mode) == (6, 7, "exact")
+    with pytest.raises(UsageError, match="does not resize images; add a Resize, or pass input"):
+        convoy.export(module, preprocess=plain, **where)
+
+
 def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"model is a list; pass a torch.nn.Module"):
         convoy.export([], preprocess="imagenet")

@@ -111,6 +111,7 @@ def torch_child(arguments: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) 
         pipe = Path(own) / "stdin"  # that never ends
         os.mkfifo(pipe)
         where = {"cwd": Path.cwd(), "env": dict(os.environ), "log_path": log, "in_path": pipe}
+        where["env"]["PYTHONDONTWRITEBYTECODE"] = "1"  # as by -B, on the command line of the real one
         child = ForkedProcess("convoy.export.sources.torch_child", [folder], start=_TorchProcess, **where)
         try:
             yield child
@@ -129,6 +130,7 @@ def _become(called: list[str], cwd: Path, env: dict[str, str], streams: tuple[Pa
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
     signal.signal(GIVE_BACK, lambda *_: ctypes.CDLL(None).malloc_trim(0))
     module, *arguments = called
     sys.argv = [module, *arguments]

@@ -251,7 +251,6 @@ def test_what_cannot_be_measured_again_is_one_line(tmp_path, exported):
     ("given", "words"),
     [
         ({}, "SOURCE is missing"),
-        ({"source": "zoo:simple_cnn"}, "--name is missing"),
         ({"remeasure": "x", "source": "zoo:simple_cnn"}, "nothing beside it but --store and --sign; leave out SOURCE"),
         ({"remeasure": "x", "accuracy_budget_points": 2.0, "max_batch": 2}, "leave out --accuracy-budget, --max-batch"),
     ],

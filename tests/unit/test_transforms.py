@@ -36,10 +36,15 @@ new = v2.Compose([
 in_255 = v2.Compose([
     v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float32),
     v2.Normalize((120.0, 115.0, 100.0), (60.0, 57.0, 58.0))])
+in_list = torch.nn.Sequential(v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.uint8, scale=True),
+    v2.ToDtype(torch.float32), v2.Normalize((120.0, 115.0, 100.0), (60.0, 57.0, 58.0)))
+on_tensor = v2.Compose([v2.ToImage(), v2.Resize((24, 24), antialias=False), v2.ToDtype(torch.float32, scale=True)])
 def build(size=32):
     return v1.Compose([v1.Resize(size + 8), v1.CenterCrop(size), v1.ToTensor()])
 
 training = v1.Compose([v1.RandomResizedCrop(32), v1.ToTensor()])
+twice = v1.Compose([v1.Resize((32, 32)), v1.ToTensor(), v1.Normalize([0.5], [0.5]), v1.Normalize([0.5], [0.5])])
+three = v1.Compose([v1.Grayscale(3), v1.Resize((32, 32)), v1.ToTensor()])
 odd = v1.Compose([v1.Resize(32), v1.Pad(2), v1.ToTensor()])
 no_crop = v1.Compose([v1.Resize(32), v1.ToTensor()])
 stretched = v1.Compose([v1.Resize((40, 40)), v1.CenterCrop(32), v1.ToTensor()])
@@ -73,7 +78,7 @@ def picture(mode: str = "RGB") -> Image.Image:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["usual", "wide", "grey", "nested", "new", "in_255", "build(size=24)"])
+@pytest.mark.parametrize("name", ["usual", "wide", "grey", "nested", "new", "in_255", "in_list", "build(size=24)"])
 def test_a_transform_prepares_images_as_torchvision_does(file, name):
     image = resolved(f"{file}:{name}")
     scope: dict = {}
@@ -103,6 +108,9 @@ def test_the_file_is_read_in_a_child(tmp_path):
     [
         ("training", "RandomResizedCrop is a step of training; pass the transform of validation"),
         ("odd", "Pad is not understood"),
+        ("twice", "Normalize occurs twice"),
+        ("three", "num_output_channels=3 is not understood"),
+        ("tf['val']", "is not the name of a function"),
         ("no_crop", r"Resize\(32\) alone gives images of many sizes; add CenterCrop"),
         ("stretched", "use Resize with one number"),
         ("only_tensor", "does not resize images; pass --input"),
@@ -119,6 +127,11 @@ def test_a_transform_that_is_not_understood_is_refused(file, name, words):
 def test_a_transform_without_a_resize_takes_the_size_of_the_input(file):
     image = resolved(f"{file}:only_tensor", InputSize(3, 20, 30))
     assert (image.height, image.width, image.resize_mode, image.mean) == (20, 30, "exact", (0.5, 0.5, 0.5))
+
+
+def test_tensors_may_be_scaled_without_antialias(file):
+    assert not resolved(f"{file}:on_tensor").antialias
+    assert resolved(f"{file}:new").antialias
 
 
 VIT = {
@@ -167,7 +180,10 @@ def test_values_that_are_not_rescaled_have_their_mean_in_0_to_1(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        (CLIP | {"do_center_crop": False, "image_processor_type": "X"}, "gives images of many sizes"),
+        (CLIP | {"do_center_crop": False}, "gives images of many sizes"),
+        (CLIP | {"image_processor_type": "MobileViTImageProcessor"}, "the processor MobileViTImageProcessor"),
+        (VIT | {"do_flip_channel_order": True}, "do_flip_channel_order: true has no counterpart"),
+        (VIT | {"crop_pct": 0.9, "resample": 4}, "crop_pct, resample: 4 has no counterpart"),
         (VIT | {"do_resize": False}, "do_resize is false"),
         (TIMM["pretrained_cfg"] | {"crop_mode": "border"}, "crop mode 'border'"),
     ],

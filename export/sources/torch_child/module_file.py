@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,15 @@ def save_module(module: Any, shapes: Sequence[tuple[int, ...]], file: Path) -> N
     """
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"model is a {type(module).__name__}; pass a torch.nn.Module or the path of an ONNX file")
-    device = next((one.device for one in module.parameters()), torch.device("cpu"))
-    example = tuple(torch.zeros(2, *shape, device=device) for shape in shapes)
+    example = tuple(torch.zeros(2, *shape) for shape in shapes)
     batch = torch.export.Dim("batch", min=1, max=_MAX_BATCH)
-    was_training = module.training
-    module.eval()
     try:
-        program = torch.export.export(module, example, dynamic_shapes=tuple({0: batch} for _ in example))
+        # The user's own stays where it is, in its mode.
+        own = copy.deepcopy(module).cpu().eval()
+        program = torch.export.export(own, example, dynamic_shapes=tuple({0: batch} for _ in example))
         torch.export.save(program, file)
     except Exception as error:  # torch.export's errors share no base class
         raise JobError(
             f"torch.export cannot trace {type(module).__name__} for inputs {list(shapes)} ({one_line(str(error))}); "
             "pass 'file.py:factory' as the model"
         ) from error
-    finally:
-        module.train(was_training)
