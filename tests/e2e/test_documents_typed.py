@@ -185,7 +185,6 @@ SCENES = {
     "docs/configuration.md": Scene(),
     "docs/deploy/observability/README.md": Scene(dashboards),
     "docs/metrics.md": Scene(is_served=True),
-    "docs/operations.md": Scene(is_served=True),
     "docs/protocol.md": Scene(digits, is_served=True),
     "docs/python.md": Scene(street),
     "docs/ray.md": Scene(),

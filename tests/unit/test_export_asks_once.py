@@ -81,7 +81,6 @@ def test_labels_are_the_folders_of_the_data(tmp_path):
     assert plan.labels_from == str(data)
     assert make_plan(options(tmp_path, evaluate=str(data))).labels_from == ""
     assert make_plan(options(tmp_path, labels=None, calibrate=str(data))).labels == ()
-    assert make_plan(options(tmp_path, labels=None, evaluate=str(data), task="none")).labels == ()
 
 
 def test_folders_that_are_some_of_the_published_classes_keep_the_published_labels(tmp_path, monkeypatch):
