@@ -157,7 +157,8 @@ class BodyReader:
             while not inflater.is_finished:
                 # Each piece keeps the place of the first one, so that a busy decoder does not starve a long body.
                 work = DecodeWork("inflate", min(piece_bytes, 4 * body.view.nbytes), (body,), since_ns=since_ns)
-                piece = (await decoder.run(self._call, work, inflater.next, piece_bytes)).result
+                most = min(piece_bytes, self._limits.max_bytes + 1 - self._held_bytes)
+                piece = (await decoder.run(self._call, work, inflater.next, most)).result
                 self._check_size(self._held_bytes + len(piece))
                 await self._attempted(partial(self._add, piece))
                 piece_bytes = min(2 * piece_bytes, _MOST_PIECE_BYTES)
