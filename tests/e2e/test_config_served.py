@@ -96,7 +96,7 @@ def test_keys_come_and_go_also_on_connections_that_are_open(file: File) -> None:
         file.key("second", "changed in its file")
         file.change(server, {"keys": {"team-b": second}}, "API keys: team-b")
         eventually(lambda: (status(client, "abracadabra"), status(client, "changed in its file")), (401, 200))
-        file.change(server, {}, "no API key is asked for any more")
+        file.change(server, {}, "no API key is required any more")
         eventually(lambda: status(client, "nothing"), 200)
         assert not [secret for secret in ("open sesame", "abracadabra", "changed in") if secret in server.log]
 
@@ -114,7 +114,7 @@ def test_what_is_wrong_changes_nothing(file: File) -> None:
             assert told.partition(" .*")[0] in server.log
         assert (status(client, "open sesame"), status(client, "another")) == (200, 401)
         assert levels(server, secret="open sesame") == (3, 1)
-        file.change(server, {}, "no API key is asked for any more")
+        file.change(server, {}, "no API key is required any more")
         eventually(lambda: status(client, "another"), 200)
 
 

@@ -198,7 +198,7 @@ def test_what_does_not_fit_an_onnx_file_is_one_line(tmp_path, network, changes, 
         (
             "BYTES",
             {"preprocess": "unit", "input": "3x6x6"},
-            r"takes strings \(x BYTES .*\), of which no bundle is made",
+            r"takes strings \(x BYTES .*\), which bundles do not support",
         ),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_model_that_looks_up_rows_by_numbers_of_a_request_is_left_to_who_check
         TensorSpec("y", "FP32", (4, 1, 2) if operator == "Gather" else (4, 2)),
     )
     path = onnx_models.lookup(tmp_path / "model.onnx", operator)
-    with pytest.raises(BundleError, match="'y' looks up by a request's numbers"):
+    with pytest.raises(BundleError, match="'y' looks up by values of a request"):
         OpenVinoEngine(path, inputs=(indices,), outputs=(y,), max_batch_size=0, precision="fp32", threads=1)
 
 
