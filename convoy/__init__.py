@@ -11,7 +11,6 @@ they give, and what they raise.
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from convoy.models.errors import ConvoyError as ConvoyError
     from convoy.models.errors import RequestError as RequestError
 
-# What a child process must have on its path to import Convoy from where this one did.
-IMPORT_ROOT = Path(__file__).parent.parent
-IS_CHECKOUT = Path(__file__).with_name("app").is_symlink()
 _PLACES = {
     "AsyncClient": "convoy.app.client.client:AsyncClient",
     "Classification": "convoy.app.python.records:Classification",

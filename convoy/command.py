@@ -418,10 +418,9 @@ def _tell(function: Any, parameters: list[python_inspect.Parameter]) -> None:
 
 
 def _of_settings() -> Iterator[python_inspect.Parameter]:
-    from convoy.app.config.settings import HELP_GROUPS as GROUPS
-    from convoy.app.config.settings import Settings, has_names
+    from convoy.app.config.settings import OPTION_GROUPS, Settings, has_names
 
-    group_of = {name: group for group, names in GROUPS.items() for name in names}
+    group_of = {name: group for group, names in OPTION_GROUPS.items() for name in names}
     for name, field in Settings.model_fields.items():
         if has_names(field):
             continue

@@ -20,8 +20,8 @@ import numpy as np
 import onnxruntime
 import safetensors.numpy
 
-from convoy import IMPORT_ROOT
 from convoy.app.engines.cpu import cpu_model
+from convoy.models.checkout import IMPORT_ROOT
 from convoy.models.files import replace_file
 from convoy.models.plan_cache import default_plan_cache
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Annotated, ParamSpec, TypeVar, get_type_hints
+from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
 
 from convoy.models.errors import UsageError
 from convoy.models.option import Option
@@ -196,8 +197,14 @@ class ExportOptions:
 
 def option_of(field: str) -> Option:
     """The option that sets a field of `ExportOptions`."""
-    option: Option = get_type_hints(ExportOptions, include_extras=True)[field].__metadata__[0]
+    option: Option = _hints()[field].__metadata__[0]
     return option
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    """The types of the fields, with their options."""
+    return get_type_hints(ExportOptions, include_extras=True)
 
 
 def flag_of(field: str) -> str:

@@ -184,7 +184,7 @@ def make_plan(options: ExportOptions) -> ExportPlan:
                 partial(channels_of, source),
             )
     known_as = attempt(_classes_known_as, options, labels) or NO_OTHER_NAMES
-    refuse_mistakes(options, mistakes)
+    _refuse_mistakes(options, mistakes)
     assert origin is not None
     if image is not None:
         inputs = (TensorSpec(INPUT_NAME, image.tensor_dtype, image.tensor_shape),)
@@ -213,7 +213,7 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     )
 
 
-def refuse_mistakes(options: ExportOptions, mistakes: Mistakes) -> None:
+def _refuse_mistakes(options: ExportOptions, mistakes: Mistakes) -> None:
     """Raises UsageError where there are any; for options that are missing it ends with the command to paste."""
     if not mistakes.found:
         return

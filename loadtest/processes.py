@@ -26,7 +26,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from convoy import IMPORT_ROOT
 from convoy.loadtest.arrivals import Offsets, Schedule
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.generator.job import READY, Finished, GeneratorJob, anonymous, line_of, write_blobs
@@ -35,6 +34,7 @@ from convoy.loadtest.problems import one_line
 from convoy.loadtest.records import ProcessRecords
 from convoy.loadtest.request_pool import Protocol, RequestPool
 from convoy.loadtest.rows import Rows, size_bytes
+from convoy.models.checkout import IMPORT_ROOT
 
 OPEN_LOOP_FIRST_CONNECTIONS = 64
 # Well below half of what one process can send (docs/loadtest.md): a process at its limit is a late one.

@@ -83,7 +83,7 @@ WALLS: dict[str, tuple[str, ...]] = {
     # The bound that a server is held against is made of that server's own parts.
     f"{LOADTEST}.peers.bare": (MODELS, *app("engines.batch", "engines")),
     LOADTEST: (
-        *(f"{MODELS}.{name}" for name in ("errors", "option", "page", "tls")),
+        *(f"{MODELS}.{name}" for name in ("checkout", "errors", "option", "page", "tls")),
         *(f"{LOADTEST}.peers.bare", *app("engines.batch", "scheduling", "engines.onnx_session")),
     ),
     "convoy": (MODELS, EXPORT, LOADTEST, APP),

@@ -23,11 +23,11 @@ import numpy as np
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from convoy import IMPORT_ROOT
 from convoy.app.batch.job import share_of_cpus
 from convoy.app.batch.records import BatchJob, BatchPart, Fatal, Labelled, PartDone, Ready, Report
 from convoy.app.batch.worker import PartsWorker, open_model
 from convoy.app.engines.table import may_use_gpus
+from convoy.models.checkout import IMPORT_ROOT
 from convoy.models.errors import ConvoyError, JobError, UsageError
 
 

@@ -72,7 +72,7 @@ Names = Annotated[str, BeforeValidator(_as_names, json_schema_input_type=str | i
 
 
 # The headings of `convoy serve --help` and the options below them.
-HELP_GROUPS: dict[str, tuple[str, ...]] = {
+OPTION_GROUPS: dict[str, tuple[str, ...]] = {
     "Basics": ("config", "store", "host", "port", "grpc_port", "engine"),
     "Models": (
         "store_cache",

@@ -70,7 +70,7 @@ def with_examples(path: Path, signature: Signature, threads: int, wanted: Size |
 
 
 def _with_example(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
-    # What a file declares of its outputs may be wrong, of which only a warning of the library tells.
+    # The declared shapes of outputs may be wrong; the library only warns about that.
     return replace(spec, example=shape) if is_free(spec) and fits(shape, spec.shape) else spec
 
 

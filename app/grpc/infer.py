@@ -240,7 +240,7 @@ def _ending(own: Call, error: BaseException, call: GrpcCall) -> CallEnd:
     if not isinstance(error, Exception) and call.is_late:  # cancelled: by the library, or with its stream
         error = DeadlineExceeded(EXPIRED_RUNNING)
     if own.span is not None and isinstance(error, Exception):
-        code = error.grpc_code if isinstance(error, RequestError) else "INTERNAL"  # a bug, of which the gate tells
+        code = error.grpc_code if isinstance(error, RequestError) else "INTERNAL"  # a bug, which the gate logs
         own.span.status = getattr(grpc.StatusCode, code).value[0]
     return ending_of(error)
 

@@ -1,4 +1,4 @@
-"""The gRPC listener beside the HTTP server, without a start that waits for the gRPC library.
+"""The gRPC listener next to the HTTP server. The start does not wait for the gRPC library.
 
 The library is imported in a thread while the models load, and the listener opens when it is there.
 """

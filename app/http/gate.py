@@ -89,7 +89,7 @@ class RequestContext:
         self.key_name = ""
 
     def answer_headers(self, status: int, core: Core) -> list[tuple[bytes, bytes]]:
-        """The headers that every answer has beside its own, now that it goes out with this status."""
+        """The headers that every response gets in addition to its own, for this status."""
         self.status = status
         headers = [(b"x-request-id", self.id)]
         span = None if self.call is None else self.call.span
@@ -178,7 +178,7 @@ class _Cors(CORSMiddleware):
     """CORS for these origins, with an error that says what to change."""
 
     def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
-        # What a page may read of an answer beside its body.
+        # The headers of a response that a page may read.
         exposed = (
             "X-Request-Id",
             "traceparent",

@@ -44,16 +44,6 @@ class Extents:
                 return begin
         return None
 
-    def take_at(self, offset: int, size: int) -> bool:
-        """Take exactly this part; False, and nothing is taken, where some of it is not free."""
-        position = bisect_left(self._holes, (offset + 1,)) - 1
-        if position < 0 or offset + size > self._holes[position][1]:
-            return False
-        begin, end = self._holes[position]
-        parts = (begin, offset), (offset + size, end)
-        self._holes[position : position + 1] = [part for part in parts if part[0] < part[1]]
-        return True
-
     def give_back(self, offset: int, size: int) -> None:
         """Make a part that was taken a hole again, one with those that it touches."""
         holes, end = self._holes, offset + size
@@ -165,19 +155,6 @@ class Slab:
         self._taken_bytes += extent
         self._high_water = max(self._high_water, offset + nbytes)
         return slot
-
-    def extend(self, slot: Slot, nbytes: int) -> bool:
-        """Make a slot that is being filled longer where it lies; False, and nothing has changed, where it cannot be."""
-        more = aligned(nbytes) - slot.extent_bytes
-        if self.used_bytes + more > self.capacity_bytes:
-            return False
-        if more and not self._extents.take_at(slot.offset + slot.extent_bytes, more):
-            return False
-        slot.extent_bytes += more
-        slot.view = self._view[slot.offset : slot.offset + nbytes]
-        self._taken_bytes += more
-        self._high_water = max(self._high_water, slot.offset + nbytes)
-        return True
 
     def move(self, refs: Iterable[SlotRef], state: SlotState) -> None:
         """Take slots to their next state; FREE gives their memory back.

@@ -20,7 +20,6 @@ from typing import IO
 import numpy as np
 import safetensors.numpy
 
-from convoy import IMPORT_ROOT
 from convoy.export.rows import Rows
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.torch_job import (
@@ -37,6 +36,7 @@ from convoy.export.sources.torch_job import (
     TorchResult,
     one_line,
 )
+from convoy.models.checkout import IMPORT_ROOT
 from convoy.models.errors import JobError, UsageError
 from convoy.models.records import from_jsonable, to_jsonable
 

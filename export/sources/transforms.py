@@ -14,7 +14,7 @@ from typing import Any
 from convoy.export.sources.torch_job import TransformRecipe
 from convoy.export.sources.user_code import Call, load_module, parse_call
 from convoy.models.errors import JobError
-from convoy.models.torchvision_preset import known_interpolation
+from convoy.models.torchvision_preset import known_interpolation, preset_image
 
 # Steps that change the container of the pixels and not their values.
 _CONVERSIONS = frozenset({"Identity", "RGB", "ToPILImage", "ToPureTensor", "ToTVTensor"})
@@ -130,14 +130,15 @@ def _resized(recipe: TransformRecipe, step: Any, *, is_tensor: bool) -> Transfor
 
 def _of_preset(step: Any) -> TransformRecipe:
     """What torchvision publishes with its weights: `weights.transforms()`."""
+    image = preset_image(step)
     return TransformRecipe(
-        mean=tuple(step.mean),
-        std=tuple(step.std),
-        resize_px=step.resize_size[0],
-        crop=_pair(step.crop_size),
-        interpolation=known_interpolation(step.interpolation.value),
-        antialias=step.antialias is not False,
-        channels=3,
+        mean=image.mean,
+        std=image.std,
+        resize_px=image.resize_px,
+        crop=(image.height, image.width),
+        interpolation=image.interpolation,
+        antialias=image.antialias,
+        channels=image.channels,
     )
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
-from convoy import IMPORT_ROOT, IS_CHECKOUT
 from convoy.export.sources.torch_job import one_line
+from convoy.models.checkout import IMPORT_ROOT, IS_CHECKOUT
 from convoy.models.errors import JobError
 from convoy.models.samples import some
 

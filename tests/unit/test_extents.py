@@ -30,13 +30,6 @@ class ExtentsMachine(RuleBasedStateMachine):
         if first is not None:
             self.taken.append((first, size))
 
-    @rule(offset=st.integers(-5, SIZE + 5), size=st.integers(1, SIZE))
-    def take_at(self, offset: int, size: int) -> None:
-        expected = self.is_free(offset, size)
-        assert self.extents.take_at(offset, size) is expected
-        if expected:
-            self.taken.append((offset, size))
-
     @precondition(lambda self: self.taken)
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:

@@ -83,19 +83,6 @@ class SlabMachine(RuleBasedStateMachine):
         self.live[slot.ref], self.marks[slot.ref] = slot, mark
         return slot
 
-    @rule(slot=live_slots, nbytes=st.integers(0, CAPACITY + 1))
-    def extend(self, slot: Slot, nbytes: int) -> None:
-        if slot.ref not in self.live or nbytes <= len(slot.view):
-            return
-        behind = slot.offset + slot.extent_bytes
-        in_use = [other.offset for other in self.live.values() if other.offset >= behind]
-        before, room = bytes(slot.view), self.room() + slot.extent_bytes
-        fits = slot.offset + nbytes <= min(in_use, default=CAPACITY) and self.lines(nbytes) <= room
-        assert self.slab.extend(slot, nbytes) == fits
-        assert bytes(slot.view[: len(before)]) == before
-        assert len(slot.view) in (len(before), nbytes)
-        slot.view[:] = bytes([self.marks[slot.ref]]) * len(slot.view)
-
     @rule(slot=live_slots, state=st.sampled_from(SlotState))
     def move(self, slot: Slot, state: SlotState) -> None:
         if slot.ref not in self.live:
