@@ -1,1 +1,1 @@
-"""Which requests run when. Nothing here knows of engines, HTTP, or any other package of ours."""
+"""Decide which requests run when. Nothing here knows about HTTP, gRPC or images."""

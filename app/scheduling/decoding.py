@@ -1,16 +1,16 @@
-"""What is decoded next, and what never is: pure decisions over a state, at a time that is given.
+"""Decide which job to decode next and which to refuse: pure functions of a state and a given time.
 
-No clock, no thread, no I/O, and no image: a job is a number of units (pixels, bytes) of a kind. The rules:
+There is no clock, thread, I/O or image here: a job is a number of units (pixels, bytes) of some kind. The rules:
 
-1. The most urgent level goes first, within it the earliest deadline, then the earliest arrival.
-2. One prediction covers all that a request has before it: its wait, its decoding, and what its model's last answers
-   took from there. A job that cannot be in time is refused, or given up when its turn has come; so is one that would
-   not be decoded by its latest start. In time is what leaves a sixteenth of its time, because predictions are not
-   exact. Where no other job waits or is decoded the job is tried, so that a wrong prediction always recovers.
-3. One part in eight of the time is for the oldest job that has waited for a second while others went first.
-4. Of a model's samples two full batches for each of its engines are decoded ahead, and no more.
-5. A job that does not fit into the memory waits for those that are being decoded. Others that fit may pass it until it
-   has waited for a second. Where nothing is being decoded, it is refused.
+1. Jobs run in the order of level (most urgent first), deadline, arrival.
+2. One prediction covers everything ahead of a request: the wait, the decoding, and the time that the model's recent
+   requests took after decoding. A job that would miss its deadline or its latest start is refused on arrival, or
+   dropped when its turn comes. A margin of one sixteenth of the request's time allows for errors of the prediction. A
+   job with nothing else waiting or running is always tried, so that a wrong prediction corrects itself.
+3. One eighth of the time goes to the oldest job that has waited for more than a second, so that no job starves.
+4. At most two full batches per engine are decoded ahead of a model.
+5. A job that does not fit into memory waits until running jobs end. Smaller jobs may pass it during its first second.
+   If nothing is being decoded, it is refused.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from convoy.app.scheduling.request import SECOND_NS, ModelKey, earliest_ns
 
 @dataclass(slots=True, eq=False)
 class DecodeJob:
-    """Something to decode. `arrival_ns`: when it came here; `deadline_ns`: of the answer that it is for.
+    """Something to decode.
 
-    `most_ahead`: how many samples of its model may be decoded and not yet answered; 0: it is no sample. `level` is 1
-    for the most urgent, and `queues.RAISED_LEVEL` for what is owed already. `needs_bytes`: memory while it is decoded.
-    `latest_start_ns`: what it is for must be computed from then on, or not at all.
+    `arrival_ns` is when the job came here; `deadline_ns` is the deadline of the response, and `latest_start_ns` the
+    latest start of its computation. `most_ahead` is how many samples of the model may be decoded and unanswered at
+    once; 0 means that the job is not a sample. `level` is 1 for the most urgent requests and `queues.RAISED_LEVEL` for
+    work that a request already depends on. `needs_bytes` is the memory that decoding takes.
     """
 
     id: int
@@ -52,12 +53,12 @@ class DecodeJob:
 
     @property
     def expiry_ns(self) -> int | None:
-        """When there is no more use in decoding it."""
+        """The time after which decoding is pointless, or None."""
         return earliest_ns(self.deadline_ns, self.latest_start_ns)
 
     @property
     def place(self) -> Place:
-        """Where it stands in the order of service."""
+        """The job's position in the order of service."""
         deadline_ns = NEVER_NS if self.deadline_ns is None else self.deadline_ns
         return (self.level, deadline_ns, self.arrival_ns, self.id, self)
 
@@ -68,9 +69,10 @@ Place = tuple[int, int, int, int, DecodeJob]
 
 @dataclass(slots=True, eq=False)
 class DecodeLine:
-    """What waits for one model, in order. `ahead` are its samples that are being decoded or unanswered.
+    """The jobs that wait for one model, in order.
 
-    `behind_ns`: what its last answers took from there.
+    `ahead` counts the samples that are being decoded or are not answered yet. `behind_ns` is the smoothed time from the
+    end of decoding to the answer.
     """
 
     places: list[Place] = field(default_factory=list)
@@ -80,7 +82,7 @@ class DecodeLine:
 
     @property
     def is_full(self) -> bool:
-        """Whether enough is ahead."""
+        """Whether the model has enough samples decoded ahead."""
         return 0 < self.most_ahead <= self.ahead
 
 
@@ -95,7 +97,7 @@ class Why(Enum):
 
 
 class NotDecoded(NamedTuple):
-    """The job does not wait (any more). A retry after `retry_after_ns` has a chance if no others come."""
+    """A job that was refused or dropped. A retry after `retry_after_ns` may succeed."""
 
     job: DecodeJob
     why: Why
@@ -104,10 +106,10 @@ class NotDecoded(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Decoding:
-    """All that waits and is decoded, for a number of threads. `max_waiting` in jobs.
+    """The state of decoding on `threads` threads. `max_waiting` is in jobs.
 
-    `waiting` has the jobs by their ids, as they came; `running` when those that are decoded are predicted to be done.
-    The others are owed `owed_ns` before an overdue job goes first again.
+    `waiting` maps ids to jobs in the order of arrival. `running` maps ids to the predicted end of each job. `owed_ns`
+    is the decoding time that goes to other jobs before the next overdue job may jump the queue.
     """
 
     threads: int
@@ -119,7 +121,7 @@ class Decoding:
     owed_ns: int = 0
 
     def cost(self, kind: str) -> LatencyModel:
-        """What jobs of a kind take, by their units; at first a JPEG for a network's 224x224, on a busy core."""
+        """The cost model of a kind of job, by units. Starts from the cost of a small JPEG on a busy core."""
         if kind not in self.costs:
             self.costs[kind] = LatencyModel({units: 300_000 + 10 * units for units in (1, 1 << 26)})
         return self.costs[kind]
@@ -129,17 +131,17 @@ class Decoding:
         return len(self.running) < self.threads
 
     def work_ns(self, now_ns: int, before: list[Place]) -> int:
-        """How long all threads take, as predicted, for what is being decoded and for what goes before."""
+        """Predict how long all threads take for the running jobs and those in `before`."""
         running_ns = sum([max(0, until_ns - now_ns) for until_ns in self.running.values()])
         return (running_ns + sum([place[-1].predicted_ns for place in before])) // self.threads
 
 
-# Whether there is memory for a job, which is then taken.
+# Takes the memory for a job. Returns False if there is not enough.
 Reserve = Callable[[DecodeJob], bool]
 
 
 def admit(state: Decoding, job: DecodeJob, now_ns: int) -> NotDecoded | None:
-    """Let the job wait, or say why not."""
+    """Queue the job, or return why it is refused."""
     job.predicted_ns = state.cost(job.kind).expect_ns(max(1, job.units))
     line = state.lines[job.key]
     line.most_ahead = job.most_ahead
@@ -163,7 +165,7 @@ def _refusal(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> 
 
 
 def decide(state: Decoding, now_ns: int, reserve: Reserve) -> DecodeJob | NotDecoded | None:
-    """What to decode now in a thread that is free, or what not to decode; call until it is None."""
+    """Return the job to start now, or a job to drop. Call until it returns None."""
     lines = [line for line in state.lines.values() if line.places and not line.is_full]
     if not lines or not state.has_thread:
         return None
@@ -190,13 +192,13 @@ def decide(state: Decoding, now_ns: int, reserve: Reserve) -> DecodeJob | NotDec
 
 
 def withdraw(state: Decoding, job: DecodeJob) -> None:
-    """Take out a job that waits."""
+    """Remove a waiting job."""
     _leave(state, job)
     _forget(state, job.key)
 
 
 def ended(state: Decoding, job: DecodeJob, took_ns: int | None) -> None:
-    """A job that was begun has left its thread; None: it was not decoded, or nothing can be learned from it."""
+    """Record the end of a running job. Pass None as `took_ns` if the cost model cannot learn from it."""
     del state.running[job.id]
     if took_ns is not None:
         state.cost(job.kind).observe(max(1, job.units), took_ns)
@@ -204,7 +206,7 @@ def ended(state: Decoding, job: DecodeJob, took_ns: int | None) -> None:
 
 
 def begin_here(state: Decoding, key: ModelKey, most_ahead: int) -> bool:
-    """Whether the caller may decode a sample itself, now: it counts as ahead then. Else it waits like the others."""
+    """Return whether the caller may decode a sample inline now; if so, count it as ahead."""
     line = state.lines[key]
     line.most_ahead = most_ahead
     if line.places or line.is_full:
@@ -214,7 +216,7 @@ def begin_here(state: Decoding, key: ModelKey, most_ahead: int) -> bool:
 
 
 def answered(state: Decoding, key: ModelKey, took_ns: int | None) -> None:
-    """A decoded sample needs nothing more: it has its answer, `took_ns` after it was decoded, or gets none."""
+    """Record the end of a decoded sample: `took_ns` from decoding to the answer, None if it got no answer."""
     line = state.lines[key]
     line.ahead -= 1
     if took_ns is not None:
@@ -228,14 +230,14 @@ def _leave(state: Decoding, job: DecodeJob) -> None:
 
 
 def _forget(state: Decoding, key: ModelKey | None) -> None:
-    """Forget what a model takes with its last request; the next one measures it anew."""
+    """Drop the model's line when it has no more jobs and samples."""
     line = state.lines[key]
     if not line.ahead and not line.places:
         del state.lines[key]
 
 
 def _overdue(state: Decoding, now_ns: int) -> DecodeJob | None:
-    """The oldest that has waited for a second and may be decoded."""
+    """The oldest job that has waited for more than a second and may be decoded."""
     for job in state.waiting.values():
         if now_ns - job.arrival_ns < PATIENCE_NS:
             break
@@ -245,14 +247,14 @@ def _overdue(state: Decoding, now_ns: int) -> DecodeJob | None:
 
 
 def _passing(state: Decoding, lines: list[DecodeLine], now_ns: int, reserve: Reserve) -> DecodeJob | None:
-    """The first of those that may pass one that does not fit."""
+    """The first job that fits into memory and may pass one that does not."""
     places = sorted(place for line in lines for place in islice(line.places, 16))
     fitting = (place[-1] for place in places if _given_up(state, place[-1], now_ns) is None and reserve(place[-1]))
     return next(fitting, None)
 
 
 def _given_up(state: Decoding, job: DecodeJob, now_ns: int) -> NotDecoded | None:
-    """By rule 2, when its turn has come."""
+    """Apply rule 2 to a job whose turn has come."""
     line = state.lines[job.key]
     is_alone = len(state.waiting) == 1 and not state.running and not line.ahead
     return _too_late(line, job, now_ns, now_ns, Why.HOPELESS, is_alone=is_alone)
@@ -261,7 +263,7 @@ def _given_up(state: Decoding, job: DecodeJob, now_ns: int) -> NotDecoded | None
 def _too_late(
     line: DecodeLine, job: DecodeJob, now_ns: int, begins_ns: int, why: Why, *, is_alone: bool
 ) -> NotDecoded | None:
-    """Whether it has expired, or is predicted to be late, by rule 2, if it begins then; one that is alone is tried."""
+    """Apply rule 2: has the job expired, or would it be late if it began at `begins_ns`?"""
     late_ns, decoded_ns = 0, begins_ns + job.predicted_ns
     if job.expiry_ns is not None and job.expiry_ns <= now_ns:
         return NotDecoded(job, Why.EXPIRED)
@@ -269,13 +271,15 @@ def _too_late(
         late_ns = decoded_ns - job.latest_start_ns
     if job.deadline_ns is not None:
         answered_ns = decoded_ns + (round(line.behind_ns) if line.ahead else 0)
-        due_ns = job.deadline_ns - (job.deadline_ns - job.arrival_ns) // 16  # predictions are not exact
+        due_ns = (
+            job.deadline_ns - (job.deadline_ns - job.arrival_ns) // 16
+        )  # a margin, because predictions are not exact
         late_ns = max(late_ns, answered_ns - due_ns)
     return NotDecoded(job, why, late_ns) if late_ns > 0 and not is_alone else None
 
 
 def _wait_ns(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> int:
-    """Until its turn: jobs before it have the threads, or its model must answer them first."""
+    """Predict the wait for a thread, or for the model to answer samples that are ahead."""
     place = job.place
     ready = [other.places for other in state.lines.values() if not other.is_full]
     before = [one for places in ready for one in places[: bisect_left(places, place)]]

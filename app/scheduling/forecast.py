@@ -1,7 +1,7 @@
-"""When a request would be served if it were let in now.
+"""Predict when a request would be served if it were admitted now.
 
-Knows the queues, the lanes and what they are expected to take. Decides nothing; that is `policy`. Counts the requests
-ahead exactly; their samples are taken to be the queue's average.
+Knows the queues, the lanes and their expected latencies; `policy` decides. Counts the requests ahead exactly and
+assumes that each has the queue's average number of samples.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from convoy.app.scheduling.request import SECOND_NS, Request
 
 
 def lateness_ns(state: State, queue: Queue, request: Request, now_ns: int) -> int:
-    """By how much the request is late even alone, or too late for how many wait before it; 0 when it is neither.
+    """Return by how much the request would be late, alone or because of those ahead of it; 0 if it would be in time.
 
-    Twice as many may wait as can be served until its deadline. Which of them are given up is decided when a device is
-    free, with more known and more to choose from; a refused request cannot be chosen any more.
+    Up to twice as many requests may wait as can be served before the deadline. When a device becomes free, the policy
+    knows more and can choose which to drop; a refused request cannot be chosen any more.
     """
     lanes = queue.usable_lanes
     if not lanes or state.is_idle(queue):
@@ -24,8 +24,8 @@ def lateness_ns(state: State, queue: Queue, request: Request, now_ns: int) -> in
     own = queue.order_of(request)
     first_ns = now_ns + _wait_for_lane_ns(state, lanes, now_ns) + _others_ns(state, queue, own)
     if not queue.waiting and not any(lane.in_flight for lane in lanes):
-        # Only the device is taken. What its own model is thought to take must not keep it out: it would
-        # never be learned to be less.
+        # Only other models occupy the device. The model's own predicted latency must not refuse the request: a
+        # prediction that is too high could then never be corrected.
         return max(0, first_ns + 1 - (request.expiry_ns or NEVER_NS))
     ahead = _living_ahead(queue, own, first_ns + min(lane.behind_ns(1) for lane in lanes))
     own_ns = min(lane.behind_ns(request.samples) for lane in lanes)
@@ -38,7 +38,7 @@ def lateness_ns(state: State, queue: Queue, request: Request, now_ns: int) -> in
 
 
 def backlog_ns(state: State, queue: Queue, now_ns: int) -> int:
-    """How long until a lane of this queue has worked off everything that waits in it."""
+    """How long until everything that waits in this queue is served."""
     lanes = queue.usable_lanes
     if not lanes:
         return SECOND_NS
@@ -46,7 +46,7 @@ def backlog_ns(state: State, queue: Queue, now_ns: int) -> int:
 
 
 def _living_ahead(queue: Queue, own: Entry, soonest_ns: int) -> int:
-    """How many samples of the same shapes go before the request, without those that are due before they can end."""
+    """How many samples of the same shapes are ahead of the request, except those that cannot be in time."""
     entries = queue.groups.get(own[-1].shapes, [])
     more_important = bisect_left(entries, own[:1])
     living = bisect_left(entries, own) - bisect_left(entries, (own[0], soonest_ns))
@@ -54,7 +54,7 @@ def _living_ahead(queue: Queue, own: Entry, soonest_ns: int) -> int:
 
 
 def _others_ns(state: State, queue: Queue, own: Entry) -> int:
-    """The work that surely goes before the request and shares no batch with it."""
+    """The work that certainly goes first and cannot share a batch with the request."""
     total_ns = 0
     for other in {queue, *(other for lane in queue.lanes for other, _ in state.beside(queue, lane))}:
         groups = [entries for group, entries in other.groups.items() if other is not queue or group != own[-1].shapes]
@@ -64,10 +64,10 @@ def _others_ns(state: State, queue: Queue, own: Entry) -> int:
 
 
 def _surely_ahead(entries: list[Entry], own: Entry) -> int:
-    """How many of another group's requests go first: the more important, and those with no deadline to miss.
+    """How many requests of another group certainly go first: the more urgent, and those without a deadline.
 
-    Others may be given up. Were they counted, a model whose requests are refused for the queue of another could not
-    have a queue of its own, and the other would keep the device for itself.
+    The others may be dropped. Counting them would let one model's queue refuse all requests of another model, which
+    would never get its share of the device.
     """
     level, due_ns, _ = urgency(own)
     more_important = bisect_left(entries, (level,))
@@ -76,23 +76,23 @@ def _surely_ahead(entries: list[Entry], own: Entry) -> int:
 
 
 def _samples(queue: Queue, requests: int) -> int:
-    """How many samples that many of the queue's waiting requests have."""
+    """Estimate the samples of that many waiting requests."""
     return round(requests * queue.waiting / queue.requests) if requests else 0
 
 
 def _wait_for_lane_ns(state: State, lanes: list[Lane], now_ns: int) -> int:
-    """How long until a batch of one of the lanes may compute."""
+    """How long until the first of the lanes can compute a new batch."""
     return min(state.timeline(lane).free_at_ns(now_ns) for lane in lanes) - now_ns
 
 
 def _work_ns(state: State, lanes: list[Lane], max_batch: int, samples: int) -> int:
-    """How long all lanes take for some samples, in full batches and one of the rest."""
+    """How long all lanes together take for the samples, in full batches and one with the rest."""
     full, rest = divmod(samples, max_batch)
     return full * _apart_ns(state, lanes, max_batch) + (_apart_ns(state, lanes, rest) if rest else 0)
 
 
 def _apart_ns(state: State, lanes: list[Lane], samples: int) -> int:
-    """How far apart batches end that follow each other on all lanes; those of one device take turns."""
+    """The mean time between the ends of batches, with all lanes at work; lanes of one device take turns."""
     fastest_ns: dict[int, int] = {}
     for lane in lanes:
         device = id(state.timeline(lane))

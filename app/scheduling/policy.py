@@ -1,31 +1,31 @@
-"""What is admitted, and what runs next: pure decisions over a state, at a time that is given.
+"""Decide which requests to admit and what to run next: pure functions of a state and a given time.
 
-No clock, no await, no I/O: the same file decides in the server and in the simulator.
+There is no clock, await or I/O here: the same file decides in the server and in the simulator.
 
-The rules, in the order in which they bind:
- 1. A request is never split. A batch is the longest prefix of requests with equal shapes that fits the
-    model's limit, in the order (level, deadline, arrival). The level is the request's priority, 1 the most urgent, or
-    its model's default.
- 2. Work-conserving and late-bound: a lane that is free takes what is there, at once; there is no window.
-    While it runs, the next batch grows by itself. Where a device holds two batches, the second is started when
-    it is full, or just so early that it can compute as soon as the first has ended; until then it grows.
- 3. A batch is cut where one request more would make another late.
- 4. A request that cannot be in time any more is given up only when others wait for the device, of its own model or
-    of another; else it runs, because that costs little and teaches the latency model. For the same reason one in
-    eight runs of those that are in the way of other models alone. Heads that could be in time are given up as well
-    when that saves more requests than smaller batches that keep them.
- 5. A request is admitted when it could be in time by itself, and at most twice as many requests that could be in
-    time wait before it as can be served until its deadline.
- 6. An idle lane with an empty queue admits everything that could still be in time by the clock, whatever
-    the latency model says of it; so a model that was wrong for a while always recovers.
- 7. Among several devices a batch goes to the one that is expected to finish it first, even if that is busy
-    and another is idle; a slower one is used when so much waits that it finishes before the faster ones would.
- 8. Among several models on a device, that one goes first whose first request is of the most urgent level and, among
-    equals, must start soonest to be in time.
- 9. One batch in eight of a device is for requests that have waited for a second while more urgent ones went first: the
-    oldest, and those of its level and shape behind it. So none waits for ever.
+The rules, in the order of their precedence:
+ 1. A request is never split. A batch is the longest prefix of requests with equal shapes that fits the model's limit,
+    in the order (level, deadline, arrival). The level is the request's priority (1 is the most urgent) or the model's
+    default.
+ 2. Batching is work-conserving and late-binding: a free lane takes what is waiting at once, without a batching window,
+    and the next batch grows while it runs. If a device holds two batches, the second starts when it is full, or just
+    early enough to compute as soon as the first ends.
+ 3. A batch stops growing where one more request would make another late.
+ 4. A request that can no longer be in time is dropped only if other requests wait for the device. Otherwise it runs,
+    because that costs little and updates the latency model. For the same reason one in eight runs even if requests of
+    other models wait. Requests at the head that could be in time are dropped as well if that saves more requests than
+    smaller batches would (`early_drop`).
+ 5. A request is admitted if it could be in time by itself, and if at most twice as many requests are ahead of it as can
+    be served before its deadline.
+ 6. An idle lane with an empty queue admits every request whose deadline has not passed, whatever the latency model
+    predicts. So a wrong model always recovers.
+ 7. With several devices, a batch goes to the one that is expected to finish it first, even if that one is busy and
+    another is idle. A slower device is used when so much waits that it finishes before the faster ones would.
+ 8. With several models on a device, the most urgent level goes first and, within a level, the request that must start
+    soonest to be in time.
+ 9. One batch in eight on each device goes to the oldest request that has waited for more than a second, and to those of
+    its level and shape behind it. So no request starves.
 
-Rules 2 to 4 follow the early drop of Nexus (Shen et al., SOSP 2019) with late binding.
+Rules 2 to 4 follow the early drop of Nexus (Shen et al., SOSP 2019), with late binding.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from convoy.app.scheduling.queues import (
 )
 from convoy.app.scheduling.request import Outcome, Request
 
-# Of a device's batches, one in this many is for overdue requests. Of the requests that are late, alone and in the way
-# of other models, one in this many is run, because what is expected of their model may be wrong.
+# One in this many batches of a device is for overdue requests (rule 9). One in this many late requests runs although
+# other models wait, to check the latency model (rule 4).
 ONE_IN = 8
-# Where no request is overdue, the next look is after this time: decisions are many, overdue requests few.
+# How often to look for overdue requests: decisions are frequent, overdue requests are rare.
 LOOK_AGAIN_NS = PATIENCE_NS // 16
 
 
@@ -64,21 +64,21 @@ class RefusalReason(Enum):
 
 
 class Refuse(NamedTuple):
-    """The request was not taken. A retry after `retry_after_ns` has a chance if no others come."""
+    """The request was refused. A retry after `retry_after_ns` may succeed."""
 
     reason: RefusalReason
     retry_after_ns: int
 
 
 class Drop(NamedTuple):
-    """These requests have left the queue unanswered."""
+    """These requests were removed from the queue without an answer."""
 
     requests: tuple[Request, ...]
     outcome: Outcome
 
 
 class Wait(NamedTuple):
-    """Nothing to do before the next arrival, completion, or this time."""
+    """Nothing to do until the next arrival, the next completion, or `until_ns`."""
 
     until_ns: int | None
 
@@ -87,7 +87,7 @@ Decision = Dispatch | Drop | Wait
 
 
 def admit(state: State, request: Request, now_ns: int) -> Refuse | None:
-    """Take the request into its queue, or say why not and when to try again."""
+    """Queue the request, or return why it is refused and when to retry."""
     queue = state.queues[request.key]
     if queue.waiting + request.samples > queue.max_waiting and not state.is_idle(queue):
         return Refuse(RefusalReason.QUEUE_FULL, backlog_ns(state, queue, now_ns))
@@ -102,7 +102,7 @@ def admit(state: State, request: Request, now_ns: int) -> Refuse | None:
 
 
 def complete(state: State, dispatch: Dispatch, now_ns: int) -> None:
-    """A batch has left its lane; what is behind it computes from now on."""
+    """Record the end of a batch; the next one on its device computes from now on."""
     dispatch.lane.in_flight -= 1
     timeline = state.timeline(dispatch.lane)
     timeline.batches.remove(dispatch)
@@ -110,21 +110,20 @@ def complete(state: State, dispatch: Dispatch, now_ns: int) -> None:
 
 
 def learn(dispatch: Dispatch, took_ns: int, staging_ns: int) -> None:
-    """Teach the latency model what a batch took that has not failed.
+    """Update the latency model with a batch that succeeded.
 
-    `took_ns`: from its start to its end less what it waited for the device; `staging_ns`: of that what came before
-    computing.
+    `took_ns` is the time from start to end without the wait for the device; `staging_ns` is the part before computing.
     """
     lane = dispatch.lane
     lane.latency.observe(lane.padded(dispatch.samples), took_ns)
-    if lane.depth > 1:  # else nothing is hidden
+    if lane.depth > 1:  # otherwise staging does not overlap with computing
         lane.staging.observe(lane.padded(dispatch.samples), max(0, staging_ns))
 
 
 def blame(state: State, dispatch: Dispatch, wanted: tuple[Request, ...]) -> tuple[Request, ...]:
-    """A batch has failed: return the request that failed alone, or let the halves of the batch wait to be tried.
+    """Handle a failed batch: queue its halves for another try, or return the request if it failed alone.
 
-    `wanted` are the members whose callers still wait. Nothing is returned of others.
+    `wanted` are the requests whose callers still wait; the others are left out.
     """
     if len(dispatch.requests) == 1:
         return wanted
@@ -133,7 +132,7 @@ def blame(state: State, dispatch: Dispatch, wanted: tuple[Request, ...]) -> tupl
 
 
 def decide(state: State, now_ns: int) -> Decision:
-    """The next thing to do at `now_ns`. Call until it says Wait."""
+    """Return the next thing to do at `now_ns`. Call until it returns Wait."""
     if state.expiries and state.expiries[0][0] <= now_ns:
         return Drop(state.take_expired(now_ns), Outcome.EXPIRED)
     wake_ns = state.expiries[0][0] if state.expiries else NEVER_NS
@@ -145,7 +144,7 @@ def decide(state: State, now_ns: int) -> Decision:
             plans.append(_plan(state, queue, having_room, now_ns))
     if len(plans) > 1:
         plans.sort(key=_urgency)
-    kept: list[Timeline] = []  # for a batch that is to start later and is more urgent than those that follow
+    kept: list[Timeline] = []  # reserved for a more urgent batch that starts later
     for plan in plans:
         timeline = plan.forecast.timeline
         if timeline in kept:
@@ -158,9 +157,9 @@ def decide(state: State, now_ns: int) -> Decision:
 
 
 class _Plan(NamedTuple):
-    """What a queue would run next, where and when; `is_best`: no other lane would finish it sooner.
+    """What a queue would run next, where and when. `is_best` means that no other lane would finish it sooner.
 
-    `requests` are the first of `entries`, which are a group: the longest run that fits into a batch, deadlines aside.
+    `entries` is a group; `requests` are the first of it that fit into a batch, ignoring deadlines.
     """
 
     queue: Queue
@@ -172,7 +171,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(state: State, queue: Queue, having_room: list[Lane], now_ns: int) -> _Plan:
-    """The next batch of a queue that has lanes with room."""
+    """Plan the next batch of a queue that has lanes with room."""
     entries = min(queue.groups.values(), key=lambda entries: urgency(entries[0]))
     requests = _run(entries, queue.max_batch)
     samples = count_samples(requests)
@@ -182,7 +181,7 @@ def _plan(state: State, queue: Queue, having_room: list[Lane], now_ns: int) -> _
     if forecast.lane not in having_room:
         start_ns = max(forecast.free_ns, now_ns + max(1, _doubt_ns(forecast, samples)))
     elif may_grow and forecast.timeline.batches:
-        # Until then the device will not wait for it.
+        # Until then the device is busy, and the batch can grow.
         start_ns = forecast.timeline.may_be_free_ns(now_ns) - forecast.lane.lead_ns(samples)
     return _Plan(queue, entries, requests, forecast, start_ns, is_best)
 
@@ -190,11 +189,11 @@ def _plan(state: State, queue: Queue, having_room: list[Lane], now_ns: int) -> _
 def _place(
     state: State, queue: Queue, having_room: list[Lane], first: Entry, samples: int, now_ns: int
 ) -> tuple[LaneForecast, bool]:
-    """The lane for a queue's next batch, by rule 7, and whether no other would finish it sooner.
+    """Choose the lane for a queue's next batch by rule 7. Returns whether no other lane would finish it sooner.
 
-    It may be one that has no room yet.
+    The lane may be one that has no room yet.
     """
-    if len(queue.lanes) == 1:  # nearly always
+    if len(queue.lanes) == 1:  # the usual case
         return state.forecast(having_room[0], now_ns), True
     forecasts = [state.forecast(lane, now_ns) for lane in queue.usable_lanes]
     now = [one for one in forecasts if one.lane in having_room]
@@ -203,9 +202,9 @@ def _place(
     busy = [one for one in forecasts if one not in now and one.expected_end_ns(samples) < best_ns - doubt_ns]
     if not busy:
         equals = [one for one in now if one.expected_end_ns(samples) <= best_ns + doubt_ns]
-        # The one whose device has rested longest.
+        # Prefer the device that has been idle for the longest time.
         return min(equals, key=lambda one: (len(one.timeline.batches), one.timeline.begun_ns, one.lane.id)), True
-    # Better lanes are busy. What waits is worth a slower one when they could not do all of it in the same time.
+    # Faster lanes are busy. Use a slower one if they could not finish everything that waits in the same time.
     waiting = -(-queue.waiting // queue.max_batch)
     done_elsewhere = sum((best_ns - one.free_ns) // max(1, one.lane.expect_ns(queue.max_batch)) for one in busy)
     if waiting > max(1, done_elsewhere) and best.ends_ns(samples) <= first[1]:
@@ -214,12 +213,12 @@ def _place(
 
 
 def _doubt_ns(forecast: LaneForecast, samples: int) -> int:
-    """Predictions are no better than an eighth of what they predict: lanes so close to each other count as equal."""
+    """The error of a prediction, about one eighth: lanes this close to each other count as equal."""
     return forecast.lane.expect_ns(samples) // 8
 
 
 def _urgency(plan: _Plan) -> tuple[int, int, int]:
-    """By when the first request must start: else a slow model, always due later, would starve beside a fast one."""
+    """The latest start of the first request. By deadline alone a slow model would starve beside a fast one."""
     level, due_ns, number = urgency(plan.entries[0])
     return level, due_ns - plan.forecast.lane.behind_ns(plan.requests[0].samples), number
 
@@ -227,7 +226,7 @@ def _urgency(plan: _Plan) -> tuple[int, int, int]:
 def _start(state: State, plan: _Plan) -> Dispatch | Drop:
     queue, forecast, requests = plan.queue, plan.forecast, plan.requests
     lane, timeline = forecast.lane, forecast.timeline
-    if queue.dated:  # else none can be late
+    if queue.dated:  # without deadlines no request can be late
         hopeless = _take_hopeless(state, queue, forecast) if plan.is_best else ()
         if hopeless:
             return Drop(hopeless, Outcome.HOPELESS)
@@ -247,7 +246,7 @@ def _start(state: State, plan: _Plan) -> Dispatch | Drop:
 
 
 def _run(entries: list[Entry], most: int, forecast: LaneForecast | None = None) -> tuple[Request, ...]:
-    """The longest run from the first of at most `most` samples in which, by a forecast, none is late without need."""
+    """The longest prefix with at most `most` samples in which no request becomes late because of a larger batch."""
     chosen: list[Request] = []
     samples, earliest_ns = 0, NEVER_NS
     for _, deadline_ns, _, _, request in entries:
@@ -260,7 +259,7 @@ def _run(entries: list[Entry], most: int, forecast: LaneForecast | None = None) 
 
 
 def _take_hopeless(state: State, queue: Queue, forecast: LaneForecast) -> tuple[Request, ...]:
-    """The heads that are given up by rule 4."""
+    """Remove and return the requests that rule 4 drops."""
     given_up: list[Request] = []
     for entries in list(queue.groups.values()):
         in_time = (at for at, entry in enumerate(entries) if forecast.ends_ns(entry[-1].samples) <= entry[1])
@@ -275,9 +274,9 @@ def _take_hopeless(state: State, queue: Queue, forecast: LaneForecast) -> tuple[
 
 
 def _keeps_last(state: State, queue: Queue, forecast: LaneForecast) -> bool:
-    """Whether the last request that waits is run though it will be late: no other waits, or it is time to learn again.
+    """Whether to run the last waiting request although it will be late: no other model waits, or it is one in eight.
 
-    Counts those that would make another wait.
+    Counts the requests that would make another model wait.
     """
     if not state.beside(queue, forecast.lane):
         return True
@@ -286,7 +285,7 @@ def _keeps_last(state: State, queue: Queue, forecast: LaneForecast) -> bool:
 
 
 def _raise_overdue(state: State, now_ns: int) -> None:
-    """Where a device owes a batch to overdue requests, by rule 9, put the oldest before all others."""
+    """Apply rule 9: if a device's next batch is due to overdue requests, move the oldest to the front."""
     latest_ns = now_ns - PATIENCE_NS
     longest_waiting = next(iter(state.waiting.values()), None)
     if longest_waiting is None or longest_waiting.arrival_ns > latest_ns:
@@ -304,7 +303,7 @@ def _raise_overdue(state: State, now_ns: int) -> None:
 
 
 def _overdue(state: State, queue: Queue, lane: Lane, latest_ns: int) -> tuple[Request, ...]:
-    """The next batch for overdue requests of the lane's device: the oldest that came by then, and those behind it."""
+    """The next batch of requests on the lane's device that arrived by `latest_ns`, from the oldest on."""
     queues = [queue, *(other for other, _ in state.beside(queue, lane))]
     top = min(entries[0][0] for one in queues for entries in one.groups.values())
     overdue = [
@@ -312,7 +311,7 @@ def _overdue(state: State, queue: Queue, lane: Lane, latest_ns: int) -> tuple[Re
         for one in queues
         for entries in one.groups.values()
         for entry in entries
-        # One of the most urgent level that has a deadline ends by then.
+        # A request of the most urgent level with a deadline ends by its deadline anyway.
         if entry[2] <= latest_ns and (entry[0] > top or entry[1] == NEVER_NS) and not one.raised
     ]
     if not overdue:

@@ -1,6 +1,6 @@
-"""The records that travel between the wires, the scheduler and the engines.
+"""The records that pass between the protocols, the scheduler and the engines.
 
-All of them are plain data: integers, strings and tuples. None holds a future, an array or a callback.
+They are plain data: integers, strings and tuples. None holds a future, an array or a callback.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ MILLISECOND_NS = 1_000_000
 
 
 class ModelKey(NamedTuple):
-    """One version of one model: the owner of a queue.
+    """One version of one model. Each has a queue.
 
-    A version that is loaded again is a new owner, of the next `generation`; the old one's queue runs dry.
+    A version that is loaded again gets the next `generation` and a new queue; the old queue is drained.
     """
 
     model: str
@@ -28,7 +28,7 @@ class ModelKey(NamedTuple):
     generation: int = 0
 
 
-# One use of some memory of the slab. It counts up, so none is ever mistaken for an earlier or a later one.
+# Names one use of some memory of the slab. Numbers count up and are never reused, so a stale reference is detected.
 SlotRef = NewType("SlotRef", int)
 
 
@@ -42,14 +42,14 @@ class TensorRef(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What one client wants from one model.
+    """An inference request.
 
-    `shapes` are the inputs' shapes without the batch dimension (whole where the model has none): requests
-    with equal shapes can share a batch. `slots` are all that the request holds, each once. `outputs` has room
-    for each wanted output, None where its size is not known before the run. `priority` is as the client said it: 1 is
-    the most urgent, 0 or a level that the model does not have its default. `trace` is the `traceparent` of its call's
-    span, None where that is not sampled. Times are CLOCK_MONOTONIC nanoseconds: the answer is worthless after
-    `deadline_ns`, the run must begin before `latest_start_ns`.
+    `shapes` are the inputs' shapes without the batch dimension, or whole if the model has none. Requests with equal
+    shapes can share a batch. `slots` are all slots that the request holds, each once. `outputs` has the memory for each
+    wanted output, or None if its size is not known before the run. `priority` is the client's: 1 is the most urgent; 0
+    and unknown levels mean the model's default. `trace` is the `traceparent` of the call's span, or None if it is not
+    sampled. Times are CLOCK_MONOTONIC nanoseconds: the answer must be there by `deadline_ns`, and the run must begin by
+    `latest_start_ns`.
     """
 
     id: int
@@ -68,12 +68,12 @@ class Request:
 
     @property
     def expiry_ns(self) -> int | None:
-        """When waiting any longer is pointless, whatever the engines do."""
+        """The time after which waiting is pointless, or None."""
         return earliest_ns(self.deadline_ns, self.latest_start_ns)
 
 
 def earliest_ns(first_ns: int | None, other_ns: int | None) -> int | None:
-    """The first of two times, each of which may be none."""
+    """The earlier of two times, each of which may be None."""
     if first_ns is None or other_ns is None:
         return other_ns if first_ns is None else first_ns
     return min(first_ns, other_ns)
@@ -83,19 +83,19 @@ class Outcome(Enum):
     """How a request left the scheduler."""
 
     ANSWERED = "answered"
-    EXPIRED = "expired"  # its deadline or latest start passed while it waited
-    HOPELESS = "hopeless"  # it could no longer be in time, and others waited behind it
-    MODEL_FAILED = "model_failed"  # the engine fails on this request alone
-    NO_MEMORY = "no_memory"  # the device had none for its batch, nor for half of it
-    ENGINE_LOST = "engine_lost"  # its engine hung or died; whether it would have run is not known
+    EXPIRED = "expired"  # the deadline or latest start passed while the request waited
+    HOPELESS = "hopeless"  # dropped: it could not be in time any more, and others waited
+    MODEL_FAILED = "model_failed"  # the engine fails on this request
+    NO_MEMORY = "no_memory"  # the device ran out of memory, even for half of the batch
+    ENGINE_LOST = "engine_lost"  # the engine hung or died
     STOPPED = "stopped"  # the model was unloaded or the server stopped
 
 
 @dataclass(slots=True, eq=False)
 class Done:
-    """How a request ended. `answers` and `times` are there when it was answered, `reason` when it was not.
+    """How a request ended: `answers` and `times` if it was answered, otherwise `reason`.
 
-    `batch` is the span of the batch that it ended with, where a request in that was traced.
+    `batch` is the span of its batch if a request in that batch is traced.
     """
 
     request: Request

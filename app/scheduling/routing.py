@@ -1,6 +1,6 @@
-"""To which of several servers that batch the next request goes: where it is expected to be done first. Pure.
+"""Choose among several batching servers the one that is expected to finish the next request first. Pure.
 
-How many requests a server has says little where servers differ: one half as fast needs twice the time for as many.
+The number of outstanding requests is not enough if servers differ in speed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class BatchSpeed(NamedTuple):
-    """How long a server computes: a batch of b samples, at most `max_batch`, takes `fixed_s + b * per_sample_s`."""
+    """A server's speed: a batch of b samples, at most `max_batch`, takes `fixed_s + b * per_sample_s`."""
 
     fixed_s: float
     per_sample_s: float
@@ -22,15 +22,15 @@ class BatchSpeed(NamedTuple):
 
 
 def expected_finish_s(outstanding: int, speed: BatchSpeed) -> float:
-    """When one more request would be done behind those that a server owes answers: in as few batches as they fit."""
+    """Predict when one more request ends, if the outstanding ones run in as few batches as possible."""
     full, rest = divmod(outstanding + 1, speed.max_batch)
     return full * speed.batch_s(speed.max_batch) + (speed.batch_s(rest) if rest else 0.0)
 
 
 def ranked(outstanding: Sequence[int], speeds: Sequence[BatchSpeed | None]) -> list[int]:
-    """The indices of the servers, the one first that is expected to be done first.
+    """The indices of the servers, sorted by expected finish.
 
-    A server that has not told its speed yet is thought to be like the others.
+    A server whose speed is unknown counts as the median of the others.
     """
     known = [speed for speed in speeds if speed is not None] or [_UNKNOWN]
     usual = BatchSpeed(
@@ -42,5 +42,5 @@ def ranked(outstanding: Sequence[int], speeds: Sequence[BatchSpeed | None]) -> l
     return sorted(range(len(finish_s)), key=finish_s.__getitem__)
 
 
-# Where no server has told its speed: the fewest requests first.
+# If no speed is known, this ranks by outstanding requests.
 _UNKNOWN = BatchSpeed(0.0, 1e-3, 1)

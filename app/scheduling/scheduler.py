@@ -1,9 +1,9 @@
-"""The shell around the policy: threads, timers and slots, so that the policy needs none.
+"""The scheduler: threads, timers and slots around the pure policy.
 
-One event loop owns all state. Each lane has threads of its own, which run a batch and hand the result
-back to the loop; nothing is shared between them but the bytes in the slots. Slots belong to the scheduler
-from `submit` until the request is done; an answered request gives them back to the caller, every other
-outcome frees them, as soon as no engine can touch them any more.
+One event loop owns all state. Each lane has its own threads, which run a batch and pass the result back to the loop.
+They share nothing but the bytes in the slots. The scheduler owns a request's slots from `submit` until the request is
+done. An answered request returns them to the caller; every other outcome frees them as soon as no engine can use them
+any more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Args = TypeVarTuple("Args")
 
 
 def tell(listener: Callable[[*Args], None], *args: *Args) -> None:
-    """Call it, on the event loop; what it raises goes to the loop's handler of exceptions."""
+    """Call a listener on the event loop. Exceptions go to the loop's exception handler."""
     try:
         listener(*args)
     except Exception as error:
@@ -36,25 +36,26 @@ def tell(listener: Callable[[*Args], None], *args: *Args) -> None:
 
 
 def tell_bug(what: str, error: Exception) -> None:
-    """Have the event loop's handler of exceptions, which is the log, say what has failed."""
+    """Report a bug to the event loop's exception handler, which logs it."""
     context = {"message": f"{what} failed; this is a bug", "exception": error}
     asyncio.get_running_loop().call_exception_handler(context)
 
 
-# What a lane runs batches with; called in the lane's thread. Raises EngineFailure.
+# Runs a batch in the lane's thread. Raises EngineFailure.
 Runner = Callable[[tuple[Request, ...]], BatchResult]
-# Called on the loop with what a job returned or raised, and when it ended.
+# Called on the loop with the result or exception of a job, and the time of its end.
 OnEnd = Callable[[Any, int], None]
 _Job = tuple[Callable[[], object], OnEnd]
-# The span of a batch that began then, and ended then with that; None where none of its requests is traced.
+# Makes the span of a batch from its start, end and result. Returns None if no request of it is traced.
 TraceBatch = Callable[[Dispatch, int, int, BatchResult | EngineFailure], BatchTrace | None]
 
 
 class Observer(Protocol):
-    """Told what happened: called on the loop, once per batch, lost lane and request without an answer.
+    """Receives events on the loop: one per batch, per lost lane, and per request without an answer.
 
-    Of a batch that ran, `done` are the requests whose callers still waited; they have their answers at `now_ns`. A
-    request whose caller has left is not reported as failed. A lane is lost alone, or with its whole device.
+    In `batch_ran`, `done` are the requests whose callers still waited, and `now_ns` is the time of their answers. A
+    request whose caller has left is not reported as failed. `scope` says whether a lane was lost alone or with its
+    device.
     """
 
     def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done], now_ns: int) -> None: ...
@@ -68,16 +69,16 @@ class Observer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A request that waits or runs. Its future is cancelled when the answer is no longer wanted."""
+    """A request that waits or runs. Its future is cancelled when the caller leaves."""
 
     submitted_ns: int
     future: asyncio.Future[Done]
-    was_split: bool = False  # its batch was halved because memory was short, which is done once
+    was_split: bool = False  # the batch was halved once because memory was short
 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A batch in an engine. `lost`: its lane was given up; when it returns after all, only its slots matter."""
+    """A batch in an engine. `lost` means that its lane was given up: if it still returns, only its slots are freed."""
 
     dispatch: Dispatch
     started_ns: int
@@ -86,7 +87,7 @@ class Running:
 
 @dataclass(slots=True, eq=False)
 class _LaneEntry:
-    """A lane and its threads. `jobs` are functions for them to run, each with the callback for its end."""
+    """A lane and its threads. `jobs` holds functions to run, each with a callback for its end."""
 
     lane: Lane
     key: ModelKey
@@ -94,11 +95,11 @@ class _LaneEntry:
     jobs: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
     running: list[Running] = field(default_factory=list)
     jobs_out: int = 0
-    idle: asyncio.Event = field(default_factory=asyncio.Event)  # no thread is in the engine
-    ended: asyncio.Event = field(default_factory=asyncio.Event)  # the same, or the lane was given up
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while no thread is in the engine
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # the same, and also set when the lane is given up
 
     def give(self, function: Callable[[], object], on_end: OnEnd) -> None:
-        """Have a thread of the lane's run it."""
+        """Run a function in one of the lane's threads."""
         self.jobs_out += 1
         self.idle.clear()
         self.ended.clear()
@@ -106,9 +107,9 @@ class _LaneEntry:
 
 
 class Scheduler:
-    """Takes requests, runs them in batches on lanes, and says how each ended, exactly once.
+    """Runs requests in batches on lanes and reports exactly once how each ended.
 
-    This is the only table of requests that wait or run.
+    It has the only table of waiting and running requests.
     """
 
     def __init__(self, slab: Slab, observer: Observer, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -118,7 +119,7 @@ class Scheduler:
         self._now_ns = now_ns
         self._pending: dict[int, _Pending] = {}
         self._lanes: dict[int, _LaneEntry] = {}
-        self._lost: dict[int, _LaneEntry] = {}  # given up with a thread in their engines
+        self._lost: dict[int, _LaneEntry] = {}  # given up while a thread is in the engine
         self._pump_is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
@@ -132,14 +133,14 @@ class Scheduler:
         self.state.queues[key] = Queue(key, max_batch, max_waiting, levels, default_level)
 
     def change_queue(self, key: ModelKey, *, max_waiting: int, levels: int, default_level: int) -> None:
-        """Change the limits and levels. Requests that wait stay, in the order of the new levels."""
+        """Change the limits and levels. Waiting requests stay and are sorted again."""
         queue = self.state.queues[key]
         queue.max_waiting, queue.levels, queue.default_level = max_waiting, levels, default_level
         queue.put_in_order()
         self._wake()
 
     def remove_queue(self, key: ModelKey, reason: str) -> None:
-        """Forget the queue. Requests that still wait end with `reason`. Its lanes must have been stopped."""
+        """Remove a queue whose lanes have been stopped. Requests that still wait end with `reason`."""
         waiting = tuple(request for request in self.state.waiting.values() if request.key == key)
         for request in waiting:
             self.state.remove(request)
@@ -147,7 +148,7 @@ class Scheduler:
         del self.state.queues[key]
 
     def add_lane(self, key: ModelKey, lane: Lane, run: Runner) -> None:
-        """Let a lane work for a queue from now on."""
+        """Add a lane to a queue and start its threads."""
         entry = _LaneEntry(lane, key, run)
         entry.ended.set()
         self._lanes[lane.id] = entry
@@ -158,10 +159,10 @@ class Scheduler:
         self._wake()
 
     async def stop_lane(self, lane: Lane, within_s: float | None = None) -> bool:
-        """Give the lane no more work and return when it has none.
+        """Stop giving work to the lane and wait until it has none.
 
-        True to one caller, when its engine is free to be closed; False when the lane was given up, another caller has
-        stopped it, or it still has work after `within_s`.
+        Returns True to exactly one caller, who may then close the engine. Returns False if the lane was given up, if
+        another caller has stopped it, or if it still has work after `within_s`.
         """
         entry = self._lanes.get(lane.id)
         if entry is None:
@@ -178,9 +179,9 @@ class Scheduler:
         return True
 
     def give_up_lane(self, lane: Lane, reason: str, scope: FailureScope = FailureScope.ENGINE) -> None:
-        """Stop counting on a lane that hangs. Its requests end now; their slots stay until it returns.
+        """Abandon a lane that hangs. Its requests end now; their slots stay in use until it returns.
 
-        Harmless for a lane that is gone already.
+        Does nothing if the lane is already gone.
         """
         entry = self._lanes.get(lane.id)
         if entry is None:
@@ -198,22 +199,22 @@ class Scheduler:
         self._wake()
 
     def give_up_device(self, device: str, reason: str) -> None:
-        """Stop counting on every lane of a device."""
+        """Abandon every lane of a device."""
         for entry in [entry for entry in self._lanes.values() if entry.lane.device == device]:
             self.give_up_lane(entry.lane, reason, FailureScope.DEVICE)
 
     def has_returned(self, lane: Lane) -> bool:
-        """Whether no thread is in the engine of a lane that was given up."""
+        """Whether all threads have left the engine of an abandoned lane."""
         return lane.id not in self._lost
 
     async def until_returned(self, lane: Lane) -> None:
-        """Return when no thread is in the engine of a lane that was given up any more; that may be never."""
+        """Wait until all threads have left the engine of an abandoned lane, which may never happen."""
         entry = self._lost.get(lane.id)
         if entry is not None:
             await entry.idle.wait()
 
     async def probe(self, lane: Lane, job: Callable[[], object]) -> None:
-        """Run a job in the lane's thread, as if it were a batch. Raises what the job raises."""
+        """Run a job in the lane's thread like a batch. Raises what the job raises."""
         entry = self._lanes[lane.id]
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -233,15 +234,15 @@ class Scheduler:
         await finished
 
     def running(self) -> Iterator[tuple[Lane, Running]]:
-        """Every batch that is in an engine now."""
+        """All batches that are in an engine now."""
         return ((entry.lane, running) for entry in self._lanes.values() for running in entry.running)
 
     # Requests
 
     def submit(self, request: Request) -> asyncio.Future[Done] | Refuse:
-        """Take the request, whose slots must be FILLING; or say why not, and the slots stay the caller's.
+        """Queue the request, whose slots must be FILLING, or return why it is refused.
 
-        Call `cancel` as well when you cancel the future.
+        If it is refused, the caller keeps the slots. If you cancel the future, call `cancel` as well.
         """
         now_ns = self._now_ns()
         refusal = admit(self.state, request, now_ns)
@@ -254,9 +255,9 @@ class Scheduler:
         return future
 
     def cancel(self, request: Request) -> None:
-        """Give a request up. It leaves the queue; a batch that has begun goes on for its other requests.
+        """Cancel a request. It leaves the queue; a running batch continues for its other requests.
 
-        The observer hears nothing of it. Harmless for a request that has ended.
+        The observer is not called. Does nothing for a request that has ended.
         """
         pending = self._pending.get(request.id)
         if pending is None:
@@ -273,14 +274,14 @@ class Scheduler:
         return len(self._pending)
 
     def waiting_samples(self, key: ModelKey) -> int:
-        """How many samples wait for a version; none for one without a queue."""
+        """How many samples wait for a version; 0 if it has no queue."""
         queue = self.state.queues.get(key)
         return queue.waiting if queue is not None else 0
 
-    # The loop's side
+    # On the loop
 
     def _wake(self) -> None:
-        # Once per turn of the loop: requests that come in one turn share a batch.
+        # Once per iteration of the loop, so that requests of one iteration share a batch.
         if self.state.waiting and not self._pump_is_due:
             self._pump_is_due = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -336,9 +337,9 @@ class Scheduler:
         if isinstance(result, BatchResult):
             try:
                 if self.state.queues[entry.key].waiting:
-                    # First the engine's next batch, and then the answers, which occupy this thread meanwhile.
+                    # Start the engine's next batch first: sending the answers occupies this thread.
                     self._decide_all()
-            finally:  # nothing may cost these their answers
+            finally:  # an error there must not lose these answers
                 self._answer(running, result, ended_ns)
             times = result.times
             took_ns = ended_ns - running.started_ns - times.waited_ns
@@ -353,7 +354,7 @@ class Scheduler:
         dispatch, times = running.dispatch, result.times
         ended: list[Done] = []
         batch = self._traced(running, result, ended_ns)
-        # What it waited for the device, already in the engine, is waiting too.
+        # The wait for the device inside the engine counts as queueing.
         began_ns = running.started_ns + times.waited_ns
         for request, answers in zip(dispatch.requests, result.answers, strict=True):
             pending = self._pending.pop(request.id)
@@ -372,7 +373,7 @@ class Scheduler:
             return None
         try:
             return self.trace_batch(running.dispatch, running.started_ns, ended_ns, result)
-        except Exception as error:  # must not cost an answer
+        except Exception as error:  # an answer must not be lost because tracing failed
             tell_bug("tracing a batch", error)
             return None
 
@@ -392,7 +393,7 @@ class Scheduler:
             if self._pending[request.id].future.done():
                 self._end(request, Outcome.STOPPED, "cancelled")
         suspects = tuple([request for request in dispatch.requests if request.id in self._pending])
-        # It is tried again in halves, down to the request that fails alone; only once where memory was short.
+        # Retry in halves, down to the request that fails alone; only once if memory was short.
         is_memory = failure.scope is FailureScope.MEMORY
         was_split = is_memory and any(self._pending[request.id].was_split for request in suspects)
         for request in suspects if was_split else blame(self.state, dispatch, suspects):
@@ -402,7 +403,7 @@ class Scheduler:
                 self._pending[request.id].was_split |= is_memory
                 self._slab.move(request.slots, SlotState.QUEUED)
 
-    # Ends
+    # Endings
 
     def _end(self, request: Request, outcome: Outcome, reason: str, batch: BatchTrace | None = None) -> None:
         self._free(request)
@@ -419,7 +420,7 @@ class Scheduler:
         self._slab.free(*request.slots)
 
     def _take_back(self, entry: _LaneEntry) -> None:
-        """A job has come back from its thread."""
+        """Count a job that has returned from its thread."""
         entry.jobs_out -= 1
         if not entry.jobs_out:
             entry.idle.set()
@@ -434,16 +435,16 @@ class Scheduler:
 
 
 def _work(jobs: queue.SimpleQueue[_Job | None], loop: asyncio.AbstractEventLoop, now_ns: Callable[[], int]) -> None:
-    """In a thread of a lane's."""
+    """The loop of a lane's thread."""
     while (job := jobs.get()) is not None:
         function, on_end = job
-        # A lane that hung may come back after the loop has been closed.
+        # A lane that hung may return after the loop was closed.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(on_end, _result(function), now_ns())
 
 
 def _result(function: Callable[[], object]) -> object:
-    """What it gives or raises: whatever an engine raises must not cost the lane its thread."""
+    """Return the result or the exception: an engine's error must not end the thread."""
     try:
         return function()
     except Exception as error:

@@ -1,20 +1,19 @@
-"""The memory that requests live in, and which side may touch it when.
+"""The slab: the memory for requests, and who may use each slot of it when.
 
-One block, bounded for ever: reserving a slot before a body is read is how bytes in flight are admitted.
+It is one block of fixed size. A slot is reserved before a body is read, so the slab bounds the bytes in flight.
 
-    FREE -> FILLING   its call owns it and writes: a body, decoded inputs, or room for the outputs
-         -> DECODING  a decoder's thread may read or write it at any moment; only the decoder takes it back, to FILLING
-         -> QUEUED    its request waits; the scheduler owns it
-         -> COPYING   an engine may read or write it at any moment; only the engine's side takes it back
-         -> ANSWERED  the outputs are in it; its call owns it again and encodes from it
+    FREE -> FILLING   owned by the call, which writes a body, decoded inputs, or reserves room for outputs
+         -> DECODING  a decoder thread reads or writes it; only the decoder returns it to FILLING
+         -> QUEUED    owned by the scheduler while the request waits
+         -> COPYING   an engine reads or writes it; only the engine's side ends this state
+         -> ANSWERED  holds the outputs; owned by the call, which encodes from it
          -> FREE
 
-A request that is refused or cancelled frees its slot from FILLING, QUEUED or COPYING, and from DECODING as soon as the
-decoder has returned. A request whose batch failed goes from COPYING back to QUEUED.
+A request that is refused or cancelled frees its slots from FILLING, QUEUED or COPYING, and from DECODING as soon as the
+decoder has returned. If its batch fails, slots go from COPYING back to QUEUED.
 
-A slot is named by a number that no later one ever gets, so a reference that outlived its slot is caught instead
-of reading another client's bytes. Used from one thread; the views may be read and written from others while the
-state allows.
+Slot numbers are never reused, so a stale reference raises an error instead of reading another client's bytes. The slab
+is used from one thread. Other threads may read and write the views while the state allows it.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from convoy.app.scheduling.request import SlotRef, TensorRef
 
 
 class Extents:
-    """The holes of `size` bytes: (begin, end) in address order; no two of them touch."""
+    """The free ranges of `size` bytes, as (begin, end) in the order of addresses. Adjacent ranges are merged."""
 
     def __init__(self, size: int) -> None:
         self._holes = [(0, size)]
 
     def take(self, size: int) -> int | None:
-        """The offset of the first hole that is large enough, which is taken; None where there is none."""
+        """Take the first free range that is large enough. Returns its offset, or None."""
         for position, (begin, end) in enumerate(self._holes):
             if end - begin >= size:
                 self._holes[position : position + 1] = [(begin + size, end)] if end - begin > size else []
@@ -45,7 +44,7 @@ class Extents:
         return None
 
     def give_back(self, offset: int, size: int) -> None:
-        """Make a part that was taken a hole again, one with those that it touches."""
+        """Free a range and merge it with its neighbours."""
         holes, end = self._holes, offset + size
         position = bisect_left(holes, (offset,))
         if position < len(holes) and holes[position][0] == end:
@@ -56,16 +55,16 @@ class Extents:
         holes.insert(position, (offset, end))
 
 
-# Keeps every slot on cache lines of its own, so that two cores filling neighbours do not fight.
+# Each slot starts on its own cache line, which avoids false sharing between cores.
 ALIGNMENT_BYTES = 64
-# Touched memory up to here stays with the process when the slab falls empty; more is given back.
+# When the slab is empty, resident memory beyond this is returned to the system.
 KEEP_RESIDENT_BYTES = 16 << 20
-# Fewer are not worth asking the system for.
+# Smaller slots are not worth a system call.
 DISCARD_BYTES = 1 << 20
 
 
 class SlotState(IntEnum):
-    """A number, which finds its place in a tuple; other enumerations hash in Python."""
+    """An IntEnum, because indexing a tuple is faster than hashing an enum member."""
 
     FREE = 0
     FILLING = 1
@@ -75,7 +74,7 @@ class SlotState(IntEnum):
     DECODING = 5
 
 
-# By state, where a slot may go from there.
+# The allowed next states, indexed by state.
 _NEXT: tuple[tuple[SlotState, ...], ...] = (
     (SlotState.FILLING,),
     (SlotState.QUEUED, SlotState.FREE, SlotState.DECODING),
@@ -87,12 +86,12 @@ _NEXT: tuple[tuple[SlotState, ...], ...] = (
 
 
 class SlotError(Exception):
-    """A slot was used after its end or out of turn. This is a bug in the caller."""
+    """A slot was used after it was freed or in the wrong state. This is a bug in the caller."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One reservation. `view` is exactly as long as was asked for, and `offset` where it lies in the memory."""
+    """One reservation. `view` has exactly the requested length; `offset` is its position in the slab."""
 
     ref: SlotRef
     offset: int
@@ -109,7 +108,7 @@ class _Slots(dict[SlotRef, Slot]):
 
 
 class Slab:
-    """A bounded block of memory, handed out in slots."""
+    """A block of memory of fixed size, handed out in slots."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = aligned(capacity_bytes)
@@ -121,19 +120,19 @@ class Slab:
         self._high_water = 0
         self._taken_bytes = 0
         self._outside_bytes = 0
-        self.on_freed: Callable[[], None] | None = None  # called when some memory is free again
-        # A device is told where the pages are: none may be given back.
+        self.on_freed: Callable[[], None] | None = None  # called when memory becomes free
+        # Set when a device has the page addresses: then no page may be returned to the system.
         self.keeps_pages = False
 
     @property
     def used_bytes(self) -> int:
-        """What slots take, and what is counted beside them."""
+        """Bytes in slots, and bytes counted outside."""
         return self._taken_bytes + self._outside_bytes
 
     def count_outside(self, nbytes: int) -> bool:
-        """Count memory elsewhere as if it were in here; False, and nothing is counted, when there is no room for it.
+        """Count memory elsewhere against the capacity. Returns False and counts nothing if there is no room.
 
-        A negative number takes some of it off.
+        A negative number subtracts.
         """
         if nbytes > 0 and self.used_bytes + nbytes > self.capacity_bytes:
             return False
@@ -143,7 +142,7 @@ class Slab:
         return True
 
     def reserve(self, nbytes: int) -> Slot | None:
-        """A slot of `nbytes` in state FILLING, or None when there is no room for it now."""
+        """Reserve a slot of `nbytes` in state FILLING. Returns None if there is no room."""
         extent = aligned(max(1, nbytes))
         if self._taken_bytes + self._outside_bytes + extent > self.capacity_bytes:
             return None
@@ -157,9 +156,9 @@ class Slab:
         return slot
 
     def move(self, refs: Iterable[SlotRef], state: SlotState) -> None:
-        """Take slots to their next state; FREE gives their memory back.
+        """Move slots to their next state; FREE releases their memory.
 
-        Raises SlotError at the first that cannot go.
+        Raises SlotError at the first slot that cannot move there.
         """
         for ref in refs:
             slot = self._slots[ref]
@@ -170,13 +169,13 @@ class Slab:
                 self._give_back(slot)
 
     def free(self, *refs: SlotRef) -> None:
-        """Give slots back. Raises SlotError for one that is already free."""
+        """Free slots. Raises SlotError if one is already free."""
         self.move(refs, SlotState.FREE)
 
     def discard_pages(self, refs: Iterable[SlotRef]) -> None:
-        """Give the pages of large slots back, of which nothing is read any more; they stay taken until freed.
+        """Return the pages of large slots to the system when their bytes are not needed any more.
 
-        So a copy elsewhere is counted, and the memory is not needed twice.
+        The slots stay reserved until freed, so they account for a copy that lives elsewhere.
         """
         for ref in refs:
             slot = self._slots[ref]
@@ -186,19 +185,19 @@ class Slab:
                 self._memory.madvise(mmap.MADV_DONTNEED, start, nbytes)
 
     def state(self, ref: SlotRef) -> SlotState:
-        """The slot's state; FREE for a reference whose use has ended."""
+        """The slot's state; FREE for a stale reference."""
         slot = self._slots.get(ref)
         return SlotState.FREE if slot is None else slot.state
 
     def tensor(self, ref: TensorRef) -> memoryview:
-        """The bytes of a tensor. Raises SlotError when its slot is stale, or it leaves its slot."""
+        """The bytes of a tensor. Raises SlotError if the slot is stale or too small."""
         view, end = self._slots[ref.slot].view, ref.offset + ref.nbytes
         if not 0 <= ref.offset <= end <= len(view):
             raise SlotError(f"tensor at {ref.offset}+{ref.nbytes} leaves its slot of {len(view)}; this is a bug")
         return view[ref.offset : end]
 
     def keep_pages(self) -> memoryview:
-        """The whole memory, for a device to lock; every page stays where it is from now on, locked or not yet."""
+        """The whole memory, for a device to page-lock. From now on no page is returned to the system."""
         self.keeps_pages = True
         return self._view
 
@@ -218,5 +217,5 @@ class Slab:
 
 
 def aligned(nbytes: int) -> int:
-    """The next multiple of `ALIGNMENT_BYTES`, where what follows `nbytes` may begin."""
+    """Round up to a multiple of `ALIGNMENT_BYTES`."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
