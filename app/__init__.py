@@ -1,1 +1,1 @@
-"""From a bundle to answers: engines, scheduling, the core, and its edges on the wire."""
+"""The server: from a bundle to answers over HTTP, gRPC, Ray and Python."""

@@ -1,6 +1,6 @@
-"""The core: engines, scheduler, metrics and statistics in one object. No HTTP, no globals, no signals.
+"""The core: engines, scheduler, metrics and statistics in one object, without HTTP, globals or signals.
 
-Any host can run it: a core needs one asyncio event loop, `start` and `stop`.
+A host needs one asyncio event loop, and calls `start` and `stop`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ _log = logging.getLogger("convoy")
 
 @dataclass(frozen=True, slots=True)
 class CoreOptions:
-    """The options of a core; `load` holds for models that are not named in `load_by_model`. `model_name` is the model's
-    where the store is one model.
+    """The options of a core. `load` applies to models that are not in `load_by_model`.
+
+    `model_name` is the name of the model if the store is a single model.
     """
 
     store: Path | RemoteStore
@@ -60,10 +61,10 @@ class CoreOptions:
 
 
 class Core:
-    """Loads what is in a store, answers requests, and knows whether it is well.
+    """Loads the models of a store, answers requests, and reports its health.
 
-    `load_version` and `plan_builder` can be replaced by tests and simulations. `on_loaded` is called when everything
-    has been loaded that can be, just before the core is ready; `on_fatal` when only a new process can help.
+    Tests and simulations can replace `load_version` and `plan_builder`. `on_loaded` is called when everything that can
+    be loaded is, just before the core is ready; `on_fatal` when only a new process can help.
     """
 
     def __init__(
@@ -75,14 +76,14 @@ class Core:
         on_fatal: Callable[[str], None] = lambda reason: _log.critical("%s", reason),
         plan_builder: PlanBuilder | None = None,
     ) -> None:
-        self.leaving = False  # said to be not ready, but still serving
+        self.leaving = False  # not ready, but still serving
         self.calls = OpenCalls()
         self.waiting_to_decode: Callable[[], int] = lambda: 0
-        self.tracing: Tracing | None = None  # None: no call has a span
+        self.tracing: Tracing | None = None  # None: tracing is off
         self._store, self.load_options = _open(options), options.load
         self._on_loaded, self._on_fatal = on_loaded, on_fatal
         self.started_s = time.monotonic()
-        self.listeners_opening = 0  # ports that will take requests, but do not yet
+        self.listeners_opening = 0  # listeners that have not started yet
         self.load_failure: str | None = None
         self.next_request_id = count(1).__next__
         self._tasks = tasks = Tasks()
@@ -123,17 +124,17 @@ class Core:
         metrics.collect(self.gpus.collect)
         metrics.collect(partial(process_metrics, logs.dropped_lines))
 
-    # Life
+    # Lifecycle
 
     async def start(self) -> None:
-        """Begin to load, and return at once; `ready` turns true when everything that can be loaded is."""
+        """Begin to load and return at once. `ready` becomes true when everything that can be loaded is."""
         self.gpus.start()
         self._tasks.spawn(self._load_initially())
         self._tasks.spawn(self._health.watch())
         self._tasks.spawn(self.load_watch.watch())
 
     async def stop(self) -> None:
-        """Stop watching, give the engines' memory back, and send the last spans. What still runs is abandoned."""
+        """Stop watching the store, free the engines and send the last spans. Running batches are abandoned."""
         self.leaving = self.calls.draining = True
         await self._tasks.cancel()
         await self.lifecycle.close()
@@ -144,7 +145,7 @@ class Core:
     async def _load_initially(self) -> None:
         try:
             await self.control.load_initially()
-        except Exception as error:  # a bug, or a store that cannot be read: the server must not wait for ever
+        except Exception as error:  # a bug or an unreadable store: the server must not wait for ever
             if not isinstance(error, OSError | ConvoyError):
                 _log.exception("loading the store failed")
             self.load_failure = f"loading {self._store.root} failed: {error}"
@@ -171,11 +172,11 @@ class Core:
 
     @property
     def ready(self) -> bool:
-        """Initial load ended, every loaded model's canary passed, no engine hangs, not draining."""
+        """Whether the initial load has ended, all canaries passed, no engine hangs and the core is not draining."""
         return not self.not_ready_reason()
 
     def not_ready_reason(self) -> str:
-        """What keeps the core from being ready, for the operator; empty where nothing does."""
+        """Why the core is not ready, for the operator; empty if it is."""
         if self.leaving:
             return "the server is shutting down"
         if not self.catalog.is_complete:
@@ -188,25 +189,25 @@ class Core:
         return "" if served or self.control.may_be_empty else "no model is loaded"
 
     def max_waiting(self, key: ModelKey) -> int:
-        """How many samples may wait for a version that is served."""
+        """The queue limit of a served version, in samples."""
         return self.scheduler.state.queues[key].max_waiting
 
     def current_load(self) -> CoreLoad:
-        """Over the last seconds."""
+        """The load over the last seconds."""
         return self.load_watch.load
 
     def trace_with(self, tracing: Tracing | None) -> None:
-        """Let calls and batches have spans from now on; their end is the core's."""
+        """Trace calls and batches from now on. The core closes the tracer."""
         self.tracing = tracing
         self.scheduler.trace_batch = None if tracing is None else tracing.batch_ended
 
     @property
     def open_calls(self) -> int:
-        """How many calls are owed an answer."""
+        """The number of open calls."""
         return len(self.calls)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no new call. Returns whether every call that had begun ended within the time."""
+        """Refuse new calls and wait for open ones. Returns whether all ended in time."""
         self.leaving = True
         return await self.calls.drain(timeout_s)
 

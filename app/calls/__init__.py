@@ -1,1 +1,1 @@
-"""The life of one call on any wire: key, memory, deadline, cancellation, and the record that it leaves."""
+"""The life of one call over any protocol: key, memory, deadline, cancellation and its record."""

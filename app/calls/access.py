@@ -1,8 +1,8 @@
-"""What every call has on either wire: the options that apply to it, its id, its key, its line in the access log.
+"""What HTTP and gRPC calls share: options, request ids, API keys and the access log.
 
-Also load reports for balancers: ORCA (gRFC A51, `xds.data.orca.v3.OrcaLoadReport`). A request asks for one with
-`endpoint-load-metrics-format: TEXT`, `JSON` or `BIN`, over gRPC as metadata with any value. A report has the two fields
-that Envoy's client_side_weighted_round_robin needs.
+Also ORCA load reports for balancers (gRFC A51, `xds.data.orca.v3.OrcaLoadReport`). A request asks for one with
+`endpoint-load-metrics-format: TEXT`, `JSON` or `BIN`, or over gRPC with that metadata key and any value. A report has
+the two fields that Envoy's client_side_weighted_round_robin needs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _log = logging.getLogger("convoy.access")
 _TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 SHUT_DOWN = "the server shut down before it could answer"
-# What the log calls the admin token.
+# The name of the admin token in the log.
 ADMIN = "admin"
 KEY_IS_WRONG = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """`grace_s` for everybody, and one second more for every `slowest_bytes_per_s` of the body."""
+    """The time for a body: `grace_s`, plus one second for every `slowest_bytes_per_s` of it."""
 
     max_bytes: int
     grace_s: float = 10.0
@@ -47,13 +47,13 @@ class BodyLimits:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """What a client may send, and the name that the log has for it."""
+    """An API key and its name in the log."""
 
     name: str
     secret: str = field(repr=False)
 
 
-# What may change while the server runs.
+# The options that may change while the server runs.
 _LIVE = (
     *("default_timeout_ms", "timeouts_ms", "api_keys", "admin_token", "allowed_hosts", "cors_origins", "access_log"),
     "tls",
@@ -62,12 +62,12 @@ _LIVE = (
 
 @dataclass(slots=True)
 class ServeOptions:
-    """`default_timeout_ms` 0: none. `is_loopback`: only this machine can reach the server.
+    """Options that apply to every call. Some of them can `change` while the server runs.
 
-    `timeouts_ms` are instead of `default_timeout_ms` for single models.
-    `allowed_hosts`: names by which own pages reach the routes that change something, beside this machine's.
-    `cors_origins`: whose pages may read answers, `*` all. `tls` None: plain text. Some of them
-    `change`.
+    `default_timeout_ms` 0 means no timeout; `timeouts_ms` has the timeouts of single models. `is_loopback` means that
+    only this machine can reach the server. `allowed_hosts` are further host names under which pages of the server may
+    call routes that change state. `cors_origins` are the origins that may read answers, `*` for all. `tls` None means
+    plain text.
     """
 
     body: BodyLimits
@@ -87,38 +87,38 @@ class ServeOptions:
     slow_request_ms: float = 1000.0
 
     def change(self, to: ServeOptions) -> None:
-        """Let what may change while the server runs be as in `to`, for every call that comes from now on."""
+        """Copy the options that may change from `to`. They apply to calls from now on."""
         for name in _LIVE:
             setattr(self, name, getattr(to, name))
 
     def timeout_ms(self, model: str) -> float | None:
-        """Of requests to the model that name no deadline; None: no limit."""
+        """The timeout of requests without a deadline of their own; None means no limit."""
         return self.timeouts_ms.get(model, self.default_timeout_ms) or None
 
 
 class Authenticator:
-    """Checks API keys and the admin token. Values are those of the `Authorization` header or metadata."""
+    """Checks API keys and the admin token in the `Authorization` header or metadata."""
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
 
     def is_admin_token(self, authorization: bytes | None) -> bool:
-        """Whether the header holds the admin token. False where there is none."""
+        """Whether the header holds the admin token. False if there is no admin token."""
         token = self._options.admin_token
         return token is not None and _holds(authorization, token)
 
     def check(
         self, authorization: bytes | None, *, is_open: Callable[[], bool], takes_admin_token: Callable[[], bool]
     ) -> str:
-        """The name that the log has for the caller's key, empty where it has none. Raises Unauthorized.
+        """Return the name of the caller's key, empty if it has none. Raises Unauthorized.
 
-        `is_open`: the call needs no key. `takes_admin_token`: that is a key to it. Both are asked only where the header
-        holds no key.
+        `is_open` says whether the call needs no key, `takes_admin_token` whether the admin token counts as a key. They
+        are called only if the header holds no valid key.
         """
         keys = self._options.api_keys
         if not keys:
             return ""
-        found = [key.name for key in keys if _holds(authorization, key.secret)]  # of all keys, in constant time
+        found = [key.name for key in keys if _holds(authorization, key.secret)]  # compare all keys in constant time
         if found:
             return found[-1]
         if self.is_admin_token(authorization) and takes_admin_token():
@@ -128,7 +128,7 @@ class Authenticator:
         return ""
 
     def check_admin(self, authorization: bytes | None) -> None:
-        """Raises Unauthorized unless the caller may change what is served."""
+        """Raise Unauthorized unless the caller may change what is served."""
         if self._options.admin_token is None:
             if not self._options.is_loopback:
                 raise Unauthorized(
@@ -149,7 +149,7 @@ class AccessLog:
         self._numbers = count(1)
 
     def request_id(self, given: bytes | None) -> bytes:
-        """The client's own id where it is fit for a header and a log, else a new one."""
+        """The client's request id if it is fit for a header and a log, otherwise a new one."""
         if given is not None and _ID.fullmatch(given):
             return given
         return b"%b-%d" % (self._process, next(self._numbers))
@@ -166,7 +166,7 @@ class AccessLog:
         key_name: str,
         facts: Callable[[], dict[str, object]] | None,
     ) -> None:
-        """One line, if the options want it. `facts` is called only then; it is None for a call that is no inference."""
+        """Log one line if the access log is on. `facts` is None for a call that is not an inference."""
         wanted, is_unusual = self._options.access_log, is_error or took_ms > self._options.slow_request_ms
         if not (wanted == "all" or (wanted == "errors" and is_unusual)):
             return
@@ -186,7 +186,7 @@ class AccessLog:
 
 
 def in_line(call: str) -> str:
-    """A call's verb and path in a line of text: what the client says cannot be taken for other fields of it."""
+    """Escape a method and path for a line of text, so that they cannot look like other fields."""
     verb, _, path = call.partition(" ")
     return f"{logs.field(verb)} {logs.field(path)}"
 
@@ -198,12 +198,12 @@ def _holds(authorization: bytes | None, secret: str) -> bool:
 ASKS = "endpoint-load-metrics-format"
 TELLS = "endpoint-load-metrics"
 TRAILER = "endpoint-load-metrics-bin"
-# Protocol Buffers: the field's number and wire type 1, and eight bytes of a double; two fields need no library.
+# Encodes two doubles as Protocol Buffers by hand: field number, wire type 1, eight bytes.
 _REPORT = struct.Struct("<BdBd")
 
 
 def report_header(wanted: bytes, load: CoreLoad) -> bytes | None:
-    """The value of the header in this format; None for an unknown format."""
+    """The value of the response header; None for an unknown format."""
     match wanted.strip().upper():
         case b"TEXT":
             return b"TEXT application_utilization=%.4f, rps_fractional=%.2f" % load[:2]
@@ -215,6 +215,6 @@ def report_header(wanted: bytes, load: CoreLoad) -> bytes | None:
 
 
 def report_message(load: CoreLoad) -> bytes:
-    """The same as an OrcaLoadReport, for a trailer."""
-    rps_fractional, application_utilization = 6 << 3 | 1, 9 << 3 | 1  # the fields' tags
+    """An encoded OrcaLoadReport, for a trailer."""
+    rps_fractional, application_utilization = 6 << 3 | 1, 9 << 3 | 1  # field tags
     return _REPORT.pack(rps_fractional, load.requests_per_s, application_utilization, load.utilisation)

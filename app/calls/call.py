@@ -1,9 +1,9 @@
-"""The life of one call, on any wire: begun once, ended once.
+"""The life of one call over any protocol. It begins once and ends once.
 
-    begin -> find -> (the body, by its wire) -> reserve, decode -> run -> settle -> (the answer) -> end
+    begin -> find -> (read the body) -> reserve, decode -> run -> settle -> (send the answer) -> end
 
-Whatever happens on the way, an error, a deadline, a client that leaves, `end` gives back every slot that the call still
-owns, and counts the call, once. Knows no wire: no header, no message, no socket.
+Whatever happens in between (an error, a deadline, a client that leaves), `end` frees every slot that the call still
+owns and counts the call once. Knows no headers, messages or sockets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from convoy.models.errors import BodyTooLarge, DeadlineExceeded, NotFound, Reque
 
 
 def find_served(catalog: Catalog, model: str, version: str | None) -> Served:
-    """The version asked for; without one, the highest. Raises NotFound or Unavailable."""
+    """The requested version, or the highest. Raises NotFound or Unavailable."""
     if version is None:
         return catalog.find(model, None)
     if not version:
@@ -49,7 +49,7 @@ def find_served(catalog: Catalog, model: str, version: str | None) -> Served:
 
 
 class Inputs(NamedTuple):
-    """A request's decoded inputs: where they lie, how many samples, and their shapes without the batch."""
+    """A request's decoded inputs: their place in the slab, the number of samples, and the shapes without the batch."""
 
     samples: int
     shapes: tuple[Shape, ...]
@@ -58,9 +58,9 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Scheduling options of a request, apart from its deadline.
+    """Scheduling options of a request beside its deadline.
 
-    `latest_start_us` counts from the arrival. `priority` 1 is the most urgent, 0 the model's default.
+    `latest_start_us` counts from the arrival. `priority` 1 is the most urgent; 0 is the model's default.
     """
 
     latest_start_us: int | None = None
@@ -68,13 +68,13 @@ class Terms:
 
 
 class Call:
-    """One HTTP, gRPC or Python call; afterwards its record. Times are CLOCK_MONOTONIC nanoseconds.
+    """One HTTP, gRPC or Python call, and its record afterwards. Times are CLOCK_MONOTONIC nanoseconds.
 
-    `protocol` is its name in the metrics. It asks the scheduler for `owed` requests: one, or one for each file of a
-    form. `deadline_ns` None: no limit. `late` makes the error for a call whose deadline passes; it may change with what
-    the call waits for. While the body is read, the next piece is due at `body_due_ns`, and `slow` makes the error.
-    `until_client_leaves` is set when the body has been read. `decode_ns` and `decode_wait_ns` are those of the first
-    input. `answered_ns` is when the last answer came.
+    `protocol` is its name in the metrics. `owed` is the number of requests to the scheduler: one, or one per file of a
+    form. `deadline_ns` None means no limit. `late` makes the error for a missed deadline and may change with what the
+    call waits for. While the body is read, its next piece is due at `body_due_ns`, and `slow` makes the error.
+    `until_client_leaves` is set when the body has been read. `decode_ns` and `decode_wait_ns` belong to the first
+    input. `answered_ns` is the time of the last answer.
     """
 
     def __init__(self, core: Core, protocol: str) -> None:
@@ -85,7 +85,7 @@ class Call:
         self.decode_ns = self.decode_wait_ns = self.queue_ns = self.ended_ns = 0
         self.times: StageTimes | None = None
         self.ending: CallEnd | None = None
-        self.span: RequestSpan | None = None  # of one that is sampled
+        self.span: RequestSpan | None = None  # set if the call is sampled
         self.owed = 1
         self.deadline_ns: int | None = None
         self.late: Callable[[], RequestError] = _late
@@ -93,23 +93,23 @@ class Call:
         self.slow: Callable[[], RequestError] = _late
         self.until_client_leaves: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._slots: dict[SlotRef, Slot] = {}
-        self._requests: dict[asyncio.Future[Done], Request] = {}  # all that the scheduler was asked
+        self._requests: dict[asyncio.Future[Done], Request] = {}  # every request made to the scheduler
         self._regions: list[Region] = []
-        self._lent: dict[SlotRef, int] = {}  # slots in use by decoder threads, and by how many jobs
-        self._task: asyncio.Task[Any] | None = None  # which may be cancelled
+        self._lent: dict[SlotRef, int] = {}  # slots in use by decoder threads, with the number of jobs
+        self._task: asyncio.Task[Any] | None = None  # the task that `cancel` cancels
         self._cancelled_by: Exception | None = None
         self._watch: asyncio.Task[None] | None = None
         self._has_begun = self._has_ended = self._is_decoded = False
 
     def begin(self) -> None:
-        """Make it one that is owed an answer, by the current task. Raises Unavailable when the server shuts down."""
+        """Open the call in the current task. Raises Unavailable when the server shuts down."""
         self.core.calls.begin(self)
         self._has_begun, self._task = True, asyncio.current_task()
 
     def cancel(self, reason: Exception) -> None:
-        """End it from outside: cancel its task. Does nothing to one that is settled or has all its answers.
+        """End the call from outside: cancel its task, which gets the reason from `cause_of`.
 
-        The task gets the reason from `cause_of`.
+        Does nothing if the call is settled or has all its answers.
         """
         has_answers = sum([request.done() for request in self._requests]) >= self.owed
         if self._task is not None and self._cancelled_by is None and not has_answers:
@@ -118,24 +118,24 @@ class Call:
                 if not future.done():
                     self._give_up(request)
             if self.body_due_ns is not None and self.served is not None and isinstance(reason, DeadlineExceeded):
-                # The statistics count what is late before it can be queued, as the scheduler does.
+                # The statistics count requests that are late before they are queued, as the scheduler does.
                 self.core.request_failed(self.served.key, "REJECTED", time.monotonic_ns() - self.arrival_ns)
             self._task.cancel()
 
     def _give_up(self, request: Request) -> None:
-        """Take a request back that is not answered, and count it at once: its batch may end in this turn."""
+        """Cancel an unanswered request and count it at once, because its batch may end in this loop iteration."""
         self.core.scheduler.cancel(request)
         reason = "REJECTED" if isinstance(self._cancelled_by, RequestError) else "CANCELED"
         self.core.request_failed(request.key, reason, time.monotonic_ns() - request.arrival_ns)
 
     def cause_of(self, raised: BaseException) -> BaseException:
-        """What ended the call: where it was cancelled the reason, else what was raised."""
+        """The error that ended the call: the reason of the cancellation, or what was raised."""
         if isinstance(raised, asyncio.CancelledError) and self._cancelled_by is not None:
             return self._cancelled_by
         return raised
 
     def fail(self, raised: BaseException, ending_of: Callable[[BaseException], CallEnd]) -> NoReturn:
-        """End the call in which this was raised, and raise its cause."""
+        """End the call with an error and raise its cause."""
         cause = self.cause_of(raised)
         try:
             self.end(ending_of(cause))
@@ -143,16 +143,16 @@ class Call:
                 raise raised
             raise cause from None
         finally:
-            del cause, raised  # they would hold this frame, and this frame them
+            del cause, raised  # avoid a reference cycle with this frame
 
     def settle(self) -> None:
-        """It has its answer or its error; from now on nothing cancels it."""
+        """Mark that the call has its answer or error; nothing cancels it from now on."""
         if self._task is not None and self._cancelled_by is not None:
             self._task.uncancel()
         self._task = None
 
     def tick(self, now_ns: int) -> None:
-        """Cancel it where its deadline has passed; watch for its client to leave."""
+        """Cancel the call if its deadline has passed, and start to watch for a client that leaves."""
         if self._task is None:
             return
         if self.deadline_ns is not None and now_ns >= self.deadline_ns:
@@ -167,32 +167,32 @@ class Call:
         self.cancel(ClientGone())
 
     def limit(self, timeout_ms: float | None) -> None:
-        """Set the deadline to this long after the arrival; None: no deadline."""
+        """Set the deadline relative to the arrival; None means no deadline."""
         self.deadline_ns = None if timeout_ms is None else self.arrival_ns + int(timeout_ms * MILLISECOND_NS)
 
     def find(self, model: str, version: str | None) -> Served:
-        """Hold the version that it asks for until its end. Raises Unavailable when that is not ready, and NotFound."""
+        """Hold the requested version until the call ends. Raises NotFound, or Unavailable if it is not ready."""
         served = find_served(self.core.catalog, model, version)
         served.enter()
         self.served = served
         return served
 
     def decoded(self, ns: int, wait_ns: int = 0) -> None:
-        """Record how long an input waited for a decoder and took to decode. A form has several inputs."""
+        """Record the decoding wait and time of an input. A form has several inputs."""
         if self.span is not None:
             self.span.decoded(time.monotonic_ns(), ns, wait_ns)
         if not self._is_decoded:
-            self._is_decoded, self.decode_ns, self.decode_wait_ns = True, ns, wait_ns  # counted with the call itself
+            self._is_decoded, self.decode_ns, self.decode_wait_ns = True, ns, wait_ns  # counted with the call
         elif self.served is not None:
             self.core.stage_took(self.served.key, "decode_wait", wait_ns)
             self.core.stage_took(self.served.key, "decode", ns)
 
     def latest_start_ns(self, terms: Terms) -> int | None:
-        """By when the request must start to compute; None: at any time."""
+        """The latest start of the computation, or None."""
         return None if terms.latest_start_us is None else self.arrival_ns + terms.latest_start_us * 1000
 
     def begin_decode(self, slots: tuple[Slot, ...]) -> None:
-        """Lend slots to a decoder thread until `end_decode`, even if the call ends before."""
+        """Pass slots to a decoder thread until `end_decode`, even if the call ends before that."""
         for slot in slots:
             jobs = self._lent.get(slot.ref, 0)
             if not jobs:
@@ -201,7 +201,7 @@ class Call:
             self._lent[slot.ref] = jobs + 1
 
     def end_decode(self, slots: tuple[Slot, ...]) -> None:
-        """Take slots back from a decoder thread. Free them if the call has ended."""
+        """Get slots back from a decoder thread, and free them if the call has ended."""
         for slot in slots:
             self._lent[slot.ref] -= 1
             if self._lent[slot.ref]:
@@ -214,12 +214,12 @@ class Call:
                 self._slots[slot.ref] = slot
 
     def hold_region(self, region: Region) -> None:
-        """Keep a region of shared memory until the call ends. Raises NotFound when it has just gone."""
+        """Hold a region of shared memory until the call ends. Raises NotFound if it was just unregistered."""
         self.core.shared_memory.hold(region)
         self._regions.append(region)
 
     def reserve(self, nbytes: int) -> Slot:
-        """Memory that is given back when the call ends. Raises Overloaded, and BodyTooLarge where it never fits."""
+        """Reserve memory until the call ends. Raises Overloaded, or BodyTooLarge if it can never fit."""
         slab = self.core.slab
         slot = slab.reserve(nbytes)
         if slot is None:
@@ -234,7 +234,7 @@ class Call:
 
     @property
     def held_bytes(self) -> int:
-        """What it has reserved and not given back."""
+        """The bytes that the call has reserved."""
         return sum([slot.extent_bytes for slot in self._slots.values()])
 
     def may_ever_hold(self, more_bytes: int) -> bool:
@@ -242,23 +242,23 @@ class Call:
         return self.held_bytes + more_bytes <= self.core.slab.capacity_bytes
 
     def release(self, slot: Slot) -> None:
-        """Give one slot back early."""
+        """Free one slot early."""
         del self._slots[slot.ref]
         self.core.slab.free(slot.ref)
 
     def discard_pages(self) -> None:
-        """What it holds has been copied: the room stays its own until it ends, and the memory does not."""
+        """Return the pages of its slots, whose bytes were copied; the room stays reserved until the call ends."""
         self.core.slab.discard_pages(self._slots)
 
     def end(self, ending: CallEnd) -> None:
-        """Give back all that it holds, and count it. The answer has been sent. Another end changes nothing."""
+        """Free everything and count the call, after its answer was sent. Further calls do nothing."""
         if self._has_ended:
             return
         self._has_ended, self.ended_ns, self.ending = True, time.monotonic_ns(), ending
         took_ns = self.ended_ns - self.arrival_ns
         core, served = self.core, self.served
         self.settle()
-        # Kept no longer: they hold frames that hold the call.
+        # Break reference cycles: these hold frames that hold the call.
         self._cancelled_by = self.until_client_leaves = None
         self._requests.clear()
         self.late = self.slow = _late
@@ -285,7 +285,7 @@ class Call:
             self.core.exemplify(key, self.protocol, ending, took_ns, span)
 
     def _stages_ns(self) -> dict[str, int]:
-        """Its own stages; those of its batch are counted with that."""
+        """The stages of the call itself; those of its batch are counted with the batch."""
         stages_ns: dict[str, int] = {}
         if self._is_decoded:
             stages_ns = {"decode_wait": self.decode_wait_ns, "decode": self.decode_ns}
@@ -294,7 +294,7 @@ class Call:
         return stages_ns
 
     def facts(self) -> dict[str, object]:
-        """The fields of its line in the log, once it has ended. The stages are those of the last of its requests."""
+        """The fields of its line in the access log, after its end. The stages are those of its last request."""
         ending = self.ending or ANSWERED
         key = None if self.served is None else self.served.key
         facts: dict[str, object] = {} if key is None else {"model": key.model, "version": key.version}
@@ -309,7 +309,7 @@ class Call:
         return facts
 
     def build_request(self, served: Served, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
-        """The scheduler's view of what was decoded, with room reserved for the outputs."""
+        """Make the scheduler's request from decoded inputs, and reserve room for the outputs."""
         outputs = self._reserve_outputs(served, inputs.samples, wanted)
         slots = dict.fromkeys([ref.slot for ref in (*inputs.tensors, *outputs) if ref is not None])
         return Request(
@@ -331,7 +331,7 @@ class Call:
     async def run(self, request: Request) -> Done:
         """Queue the request and wait for its answer. Raises RequestError.
 
-        The slots are the scheduler's meanwhile; with an answer they are the call's again.
+        The scheduler owns the slots meanwhile; with an answer they belong to the call again.
         """
         core, key = self.core, request.key
         if not core.catalog.live(key).takes_requests:
@@ -347,9 +347,9 @@ class Call:
             done = await future
         except asyncio.CancelledError:
             if future.cancelled():
-                if self._cancelled_by is None:  # by the owner of the task, not by `cancel`
+                if self._cancelled_by is None:  # cancelled by the owner of the task, not by `cancel`
                     self._give_up(request)
-            elif future.result().outcome is Outcome.ANSWERED:  # in the same turn
+            elif future.result().outcome is Outcome.ANSWERED:  # in the same iteration of the loop
                 self._slots.update(slots)
             raise
         if done.outcome is not Outcome.ANSWERED:

@@ -1,6 +1,6 @@
-"""The calls that are owed an answer, and the one clock that ends those whose time is over.
+"""The table of open calls, and the one ticker that ends those whose deadline has passed.
 
-Knows neither wires nor models. What it does to a call is up to the call.
+Knows no protocols and no models.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Protocol
 from convoy.app.telemetry.outcomes import Refusal
 from convoy.models.errors import Unavailable
 
-# Deadlines are kept to this precision, and calls that take longer are watched for clients that leave.
+# The precision of deadlines. Calls that take longer are also watched for clients that leave.
 TICK_S = 0.01
-# A process that was stopped finds all times passed, and what has arrived meanwhile still unread: it gets another tick.
+# After the process was paused, all deadlines seem to have passed although data has arrived: it gets another tick.
 _STOPPED_NS = 1_000_000_000
 
 
 class OpenCall(Protocol):
-    """A call from its headers to the end of its answer."""
+    """A call, from its headers to the end of its answer."""
 
     def tick(self, now_ns: int) -> None:
-        """Look at the clock, CLOCK_MONOTONIC nanoseconds. Called every `TICK_S`."""
+        """Check deadlines at `now_ns` (CLOCK_MONOTONIC). Called every `TICK_S`."""
 
 
 class OpenCalls:
-    """The only table of open calls. Belongs to one event loop."""
+    """The only table of open calls. Used on one event loop."""
 
     def __init__(self) -> None:
-        self.draining = False  # no call may begin any more
+        self.draining = False  # no new calls
         self._calls: dict[OpenCall, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._ticked_ns = 0
@@ -40,10 +40,10 @@ class OpenCalls:
         return len(self._calls)
 
     def begin(self, call: OpenCall) -> None:
-        """From here to `end` a client waits, and `drain` waits for it. Raises Unavailable when draining.
+        """Open a call; `drain` waits for its end. Raises Unavailable when draining.
 
-        A call begins before its body is read: a client that was still sending when the shutdown began gets its answer
-        like one that waits in the queue.
+        A call begins before its body is read, so a client that is still sending when the shutdown begins gets its
+        answer.
         """
         if self.draining:
             raise Unavailable("the server is shutting down; send the request to another one", reason=Refusal.DRAINING)
@@ -52,13 +52,13 @@ class OpenCalls:
             self._tick_soon()
 
     def end(self, call: OpenCall) -> None:
-        """The client has its answer, or has gone."""
+        """Close a call: the client has its answer or has left."""
         del self._calls[call]
         if self.draining and not self._calls:
             self._last_has_ended.set()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Let no call begin any more. Returns whether all that had begun ended within the time."""
+        """Refuse new calls and wait for open ones. Returns whether all ended in time."""
         self.draining = True
         if self._calls:
             with suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""The errors of requests that were not answered. The beginnings of the sentences are Triton's."""
+"""The errors of requests without an answer. They begin with Triton's wording, which clients parse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HOPELESS = "Request timeout expired: the answer could not have been in time any
 
 
 def refused(request: Request, refusal: Refuse, max_queue: int) -> RequestError:
-    """The error for a request that was not let in."""
+    """The error for a request that was not admitted."""
     if refusal.reason is RefusalReason.EXPIRED:
         return DeadlineExceeded(EXPIRED_BEFORE)
     retry_after_s = max(0.001, refusal.retry_after_ns / SECOND_NS)
@@ -32,7 +32,7 @@ def _predicted_late(name: str) -> str:
 
 
 def not_decoded(refusal: NotDecoded, name: str, waiting: int) -> RequestError:
-    """The error for an upload to the model `name` that is not decoded; `waiting` jobs wait."""
+    """The error for an upload to model `name` that was not decoded; `waiting` jobs wait."""
     retry_after_s = max(0.001, refusal.retry_after_ns / SECOND_NS)
     match refusal.why:
         case Why.QUEUE_FULL:
@@ -47,7 +47,7 @@ def not_decoded(refusal: NotDecoded, name: str, waiting: int) -> RequestError:
 
 
 def no_room(nbytes: int, slab: Slab) -> Overloaded:
-    """The error for a body or a tensor that does not fit among those in flight."""
+    """The error for a body or tensor for which there is no memory now."""
     return Overloaded(
         f"no room for {nbytes} bytes, {slab.used_bytes} of {slab.capacity_bytes} are in flight; "
         "send it again later, or raise --max-inflight-mb",
@@ -57,7 +57,7 @@ def no_room(nbytes: int, slab: Slab) -> Overloaded:
 
 
 def failure_of(done: Done) -> RequestError:
-    """The error for a request that has no answer."""
+    """The error for a request that ended without an answer."""
     name = done.request.key.model
     match done.outcome:
         case Outcome.EXPIRED:

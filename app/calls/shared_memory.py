@@ -1,9 +1,9 @@
-"""System shared memory that clients have registered: named pieces of POSIX shared memory objects.
+"""System shared memory that clients register: named regions of POSIX shared memory objects.
 
-A region is a file under /dev/shm that is read and written with `pread` and `pwrite` and never mapped: a
-client may shorten its file at any time, and touching a mapped page beyond the end would kill the server.
-Off by default, because a client of it reads and writes memory of the machine. Belongs to the event loop;
-only `find` may be called from other threads.
+A region is a file under /dev/shm. It is read and written with `pread` and `pwrite` and never mapped: a client may
+shorten its file at any time, and touching a mapped page beyond the end would kill the server. Off by default, because
+clients can then read and write memory of the machine. Used on the event loop; only `find` may be called from other
+threads.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from convoy.models.errors import InvalidRequest, NotFound, Unsupported
 
 _FOLDER = Path("/dev/shm")
-# One name below the folder; the leading slash is POSIX's own spelling.
+# A single name below the folder, with or without POSIX's leading slash.
 _KEY = re.compile(r"/?(?!\.{1,2}$)[^/\0]{1,250}")
 _RESERVED_PREFIX = "triton_python_backend_shm_region_"
-_MOST_REGIONS = 1024  # each is an open file
+_MOST_REGIONS = 1024  # each holds an open file
 _MAX_BYTES = 1 << 62
 
 
@@ -28,7 +28,7 @@ _MAX_BYTES = 1 << 62
 class Region:
     """`byte_size` bytes from `offset` of the object `key`.
 
-    Unregistering a region that requests use only marks it; it goes when the last of them is done.
+    Unregistering a region in use only marks it; it is closed when the last request releases it.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Region:
             done += count
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write all of the data at `offset` within the region. Raises InvalidRequest."""
+        """Write the data at `offset` within the region. Raises InvalidRequest."""
         # Writing beyond the end would make the object larger than its owner made it.
         if self.offset + offset + len(data) > os.fstat(self._file).st_size:
             raise self._is_shorter()
@@ -69,7 +69,7 @@ class SharedMemory:
         self._regions: dict[str, Region] = {}
 
     def check_allowed(self) -> None:
-        """Raises Unsupported unless the operator allows shared memory."""
+        """Raise Unsupported unless the operator allows shared memory."""
         if not self.is_allowed:
             raise Unsupported(
                 "Client shared memory is disabled. Start the server with '--allow-shared-memory' to enable."
@@ -91,14 +91,14 @@ class SharedMemory:
         self._regions[name] = Region(name, key, offset, byte_size, file)
 
     def unregister(self, name: str | None) -> None:
-        """Forget a region, or all of them; one that is not there is forgotten already. Raises Unsupported."""
+        """Unregister a region, or all regions. Unknown names are ignored. Raises Unsupported."""
         self.check_allowed()
         for region in self._chosen(name):
             region._is_leaving = True
             self._settle(region)
 
     def status(self, name: str | None) -> list[Region]:
-        """All regions, or one. Raises NotFound or Unsupported."""
+        """Describe one region or all. Raises NotFound or Unsupported."""
         self.check_allowed()
         if name is not None and name not in self._regions:
             raise NotFound(f"Unable to find system shared memory region: '{name[:100]}'")
@@ -113,7 +113,7 @@ class SharedMemory:
         return region
 
     def hold(self, region: Region) -> None:
-        """A request uses it from now to `release`. Raises NotFound when it has just gone."""
+        """Hold a region until `release`. Raises NotFound if it was just unregistered."""
         if self._regions.get(region.name) is not region:
             raise NotFound(f"Unable to find shared memory region: '{region.name[:100]}'; register it first")
         region._users += 1
@@ -139,7 +139,7 @@ def _open(name: str, key: str) -> int:
             f"object such as '/input', and not begin with {_RESERVED_PREFIX}"
         )
     try:
-        # A link would lead out of the folder; a pipe or a device would block or worse.
+        # Refuse links, which lead out of the folder, and pipes and devices, which may block.
         file = os.open(_FOLDER / plain, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "the name cannot be a file's"

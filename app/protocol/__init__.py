@@ -1,1 +1,1 @@
-"""The Open Inference Protocol: tensors, outputs and documents. Knows no wire, its headers or its encoding."""
+"""The Open Inference Protocol: tensors, outputs and documents, independent of HTTP and gRPC."""

@@ -1,6 +1,6 @@
-"""What the server says about itself and its models: plain documents, which each wire writes in its own way.
+"""Metadata of the server and its models, as plain documents that HTTP and gRPC encode.
 
-The field names are the protocol's, and the same in its JSON and its protobuf messages.
+The field names are the protocol's; JSON and protobuf share them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TRITON_TYPE_OF = {"BOOL": "TYPE_BOOL", "BYTES": "TYPE_STRING"}
 
 
 def model_config(served: Served, policy: Policy) -> dict[str, Any]:
-    """The ModelConfig as JSON, with the protobuf's field names. `policy`: which of the model's versions are served."""
+    """The ModelConfig as JSON, with the protobuf's field names. `policy` says which versions are served."""
     spec = served.spec
     count = len(served.loaded.engines)
     return {
@@ -73,10 +73,10 @@ def _config_tensor(tensor: TensorSpec) -> dict[str, Any]:
 
 
 def _format(spec: ModelSpec, tensor: TensorSpec) -> str:
-    """Told by the image preprocessing where there is one, else by where one or three channels stand."""
+    """The format by the image preprocessing, or by the position of one or three channels."""
     if spec.image is not None:
         return "FORMAT_NHWC" if spec.image.front == "uint8_nhwc" else "FORMAT_NCHW"
-    # An unbatched model's own first dimension may be a batch of one.
+    # The first dimension of an unbatched model may be a batch of one.
     sizes = tensor.shape[-3:] if len(tensor.shape) in (3, 4) else ()
     if len(sizes) == 3 and sizes[0] in (1, 3):
         return "FORMAT_NCHW"
@@ -103,13 +103,13 @@ Document = dict[str, Any]
 
 
 def server_metadata(core: Core, name: str) -> Document:
-    """The extensions are those that this very server offers; clients decide by them what to send."""
+    """Server metadata with the extensions that this server offers; clients choose by them what to send."""
     own = ["system_shared_memory"] if core.shared_memory.is_allowed else []
     return {"name": name, "version": VERSION, "extensions": [*EXTENSIONS, *own]}
 
 
 def model_metadata(core: Core, model: str, version: str | None) -> Document:
-    """Raises NotFound or Unavailable."""
+    """The metadata of a model. Raises NotFound or Unavailable."""
     served = find_served(core.catalog, model, version)
     batch = [-1] if served.spec.max_batch_size else []
     return {
@@ -122,7 +122,7 @@ def model_metadata(core: Core, model: str, version: str | None) -> Document:
 
 
 async def repository_index(core: Core, *, only_ready: bool) -> list[Document]:
-    """Every version that is known, and by name alone what could be loaded and never was."""
+    """Every known version, and the names of models that were never loaded."""
     index = core.catalog.index()
     listed = [
         {
@@ -141,7 +141,7 @@ async def repository_index(core: Core, *, only_ready: bool) -> list[Document]:
 
 
 def model_statistics(core: Core, model: str | None, version: str | None) -> Document:
-    """The statistics extension: of a version, of all versions of a model, or of everything.
+    """The statistics of a version, of all versions of a model, or of all models.
 
     Raises NotFound or Unavailable.
     """
@@ -156,12 +156,12 @@ def model_statistics(core: Core, model: str | None, version: str | None) -> Docu
 
 
 def regions(registered: list[Region]) -> list[Document]:
-    """System shared memory, as far as clients have registered it."""
+    """The registered regions of system shared memory."""
     return [{"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.byte_size} for one in registered]
 
 
 def no_cuda_region(name: str) -> NotFound:
-    """There is none of any name."""
+    """The error for a CUDA region, none of which exist."""
     return NotFound(f"Unable to find cuda shared memory region: '{name[:100]}'")
 
 
@@ -170,7 +170,7 @@ def _tensor_metadata(spec: TensorSpec, batch: list[int]) -> Document:
 
 
 def _statistics(served: Observed) -> Document:
-    """Readers of the statistics want every key."""
+    """Statistics with every key, which clients expect."""
     own = served.statistics
     durations = {
         "success": own.success,

@@ -1,11 +1,11 @@
-"""What an inference request means, whatever wire it came over.
+"""The meaning of an inference request, for HTTP and gRPC alike.
 
     http/infer.py ----------\\                                /-- http/infer.py
                              > RawRequest -> understand -> InferRequest -> run -> answers_of
     grpc/tensors.py --------/                                \\-- grpc/tensors.py
 
-A wire says which tensors it has and how to get at their bytes; names, dtypes, shapes, batch sizes, wanted outputs and
-terms are checked here and nowhere else. The beginnings of the error sentences are Triton's: clients match them.
+The protocols bring tensors and ways to read their bytes. Names, dtypes, shapes, batch sizes, wanted outputs and options
+are checked only here. Error messages begin with Triton's wording, which clients match.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _UNORDERED = frozenset({"FP16", "BF16", "BOOL", "BYTES"})
 
 
 def classify(values: np.ndarray, classes: int, labels: Sequence[str], *, batched: bool) -> tuple[Shape, memoryview]:
-    """The best `classes` of each sample, largest first, as the shape and the packed bytes of a BYTES tensor.
+    """The top `classes` of each sample, best first, as the shape and packed bytes of a BYTES tensor.
 
-    All dimensions behind the batch are taken as one. Ties go by index. Raises InvalidRequest.
+    Dimensions after the batch are flattened. Ties are in the order of indices. Raises InvalidRequest.
     """
     if values.size > _MAX_ELEMENTS:
         raise InvalidRequest(f"classification output tensor too large: {values.size} values, {_MAX_ELEMENTS} at most")
@@ -64,7 +64,7 @@ def classify(values: np.ndarray, classes: int, labels: Sequence[str], *, batched
 
 
 def _largest_first(row: np.ndarray) -> np.ndarray:
-    # Not `-row` for integers: the smallest one has no opposite, and unsigned ones have none at all.
+    # `-row` would overflow for the smallest integer and for unsigned ones.
     return np.argsort(-row if row.dtype.kind == "f" else ~row, kind="stable")
 
 
@@ -79,9 +79,9 @@ Wrong = Callable[[str], InvalidRequest]
 
 @dataclass(frozen=True, slots=True)
 class WantedOutput:
-    """An output that the client asked for, and the form in which it wants it.
+    """An output that the client asked for, and its form.
 
-    `classes` above 0: its largest values as strings. `place`: written there instead of sent.
+    `classes` above 0 asks for that many top values as strings. `place` is the shared memory to write it to.
     """
 
     index: int
@@ -91,7 +91,7 @@ class WantedOutput:
 
 
 def read_outputs(asked: RawRequest, spec: ModelSpec, samples: int, wrong: Wrong) -> tuple[WantedOutput, ...]:
-    """The outputs that are asked for, or all of them. `wrong` makes the error for a message.
+    """The outputs that are asked for, or all. `wrong` makes the error for a message.
 
     Raises InvalidRequest, and NotFound or Unsupported for shared memory.
     """
@@ -137,15 +137,15 @@ def _output(output: OutputIn, asked: RawRequest, spec: ModelSpec, wrong: Wrong) 
 
 
 _MAX_BYTES = 1 << 40
-# Above this much to look at piece by piece, a thread does it beside the event loop.
+# Larger inputs are checked in a thread so that they do not block the event loop.
 INLINE_BYTES = 32 << 10
 _NO_TERMS = Terms()
 
 
 class InferRequest(NamedTuple):
-    """A request that fits its model. Inputs may be anywhere until `request_for` has found room for them.
+    """A request that fits its model. Its inputs may be outside the slab until `request_for`.
 
-    `samples` is the batch size, `shapes` are the inputs' without it, in the model's order.
+    `samples` is the batch size; `shapes` are the inputs' shapes without it, in the model's order.
     """
 
     id: str | None
@@ -157,9 +157,9 @@ class InferRequest(NamedTuple):
 
 
 def understand(asked: RawRequest, served: Served) -> InferRequest:
-    """Compare what was asked with the model, in Triton's order. Raises InvalidRequest, NotFound or Unsupported.
+    """Check the request against the model, in Triton's order. Raises InvalidRequest, NotFound or Unsupported.
 
-    Touches nothing but what it is given, so any thread may call it.
+    Changes nothing, so any thread may call it.
     """
     spec, model, wrong = served.spec, f"'{served.key.model}'", partial(wrong_request, asked.id)
     expected = {one.name: one for one in spec.inputs}
@@ -196,7 +196,7 @@ def understand(asked: RawRequest, served: Served) -> InferRequest:
 
 
 def request_for(meaning: InferRequest, served: Served, call: Call) -> Request:
-    """The request as the scheduler takes it, with its inputs in the slab.
+    """Make the scheduler's request and copy its inputs into the slab.
 
     Raises Overloaded, or InvalidRequest for shared memory.
     """
@@ -209,23 +209,23 @@ def request_for(meaning: InferRequest, served: Served, call: Call) -> Request:
 
 
 def is_heavy(nbytes: int, served: Served) -> bool:
-    """Whether checking `nbytes` of inputs takes longer than the event loop may be held up."""
-    # Numbers are checked by their size; strings one by one.
+    """Whether checking `nbytes` of inputs would block the event loop for too long."""
+    # Only the size of numbers is checked, but every string.
     return nbytes > INLINE_BYTES and any(spec.is_strings for spec in served.spec.inputs)
 
 
 def terms_of(parameters: Mapping[str, object]) -> Terms:
-    """What a request's parameters ask of the schedule. Raises InvalidRequest."""
+    """The scheduling options in a request's parameters. Raises InvalidRequest."""
     if not parameters:
         return _NO_TERMS
     check_parameters(parameters)
     timeout_us, priority = (whole_number(parameters, name, "the request") for name in ("timeout", "priority"))
-    # 0 is the protocol's word for "the default"; 1 is the most urgent class.
+    # 0 means the model's default; 1 is the most urgent level.
     return Terms(timeout_us or None, priority)
 
 
 def wrong_request(request_id: str | None, message: str) -> InvalidRequest:
-    """An error about the request as a whole, with the prefix that Triton gives it."""
+    """An error about the whole request, with Triton's prefix."""
     return InvalidRequest(f"[request id: {(request_id or '<id_unknown>')[:100]}] {message}")
 
 
@@ -241,7 +241,7 @@ def _written(values: np.ndarray | SharedBytes, call: Call) -> TensorRef:
 
 
 def _batch_size(shapes: Mapping[str, Shape], spec: ModelSpec, model: str, wrong: Wrong) -> int:
-    """How many samples there are, which all inputs must agree on."""
+    """The number of samples, on which all inputs must agree."""
     samples = shapes[spec.inputs[0].name][0]
     for one in spec.inputs:
         if shapes[one.name][0] != samples:
@@ -265,7 +265,7 @@ def _shape(tensor: TensorIn, spec: TensorSpec, model_spec: ModelSpec, model: str
     sizes = tuple([size for size in tensor.shape if type(size) is int and size >= 0])
     if len(sizes) != len(tensor.shape):
         raise wrong(f"the shape of input '{spec.name}' must be a list of whole numbers >= 0, got {brief(tensor.shape)}")
-    # The largest size by itself too: a product with a 0 in it is small, whatever else stands there.
+    # Check the largest size as well, because a 0 makes the product small.
     if max(*sizes, math.prod(sizes), 0) * spec.numpy_dtype.itemsize > _MAX_BYTES:
         raise wrong(f"the shape of input '{spec.name}' causes total byte size to exceed maximum size of {_MAX_BYTES}")
     expected = (-1, *spec.shape) if model_spec.max_batch_size else spec.shape
@@ -286,9 +286,9 @@ def _hint(spec: TensorSpec, model_spec: ModelSpec, shape: Shape) -> str:
 
 
 def answers_of(request: InferRequest, served: Served, done: Done) -> tuple[TensorOut, ...]:
-    """The answers for either wire to encode; their views must be used up before the call ends.
+    """The answers to encode. Their views are valid until the call ends.
 
-    Raises InvalidRequest for an answer that does not fit the form in which it was asked for.
+    Raises InvalidRequest if an answer does not fit the requested form.
     """
     return tuple(
         [
@@ -301,7 +301,7 @@ def answers_of(request: InferRequest, served: Served, done: Done) -> tuple[Tenso
 
 
 def is_heavy_answer(request: InferRequest, done: Done) -> bool:
-    """Whether encoding the answers takes longer than the event loop may be held up; binary ones never do."""
+    """Whether encoding the answers would block the event loop for too long; never for binary ones."""
     if sum([len(answer.data) for answer in done.answers]) <= INLINE_BYTES:
         return False
     return any(wanted.classes or not wanted.binary for wanted in request.outputs)

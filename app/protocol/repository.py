@@ -1,4 +1,4 @@
-"""Loading and unloading, over either wire: what the protocol's `parameters` say, and what is done."""
+"""Load and unload models: read the protocol's `parameters` and apply them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convoy.models.version_policy import Latest, Policy
 
 _EXAMPLE = '{"max_batch_size": 16}'
 _POLICIES = '{"latest":{}}, {"all":{}} or {"specific":{"versions":[1,2]}}'
-# Named by clients that send a model's own configuration back; a model cannot be changed into another one.
+# Clients may send a model's configuration back with these fields; they cannot be changed.
 _OWN = {
     "platform": ("", "onnxruntime_onnx", "openvino", "tensorrt_plan"),
     "backend": ("", "onnxruntime"),
@@ -29,20 +29,20 @@ async def load_model(core: Core, model: str, parameters: Mapping[str, object]) -
 
 async def unload_model(core: Core, model: str, parameters: Mapping[str, object]) -> None:
     """After the mode and the token were checked. Raises RequestError."""
-    # No model here depends on another, so there is nothing more to do for a true one.
+    # Models have no dependents, so a true value needs nothing more.
     if not isinstance(parameters.get("unload_dependents", False), bool):
         raise InvalidRequest("'unload_dependents' must be true or false")
     await core.control.unload(model)
 
 
 def check_repository(name: str) -> None:
-    """Raises Unsupported: there is one store, and it has no name."""
+    """Raise Unsupported for a named repository; the only store has no name."""
     if name:
         raise Unsupported("'repository_name' specification is not supported; leave it out")
 
 
 def _override(model: str, parameters: Mapping[str, object]) -> Override:
-    """Raises InvalidRequest or Unsupported."""
+    """The changed options of a model. Raises InvalidRequest or Unsupported."""
     for name in parameters:
         if name.startswith("file:"):
             raise Unsupported(
@@ -76,10 +76,10 @@ def _override(model: str, parameters: Mapping[str, object]) -> Override:
 
 
 def _batch(value: object) -> int | None:
-    """Triton's own examples send it as a string."""
+    """The maximum batch size, a number or a string as in Triton's examples."""
     if value is None:
         return None
-    # A 32-bit number has at most ten digits.
+    # a 32-bit number has at most ten digits
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
         value = int(value)
     if type(value) is not int or not 0 <= value < 1 << 31:
@@ -88,7 +88,7 @@ def _batch(value: object) -> int | None:
 
 
 def _policy(value: object) -> Policy | None:
-    """Raises InvalidRequest."""
+    """The version policy. Raises InvalidRequest."""
     if value is None:
         return None
     match list(value.items()) if isinstance(value, dict) else []:

@@ -1,7 +1,7 @@
-"""The records between the wires and the meaning of an inference request.
+"""The records between HTTP or gRPC and the meaning of an inference request.
 
-A wire fills in `RawRequest`: which tensors it has and how to get at their bytes. What comes back to it is a
-tuple of `TensorOut`. Knows nothing of JSON, protobuf or headers; `inference` compares with the model.
+Each protocol fills in a `RawRequest` with the tensors that it has and ways to read their bytes, and gets back a tuple
+of `TensorOut`. Knows no JSON, protobuf or headers; `inference` checks against the model.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from convoy.models.errors import InvalidRequest
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import objection_to_strings, pack
 
-# JSON has no form for them that every reader would round alike.
+# JSON has no form for these types that all readers round alike.
 BINARY_ONLY = frozenset({"FP16", "BF16"})
 
 
 class Source(Protocol):
-    """Where one input's values are on its wire."""
+    """A source of one input's values."""
 
     def read(self, target: Target) -> Values:
-        """The values as they must be: bytes in the slab, an array of them, or bytes to be fetched.
+        """Read the values: bytes in the slab, an array, or bytes to copy later.
 
         Raises InvalidRequest (through `target.wrong`) or Unsupported.
         """
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorIn:
-    """One input as a wire brought it; nothing of it has been compared with the model yet."""
+    """One input as received, not yet checked against the model."""
 
     name: str
     datatype: str
@@ -46,7 +46,7 @@ class TensorIn:
 
 
 class OutputIn(msgspec.Struct, gc=False):
-    """One wanted output as a wire brought it, with its parameters."""
+    """One wanted output as received, with its parameters."""
 
     name: str
     parameters: dict[str, Any] = {}
@@ -54,10 +54,9 @@ class OutputIn(msgspec.Struct, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class RawRequest:
-    """A whole request as a wire brought it. `outputs` may be empty: then all of them are wanted.
+    """A request as received. If `outputs` is empty, all outputs are wanted.
 
-    `binary_by_default` is the form of an output whose parameters say nothing of it, `memory` where the
-    shared memory is that outputs may name.
+    `binary_by_default` is the form of outputs whose parameters name none. `memory` has the regions of shared memory.
     """
 
     id: str | None
@@ -69,9 +68,9 @@ class RawRequest:
 
 
 class TensorOut(NamedTuple):
-    """One answer, in the order in which it was asked for. `data` is a view of the slab.
+    """One output. `data` is a view of the slab.
 
-    With `elsewhere` the client has the bytes already, in memory of its own, and `data` is empty.
+    With `elsewhere` the bytes were written to the client's shared memory, and `data` is empty.
     """
 
     spec: TensorSpec
@@ -83,9 +82,9 @@ class TensorOut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What one input must become: the model's tensor, in the whole shape that the client gave it.
+    """The expected form of one input: the model's tensor, in the client's shape.
 
-    `wrong` makes the error for a message. With `text_only` strings must be UTF-8.
+    `wrong` makes the error for a message. With `text_only`, strings must be UTF-8.
     """
 
     spec: TensorSpec
@@ -99,7 +98,7 @@ class Target:
         return math.prod(self.shape)
 
     def check_size(self, nbytes: int) -> None:
-        """Raises InvalidRequest unless `nbytes` is exactly the size of this tensor."""
+        """Raise InvalidRequest unless `nbytes` is exactly the size of this tensor."""
         expected = math.prod(self.shape) * self.spec.numpy_dtype.itemsize
         if nbytes != expected:
             raise self.wrong(
@@ -108,7 +107,7 @@ class Target:
             )
 
     def check_bytes(self, data: memoryview) -> None:
-        """Raises InvalidRequest unless these bytes are exactly this tensor."""
+        """Raise InvalidRequest unless these bytes are exactly this tensor."""
         if not self.spec.is_strings:
             self.check_size(len(data))
             return
@@ -118,45 +117,45 @@ class Target:
             raise self.wrong(f"{objection} for model {self.model}")
 
     def packed(self, elements: Sequence[bytes]) -> np.ndarray:
-        """A tensor of strings that came one by one. Raises InvalidRequest."""
+        """Pack single strings into a tensor. Raises InvalidRequest."""
         data = pack(elements)
         self.check_bytes(memoryview(data))
         return np.frombuffer(data, np.uint8)
 
 
 def in_range(values: np.ndarray, target: Target) -> np.ndarray:
-    """The values in the target's dtype. Raises InvalidRequest for an integer that does not fit."""
+    """Convert values to the target's dtype. Raises InvalidRequest for an integer that does not fit."""
     spec, dtype = target.spec, target.spec.numpy_dtype
     if dtype.kind in "iu" and values.size:
         limits = np.iinfo(dtype.name)
         if values.min() < limits.min or values.max() > limits.max:
             raise target.wrong(f"data of input '{spec.name}' must lie in {limits.min}..{limits.max} for {spec.dtype}")
-    with np.errstate(over="ignore"):  # a number beyond FP32 becomes infinity, as in every JSON reader
+    with np.errstate(over="ignore"):  # numbers beyond FP32 become infinity, as in other JSON readers
         return values.astype(dtype)
 
 
 def brief(value: object) -> str:
-    """A client's value for an error message: never long, and never deep, whatever was sent."""
+    """Format a client's value for an error message, short and shallow."""
     return reprlib.repr(value)
 
 
 def shown(shape: Sequence[object]) -> str:
-    """A shape for an error message."""
+    """Format a shape for an error message."""
     if len(shape) > 16:
         return f"{len(shape)} dimensions"
     return "[" + ",".join(str(size) for size in shape) + "]"
 
 
 _RESERVED_PREFIX = "triton_"
-# The one reserved key that clients do send; the gRPC stream reads it.
+# The only reserved key that clients send; the gRPC stream reads it.
 _ALLOWED = frozenset({"triton_enable_empty_final_response"})
 
-# From here on JSON's readers do not agree on a number.
+# JSON readers disagree on larger numbers.
 _TOO_LARGE = 1 << 53
 
 
 def check_parameters(parameters: Mapping[str, object]) -> None:
-    """Raises InvalidRequest for a reserved key, and for a value that the protocol has no kind for."""
+    """Raise InvalidRequest for a reserved key, and for a value of a type that the protocol does not have."""
     for name, value in parameters.items():
         if name.startswith(_RESERVED_PREFIX) and name not in _ALLOWED:
             raise InvalidRequest(
@@ -170,7 +169,7 @@ def check_parameters(parameters: Mapping[str, object]) -> None:
 
 
 def whole_number(parameters: Mapping[str, object], name: str, what: str) -> int:
-    """A parameter of `what` that counts something; 0 where it is not given. Raises InvalidRequest."""
+    """Read a non-negative integer parameter of `what`, 0 if absent. Raises InvalidRequest."""
     value = parameters.get(name, 0)
     if type(value) is not int or not 0 <= value < _TOO_LARGE:
         raise InvalidRequest(
@@ -194,7 +193,7 @@ class SharedPlace:
 
 @dataclass(frozen=True, slots=True)
 class SharedBytes:
-    """An input whose bytes are still outside; the slab gets them when it has room."""
+    """An input whose bytes are in shared memory until the slab has room for them."""
 
     place: SharedPlace
     target: Target
@@ -204,18 +203,18 @@ class SharedBytes:
         return self.place.nbytes
 
     def write_into(self, view: memoryview) -> None:
-        """Copy the bytes and check what was copied. Raises InvalidRequest."""
+        """Copy the bytes, then check the copy. Raises InvalidRequest."""
         self.place.region.read_into(view, self.place.offset)
         self.target.check_bytes(view)
 
 
-# BYTES are packed in each of the three forms; as an array they are an array of the packed bytes.
+# BYTES are packed in all three forms; as an array, they are an array of packed bytes.
 Values: TypeAlias = TensorRef | np.ndarray | SharedBytes
 
 
 @dataclass(frozen=True, slots=True)
 class SharedInput:
-    """Where an input's values are, for `TensorIn`."""
+    """The source of an input in shared memory."""
 
     place: SharedPlace
 
@@ -226,7 +225,7 @@ class SharedInput:
 
 
 def shared_place(parameters: Mapping[str, object], what: str, memory: SharedMemory) -> SharedPlace:
-    """The place that a tensor's parameters name; `what` is the tensor, for messages.
+    """The place in shared memory that a tensor's parameters name. `what` names the tensor in messages.
 
     Raises InvalidRequest, NotFound or Unsupported.
     """
@@ -251,7 +250,7 @@ def shared_place(parameters: Mapping[str, object], what: str, memory: SharedMemo
 
 
 def check_room(place: SharedPlace, spec: TensorSpec, nbytes: int) -> None:
-    """Raises InvalidRequest where an output of `nbytes` does not fit its place."""
+    """Raise InvalidRequest if an output of `nbytes` does not fit its place."""
     if nbytes > place.nbytes:
         raise InvalidRequest(
             f"shared memory size specified with the request for output '{spec.name}' ({place.nbytes} bytes) "
