@@ -1,12 +1,12 @@
-"""What every gRPC call passes, on the way in and on the way out; the twin of `gate` for HTTP.
+"""What every gRPC call passes on the way in and out; the counterpart of `http/gate.py`.
 
-In: a request id, the API key, room for a message, the bytes as a message. Out: the id, a status with words for every
-error, the access log. Messages are parsed here and not by the library, which answers bytes that it cannot parse with
-an internal error. To the library every method takes a stream, because of those it reads a message when it is asked to;
-of a method with one request it reads all that its clients send at once. On the wire both are the same.
+In: request id, API key, room for the message, parsing. Out: request id, a status with a message for every error, the
+access log. Messages are parsed here, because the library answers messages that it cannot parse with an internal error.
+For the library every method takes a stream: it reads messages of streams only on request, but reads everything that
+clients of unary methods send. On the wire both look the same.
 
-The library's context must not be touched after its call has ended: its C object is gone then, and the process with
-it. So what is known of a call is read when it begins, and handlers never see the context.
+The library's context must not be used after its call has ended: its C object is freed then, and the process would
+crash. So the facts about a call are read when it begins, and handlers never see the context.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from convoy.app.telemetry.tracing import RequestSpan
 from convoy.models.errors import InvalidRequest, Overloaded, RequestError
 
 _errors = logging.getLogger("convoy")
-# Probes come from machines that have no key; the admin token is a key to the other two, and to nothing else.
+# Health checks need no key: probes have none. The admin token is a key to the other two methods only.
 _NO_KEY_NEEDED = frozenset({"ServerLive", "ServerReady", "ModelReady"})
 _ADMIN = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
 
 
 @dataclass(slots=True)
 class GrpcCall:
-    """One call as far as it is known. `client` is its address, `deadline_ns` on the clock of `time.monotonic_ns`.
+    """The facts about one call. `client` is its address; `deadline_ns` is on the clock of `time.monotonic_ns`.
 
-    `inference` is what a method with one request asks for, and `span` that request's, if it is sampled.
+    `inference` is what a unary method asks for, and `span` that request's span, if it is sampled.
     """
 
     method: str
@@ -61,34 +61,34 @@ class GrpcCall:
 
     @property
     def trace(self) -> bytes | None:
-        """The `traceparent` of its span, or else the client's."""
+        """The `traceparent` of its span, or the client's."""
         return self.metadata.get("traceparent") if self.span is None else self.span.traceparent.encode()
 
     def timeout_ms(self, since_ns: int) -> float | None:
-        """What was left of the client's deadline at that time; None where it has none."""
+        """The time that was left until the client's deadline at `at_ns`, or None."""
         if self.deadline_ns is None:
             return None
         return max(0.001, (self.deadline_ns - since_ns) / MILLISECOND_NS)
 
     @property
     def is_late(self) -> bool:
-        """Whether its client's deadline has passed, so that this is why it is cancelled now."""
+        """Whether the client's deadline has passed, so that this is why the call is cancelled now."""
         if self.deadline_ns is None:
             return False
-        # A client sends its deadline rounded up, by a millisecond or by a hundredth, and leaves at its own; here it
-        # counts from when the call has come, which may be some milliseconds later.
+        # Clients round their deadline up by a millisecond or a hundredth, and leave at their own. Here it counts from
+        # the arrival of the call, which may be some milliseconds later.
         early_ns = 5 * MILLISECOND_NS + (self.deadline_ns - self.started_ns) // 100
         return time.monotonic_ns() >= self.deadline_ns - early_ns
 
 
 Unary = Callable[[Any, GrpcCall], Awaitable[Message]]
-# The next message as bytes. Of a method with one request it raises where none comes, else it is None at the end, and
-# raises Unauthorized where the call's key has been taken away since.
+# Returns the next message as bytes. For a unary method it raises if none comes, otherwise it returns None at the end.
+# Raises Unauthorized if the call's key was removed meanwhile.
 Read = Callable[[], Awaitable[bytes]]
 ReadOn = Callable[[], Awaitable[bytes | None]]
-# Bytes to bytes; what it reads has a turn, which it may end before it answers.
+# Handles a unary call, bytes to bytes. It may end its turn before it answers.
 RawUnary = Callable[[Read, GrpcCall], Awaitable[bytes]]
-# An asynchronous generator: the gate closes it when its call ends.
+# Handles a stream with an asynchronous generator, which the gate closes when the call ends.
 Stream = Callable[[ReadOn, GrpcCall], AsyncGenerator[bytes]]
 _Metadata = tuple[tuple[str, str | bytes], ...]
 _Serve = Callable[[GrpcCall, Any], Awaitable[bytes | None]]
@@ -97,7 +97,7 @@ _Serve = Callable[[GrpcCall, Any], Awaitable[bytes | None]]
 class GrpcGate:
     """Wraps every method of the service. At most `max_calls` run at once; `on_turned_away` gets each call above that.
 
-    The library could enforce that limit, but it does not report the calls that it refuses.
+    The library could enforce that limit, but would not report the calls that it refuses.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class GrpcGate:
         return self._open_calls >= self._max_calls
 
     def unary(self, method: str, message: type[Message], handle: Unary) -> Any:
-        """The library's handler for a method with one request and one response."""
+        """The library's handler for a unary method."""
 
         async def raw(read: Read, call: GrpcCall) -> bytes:
             try:
@@ -134,7 +134,7 @@ class GrpcGate:
         return self.raw_unary(method, raw)
 
     def raw_unary(self, method: str, handle: RawUnary) -> Any:
-        """The same for one that reads and writes bytes."""
+        """The library's handler for a unary method that reads and writes bytes."""
 
         async def serve(call: GrpcCall, context: Any) -> bytes:
             self._open(call)
@@ -143,10 +143,10 @@ class GrpcGate:
         return grpc.stream_unary_rpc_method_handler(self._guarded(method, serve))
 
     def stream(self, method: str, handle: Stream) -> Any:
-        """The library's handler for a method with a stream of each."""
+        """The library's handler for a bidirectional stream."""
 
-        # Not a generator: of a call that is cancelled the library forgets one as it stands, and what it has to end
-        # would end at some later time.
+        # Not a generator: when a call is cancelled, the library drops a generator without closing it, and its cleanup
+        # would run at some later time.
         async def serve(call: GrpcCall, context: Any) -> None:
             async def read() -> bytes | None:
                 data = await context.read()
@@ -164,7 +164,7 @@ class GrpcGate:
         return grpc.stream_stream_rpc_method_handler(self._guarded(method, serve))
 
     def refusal(self, method: str) -> Any:
-        """The library's handler for a call that comes when too many run: no message is read."""
+        """The library's handler for calls above the limit: it reads no message."""
 
         async def serve(call: GrpcCall, _: Any) -> None:
             self._check(call, is_full=True)
@@ -178,13 +178,14 @@ class GrpcGate:
                 try:
                     return await serve(call, context)
                 except (asyncio.CancelledError, GeneratorExit):
-                    # Else by the client, or by the end of the process.
+                    # Otherwise cancelled by the client, or because the process ends.
                     call.status = "DEADLINE_EXCEEDED" if call.is_late else "CANCELLED"
                     raise
                 except BaseException as error:
                     told = self._told(call, error)
                 abort = context.abort(*told)
-                # The library keeps what abort raises, and that keeps this frame: with the context it would be a circle.
+                # The library keeps what abort raises, and that keeps this frame; with the context it would be a
+                # reference cycle.
                 del messages, context
                 with _until_the_client_leaves():
                     await abort
@@ -208,11 +209,11 @@ class GrpcGate:
         return call
 
     def _open(self, call: GrpcCall) -> None:
-        """Count it among those that run, until its answer is sent. Raises Unauthorized and Overloaded."""
+        """Count the call as running until its answer is sent. Raises Unauthorized and Overloaded."""
         self._check(call, is_full=self.is_full)
         self._open_calls += 1
         task = asyncio.current_task()
-        assert task is not None  # the library's, which sends the answer, too
+        assert task is not None  # the library's task, which also sends the answer
         task.add_done_callback(self._close)
 
     def _close(self, _: object) -> None:
@@ -237,7 +238,7 @@ class GrpcGate:
         )
 
     def _told(self, call: GrpcCall, error: BaseException) -> tuple[Any, str, _Metadata]:
-        """The status, the words and the trailing metadata with which an error ends the call."""
+        """The status, message and trailing metadata of an error."""
         if isinstance(error, RequestError):
             call.status, words, retry_after_s = error.grpc_code, str(error), error.retry_after_s
         else:
@@ -246,13 +247,13 @@ class GrpcGate:
             words = f"internal error; the log has it under request {call.id.decode()}"
         trailer = self._trailer(call)
         if retry_after_s is not None:
-            # The second is gRPC's own word (gRFC A6), which its clients heed where retries are configured.
+            # The second is gRPC's own key (gRFC A6), which clients with a retry policy follow.
             pushback_ms = max(1, math.ceil(retry_after_s * 1000))
             trailer += (
                 ("retry-after", str(max(1, math.ceil(retry_after_s)))),
                 ("grpc-retry-pushback-ms", str(pushback_ms)),
             )
-        # A client's own bytes may stand in an error, and metadata has a limit of 8 KiB.
+        # An error may contain the client's bytes, and metadata has a limit of 8 KiB.
         return getattr(grpc.StatusCode, call.status), words[:2000], trailer
 
     def _trailer(self, call: GrpcCall) -> _Metadata:
@@ -267,7 +268,7 @@ class GrpcGate:
 
     def _log(self, call: GrpcCall) -> None:
         took_ms = (time.monotonic_ns() - call.started_ns) / 1e6
-        # Taken out, because the library may keep the call, and with it what it has found.
+        # Removed, because the library may keep the call, and with it what it holds.
         inference, call.inference = call.inference, None
         self._access_log.log(
             call.client,
@@ -282,7 +283,7 @@ class GrpcGate:
 
 
 def parse(message: type[Message], data: bytes) -> Any:
-    """The bytes as a message. Raises InvalidRequest."""
+    """Parse a message. Raises InvalidRequest."""
     try:
         return message.FromString(data)
     except DecodeError as error:
@@ -291,7 +292,7 @@ def parse(message: type[Message], data: bytes) -> Any:
 
 @contextmanager
 def _until_the_client_leaves() -> Iterator[None]:
-    """Raises CancelledError where it has left, which the library learns as it sends, before it tells."""
+    """Raise CancelledError if the client has left, which the library notices only as it sends."""
     try:
         yield
     except grpc.aio.InternalError as error:
@@ -299,12 +300,12 @@ def _until_the_client_leaves() -> Iterator[None]:
 
 
 def _deadline_ns(remaining_s: float | None) -> int | None:
-    """Without a deadline the library says some centuries, or nothing, by version."""
+    """The deadline on our clock. Without one, the library returns some centuries or nothing, by version."""
     if remaining_s is None or remaining_s > 1e6:
         return None
     return time.monotonic_ns() + int(remaining_s * SECOND_NS)
 
 
 def _address(peer: str) -> str:
-    """The host alone, as in the other log lines: `ipv4:127.0.0.1:34512` without kind and port."""
+    """The host without scheme and port, as in the other log lines."""
     return peer.partition(":")[2].rpartition(":")[0].removeprefix("%5B").removesuffix("%5D") or peer

@@ -1,4 +1,4 @@
-"""ModelInfer and ModelStreamInfer: the gRPC twins of the HTTP routes that infer, on tensors and on images."""
+"""ModelInfer and ModelStreamInfer over gRPC, on tensors and on images; the counterparts of the HTTP routes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _Pending = asyncio.Queue["tuple[Call, asyncio.Task[bytes]] | None"]
 
 @dataclass(slots=True)
 class _Asked:
-    """What is left of a message once its tensors are in the slab."""
+    """What is left of a message after its tensors are in the slab."""
 
     own: Call
     in_stream: bool = False
@@ -60,17 +60,17 @@ class _Asked:
 
 
 class GrpcInference:
-    """Tensors in, tensors out; or an image in, and what is in it out."""
+    """Runs inference on tensors or on images."""
 
     def __init__(self, core: Core, options: ServeOptions, decoder: Decoder) -> None:
         self._core, self._options, self._decoder = core, options, decoder
         self._predictor = Predictor(decoder, options.max_pixels)
 
     async def infer(self, read: Read, call: GrpcCall) -> bytes:
-        """The ModelInferResponse to a ModelInferRequest, both encoded. Raises RequestError."""
+        """Answer an encoded ModelInferRequest with an encoded ModelInferResponse. Raises RequestError."""
         own = call.inference = self._call(call.span)
         try:
-            own.begin()  # before its message has come, as over HTTP
+            own.begin()  # before the message arrives, as over HTTP
             asked = _Asked(own)
             answer = await self._decode(await read(), asked, call)
             call.turn.end()
@@ -78,7 +78,7 @@ class GrpcInference:
         except BaseException as raised:
             own.fail(raised, lambda error: _ending(own, error, call))
         task = asyncio.current_task() if _is_held(own, reply) else None
-        if task is not None:  # the library's, which sends the answer, too
+        if task is not None:  # the library's task, which also sends the answer
             task.add_done_callback(lambda _: own.end(ANSWERED))
         return reply
 
@@ -88,7 +88,7 @@ class GrpcInference:
         return own
 
     def turned_away(self, call: GrpcCall, error: RequestError) -> None:
-        """Count a call, by any method, whose message was not read, or could not be."""
+        """Count a call of any method whose message was not read or could not be parsed."""
         if call.method in ("ModelInfer", "ModelStreamInfer"):
             own = self._call(call.span)
             own.end(_ending(own, error, call))
@@ -96,7 +96,7 @@ class GrpcInference:
             self._core.turned_away(error.reason)
 
     def begin_span(self, call: GrpcCall) -> RequestSpan | None:
-        """The span of one request of a call, if it is sampled. Where that fails there is none, and an answer."""
+        """Begin the span of one request, if it is sampled. An error in tracing never fails the request."""
         try:
             tracing = self._core.tracing
             if tracing is None:
@@ -109,16 +109,16 @@ class GrpcInference:
             _log.exception("a request has no span")
             return None
         if span is not None:
-            span.status = 0  # OK, unless there is an error
+            span.status = 0  # OK unless there is an error
         return span
 
     async def stream(self, read: ReadOn, call: GrpcCall) -> AsyncGenerator[bytes]:
-        """One response per request, in the order of the requests; several of them run at once.
+        """Answer each request of a stream, in their order; several run at once.
 
-        Raises Unauthorized where `read` does, when those that were read before are answered.
+        Raises Unauthorized if `read` does, after the requests that were read before are answered.
         """
         pending: _Pending = asyncio.Queue()
-        room = asyncio.Semaphore(64)  # further requests are left unread, which holds the client up
+        room = asyncio.Semaphore(64)  # stop reading, which applies backpressure to the client
         reader = asyncio.ensure_future(self._read(read, call, pending, room))
         try:
             while (running := await pending.get()) is not None:
@@ -126,18 +126,19 @@ class GrpcInference:
                 try:
                     yield await replying
                 finally:
-                    _give_up(own, replying, call)  # does nothing to one that has failed
+                    _give_up(own, replying, call)  # does nothing if it has failed
                 room.release()
             await asyncio.wait([reader])
             if isinstance(reader.exception(), Unauthorized):
-                raise Unauthorized(KEY_IS_WRONG)  # another one: that of the reader would keep this frame, which has it
+                # raise a new error: the reader's would keep this frame alive in a cycle
+                raise Unauthorized(KEY_IS_WRONG)
         finally:
             reader.cancel()
             while not pending.empty():
                 left = pending.get_nowait()
                 if left is not None:
                     _give_up(*left, call)
-            await asyncio.wait([reader])  # it reads from the call, which must not end before
+            await asyncio.wait([reader])  # it reads from the call, which must not end first
 
     async def _read(self, read: ReadOn, call: GrpcCall, pending: _Pending, room: asyncio.Semaphore) -> None:
         try:
@@ -145,24 +146,24 @@ class GrpcInference:
                 own = self._call(self.begin_span(call))
                 nbytes, taken = len(data), asyncio.Event()
                 pending.put_nowait((own, asyncio.ensure_future(self._one_of_stream(data, own, call, taken))))
-                del data  # it would be here until the next one has come
+                del data  # release it now, not when the next message comes
                 if nbytes > INLINE_BYTES:
-                    # The next one stays with its client while this one may wait for a decoder.
+                    # Leave the next message with the client while this one may wait for a decoder.
                     await taken.wait()
                     call.turn.passed(nbytes)
         finally:
             pending.put_nowait(None)
 
     async def _one_of_stream(self, data: bytes, own: Call, call: GrpcCall, taken: asyncio.Event) -> bytes:
-        """A stream outlives a request that fails: its error is a message like any other.
+        """Answer one request of a stream. The stream continues after an error, which is sent as a message.
 
-        `taken` is set when the message's tensors are in the slab, or it has failed.
+        `taken` is set when the message's tensors are in the slab, or when it has failed.
         """
         asked = _Asked(own, in_stream=True)
         try:
-            own.begin()  # each by itself: a stream that is only open must not delay a shutdown
+            own.begin()  # opened per message, so that an idle stream does not delay a shutdown
             answer = await self._decode(data, asked, call)
-            del data  # it must not stay while the request waits
+            del data  # release the message while the request waits
             taken.set()
             reply = await answer()
         except BaseException as raised:
@@ -173,7 +174,7 @@ class GrpcInference:
                     raise
                 return _failed_in_stream(asked, str(error))
             finally:
-                del error  # it would hold this frame, and this frame it
+                del error  # avoid a reference cycle with this frame
         finally:
             taken.set()
         _is_held(own, reply)
@@ -192,7 +193,9 @@ class GrpcInference:
         return response_of(own_id, served, [picture_output(served, wanted, predicted)], is_final=asked.wants_final)
 
     async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> Callable[[], Awaitable[bytes]]:
-        """Put what the message brings into the slab. Returns what makes the answer, which keeps nothing of `data`."""
+        """Copy the message's tensors into the slab. Returns the function that makes the answer and keeps nothing of
+        `data`.
+        """
         own, nbytes = asked.own, len(data)
         started_ns = time.monotonic_ns()
         small, raw = split(data) if nbytes > INLINE_BYTES else (data, None)
@@ -226,7 +229,7 @@ def _failed_in_stream(asked: _Asked, message: str) -> bytes:
 
 
 def _is_held(own: Call, reply: bytes) -> bool:
-    """Whether an answer is large, so that the room for it is held until it is sent; else the call has ended."""
+    """Whether the answer is large, so that its room is held until it is sent. Otherwise the call has ended."""
     if len(reply) <= INLINE_BYTES:
         own.end(ANSWERED)
         return False
@@ -236,8 +239,8 @@ def _is_held(own: Call, reply: bytes) -> bool:
 
 
 def _ending(own: Call, error: BaseException, call: GrpcCall) -> CallEnd:
-    """How a call, or a request of a stream, ends that ends with this error, with which status."""
-    if not isinstance(error, Exception) and call.is_late:  # cancelled: by the library, or with its stream
+    """The outcome and status of a call, or of a request of a stream, that ends with this error."""
+    if not isinstance(error, Exception) and call.is_late:  # cancelled by the library or with its stream
         error = DeadlineExceeded(EXPIRED_RUNNING)
     if own.span is not None and isinstance(error, Exception):
         code = error.grpc_code if isinstance(error, RequestError) else "INTERNAL"  # a bug, which the gate logs
@@ -246,9 +249,9 @@ def _ending(own: Call, error: BaseException, call: GrpcCall) -> CallEnd:
 
 
 def _give_up(own: Call, replying: asyncio.Task[bytes], call: GrpcCall) -> None:
-    """End a request of a stream whose answer is sent, or will not be."""
+    """Stop a stream's request after its answer was sent, or because it will not be."""
     if replying.cancel():
-        # One that has not even begun to run ends nothing itself.
+        # A task that has not started cannot end its call itself.
         replying.add_done_callback(lambda _: own.end(_ending(own, asyncio.CancelledError(), call)))
     else:
         own.end(ANSWERED)

@@ -1,6 +1,7 @@
-"""The gRPC listener next to the HTTP server. The start does not wait for the gRPC library.
+"""Opens the gRPC listener beside the HTTP server.
 
-The library is imported in a thread while the models load, and the listener opens when it is there.
+The gRPC library takes a while to import, so a thread imports it while the models load, and the start does not wait for
+it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-# The client stubs register dtypes with numpy, and numpy reads that registry when it loads this part of itself, which
-# it does at the first median. Both would happen in threads at the same time, and a model would be refused for it.
+# tritonclient registers dtypes with numpy, and numpy reads that registry when it first imports the module for medians.
+# Import it here: two threads doing both at once would break loading a model.
 import numpy.ma  # noqa: F401
 
 from convoy.app.calls.access import ServeOptions
@@ -29,7 +30,7 @@ _log = logging.getLogger("convoy")
 def grpc_host(
     core: Core, options: ServeOptions, decoder: Decoder, holder: socket.socket | None, *, max_calls: int
 ) -> GrpcHost:
-    """The listener of our services over a core, which is not ready before `GrpcServer` has started."""
+    """The gRPC listener of a core. The core is not ready before `GrpcServer` has started."""
     core.listeners_opening += holder is not None
 
     async def make_server() -> Any:
@@ -40,9 +41,9 @@ def grpc_host(
 
 
 class GrpcHost:
-    """One listener, or none where no port is held.
+    """A gRPC listener, or none if no port is held.
 
-    `make_server` may take its time; what it makes has `start(host, port)`, which raises RuntimeError when the port is
+    `make_server` may be slow. It returns an object with `start(host, port)`, which raises RuntimeError if the port is
     taken, and `stop(grace_s)`.
     """
 
@@ -53,9 +54,9 @@ class GrpcHost:
         self._server: Any = None
 
     async def serve_beside(self, http: HttpServer) -> int:
-        """Serve until the HTTP server is stopped; the exit code, where no thread is left that holds up the end.
+        """Serve until the HTTP server stops. Returns an exit code if no thread delays the end.
 
-        gRPC listens as soon as there is a server for it; HTTP ends where that port has been lost until then.
+        gRPC listens as soon as its server exists. If its port has been taken meanwhile, HTTP stops.
         """
         if self._holder is not None:
             self._making = asyncio.create_task(self._make_server())
@@ -66,9 +67,9 @@ class GrpcHost:
         return http.exit_code
 
     async def close(self) -> None:
-        """Take no more calls, and give those that run a second to end. Calling it twice is harmless."""
+        """Refuse new calls and give running ones a second to end. Can be called twice."""
         if self._making is not None and self._opening is not None:
-            # A server that is made already starts whole: cancelled in the middle, the library's fails in its loop.
+            # Let a server that exists finish its start: the library fails if a start is cancelled.
             self._making.cancel()
             await asyncio.wait({self._opening})
         server, self._server = self._server, None

@@ -1,7 +1,7 @@
-"""The gRPC listener: the inference service, the standard health service and reflection on one port.
+"""The gRPC listener: inference, standard health and reflection on one port.
 
-The methods that do not infer are here, too: they answer with the same documents as the HTTP routes, in protobuf's form.
-Imported only when gRPC is wanted and HTTP already listens, because the library takes a while to load.
+The methods that do not infer are here and answer with the same documents as the HTTP routes. Imported only when gRPC is
+wanted and HTTP already listens, because the library takes a while to load.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SERVICE_NAMES = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
 
 
 class GrpcServices:
-    """`methods` has one for each name in the protocol that this server offers and that does not infer."""
+    """The service's methods that do not infer. `methods` has one for each protocol method that this server offers."""
 
     def __init__(self, core: Core, server_name: str, keys: Authenticator) -> None:
         self._core, self._server_name, self._keys = core, server_name, keys
@@ -134,18 +134,18 @@ class GrpcServices:
         raise Unsupported(documents.CUDA_IS_NOT_OFFERED)
 
     async def _cuda_unregister(self, _: Any, __: GrpcCall) -> Any:
-        # Clients tidy up all regions before they begin; that there are none is no error.
+        # Clients unregister all regions before they begin; an empty set is not an error.
         return service_pb2.CudaSharedMemoryUnregisterResponse()
 
 
 def _parameters(message: Any) -> dict[str, object]:
-    """A map of ModelRepositoryParameter as plain values."""
+    """Convert a map of ModelRepositoryParameter to plain values."""
     kinds = ((name, one, one.WhichOneof("parameter_choice")) for name, one in message.parameters.items())
     return {name: getattr(one, kind) if kind else None for name, one, kind in kinds}
 
 
 def unsupported(method: str) -> Unary:
-    """A method of the protocol that this server does not offer."""
+    """The handler for a method of the protocol that this server does not offer."""
 
     async def refuse(_: Any, __: GrpcCall) -> Any:
         raise Unsupported(f"{method} is not offered by this server; docs/protocol.md lists what is")
@@ -154,13 +154,13 @@ def unsupported(method: str) -> Unary:
 
 
 class GrpcReflection:
-    """Tells of these services, and of itself."""
+    """The reflection service, for these services and itself."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._library = reflection.aio.ReflectionServicer((*services, reflection.SERVICE_NAME))
 
     async def stream(self, read: ReadOn, _: GrpcCall) -> AsyncGenerator[bytes]:
-        """One answer per question, in their order."""
+        """Answer each question, in their order."""
 
         async def questions() -> AsyncGenerator[Any]:
             while (data := await read()) is not None:
@@ -171,35 +171,35 @@ class GrpcReflection:
 
 
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-# What the standard health service is asked for: the server, or the service by its name.
+# The names under which the standard health service answers: the server and the service.
 _HEALTH_NAMES = ("", _SERVICE.full_name)
-# Calls of one connection at once; a client keeps further ones back. Cancelled calls count until they have been seen, so
-# the library refuses a client that begins and resets calls without end, at little cost. Above the limit for pending
-# calls it cancels calls at random, so that limit is higher than what many such clients can bring.
+# Limits concurrent calls per connection; clients queue further ones. Cancelled calls count until they are processed, so
+# the library cheaply refuses clients that begin and reset calls without end. Beyond its limit for pending calls the
+# library cancels calls at random, so that limit is higher than what many such clients can reach.
 _MOST_STREAMS = 128
 _MOST_PENDING = 64 * _MOST_STREAMS
 
 
 class GrpcServer:
-    """One listener over one core; the decoder is the process's, which others use, too."""
+    """One gRPC listener of a core. It shares the process's decoder."""
 
     def __init__(self, core: Core, options: ServeOptions, decoder: Decoder, *, max_calls: int) -> None:
         self._core, self._options = core, options
         self._health = _Health(core, max_calls)
         self._server = grpc.aio.server(
             options=[
-                # One limit for both wires; the library applies it after decompression, too. It takes no larger number
-                # than this one, which is protobuf's own limit.
+                # The same limit as for HTTP, applied after decompression. The library takes at most protobuf's own
+                # limit.
                 ("grpc.max_receive_message_length", min(options.body.max_bytes, (1 << 31) - 1)),
                 ("grpc.max_send_message_length", -1),
-                # Two servers on one port would share the calls at random; better to be told.
+                # Two servers on one port would share calls at random; an error is better.
                 ("grpc.so_reuseport", 0),
-                # What is not read yet is held up at 64 KiB a call, however fast the line is.
+                # Limits unread data to 64 KiB per call, however fast the connection is.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.max_concurrent_streams", _MOST_STREAMS),
                 ("grpc.server.max_pending_requests", _MOST_PENDING),
                 ("grpc.server.max_pending_requests_hard_limit", 2 * _MOST_PENDING),
-                # A client whose machine has gone holds its connection no longer than this.
+                # Closes the connection of a client that has disappeared after this time.
                 ("grpc.keepalive_time_ms", 60_000),
                 ("grpc.keepalive_timeout_ms", 20_000),
             ],
@@ -219,7 +219,7 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     async def start(self, host: str, port: int) -> None:
-        """Take calls; from then on the core may be ready. Raises RuntimeError when the port is taken."""
+        """Start to listen; then the core may be ready. Raises RuntimeError if the port is taken."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         if self._options.tls is None:
             self._server.add_insecure_port(address)
@@ -230,7 +230,7 @@ class GrpcServer:
         self._watching = asyncio.ensure_future(self._health.watch())
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more calls, and end those that still run after `grace_s`."""
+        """Refuse new calls and cancel those that still run after `grace_s`."""
         self._watching.cancel()
         with suppress(asyncio.CancelledError):
             await self._watching
@@ -239,7 +239,7 @@ class GrpcServer:
 
 
 def _credentials(options: ServeOptions) -> Any:
-    """What TLS shows and asks, by the options as they are whenever a client comes."""
+    """TLS credentials, read from the options for each new connection."""
     shown = options.tls
 
     def changed() -> Any:
@@ -254,16 +254,16 @@ def _credentials(options: ServeOptions) -> Any:
 
 
 def _certificates(tls: ServerTls | None) -> Any:
-    assert tls is not None  # it begins and ends with the server
+    assert tls is not None  # lives as long as the server
     ca = None if tls.client_ca is None else tls.client_ca.encode()
     return grpc.ssl_server_certificate_configuration([(tls.key.encode(), tls.chain.encode())], root_certificates=ca)
 
 
 class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Where a call's handler is found. While too many run it is one that refuses before a message is read."""
+    """Finds the handler of a call. At the limit it returns a handler that refuses without reading a message."""
 
     def __init__(self, gate: GrpcGate, handlers: Mapping[str, Any]) -> None:
-        """`handlers`: by path, as `/service/method`."""
+        """`handlers` maps paths such as `/service/method` to handlers."""
         self._gate, self._handlers = gate, handlers
 
     def service(self, details: Any) -> Any:
@@ -274,7 +274,7 @@ class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def _handlers(gate: GrpcGate, inference: GrpcInference, methods: Mapping[str, Unary]) -> dict[str, Any]:
-    """The library's handler for each method of the service, by its path."""
+    """The library's handlers for the service's methods, by path."""
     handlers: dict[str, Any] = {}
     for method in _SERVICE.methods:
         name, message = method.name, getattr(service_pb2, method.input_type.name)
@@ -289,7 +289,7 @@ def _handlers(gate: GrpcGate, inference: GrpcInference, methods: Mapping[str, Un
 
 
 class _Health(health_aio.HealthServicer):  # type: ignore[misc]
-    """The standard health service: serving while the core is ready."""
+    """The standard health service: SERVING while the core is ready."""
 
     def __init__(self, core: Core, max_watchers: int) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ class _Health(health_aio.HealthServicer):  # type: ignore[misc]
         self._was_ready: bool | None = None
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the library's name
-        await self._refresh()  # so that a probe never sees what was true a moment ago
+        await self._refresh()  # probes must never see a stale state
         return await super().Check(request, context)
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802 - the library's name
@@ -311,7 +311,7 @@ class _Health(health_aio.HealthServicer):  # type: ignore[misc]
             self._watchers -= 1
 
     async def watch(self) -> None:
-        """Tell the watchers about changes, until cancelled."""
+        """Notify watchers about changes until cancelled."""
         while True:
             await self._refresh()
             await asyncio.sleep(0.25)

@@ -1,7 +1,7 @@
-"""The protocol's protobuf messages to requests, and answers to protobuf messages.
+"""Convert the protocol's protobuf messages to requests, and answers to protobuf messages.
 
-Tensors come raw, as bytes in `raw_input_contents`, or typed, as numbers in `contents`; what they mean is
-settled in `inference`. Answers are always raw, as every client expects, one entry per output in order.
+Tensors come raw, as bytes in `raw_input_contents`, or typed, as numbers in `contents`; `inference` checks them. Answers
+are always raw, as clients expect, one entry per output in order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from convoy.app.protocol.tensors import (
 from convoy.app.scheduling.request import Done
 from convoy.models.errors import InvalidRequest
 
-# The field of `contents` that holds each type's numbers. There is none for 16-bit floats.
+# The field of `contents` for each type. 16-bit floats have none.
 _FIELDS = {
     "BOOL": ("bool_contents", np.bool_),
     "INT8": ("int_contents", np.int32),
@@ -46,7 +46,7 @@ _FIELDS = {
     "FP64": ("fp64_contents", np.float64),
 }
 
-# Fields of bytes: a number, and how it is encoded.
+# Tags of length-delimited fields: field number and wire type.
 _HAS_LENGTH = 2
 _RAW_INPUT = 7 << 3 | _HAS_LENGTH  # ModelInferRequest.raw_input_contents
 _RAW_OUTPUT = bytes((6 << 3 | _HAS_LENGTH,))  # ModelInferResponse.raw_output_contents, its last field
@@ -54,10 +54,10 @@ _STREAM_ANSWER = bytes((2 << 3 | _HAS_LENGTH,))  # ModelStreamInferResponse.infe
 
 
 def split(data: bytes) -> tuple[bytes, list[memoryview]]:
-    """A ModelInferRequest without its raw tensors, and these, which stay where they are.
+    """Split a ModelInferRequest into the message without raw tensors, and views of these.
 
-    The library would copy them twice. It parses malformed messages, those with a field that the protocol does not have,
-    whose fields all have a length, and those with so many fields that it is faster.
+    The library would copy them twice. It still parses malformed messages: those with unknown fields, which all have a
+    length, and those with so many fields that it is faster.
     """
     view, position = memoryview(data), 0
     rest, raw = list[memoryview](), list[memoryview]()
@@ -66,7 +66,7 @@ def split(data: bytes) -> tuple[bytes, list[memoryview]]:
             tag, start = _varint(data, position)
             nbytes, start = _varint(data, start)
             end = start + nbytes
-            # Of as many fields as fit into a message, each would take a thousand times its bytes.
+            # As many fields as fit into a message would each cost a thousand times their bytes.
             is_many = len(rest) + len(raw) == 500
             if tag & 7 != _HAS_LENGTH or end > len(data) or is_many:
                 return data, []
@@ -81,7 +81,7 @@ def split(data: bytes) -> tuple[bytes, list[memoryview]]:
 
 
 def asked_of(message: Any, raw: Sequence[bytes | memoryview], memory: SharedMemory) -> RawRequest:
-    """A ModelInferRequest as the neutral record. Raises InvalidRequest, NotFound or Unsupported."""
+    """Convert a ModelInferRequest to a RawRequest. Raises InvalidRequest, NotFound or Unsupported."""
     sources = _sources(message, raw, memory)
     inputs = [
         TensorIn(tensor.name, tensor.datatype, list(tensor.shape), source)
@@ -93,21 +93,21 @@ def asked_of(message: Any, raw: Sequence[bytes | memoryview], memory: SharedMemo
 
 
 def parameters_of(field: Any) -> dict[str, object]:
-    """A map of InferParameter as plain values; one that holds nothing is left out."""
+    """Convert a map of InferParameter to plain values, without empty ones."""
     kinds = ((name, parameter, parameter.WhichOneof("parameter_choice")) for name, parameter in field.items())
     return {name: getattr(parameter, kind) for name, parameter, kind in kinds if kind is not None}
 
 
 def infer_response(request: InferRequest, served: Served, done: Done, *, is_final: bool = False) -> bytes:
-    """A ModelInferResponse, encoded, which owns its bytes.
+    """Encode a ModelInferResponse, which owns its bytes.
 
-    `is_final` is the word to a stream that asks for it.
+    `is_final` is the parameter of a stream's last response, if the client asked for it.
     """
     return response_of(request.id, served, answers_of(request, served, done), is_final=is_final)
 
 
 def response_of(own_id: str | None, served: Served, answers: Sequence[TensorOut], *, is_final: bool) -> bytes:
-    """The same around outputs that are there."""
+    """Encode a response around given outputs."""
     message = service_pb2.ModelInferResponse(
         model_name=served.key.model, model_version=str(served.key.version), id=own_id or ""
     )
@@ -116,18 +116,18 @@ def response_of(own_id: str | None, served: Served, answers: Sequence[TensorOut]
     for answer in answers:
         message.outputs.add(name=answer.spec.name, datatype=answer.spec.dtype, shape=answer.shape)
     parts: list[bytes | memoryview] = [message.SerializeToString()]
-    for answer in answers:  # which are copied once, and never by the library
+    for answer in answers:  # copied once, and never by the library
         parts += (_RAW_OUTPUT, _as_varint(answer.data.nbytes), answer.data)
     return b"".join(parts)
 
 
 def stream_response(infer_response: bytes) -> bytes:
-    """A ModelStreamInferResponse around an encoded answer."""
+    """Encode a ModelStreamInferResponse around an encoded response."""
     return b"".join((_STREAM_ANSWER, _as_varint(len(infer_response)), infer_response))
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number that begins there, and where it ends. Raises IndexError where there is none."""
+    """Decode a varint. Returns the number and its end. Raises IndexError if it is cut off."""
     value = 0
     for shift in range(0, 64, 7):
         byte = data[position]
@@ -148,7 +148,7 @@ def _as_varint(value: int) -> bytes:
 
 
 def _sources(message: Any, raw: Sequence[bytes | memoryview], memory: SharedMemory) -> Iterator[Source]:
-    """Where each input's values are, in the inputs' order; inputs in shared memory have no raw contents."""
+    """The source of each input, in order; inputs in shared memory have no raw contents."""
     used = 0
     for tensor in message.inputs:
         where = f"'{tensor.name[:100]}' for model '{message.model_name[:100]}'"
