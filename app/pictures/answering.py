@@ -1,6 +1,6 @@
-"""How a picture's outputs become an answer: the classes, the class of each pixel, or the boxes; one row per task.
+"""Turn the outputs for a picture into an answer: classes, a class map or boxes; one row per task.
 
-Knows which outputs a task needs, whether reading them is short, and what reads them. Knows no wire.
+Knows which outputs a task needs, how to read them, and whether that is slow.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from convoy.models.geometry import UNSEEN, Extent, ImagePlacement
 from convoy.models.spec import ModelSpec
 from convoy.models.tasks import Task
 
-_FEW_IN = 20  # a share of the classes that is cheaper to find than to sort
+_FEW_IN = 20  # below this share of the classes, finding them is cheaper than sorting all
 
 
-@dataclass(slots=True)  # not frozen, which would take five times as long to make
+@dataclass(slots=True)  # not frozen: construction would take five times as long
 class Prediction:
-    """One class and its score; the label is None where the model has none for it."""
+    """One class and its score. The label is None if the model has none for it."""
 
     class_id: int
     label: str | None
@@ -39,9 +39,9 @@ class Prediction:
 def best_classes(
     logits: np.ndarray, spec: ModelSpec, top_k: int | None, threshold: float | None = None
 ) -> list[Prediction]:
-    """The `top_k` classes of one sample, or all, best first, ties by class number; none that scores below `threshold`.
+    """The `top_k` classes of one sample (None: all) that reach `threshold`, best first, ties by class number.
 
-    `logits` is the sample's output, flattened. Raises ModelFailed when a score is not a number.
+    `logits` is the sample's output, flattened. Raises ModelFailed if a score is not a number.
     """
     scores = _scores(logits.astype(np.float32, copy=False), spec)
     order = _best(scores, top_k)
@@ -56,25 +56,25 @@ def _label(spec: ModelSpec, number: int) -> str | None:
 
 
 def _best(scores: np.ndarray, top_k: int | None) -> np.ndarray:
-    """Class numbers, as `best_classes` has them. Raises ModelFailed."""
+    """The class numbers that `best_classes` returns. Raises ModelFailed."""
     negated, count = -scores, len(scores)
     if top_k is None or _FEW_IN * top_k > count:
-        order: np.ndarray = negated.argsort(kind="stable")  # behind all others comes what is not a number
+        order: np.ndarray = negated.argsort(kind="stable")  # sorted behind all others: scores that are not numbers
         if count and math.isnan(scores[order[-1]]):
             raise ModelFailed(NAN)
         return order[:top_k]
     if math.isnan(np.minimum.reduce(scores)):
         raise ModelFailed(NAN)
-    # Of many the few that count are found without sorting the others; equals of the last one stay in their order.
+    # If few of many classes count, they are found without sorting the others; ties with the last one stay in order.
     among: np.ndarray = (negated <= np.partition(negated, top_k - 1)[top_k - 1]).nonzero()[0]
     best: np.ndarray = among[negated[among].argsort(kind="stable")][:top_k]
     return best
 
 
 class RankedClasses(NamedTuple):
-    """The best classes of each sample of a batch: numbers int32 [samples, k], scores float32 [samples, k].
+    """The best classes of each sample of a batch: ids int32 [samples, k], scores float32 [samples, k].
 
-    `is_nan` [samples]: a score of the sample is not a number, so none of them counts.
+    `is_nan` [samples] is true if a score of the sample is not a number; then none of them counts.
     """
 
     class_ids: np.ndarray
@@ -83,7 +83,7 @@ class RankedClasses(NamedTuple):
 
 
 def best_classes_of_batch(outputs: np.ndarray, spec: ModelSpec, top_k: int) -> RankedClasses:
-    """What `best_classes` gives for each row of [samples, values], to the last bit, all at once."""
+    """Apply `best_classes` to each row of [samples, values] at once, with bit-identical results."""
     scores = _scores(outputs.astype(np.float32, copy=False), spec)
     is_nan = np.isnan(scores).any(axis=1)
     if _FEW_IN * top_k > scores.shape[1] or is_nan.any():
@@ -94,27 +94,27 @@ def best_classes_of_batch(outputs: np.ndarray, spec: ModelSpec, top_k: int) -> R
 
 
 def _scores(outputs: np.ndarray, spec: ModelSpec) -> np.ndarray:
-    """One a class, along the last axis.
+    """The scores of the classes, along the last axis.
 
-    A single output with two labels is the second's score, and what it lacks to one the first's.
+    A single output with two labels is the score of the second; the first gets the difference to one.
     """
     if not spec.is_binary or spec.activation == "softmax":
         return activate(outputs, spec.activation)
     if spec.activation == "sigmoid":
-        # Not one minus it: of a score near one, nothing would be left of the other.
+        # Not one minus the score: for a score near one, rounding would leave nothing.
         return activate(np.concatenate([-outputs, outputs], axis=-1), "sigmoid")
     return np.concatenate([1 - outputs, outputs], axis=-1)
 
 
-# Noise would have a run for nearly every pixel: some 10 MB of JSON, and as much again while it is written.
+# A noisy map would have a run per pixel: some 10 MB of JSON.
 MAX_RUNS = 500_000
 
 
 @dataclass(slots=True)
 class ClassShare:
-    """One class that occurs in a class map; the label is None where the model has none for it.
+    """One class that occurs in a class map. The label is None if the model has none for it.
 
-    `share` is that of all pixels of the picture, from 0 to 1.
+    `share` is its share of all pixels of the picture, from 0 to 1.
     """
 
     class_id: int
@@ -124,9 +124,9 @@ class ClassShare:
 
 @dataclass(slots=True)
 class SegmentedPicture:
-    """The class of each pixel of the picture, uint8 [height, width], 255 where the network was not shown it.
+    """The class of each pixel of the picture, uint8 [height, width]; 255 for pixels that the network did not see.
 
-    `classes` are those that occur, by their number. Their shares and `unseen_share` come to 1.
+    `classes` are those that occur, in the order of their ids. Their shares and `unseen_share` add up to 1.
     """
 
     class_map: ClassNumbers
@@ -135,11 +135,11 @@ class SegmentedPicture:
 
 
 def segmented(answer: Answer, spec: ModelSpec, placement: ImagePlacement) -> SegmentedPicture:
-    """One sample's class map, on the picture that it was made of. Raises ModelFailed."""
+    """The class map of one sample, scaled to the picture. Raises ModelFailed."""
     assert spec.segmentation is not None, "a segmenter has this; this is a bug"
     of_input = class_numbers(_one_sample(answer, spec, spec.segmentation.class_map), spec.activation)
     class_map = placement.map_on_picture(of_input)
-    counts = np.array(Image.fromarray(class_map).histogram())  # numpy's would take eight bytes for each pixel
+    counts = np.array(Image.fromarray(class_map).histogram())  # numpy's bincount would take eight bytes per pixel
     shares = counts / class_map.size
     occurring = np.flatnonzero(counts[:UNSEEN]).tolist()
     classes = [ClassShare(number, _label(spec, number), float(shares[number])) for number in occurring]
@@ -147,14 +147,15 @@ def segmented(answer: Answer, spec: ModelSpec, placement: ImagePlacement) -> Seg
 
 
 def rendering_bytes(placement: ImagePlacement) -> int:
-    """About how much memory it takes to read a map as large as the input, to place it on the picture and to write it
-    out; less than it took to decode the picture."""
+    """Estimate the memory to read a class map as large as the input, scale it to the picture and encode it. It is less
+    than decoding the picture took.
+    """
     (width, height), (input_width, input_height) = placement.picture, placement.window
     return 4 * width * height + 12 * input_width * input_height
 
 
 def palette_png(class_map: ClassNumbers) -> bytes:
-    """A PNG whose pixel values are the class numbers, coloured by the palette of PASCAL VOC."""
+    """A PNG whose pixel values are the class ids, with the palette of PASCAL VOC."""
     image = Image.fromarray(class_map)
     image.putpalette(_VOC_PALETTE)
     file = io.BytesIO()
@@ -163,12 +164,12 @@ def palette_png(class_map: ClassNumbers) -> bytes:
 
 
 def run_lengths(class_map: ClassNumbers, class_ids: Sequence[int]) -> list[list[int]]:
-    """Of each class the counts of COCO's uncompressed run lengths.
+    """The run lengths of each class, as in COCO's uncompressed RLE.
 
-    The pixels are read column by column from the left, each from the top. The first count is of pixels that are not of
-    the class, and may be 0; then they alternate, and together they are height * width.
+    Pixels are read column by column from the left, each from the top. The first count is of pixels outside the class
+    and may be 0; then counts alternate, and together they are height * width.
 
-    Raises InvalidRequest where there are too many runs for an answer.
+    Raises InvalidRequest if there are too many runs for an answer.
     """
     values = class_map.T.reshape(-1)
     starts = np.flatnonzero(values[1:] != values[:-1]) + 1
@@ -191,7 +192,7 @@ def _counts(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], pixels: 
 
 
 def _voc_palette() -> bytes:
-    """The colours of PASCAL VOC: the bits of a number, three by three, are the upper ones of red, green, blue."""
+    """The palette of PASCAL VOC: the bits of an id, three at a time, are the high bits of red, green and blue."""
     colours = bytearray()
     for number in range(256):
         for channel in range(3):
@@ -205,9 +206,9 @@ _VOC_PALETTE = _voc_palette()
 
 @dataclass(slots=True)
 class Detection:
-    """One object: (x1, y1, x2, y2) in pixels of the picture, from its upper left corner, to hundredths.
+    """One object: (x1, y1, x2, y2) in pixels of the picture, from its upper left corner, rounded to hundredths.
 
-    The label is None where the model has none for the class.
+    The label is None if the model has none for the class.
     """
 
     box: tuple[float, float, float, float]
@@ -219,9 +220,9 @@ class Detection:
 def detections(
     answers: Mapping[str, Answer], spec: ModelSpec, placement: ImagePlacement, threshold: float | None, most: int | None
 ) -> list[Detection]:
-    """One sample's objects, best first. Raises ModelFailed where a score or a box of those is not a number.
+    """The objects in one sample, best first. Raises ModelFailed if a score or box is not a number.
 
-    `answers` has the outputs that the spec declares, by name; `threshold` and `most` None are as it declares.
+    `answers` has the outputs that the spec declares, by name. `threshold` and `most` default to the spec's.
     """
     said = spec.detection
     assert said is not None, "a detector has this; this is a bug"
@@ -237,17 +238,17 @@ def detections(
 
 
 def _one_sample(answer: Answer, spec: ModelSpec, name: str) -> npt.NDArray[np.generic]:
-    """As its spec's shape says, without the batch dimension."""
+    """One sample in the shape of its spec, without the batch dimension."""
     output = spec.outputs[spec.output_index(name)]
     of_sample = answer.shape[len(answer.shape) - len(output.shape) :]
     return np.frombuffer(answer.data, output.numpy_dtype).reshape(of_sample)
 
 
 class Wanted(NamedTuple):
-    """What is asked of a picture: by the version's task, and what else the task's answers depend on.
+    """What a client wants to know about a picture.
 
-    The best `top_k` classes or boxes, or all for None, of those that reach `threshold`. `finish` makes of what was
-    found what the asker needs, where that takes as long as reading does.
+    The best `top_k` classes or boxes (None: all) that reach `threshold`. `finish` converts the result further in the
+    same thread.
     """
 
     answering: Answering
@@ -257,21 +258,21 @@ class Wanted(NamedTuple):
 
 
 class Answering(ABC):
-    """One task. `key` is what documents call its answer; `is_long`: for a thread, and not for the event loop."""
+    """One task. `key` is the name of its answer in documents; `is_long` means that reading needs a thread."""
 
     key: ClassVar[str]
     is_long: ClassVar[bool]
 
     @abstractmethod
     def outputs(self, spec: ModelSpec) -> tuple[int, ...]:
-        """Those that are needed, by their index."""
+        """The indices of the outputs that the answer needs."""
 
     @abstractmethod
     def read(self, answers: Sequence[Answer], spec: ModelSpec, size: Extent, wanted: Wanted) -> Any:
-        """What they say of a picture of this upright size. Raises ModelFailed, and what `wanted.finish` raises."""
+        """Read the outputs for a picture of this upright size. Raises ModelFailed, and what `wanted.finish` raises."""
 
     def working_bytes(self, spec: ModelSpec, size: Extent) -> int:
-        """About how much memory `read` takes beside the outputs; only asked of one that is long."""
+        """Estimate the memory that `read` takes beside the outputs; only called if `is_long`."""
         return 0
 
 
@@ -314,7 +315,7 @@ class _Boxes(Answering):
         return detections(by_name, spec, _placement(size, spec), wanted.threshold, wanted.top_k)
 
     def working_bytes(self, spec: ModelSpec, size: Extent) -> int:
-        # As far as the outputs' sizes are fixed.
+        # As far as the sizes of outputs are fixed.
         return 2 * sum(spec.outputs[index].sample_bytes or 0 for index in self.outputs(spec))
 
 
@@ -328,7 +329,7 @@ ANSWERING: dict[Task, Answering] = {
 
 
 def why_no_predictions(spec: ModelSpec) -> str | None:
-    """Why a model answers nothing to a picture, in words that go on from its name; None where it does."""
+    """Why a model cannot answer for pictures, as the rest of a sentence after its name; None if it can."""
     if spec.image is None:
         return "has no image preprocessing, so it cannot take images"
     return None if spec.task in ANSWERING else f"has the task {spec.task!r}, so the meaning of its outputs is unknown"

@@ -1,8 +1,8 @@
-"""Threads that decode, so that the event loop computes only what is surely short.
+"""The pool of decoder threads, so that the event loop only does work that is surely short.
 
-The shell around `scheduling.decoding`, which decides. Threads, clock, slots and waiting calls are here.
-Belongs to one event loop. A thread cannot be stopped, so what it works on stays with it until it returns; all else ends
-at once, with the call, when its client leaves and at its deadline.
+The threads, clock, slots and waiting calls around the pure rules in `scheduling.decoding`. Used on one event loop. A
+running thread cannot be stopped, so its memory stays in use until it returns; everything else ends at once when the
+client leaves or the deadline passes.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from convoy.models.images import KEPT_MEMORY
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-# Memory for large images goes back to the system after this time without use.
+# Memory for large images is returned to the system when it was not used for this long.
 _KEEP_S = 10.0
 
 
 class DecodeWork(NamedTuple):
-    """What to decode: units of a kind (`scheduling.decoding`), in these slots.
+    """Work for the decoder: units of a kind (`scheduling.decoding`) in these slots.
 
-    `sample_of`: it is a sample for this version, and `answered` says when it needs nothing more. `needs_bytes`: memory
-    beside its slots, counted from before it begins until its thread returns. `latest_start_ns` and `priority` are those
-    of the request that the sample is for. `since_ns`: when its call began to wait, 0 for now.
+    `sample_of` is the version if the work decodes a sample; `answered` must then be called when the sample needs
+    nothing more. `needs_bytes` is memory beside the slots, counted until the thread returns. `latest_start_ns` and
+    `priority` are those of the sample's request. `since_ns` is when its call began to wait, 0 for now.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class DecodeWork(NamedTuple):
 
 
 class Decoded(NamedTuple, Generic[Result]):
-    """What came of it, and how long it waited for its turn."""
+    """The result of the work and the time that it waited."""
 
     result: Result
     wait_ns: int
@@ -70,7 +70,7 @@ class Decoded(NamedTuple, Generic[Result]):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Job(DecodeJob):
-    """A job and the future of its caller. `call` is None for an answer, whose slots belong to the caller."""
+    """A job and its caller's future. `call` is None for an answer, whose slots belong to the caller."""
 
     function: Callable[[], Any]
     call: Call | None = None
@@ -81,7 +81,7 @@ class _Job(DecodeJob):
 
 
 class Decoder:
-    """At most `threads` work, and `max_waiting` jobs wait."""
+    """Runs jobs on at most `threads` threads; at most `max_waiting` jobs wait."""
 
     def __init__(self, threads: int, max_waiting: int) -> None:
         self._executor = ThreadPoolExecutor(threads, "decode")
@@ -98,7 +98,7 @@ class Decoder:
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Decoded[Result]:
-        """What the function gives. Raises what it raises, and Overloaded or DeadlineExceeded."""
+        """Run the function in a thread. Raises what it raises, and Overloaded or DeadlineExceeded."""
         job = _Job(
             self._next_id(),
             work.kind,
@@ -120,20 +120,20 @@ class Decoder:
             if job.id in self._state.waiting:
                 withdraw(self._state, job)
                 self._look_soon()
-            elif job.is_decoded and job.key is not None:  # cancelled in the moment in which it was done
+            elif job.is_decoded and job.key is not None:  # cancelled at the moment when it was done
                 self.answered(job.key)
             raise
         finally:
-            # A failed job's traceback holds this frame, and through this name the future would hold its own error,
-            # until the garbage collector comes by.
+            # A failed job's traceback holds this frame. Without this, the future would hold its own error until the
+            # garbage collector runs.
             del job
 
     async def run_owed(
         self, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """The same for the answer to a request that has been computed: it goes first, and is never turned away.
+        """Run work for an answer that is already computed: it goes first and is never refused.
 
-        Returns, even when cancelled, only after the function has ended: it reads the answer's slots.
+        Returns only after the function has ended, even if cancelled, because the function reads the answer's slots.
         """
         reading = partial(function, *args, **kwargs)
         job = _Job(self._next_id(), "answer", 0, time.monotonic_ns(), level=RAISED_LEVEL, function=reading)
@@ -149,15 +149,15 @@ class Decoder:
 
     @property
     def waiting(self) -> int:
-        """How many jobs have not begun."""
+        """The number of jobs that have not begun."""
         return len(self._state.waiting)
 
     def begin_here(self, served: Served) -> bool:
-        """Whether the caller may decode a sample at once, on the event loop; `answered` is to follow, if so."""
+        """Whether the caller may decode a sample inline on the event loop now. If so, call `answered` later."""
         return begin_here(self._state, served.key, self._most_ahead(served))
 
     def answered(self, key: ModelKey, done: Done | None = None) -> None:
-        """A sample that was decoded needs nothing more: it has its answer, or will have none."""
+        """Record that a decoded sample has its answer or will get none."""
         took_ns = None if done is None or done.times is None else done.queue_ns + done.times.total_ns
         answered(self._state, key, took_ns)
         if self._state.waiting:
@@ -169,7 +169,7 @@ class Decoder:
         self._executor.shutdown(wait=False)
 
     def _most_ahead(self, served: Served) -> int:
-        """How many of its samples may be decoded and unanswered: two full batches for each engine."""
+        """How many of its samples may be decoded and unanswered: two full batches per engine."""
         return 2 * max(1, served.spec.max_batch_size) * max(1, served.engines)
 
     def _admit(self, job: _Job) -> None:
@@ -179,7 +179,7 @@ class Decoder:
         self._look_soon()
 
     def _look_soon(self) -> None:
-        # After this turn: another job that comes in it may be more urgent.
+        # After this iteration of the loop: a more urgent job may still arrive in it.
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._look)
@@ -197,13 +197,13 @@ class Decoder:
     def _begin(self, job: _Job) -> None:
         if job.call is not None:
             job.call.begin_decode(job.slots)
-        if job.future.done():  # its caller has left in this turn
+        if job.future.done():  # its caller has left in this iteration
             self._returned(job, _End(None, None, 0, None))
         else:
             self._executor.submit(_work, job, asyncio.get_running_loop(), self._returned)
 
     def _returned(self, job: _Job, end: _End) -> None:
-        """The thread touches nothing of it any more."""
+        """Handle a job whose thread has returned and uses none of its memory any more."""
         job.began_ns = end.began_ns
         if job.call is not None:
             job.call.end_decode(job.slots)
@@ -230,7 +230,7 @@ class Decoder:
             self._give_back_later()
 
     def _left(self, job: _Job, took_ns: int | None) -> None:
-        """There will be no answer to it."""
+        """Handle a job whose caller has left."""
         ended(self._state, job, took_ns)
         if job.key is not None:
             answered(self._state, job.key, None)
@@ -245,13 +245,13 @@ class Decoder:
 
 
 def _reserve(job: DecodeJob) -> bool:
-    """Count the memory that it takes beside its slots, if there is room for it."""
+    """Count the memory that the job takes beside its slots, if there is room."""
     assert isinstance(job, _Job)
     return job.call is None or job.call.core.slab.count_outside(job.needs_bytes)
 
 
 class _End(NamedTuple):
-    """What a thread made of a job; `took_ns` is None where there is nothing to learn from."""
+    """The end of a job in its thread; `took_ns` is None if the cost model cannot learn from it."""
 
     result: Any
     error: BaseException | None
@@ -260,7 +260,7 @@ class _End(NamedTuple):
 
 
 def _work(job: _Job, loop: asyncio.AbstractEventLoop, on_return: Callable[[_Job, _End], None]) -> None:
-    """In a thread."""
+    """The loop of a decoder thread."""
     loop.call_soon_threadsafe(on_return, job, _end_of(job))
 
 
@@ -271,7 +271,7 @@ def _end_of(job: _Job) -> _End:
     try:
         return _End(job.function(), None, began_ns, time.monotonic_ns() - began_ns)
     except RequestError as error:
-        # Without where it comes from, which would hold what the job has copied.
+        # Without the traceback, which would hold what the job has copied.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         return _End(None, error, began_ns, None)
     except BaseException as error:

@@ -1,8 +1,8 @@
-"""What may be asked of a picture over any wire, by the task of its model, and the document that answers it.
+"""What clients may ask about a picture over any protocol, by the task of the model, and the answer as a document.
 
-In an inference request a picture is one element of BYTES, the only input, for a model that takes images. Such a model's
-own input is numbers, so that no tensor can be meant. It is answered by one output of BYTES, named by the task, that
-holds the document which `/predictions` answers. Knows no wire. What takes long here runs in a thread, in numpy.
+In an inference request a picture is the only input, one element of BYTES, for a model that takes images. The model's
+own inputs are numbers, so no tensor can be meant. The answer is one output of BYTES, named by the task, with the
+document that `/predictions` returns. Slow parts run in a thread, in numpy.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Document = dict[str, Any]
 
 
 def check_takes_pictures(served: Served) -> None:
-    """Raises InvalidRequest, and says what to do instead."""
+    """Raise InvalidRequest with the alternative if the model does not take pictures."""
     why = why_no_predictions(served.spec)
     if why is not None:
         name, version = served.key.model, served.key.version
@@ -53,7 +53,7 @@ def check_takes_pictures(served: Served) -> None:
 
 
 def wanted_of(served: Served, top_k: object, threshold: object) -> Wanted:
-    """What is wanted of a picture; both as they came, numbers or text, or None. Raises InvalidRequest."""
+    """Parse the options for a picture, given as numbers, text or None. Raises InvalidRequest."""
     answering = ANSWERING[served.spec.task]
     if answering is CLASS_MAP:
         for word, given in (("top_k", top_k), ("threshold", threshold)):
@@ -67,12 +67,12 @@ def wanted_of(served: Served, top_k: object, threshold: object) -> Wanted:
 
 
 def answer_document(wanted: Wanted, predicted: Predicted) -> Document:
-    """What was found in one picture, and where the time went."""
+    """The answer for one picture, with its timing."""
     return {wanted.answering.key: predicted.found, "timing_ms": predicted.timing.document()}
 
 
 def envelope(served: Served) -> Document:
-    """The model and version that answer."""
+    """The fields that name the model and version."""
     return {"model": served.key.model, "version": str(served.key.version)}
 
 
@@ -95,7 +95,7 @@ def _top_k(given: object) -> int | None:
 
 
 def _map_document(found: SegmentedPicture) -> orjson.Fragment:
-    """Written by itself, so that the event loop has only to put it into the rest of the answer."""
+    """Encoded by itself, so that the event loop only has to insert it into the answer."""
     height, width = found.class_map.shape
     counts = run_lengths(found.class_map, [one.class_id for one in found.classes])
     classes = [
@@ -110,7 +110,7 @@ _ONE = (1,)
 
 
 class PictureRequest(NamedTuple):
-    """The picture, whose file is in the slab, and what is asked of it. `id` is the request's own."""
+    """A picture, whose file is in the slab, and what is asked about it. `id` is the request's own id."""
 
     id: str | None
     picture: EncodedPicture
@@ -119,12 +119,12 @@ class PictureRequest(NamedTuple):
 
 
 def brings_picture(datatypes: list[str], served: Served) -> bool:
-    """Whether inputs of these types are for the decoder and not for the model."""
+    """Whether inputs of these types are pictures for the decoder."""
     return served.spec.image is not None and "BYTES" in datatypes
 
 
 def picture_request(asked: RawRequest, served: Served, call: Call) -> PictureRequest:
-    """What is asked, with the file copied into the slab. Raises InvalidRequest, NotFound or Overloaded."""
+    """Copy the file into the slab and parse what is asked. Raises InvalidRequest, NotFound or Overloaded."""
     check_takes_pictures(served)
     if len(asked.inputs) != 1:
         raise wrong_request(asked.id, f"an image is the only input of its request, got {len(asked.inputs)} inputs")
@@ -137,7 +137,7 @@ def picture_request(asked: RawRequest, served: Served, call: Call) -> PictureReq
 
 
 def picture_output(served: Served, wanted: Wanted, predicted: Predicted) -> TensorOut:
-    """What was found, as the output."""
+    """The answer as an output."""
     document = orjson.dumps({**envelope(served), **answer_document(wanted, predicted)})
     spec = TensorSpec(wanted.answering.key, "BYTES", _ONE)
     return TensorOut(spec, _ONE, memoryview(pack((document,))), binary=True)

@@ -1,6 +1,6 @@
-"""One image to its answer: measured, decoded, queued, computed, read; the same wherever the image comes from.
+"""From one image to its answer: measure, decode, queue, compute, read; the same wherever the image comes from.
 
-Knows calls and slots, and of a task only where its outputs are to be read. Knows no wire, no form and no file.
+Knows calls and slots. Knows no protocols, forms or files.
 """
 
 from __future__ import annotations
@@ -26,24 +26,23 @@ from convoy.models.spec import ImageSpec
 
 
 class Picture(ABC):
-    """An image as it was given. `kind` is the decoder's word for it, `slots` are those that its bytes lie in."""
+    """An image as it was given. `kind` is the decoder's name for its format; `slots` hold its bytes."""
 
     kind: str
     slots: tuple[Slot, ...]
 
     @abstractmethod
     def header(self) -> Header | None:
-        """What it says of its size; None for what is no image. Raises ImageError."""
+        """Its header with the size, or None if it is not an image. Raises ImageError."""
 
     @abstractmethod
     def is_tiny(self, image: ImageSpec) -> bool:
-        """Whether decoding it surely takes less than handing it to another thread would."""
+        """Whether decoding certainly takes less time than handing it to a thread."""
 
     @abstractmethod
     def decode_into(self, image: ImageSpec, out: memoryview, max_pixels: int) -> Extent:
-        """Write the model's input. Any thread may call it. Returns the picture's upright width and height.
-
-        Raises ImageError.
+        """Write the model's input; any thread may call it. Returns the picture's upright width and height. Raises
+        ImageError.
         """
 
 
@@ -64,19 +63,19 @@ class EncodedPicture(Picture):
         return decode_image_into(self._encoded, image, out, max_pixels)
 
 
-# More classes than any model has, so it means all.
+# More classes than any model has: all.
 MOST_TOP_K = 10**9
 
 
 class Predicted(NamedTuple):
-    """What was found in one image, as its task says (`answering`), and where the time went."""
+    """The result for one image, by task (`answering`), and its timing."""
 
     found: Any
     timing: Timing
 
 
 class Predictor:
-    """Finds out what is in pictures. Belongs to one event loop, as its decoder does."""
+    """Predicts on pictures. Used on one event loop, as its decoder is."""
 
     def __init__(self, decoder: Decoder, max_pixels: int) -> None:
         self.decoder, self._max_pixels = decoder, max_pixels
@@ -84,14 +83,15 @@ class Predictor:
     async def predict(
         self, call: Call, served: Served, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
     ) -> Predicted:
-        """Decode, queue, compute and read one picture. The version must take pictures, and `wanted` be of its task.
+        """Decode, queue, compute and read one picture, for a version that takes pictures.
 
-        Raises RequestError or ClientGone. `is_alone`: no other picture comes with the same call.
+        `wanted` must belong to the version's task. `is_alone` means that no other picture comes with the same call.
+        Raises RequestError or ClientGone.
         """
         answering, spec, image = wanted.answering, served.spec, _image_of(served)
         slot = call.reserve(math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize)
         started_ns, wait_ns = time.monotonic_ns(), 0
-        # A hop to a thread costs more than decoding a tiny picture.
+        # Handing a tiny picture to a thread costs more than decoding it.
         is_here = is_alone and picture.is_tiny(image) and self.decoder.begin_here(served)
         if not is_here:
             size, wait_ns = await self._decode(call, served, picture, terms, slot)
@@ -116,7 +116,7 @@ class Predictor:
         return Predicted(found, Timing.of(done, wait_ns, decode_ns, total_ns))
 
     async def _decode(self, call: Call, served: Served, picture: Picture, terms: Terms, slot: Slot) -> Decoded[Extent]:
-        """Decode into the slot in a thread, in its turn. Raises RequestError or ClientGone."""
+        """Decode into the slot in a thread, in turn. Raises RequestError or ClientGone."""
         image = _image_of(served)
         pixels, needs_bytes = self._measure(call, picture, image)
         slots = (*picture.slots, slot)
@@ -125,15 +125,15 @@ class Predictor:
         try:
             return await self.decoder.run(call, work, picture.decode_into, image, slot.view, self._max_pixels)
         except BaseException as error:
-            # The core counts those that it has; what is wrong itself is no request that failed.
+            # The core counts its own requests; an image that is itself wrong is not a failed request.
             if (reason := _failure(call.cause_of(error))) is not None:
                 call.core.request_failed(served.key, reason, time.monotonic_ns() - call.arrival_ns)
             raise
 
     def _measure(self, call: Call, picture: Picture, image: ImageSpec) -> tuple[int, int]:
-        """How many pixels the header announces, and how much memory they take. Raises ImageError.
+        """The pixels that the header announces and the memory to decode them. Raises ImageError.
 
-        Both are 0 for what is no image: the decoder says what it is.
+        Both are 0 if it is not an image; then the decoder raises the error.
         """
         header = picture.header()
         if header is None or not header.pixels:
@@ -157,7 +157,7 @@ def _image_of(served: Served) -> ImageSpec:
 
 
 def _failure(error: BaseException) -> str | None:
-    """As what the statistics count a picture that was not decoded; None where it was wrong itself."""
+    """How the statistics count a picture that was not decoded; None if the picture itself is wrong."""
     if isinstance(error, Overloaded | DeadlineExceeded):
         return "REJECTED"
     if isinstance(error, RequestError):
@@ -166,21 +166,21 @@ def _failure(error: BaseException) -> str | None:
 
 
 def wanted_classes(top_k: int | None, threshold: float | None) -> Wanted:
-    """The classes to answer with: all that reach a threshold if there is one, else the best five."""
+    """The classes to answer with: all that reach a threshold if there is one, otherwise the best five."""
     return Wanted(CLASSES, 5 if top_k is None and threshold is None else top_k, threshold)
 
 
 def check_top_k(top_k: object, given: object) -> int:
-    """The number itself. Raises InvalidRequest; `given` is how it came."""
+    """Check a `top_k`; `given` is its form in the request. Raises InvalidRequest."""
     if type(top_k) is not int or top_k < 1:
         raise InvalidRequest(f"top_k must be a whole number of classes, at least 1, got {str(given)[:40]!r}")
     return min(top_k, MOST_TOP_K)
 
 
 def check_threshold(threshold: SupportsFloat, given: object, served: Served) -> float:
-    """The number itself, of whatever type. Raises InvalidRequest; `given` is how it came."""
+    """Check a threshold of any type; `given` is its form in the request. Raises InvalidRequest."""
     score = _number(threshold)
-    # What a model of its own scores gives need not be a share.
+    # Scores that a model computes itself need not be between 0 and 1.
     lowest, highest = (-math.inf, math.inf) if served.spec.activation == "none" else (0.0, 1.0)
     if not (math.isfinite(score) and lowest <= score <= highest):
         expected = "a number" if served.spec.activation == "none" else "a score from 0 to 1"
@@ -189,7 +189,7 @@ def check_threshold(threshold: SupportsFloat, given: object, served: Served) -> 
 
 
 def check_timeout_ms(timeout_ms: SupportsFloat, given: object) -> float:
-    """The number itself, of whatever type. Raises InvalidRequest; `given` is how it came."""
+    """Check a `timeout_ms` of any type; `given` is its form in the request. Raises InvalidRequest."""
     milliseconds = _number(timeout_ms)
     if not 0 < milliseconds < 1e9:
         raise InvalidRequest(
@@ -199,7 +199,7 @@ def check_timeout_ms(timeout_ms: SupportsFloat, given: object) -> float:
 
 
 def _number(value: SupportsFloat) -> float:
-    """NaN where it is none, or too large for one."""
+    """Convert to a number; NaN if that is not possible."""
     try:
         return math.nan if isinstance(value, str | bytes) else float(value)
     except (OverflowError, TypeError, ValueError):
@@ -209,5 +209,5 @@ def _number(value: SupportsFloat) -> float:
 def _brief(given: object) -> str:
     try:
         return repr(str(given)[:40])
-    except ValueError:  # Python writes no number of thousands of digits
+    except ValueError:  # Python does not convert numbers with thousands of digits
         return "one of too many digits"

@@ -1,4 +1,4 @@
-"""The core in a program of the user's: a notebook, a test, a host of its own. No port, no signal, no exit.
+"""The core inside a user's program: a notebook, a test, another host. No ports, no signals, no exit.
 
-Above every other room of the server, whose calls, decoder and words it uses; nothing of the server imports it.
+Uses the server's calls and decoder; nothing in the server imports it.
 """

@@ -1,6 +1,6 @@
 """`convoy.Engine`: a server's answers inside a program, without a port.
 
-Handles threads, event loops and arguments; `inside` does the work, on a private loop.
+Handles threads, event loops and arguments; `inside` does the work on a private loop.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ from convoy.models.images import DEFAULT_MAX_PIXELS
 
 
 class PythonEngine:
-    """The models of a store in this process: batched, proved and answered as `convoy serve` does, without a port.
+    """The models of a store in this process, batched and proved as with `convoy serve`, without a port.
 
         with convoy.Engine("store") as engine:
             print(engine.predict("digits", "seven.png").best.label)
 
-    It is ready when it has been made; without a store it is the bundled demo. Any number of threads and event loops
-    may ask at once, and what they ask at the same time is computed together. `infer` and `predict` wait; `ainfer` and
-    `apredict` are the same for `await`, from any loop. They are methods of one class, and not two classes as in httpx:
-    what an engine holds is its models, threads and memory, which both ways share, and in a notebook, where a loop runs
-    already, the waiting ones work as well.
+    The engine is ready when the constructor returns. Without a store it serves the bundled demo. Threads and event
+    loops may call it concurrently; concurrent requests share batches. `infer` and `predict` block; `ainfer` and
+    `apredict` are the same for `await`, on any loop. Both live in one class, unlike in httpx, because they share
+    models, threads and memory, and because the blocking methods also work in a notebook, where a loop is running.
 
-    The options are those of `convoy serve`, checked in the same words; the environment is not read. An engine installs
-    no signal handler and never ends the process: where it is lost for good its calls raise Unavailable and `failure`
-    says why. It does not survive a fork and cannot be pickled: make one in each process.
+    The options are those of `convoy serve`, with the same checks; the environment is not read. An engine installs no
+    signal handlers and never ends the process. If it is lost for good, its calls raise Unavailable and `failure` says
+    why. It does not survive a fork and cannot be pickled: make one per process.
     """
 
     def __init__(
@@ -62,10 +61,10 @@ class PythonEngine:
         max_pixels: int = DEFAULT_MAX_PIXELS,
         default_timeout_ms: float = 0,
     ) -> None:
-        """Returns when every model of the store is loaded, or refused with an error in the log.
+        """Load every model of the store. Models that are refused are logged as errors.
 
-        Raises UsageError for an option that is wrong or a store that is not there, and JobError, with the reasons,
-        where the store has nothing that can be served.
+        Raises UsageError for a wrong option or a missing store, and JobError, with the reasons, if nothing can be
+        served.
         """
         settings = _settings(
             {
@@ -79,7 +78,7 @@ class PythonEngine:
                 "load_timeout_s": load_timeout_s,
                 "max_queue": max_queue,
                 "max_inflight_mb": max_inflight_mb,
-                "max_body_mb": 1,  # no body is read here, and none of the limits may be below it
+                "max_body_mb": 1,  # no body is read here, and no other limit may be below this one
                 "max_pixels": max_pixels,
                 "default_timeout_ms": default_timeout_ms,
             }
@@ -90,11 +89,12 @@ class PythonEngine:
         except BaseException:
             loop.close()
             raise
-        # Also where it is forgotten. When the program ends there is nothing to give back, nor a thread to do it.
+        # Also runs if the engine is garbage collected. At the program's end there is nothing to free and no thread to
+        # do it.
         self._end = weakref.finalize(self, loop.close, inside.close)
         self._end.atexit = False
 
-    # Asking
+    # Requests
 
     def infer(
         self,
@@ -107,14 +107,14 @@ class PythonEngine:
         priority: int = 0,
         request_id: str | None = None,
     ) -> dict[str, np.ndarray]:
-        """Tensors in, tensors out: `POST /v2/models/{model}/infer`. The arrays that come back are the caller's.
+        """Run a model on tensors, as `POST /v2/models/{model}/infer` does. The caller owns the returned arrays.
 
-        `inputs` have the model's names, dtypes and shapes, the batch first where it has one; strings are arrays of
-        bytes or str. `outputs` None: all of them. `version` None: the highest. `timeout_ms` None: the engine's default.
-        NaN and infinity are values like others.
+        `inputs` have the model's names, dtypes and shapes, with the batch first if it has one; strings are arrays of
+        bytes or str. `outputs` None means all outputs, `version` None the highest, `timeout_ms` None the engine's
+        default. NaN and infinity are ordinary values.
 
-        Raises the server's errors with its words: InvalidRequest, NotFound, Overloaded, DeadlineExceeded, Unavailable,
-        ModelFailed; and UsageError in a forked process.
+        Raises the server's errors: InvalidRequest, NotFound, Overloaded, DeadlineExceeded, Unavailable, ModelFailed;
+        and UsageError in a forked process.
         """
         request = request_of(inputs, outputs, priority, request_id)
         asked = Asked.of(model, version, timeout_ms)
@@ -131,7 +131,7 @@ class PythonEngine:
         priority: int = 0,
         request_id: str | None = None,
     ) -> dict[str, np.ndarray]:
-        """`infer` for `await`. Cancelling takes the request out of the queue."""
+        """`infer` for `await`. Cancelling removes the request from the queue."""
         request = request_of(inputs, outputs, priority, request_id)
         asked = Asked.of(model, version, timeout_ms)
         return await self._loop.ask(lambda: self._inside.infer(asked, request))
@@ -146,15 +146,15 @@ class PythonEngine:
         threshold: float | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """Images in, labels with scores out: `POST /predictions/{model}`.
+        """Classify images, as `POST /predictions/{model}` does.
 
-        An image is a path, the bytes of an image file, a PIL image, or a uint8 array [height, width] or
-        [height, width, channels] of 1, 3 or 4 channels, grey, RGB or RGBA. One gives a Classification, and several,
-        in any other iterable, a list of them in their order. `top_k` None: the best five, or with `threshold` all
-        that reach it. Of the images of one call only some batches are on their way at a time.
+        An image is a path, the bytes of an image file, a PIL image, or a uint8 array [height, width] or [height, width,
+        channels] with 1, 3 or 4 channels: grey, RGB or RGBA. One image gives a Classification; several, in any other
+        iterable, give a list in their order. `top_k` None means the best five or, with `threshold`, all that reach it.
+        Only a few batches of one call are in flight at a time.
 
-        Raises what `infer` raises, and ImageError for one image that cannot be read. Of several each has its own
-        `error` instead, and raised is only what is wrong with the call. A score that is NaN is ModelFailed.
+        Raises what `infer` raises, and ImageError for a single image that cannot be read. With several images, each has
+        its own `error`, and only errors of the whole call are raised. A NaN score raises ModelFailed.
         """
         return self._ask(Asked.of(model, version, timeout_ms), images, Question(Classification, top_k, threshold))
 
@@ -168,7 +168,7 @@ class PythonEngine:
         threshold: float | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """`predict` for `await`. Cancelling takes what waits out of the queue."""
+        """`predict` for `await`. Cancelling removes what waits from the queue."""
         return await self._aask(
             Asked.of(model, version, timeout_ms), images, Question(Classification, top_k, threshold)
         )
@@ -181,9 +181,9 @@ class PythonEngine:
         version: int | str | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """Images in, the class of each pixel out, on the image's own pixels: `POST /predictions/{model}`.
+        """Compute the class of each pixel of images, as `POST /predictions/{model}` does.
 
-        Images are as for `predict`, and so is what is raised; of several, each has its `class_map` or its `error`.
+        Takes images and raises errors as `predict` does. With several images, each has its `class_map` or its `error`.
         """
         return self._ask(Asked.of(model, version, timeout_ms), images, Question(Segmentation))
 
@@ -195,7 +195,7 @@ class PythonEngine:
         version: int | str | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """`segment` for `await`. Cancelling takes what waits out of the queue."""
+        """`segment` for `await`. Cancelling removes what waits from the queue."""
         return await self._aask(Asked.of(model, version, timeout_ms), images, Question(Segmentation))
 
     def detect(
@@ -208,10 +208,10 @@ class PythonEngine:
         threshold: float | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """Images in, the objects in them out, boxes in the image's own pixels: `POST /predictions/{model}`.
+        """Find objects in images, with boxes in the image's own pixels, as `POST /predictions/{model}` does.
 
-        Images are as for `predict`, and so is what is raised; of several, each has its `detections` or its `error`.
-        `top_k` None: at most as many as the model declares, and `threshold` None: from the score that it declares.
+        Takes images and raises errors as `predict` does. With several images, each has its `detections` or its `error`.
+        `top_k` and `threshold` default to the values that the model declares.
         """
         return self._ask(Asked.of(model, version, timeout_ms), images, Question(Detections, top_k, threshold))
 
@@ -225,7 +225,7 @@ class PythonEngine:
         threshold: float | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """`detect` for `await`. Cancelling takes what waits out of the queue."""
+        """`detect` for `await`. Cancelling removes what waits from the queue."""
         return await self._aask(Asked.of(model, version, timeout_ms), images, Question(Detections, top_k, threshold))
 
     def _ask(
@@ -240,25 +240,25 @@ class PythonEngine:
         given, inside = one_or_several(images), self._inside
         return await self._loop.ask(lambda: inside.ask(asked, given, question))
 
-    # Knowing
+    # State
 
     @property
     def models(self) -> tuple[ModelSummary, ...]:
-        """What answers, by name and version, and what runs it."""
+        """The served models, by name and version, and the engines that run them."""
         return self._loop.result(self._inside.models)
 
     @property
     def failure(self) -> str | None:
-        """Why this engine answers nothing any more: one was lost, such as by a GPU's failure, and cannot be replaced.
+        """Why this engine cannot answer any more, such as a failed GPU; None while it works.
 
-        None while it is well. Only a new engine helps, and where a device is lost only a new process.
+        Only a new engine helps or, if a device is lost, a new process.
         """
         return self._loop.failure
 
-    # Ending
+    # Closing
 
     def close(self) -> None:
-        """Let calls that have begun end, and give memory and threads back. A second time it does nothing."""
+        """Finish calls that have begun, then free memory and threads. Can be called twice."""
         self._end()
 
     async def aclose(self) -> None:
@@ -285,13 +285,13 @@ class PythonEngine:
         raise UsageError("an Engine cannot be pickled or sent to another process; make one there")
 
 
-# What people see in tracebacks and in help() is the name that they import; inside, an Engine is what runs one model.
+# Users see the imported name in tracebacks and help(); inside, an Engine is what runs one model.
 PythonEngine.__name__ = PythonEngine.__qualname__ = "Engine"
 PythonEngine.__module__ = "convoy"
 
 
 def _settings(given: dict[str, object]) -> Settings:
-    """Of what is given alone: a library does not look into its program's environment. Raises UsageError."""
+    """Settings from the given options only: a library does not read its program's environment. Raises UsageError."""
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
@@ -299,7 +299,7 @@ def _settings(given: dict[str, object]) -> Settings:
 
 
 async def _open(settings: Settings, loop: PrivateLoop) -> Inside:
-    """Knows the loop and not the engine, which nothing on its loop may hold."""
+    """A function of the loop and not a method: nothing on the loop may hold the engine."""
     inside = Inside(settings, loop.fail)
     try:
         await inside.open()

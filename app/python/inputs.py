@@ -1,7 +1,7 @@
-"""What a Python program gives and gets: tensors as numpy arrays, and images as paths, bytes, Pillow images or pixels.
+"""The inputs of a Python program: tensors as numpy arrays; images as paths, bytes, Pillow images or pixels.
 
-Knows dtypes and bytes; names, shapes and sizes are compared with the model where every wire's are. All images go
-through `convoy.models.images`: an open one by the same rules as its file.
+Knows dtypes and bytes; names, shapes and sizes are checked against the model as for every protocol. All images go
+through `convoy.models.images`: an open image by the same rules as its file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from convoy.models.tensors import from_bytes
 
 OneImage: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | np.ndarray"
 _ARRAYS = "an array is one image, uint8 [height, width], or [height, width, channels] with 1, 3 or 4 channels"
-# Pillow reads an image's file when it is first looked at, and the same image may be given twice.
+# Pillow reads an image's file lazily, and the same image may be given twice.
 _LOADING = tuple(threading.Lock() for _ in range(64))
 
 
@@ -52,10 +52,7 @@ class OpenedPicture(Picture):
 
 
 def one_or_several(images: OneImage | Iterable[OneImage]) -> OneImage | list[OneImage]:
-    """Several as a list in their order, which is read here and not in the thread that they are needed in.
-
-    Raises InvalidRequest.
-    """
+    """Return several images as a list. The iterable is read here, in the caller's thread. Raises InvalidRequest."""
     if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | np.ndarray):
         return images
     try:
@@ -67,7 +64,7 @@ def one_or_several(images: OneImage | Iterable[OneImage]) -> OneImage | list[One
 
 
 async def picture_of(given: object) -> Picture:
-    """The image, its file read in a thread. Raises ImageError."""
+    """Open an image; files are read in a thread. Raises ImageError."""
     match given:
         case str() | os.PathLike():
             return EncodedPicture(memoryview(await asyncio.to_thread(read_image_file, given)))
@@ -81,14 +78,14 @@ async def picture_of(given: object) -> Picture:
 
 
 def no_image(given: object) -> ImageError:
-    """The error for what is none of them."""
+    """The error for an argument that is not an image."""
     return ImageError(
         f"an image is a path, the bytes of an image file, a PIL image or a uint8 array; got {type(given).__name__}"
     )
 
 
 def image_of(array: np.ndarray) -> Image.Image:
-    """The pixels as an image that is open in Pillow. Raises ImageError."""
+    """Convert pixels to an open Pillow image. Raises ImageError."""
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         advice = "; give several as a list" if array.ndim == 4 else ""
         raise ImageError(f"{_ARRAYS}; got {array.dtype} {list(array.shape)}{advice}")
@@ -104,12 +101,12 @@ _NO_MEMORY = SharedMemory(is_allowed=False)
 
 
 class ArraySource(NamedTuple):
-    """One input's values."""
+    """The values of one input."""
 
     array: np.ndarray
 
     def read(self, target: Target) -> np.ndarray:
-        """In the machine's own byte order; strings packed. Raises InvalidRequest."""
+        """Read the values in native byte order; strings are packed. Raises InvalidRequest."""
         if target.spec.is_strings:
             return target.packed([_string(element, target) for element in self.array.flat])
         dtype = target.spec.numpy_dtype
@@ -119,7 +116,7 @@ class ArraySource(NamedTuple):
 def request_of(
     inputs: Mapping[str, np.ndarray], outputs: Sequence[str] | None, priority: int, request_id: str | None
 ) -> RawRequest:
-    """What is asked, as every wire brings it. Raises InvalidRequest where the inputs are no arrays by name."""
+    """Make a RawRequest, as every protocol does. Raises InvalidRequest if the inputs are not named arrays."""
     return RawRequest(
         request_id,
         {"priority": priority} if priority else {},
@@ -131,34 +128,34 @@ def request_of(
 
 
 def named_arrays(inputs: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
-    """In their order. Raises InvalidRequest where they are no arrays by name."""
+    """The arrays in their order. Raises InvalidRequest if they are not named arrays."""
     if not isinstance(inputs, Mapping):
         raise InvalidRequest(f"inputs must be arrays by name, such as {{'images': array}}; got {type(inputs).__name__}")
     return [(str(name), np.asarray(values)) for name, values in inputs.items()]
 
 
 def bytes_of(request: RawRequest) -> int:
-    """So much there is to look at."""
+    """The number of bytes to check."""
     return sum(one.source.array.nbytes for one in request.inputs if isinstance(one.source, ArraySource))
 
 
 def datatype_of(array: np.ndarray) -> str:
-    """The protocol's name of a dtype; numpy's own where the protocol has none."""
+    """The protocol's name of a dtype, or numpy's if the protocol has none."""
     dtype = array.dtype
     if dtype.kind in "OSU":
         return "BYTES"
-    if dtype.kind == "V":  # BF16 is unknown to numpy: two opaque bytes, or ml_dtypes' own
+    if dtype.kind == "V":  # numpy has no BF16: two opaque bytes, or ml_dtypes' own type
         return "BF16" if dtype.itemsize == 2 and dtype.names is None else str(dtype)
     return _BY_NUMPY_DTYPE.get(dtype.newbyteorder("="), str(dtype))
 
 
 def array_of(answer: TensorOut) -> np.ndarray:
-    """An array that the caller owns."""
+    """Make an array that the caller owns."""
     return from_bytes(answer.data, answer.spec, answer.shape).copy()
 
 
 def string_bytes(element: object) -> bytes | None:
-    """A string as it travels; None for what is none."""
+    """Encode a string; None if it is not one."""
     return element.encode() if isinstance(element, str) else element if isinstance(element, bytes) else None
 
 

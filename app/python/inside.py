@@ -1,6 +1,6 @@
-"""The part of an engine that runs on its private loop: one core, one decoder, and the calls of a Python program.
+"""The part of an engine on its private loop: one core, one decoder, and the calls of a Python program.
 
-Makes calls as the wires do. Knows no thread and no process.
+Makes calls as the protocols do. Knows no threads and no processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from convoy.app.telemetry.outcomes import ANSWERED, Refusal, ending_of
 from convoy.models.errors import DeadlineExceeded, InvalidRequest, JobError, Overloaded, RequestError
 
 PROTOCOL = "python"
-# What another image's end may make room for.
+# Errors that the end of another image may resolve.
 _MAY_FIT_LATER = frozenset({Refusal.QUEUE_FULL, Refusal.MEMORY, Refusal.DECODE_QUEUE})
 
 _ASKED_BY: dict[Answering, str] = {CLASSES: "predict", CLASS_MAP: "segment", BOXES: "detect"}
@@ -54,7 +54,7 @@ _ANSWERING: dict[type[Any], Answering] = {Classification: CLASSES, Segmentation:
 
 
 class Asked(NamedTuple):
-    """What a call asks for besides its values. `version` None: the highest; `timeout_ms` None: the engine's default."""
+    """The options of a call. `version` None means the highest, `timeout_ms` None the engine's default."""
 
     model: str
     version: str | None
@@ -62,14 +62,14 @@ class Asked(NamedTuple):
 
     @classmethod
     def of(cls, model: str, version: int | str | None, timeout_ms: float | None) -> Asked:
-        """As a caller says it. Raises InvalidRequest."""
+        """Check a caller's options. Raises InvalidRequest."""
         if timeout_ms is not None:
             timeout_ms = check_timeout_ms(timeout_ms, timeout_ms)
         return cls(model, None if version is None else str(version), timeout_ms)
 
 
 class Question(Generic[ImageAnswer]):
-    """Asked of every image of a call alike: the best `top_k` of what reaches `threshold`, as a `record`."""
+    """A question about every image of a call: the best `top_k` that reach `threshold`, as a `record`."""
 
     def __init__(self, record: type[ImageAnswer], top_k: int | None = None, threshold: float | None = None) -> None:
         """Raises InvalidRequest."""
@@ -78,7 +78,7 @@ class Question(Generic[ImageAnswer]):
         self._threshold = threshold
 
     def wanted(self, served: Served) -> Wanted:
-        """The same as a wire asks. Raises InvalidRequest where the version does not answer this."""
+        """The question for a version. Raises InvalidRequest if the version cannot answer it."""
         name, spec, threshold = served.key.model, served.spec, self._threshold
         why = why_no_predictions(spec)
         if why is not None:
@@ -93,7 +93,7 @@ class Question(Generic[ImageAnswer]):
         return Wanted(own, self._top_k, threshold)
 
     def answer(self, key: ModelKey, predicted: Predicted) -> ImageAnswer:
-        """The record of what was found."""
+        """Make the record of a result."""
         found = predicted.found
         is_map = isinstance(found, SegmentedPicture)
         values = (found.class_map, tuple(found.classes), found.unseen_share) if is_map else (tuple(found),)
@@ -101,19 +101,19 @@ class Question(Generic[ImageAnswer]):
         return answer
 
     def failure(self, key: ModelKey, error: RequestError) -> ImageAnswer:
-        """The record of an image that has no answer."""
+        """Make the record of an image without an answer."""
         answer: ImageAnswer = self._record(key.model, key.version, error=error)
         return answer
 
 
 class Asking:
-    """The calls that Python makes of a core, on that core's event loop."""
+    """The calls of a Python program to a core, on the core's event loop."""
 
     def __init__(self, core: Core, decoder: Decoder, options: ServeOptions, max_queue: int) -> None:
         self._core, self._decoder = core, decoder
         self._predictor = Predictor(decoder, options.max_pixels)
         self._options = options
-        # Single calls find room beside those that have thousands of images.
+        # Single calls find room beside calls with thousands of images.
         self._many = asyncio.Semaphore(max(1, max_queue // 2))
         self._ended = asyncio.Event()
 
@@ -130,7 +130,7 @@ class Asking:
         return tuple(found)
 
     async def infer(self, asked: Asked, request: RawRequest) -> dict[str, np.ndarray]:
-        """Arrays that the caller owns, by their outputs' names. Raises RequestError."""
+        """Return output arrays, owned by the caller, by name. Raises RequestError."""
         with self._call() as call:
             call.begin()
             served = call.find(asked.model, asked.version)
@@ -142,9 +142,9 @@ class Asking:
     async def ask(
         self, asked: Asked, images: OneImage | list[OneImage], question: Question[ImageAnswer]
     ) -> ImageAnswer | list[ImageAnswer]:
-        """Of one image its answer; of several theirs in the images' order, each with what was found or its error.
+        """Answer for one image, or for several in their order, each with a result or an error.
 
-        Raises RequestError: for one image, and of several where none could have an answer.
+        Raises RequestError for one image, and for several if none could have an answer.
         """
         timeout_ms = self._timeout_ms(asked)
         deadline_ns = None if timeout_ms is None else time.monotonic_ns() + int(timeout_ms * MILLISECOND_NS)
@@ -154,7 +154,7 @@ class Asking:
         question.wanted(served)
         results: list[ImageAnswer | None] = [None] * len(images)
         left = iter(range(len(images)))
-        # How many images of one call are in flight: enough for full batches, and not all of a million.
+        # How many images of one call are in flight: enough for full batches, not all of a million.
         window = 2 * max(1, served.spec.max_batch_size) * max(1, served.engines) + self._options.decode_threads
 
         async def work() -> None:
@@ -216,7 +216,7 @@ class Asking:
 
     @contextmanager
     def _call(self) -> Iterator[Call]:
-        """Counted once, however it ends."""
+        """Count the call once, however it ends."""
         call = Call(self._core, PROTOCOL)
         try:
             yield call
@@ -229,7 +229,7 @@ class Asking:
 
 
 class Inside(Asking):
-    """Belongs to one event loop, on which it is made."""
+    """A core on one event loop, which creates it."""
 
     def __init__(self, settings: Settings, on_fatal: Callable[[str], None]) -> None:
         self._on_fatal = on_fatal
@@ -241,7 +241,7 @@ class Inside(Asking):
         super().__init__(core, decoder, options, settings.max_queue)
 
     async def open(self) -> None:
-        """Return when what can be loaded is. Raises JobError where that is nothing."""
+        """Load everything that can be loaded. Raises JobError if that is nothing."""
         await self._core.start()
         await self._loaded.wait()
         failure = self._core.load_failure
@@ -250,12 +250,12 @@ class Inside(Asking):
             raise JobError("; ".join([failure, *refused]))
 
     async def close(self) -> None:
-        """Let what has begun end, and give the engines' memory back."""
+        """Finish what has begun and free the engines."""
         await self._core.drain(30.0)
         self._decoder.close()
         await self._core.stop()
 
     def _fatal(self, reason: str) -> None:
-        """From any thread. `open` reports what could not be loaded."""
+        """Called from any thread. `open` reports what could not be loaded."""
         if self._core.load_failure is None:
             self._on_fatal(reason)

@@ -1,7 +1,6 @@
-"""An event loop in a thread of its own, which any thread and any other loop may ask.
+"""An event loop in its own thread, which any thread and any other loop can use.
 
-Knows threads, loops and processes; knows nothing of what is asked. What is asked ends exactly once, even when the
-loop itself hangs or is gone.
+Work ends exactly once, even if the loop hangs or is gone.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ _AT_WORK: weakref.WeakSet[PrivateLoop] = weakref.WeakSet()
 
 
 class PrivateLoop:
-    """Runs from its making to `close`. Any thread of the process that made it may use it."""
+    """Runs from construction to `close`. Any thread of the process that made it may use it."""
 
     def __init__(self, name: str) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
-        self._refusal = ""  # why nothing is taken any more
+        self._refusal = ""  # why it takes no more work
         self.failure: str | None = None  # why it was lost
         self._is_last = False
         self._last: Callable[[], Coroutine[Any, Any, None]] | None = None
@@ -41,9 +40,9 @@ class PrivateLoop:
         _AT_WORK.add(self)
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Future[Result]:
-        """Start it on the loop; cancelling the future cancels the work.
+        """Start a coroutine on the loop; cancelling the future cancels it.
 
-        Raises Unavailable after `close` and `fail`, and UsageError in a process that was forked from the loop's own.
+        Raises Unavailable after `close` and `fail`, and UsageError in a forked process.
         """
         if os.getpid() != self._process:
             raise UsageError(
@@ -59,7 +58,7 @@ class PrivateLoop:
         return future
 
     def result(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Return what it gives, or raise what it raises. An interrupt while waiting cancels it."""
+        """Return or raise the coroutine's result. An interrupt while waiting cancels it."""
         future = self.begin(work)
         try:
             return future.result()
@@ -68,11 +67,11 @@ class PrivateLoop:
                 raise
             raise Unavailable(self._refusal) from None
         except BaseException:
-            future.cancel()  # does nothing to one that has ended
+            future.cancel()  # does nothing if it has ended
             raise
 
     async def ask(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """The same for an awaiting caller, on any loop."""
+        """The same for `await`, on any loop."""
         future, task = self.begin(work), asyncio.current_task()
         assert task is not None, "an awaiting caller is a task"
         cancelled_before = task.cancelling()
@@ -84,15 +83,15 @@ class PrivateLoop:
             raise
 
     def fail(self, reason: str) -> None:
-        """Waiting callers get the reason now, and later ones at once. From any thread, even while the loop hangs."""
+        """Fail waiting callers now and later ones at once. From any thread, even while the loop hangs."""
         self.failure = self.failure or reason
         self._refuse(f"the engine is lost: {reason}; make a new one, in a new process if that fails as well")
         self._give_up()
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Take nothing any more, do the `last` on the loop, give up what has not ended, and end the thread.
+        """Take no more work, run `last` on the loop, cancel what has not ended, and end the thread.
 
-        A second time it does nothing, nor does it in a forked process, where there is no such thread.
+        Does nothing the second time, or in a forked process, where the thread does not exist.
         """
         if os.getpid() != self._process:
             return
@@ -100,7 +99,7 @@ class PrivateLoop:
         self._last = self._last or last
         with suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._stopping.set)
-        if threading.current_thread() is not self._thread:  # else the garbage collector came by on the loop itself
+        if threading.current_thread() is not self._thread:  # otherwise the garbage collector ran on the loop itself
             # An orderly end needs less; a thread that hangs in an engine is left behind.
             self._thread.join(60.0 if self.failure is None else 5.0)
         self._give_up()
@@ -126,13 +125,13 @@ class PrivateLoop:
         except BaseException as error:
             if not ready.done():
                 ready.set_exception(error)
-            if not self._is_last:  # else the loop wanted one more thread to end in good order
+            if not self._is_last:  # otherwise the loop started one more thread while it ended
                 raise
 
 
 @atexit.register
 def _end_with_program() -> None:
-    """No thread may be inside a library when that is taken down; nothing else matters any more."""
+    """No thread may be inside a native library at interpreter shutdown."""
     for loop in [*_AT_WORK]:
         loop._is_last = True
         loop.close()

@@ -1,4 +1,4 @@
-"""What the engine in a Python program gives back. Plain data."""
+"""The results of the Python engine, as plain data."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from convoy.models.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """One image's classes, best first, or why there are none.
+    """One image's classes, best first, or its error.
 
-    `timing_ms` is None where there is an `error`, and `predictions` is empty.
+    With an `error`, `timing_ms` is None and `predictions` is empty.
     """
 
     model: str
@@ -28,7 +28,7 @@ class Classification:
 
     @property
     def best(self) -> Prediction:
-        """The best class. Raises the image's error where it has one, and ModelFailed where no class was asked for."""
+        """The best class. Raises the image's error if it has one, and ModelFailed if no classes were asked for."""
         if self.error is not None:
             raise self.error
         return self.predictions[0]
@@ -36,11 +36,11 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class Segmentation:
-    """The class of each pixel of one image, or why there is none.
+    """The class of each pixel of one image, or its error.
 
-    `class_map` is uint8 [height, width] of the image as a viewer shows it, 255 where the network was not shown a pixel,
-    which `unseen_share` counts; `classes` are those that occur, with their share of all pixels. With an `error` the map
-    has no pixels and `timing_ms` is None.
+    `class_map` is uint8 [height, width] of the image as a viewer shows it, 255 for pixels that the network did not see;
+    `unseen_share` is their share. `classes` are those that occur, with their share of all pixels. With an `error`, the
+    map is empty and `timing_ms` is None.
     """
 
     model: str
@@ -54,7 +54,7 @@ class Segmentation:
 
 @dataclass(frozen=True, slots=True)
 class Detections:
-    """The objects in one image, best first, or why there are none: then `timing_ms` is None."""
+    """The objects in one image, best first. With an `error` there are none, and `timing_ms` is None."""
 
     model: str
     version: int
@@ -63,15 +63,15 @@ class Detections:
     error: RequestError | None = None
 
 
-# What a call for several images gives for each.
+# The result for each of several images.
 ImageAnswer = TypeVar("ImageAnswer", Classification, Segmentation, Detections)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """A version that answers, and what runs it: `engine`, `precision` and `device` as `/stats` names them.
+    """A served version and what runs it: `engine`, `precision` and `device` as in `/stats`.
 
-    `spec` has its inputs, outputs, labels, preprocessing and the largest batch.
+    `spec` has its inputs, outputs, labels, preprocessing and largest batch.
     """
 
     name: str
