@@ -1,6 +1,6 @@
-"""Engines: one contract, one file per way to run a model, one table to choose from."""
+"""Engines: one contract, one file per runtime, and one table to choose from."""
 
 import os
 
-# Importing ONNX Runtime otherwise leaves a device id in the user's cache folder and may report to its maker.
+# Stops ONNX Runtime from leaving a device id in the user's cache folder and from sending telemetry.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -1,12 +1,11 @@
-"""The contract between the scheduler, which has requests, and what can run a model.
+"""The contract between the scheduler and whatever can run a model.
 
-An engine is told where each request's tensors lie and where its answers belong; gathering a batch,
-running it and scattering the results are the engine's own business, because a GPU does them with its
-copy engine and a CPU with memcpy. An engine knows nothing of queues, deadlines, clients or files other
-than its own model.
+An engine is told where each request's tensors are and where its answers belong. It gathers a batch, runs it and
+scatters the results itself, because a GPU does that with its copy engine and a CPU with memcpy. An engine knows nothing
+about queues, deadlines, clients or files other than its model.
 
-`info.slots` threads at most are in `run` at a time: one on a CPU; two on a GPU, where the copies of one
-batch hide behind the computation of the other. `close` comes from any thread once every `run` has returned.
+At most `info.slots` threads are in `run` at a time: one on a CPU; two on a GPU, where the copies of one batch overlap
+with the computation of the other. `close` may come from any thread after every `run` has returned.
 """
 
 from __future__ import annotations
@@ -34,7 +33,9 @@ def is_cpu(device: str) -> bool:
 
 
 def nth_of_cpu(number: int) -> str:
-    """What is beside the CPU's first engine of a model is a device of its own: it computes at the same time."""
+    """The name of the CPU's nth engine of a model. Each counts as its own device, because they compute at the same
+    time.
+    """
     return f"{CPU}/{number}" if number else CPU
 
 
@@ -42,9 +43,9 @@ def nth_of_cpu(number: int) -> str:
 class EngineInfo:
     """What runs the model, for logs, metrics and latency tables.
 
-    `batch_sizes` are the sizes that the engine runs as they are, ascending; other sizes are padded to the
-    next one. `device_fingerprint` tells on which hardware, with which threads and library a latency holds.
-    `slots` batches may be in `run` at once; they share the device, so they compute one after the other.
+    `batch_sizes` are the sizes that the engine runs without padding, in ascending order; other sizes are padded to the
+    next one. `device_fingerprint` names the hardware, threads and library for which a measured latency is valid. Up to
+    `slots` batches may be in `run` at once; they share the device and compute one after the other.
     """
 
     engine: str
@@ -62,11 +63,11 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class WarmShapes:
-    """What an engine holds for a model whose sizes are free: a client chooses them, so all of it has a limit.
+    """What an engine keeps for a model with dynamic sizes, all of it bounded because clients choose the sizes.
 
-    `warm` combinations of shapes are remembered with how they run, `limit` at most. `buffer_bytes` is the memory that
-    batches are gathered into and known outputs land in, `buffer_limit_bytes` what is kept of it at most.
-    `run_limit_bytes` is what a run of the usual size is expected to take beside that; 0 where it was too little to see.
+    `warm` is the number of shape combinations whose bindings are cached, at most `limit`. `buffer_bytes` is the memory
+    for gathered batches and known outputs, of which at most `buffer_limit_bytes` is kept. `run_limit_bytes` is the
+    expected memory of a run of the usual size beside that; 0 if it was too small to measure.
     """
 
     warm: int
@@ -86,9 +87,9 @@ class WarmShapes:
 
 
 class Engine(ABC):
-    """One loaded model on one device. `batched`: the tensors' first dimension is the batch.
+    """One loaded model on one device. `batched` means that the first dimension of tensors is the batch.
 
-    `text_only`: the elements of BYTES inputs must be UTF-8.
+    With `text_only`, elements of BYTES inputs must be UTF-8.
     """
 
     text_only: ClassVar[bool] = False
@@ -101,53 +102,54 @@ class Engine(ABC):
     def warm_up(self) -> None:
         """Run every batch size once, so that no request pays for a first time. Raises EngineFailure.
 
-        Comes before the first `run`; repeating it is harmless.
+        Called before the first `run`; may be repeated.
         """
 
     @abstractmethod
     def run(self, parts: Sequence[Part]) -> BatchResult:
-        """Run the parts as one batch. Raises EngineFailure; then no destination may be trusted."""
+        """Run the parts as one batch. Raises EngineFailure; the contents of all destinations are then undefined."""
 
     def whole_shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
-        """A tensor's shape in a batch. Free sizes, of which only a request tells, are those of the spec's example."""
+        """A tensor's shape in a batch. Dynamic sizes are those of the spec's example."""
         return (samples, *spec.drawn_shape) if self.batched else spec.drawn_shape
 
     def warm_shapes(self) -> WarmShapes | None:
-        """What is held for free sizes now; None where all sizes are fixed. Comes from any thread, beside `run`."""
+        """What is kept for dynamic sizes; None if all sizes are fixed. May be called from any thread, during `run`."""
         return None
 
     def page_lock(self, memory: memoryview) -> bool:
-        """Lock the block that parts will lie in, if a device could then read it by itself; whether it is locked.
+        """Page-lock the block that parts will be in, if a device can then read it directly. Returns whether it is
+        locked.
 
-        Locked pages may not be given back to the system before `page_unlock`. A CPU has no use for it. It takes as
-        long as the block is large, and may come from any thread, beside `run`.
+        Locked pages must not be returned to the system before `page_unlock`. A CPU has no use for it. Takes long for a
+        large block; may be called from any thread, during `run`.
         """
         return False
 
     def page_unlock(self, memory: memoryview) -> None:
-        """Before the block goes: undo `page_lock`, if it locked it. May come after `close`, and no batch uses it."""
+        """Undo `page_lock` before the block is freed. May be called after `close`; no batch may use the block."""
         return
 
     def enter_service(self) -> None:
-        """Clients' batches come from now on."""
+        """Note that batches of clients come from now on."""
         return
 
     def rest(self) -> None:
-        """Give back what runs have left and the next run takes again. Not beside `run`."""
+        """Free memory that runs have left and that the next run would allocate again. Not during `run`."""
         return
 
     @abstractmethod
     def close(self) -> None:
-        """Give back the device's memory. Calling it twice is harmless."""
+        """Free the device's memory. Can be called twice."""
 
 
 def run_arrays(engine: Engine, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Run whole arrays, for callers without a slab: export, canaries and tests.
 
-    `arrays` maps each input's name to an array of its dtype whose first dimension is the batch (for a
-    model without batch dimension: the whole shape). Returns arrays that the caller owns.
+    `arrays` maps each input's name to an array of its dtype whose first dimension is the batch, or of its whole shape
+    for a model without batches. Returns arrays that the caller owns.
     """
-    # Not `ascontiguousarray`, which would give a scalar a dimension.
+    # Not `ascontiguousarray`, which adds a dimension to a scalar.
     inputs = [np.asarray(arrays[spec.name], spec.numpy_dtype, order="C") for spec in engine.inputs]
     part = Part(
         samples=inputs[0].shape[0] if engine.batched else 1,
@@ -165,14 +167,14 @@ def run_arrays(engine: Engine, arrays: Mapping[str, np.ndarray]) -> dict[str, np
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A graph's tensors as the file declares them: whole shapes, -1 for every size that is not fixed."""
+    """A graph's tensors as the file declares them: whole shapes, with -1 for dynamic sizes."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
 
 def check_names(model: Path, have: Signature, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-    """Whether the file has the tensors that the specification promises. Raises BundleError."""
+    """Check that the file has the tensors of the specification. Raises BundleError."""
     for ours, theirs in ((inputs, have.inputs), (outputs, have.outputs)):
         if [(t.name, t.dtype) for t in ours] != [(t.name, t.dtype) for t in theirs]:
             raise BundleError(

@@ -1,6 +1,6 @@
-"""What became of a batch, in words that the scheduler and the engines share. Plain data.
+"""The result of a batch, in terms that the scheduler and the engines share. Plain data.
 
-Neither of the two knows the other; `app/lifecycle/model_lifecycle.py` makes parts for an engine of requests.
+Neither knows the other; `app/lifecycle/model_lifecycle.py` makes an engine's parts from requests.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from typing import NamedTuple, Protocol
 
 
 class Answer(Protocol):
-    """One output: its whole shape and its bytes, inside the request's slot or, if its size was unknown, apart."""
+    """One output: its whole shape and its bytes, in the request's slot or, if its size was unknown, in memory of its
+    own.
+    """
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -22,8 +24,7 @@ class Answer(Protocol):
 class StageTimes(NamedTuple):
     """Nanoseconds that a batch spent in each stage of its engine.
 
-    `waited_ns`: between copying in and computing, for the batch before it on the same device; that belongs to no stage
-    of its own.
+    `waited_ns` is the wait for the previous batch on the device, between copying in and computing.
     """
 
     copy_in_ns: int
@@ -37,14 +38,14 @@ class StageTimes(NamedTuple):
 
 
 class BatchTrace(NamedTuple):
-    """The span of a batch: its `traceparent`, as W3C writes it, and when it began, CLOCK_MONOTONIC nanoseconds."""
+    """The span of a batch: its W3C `traceparent`, and its start in CLOCK_MONOTONIC nanoseconds."""
 
     traceparent: str
     started_ns: int
 
 
 class BatchResult(NamedTuple):
-    """By request, in the batch's order, an answer for each output that it wanted; and where the time went."""
+    """For each request of the batch, in order, an answer per wanted output; and the time of each stage."""
 
     answers: tuple[tuple[Answer, ...], ...]
     times: StageTimes
@@ -53,14 +54,14 @@ class BatchResult(NamedTuple):
 class FailureScope(Enum):
     """How far a failure reaches: what else will fail for the same reason."""
 
-    BATCH = "batch"  # some request in it may be to blame: the others are worth another try
+    BATCH = "batch"  # one request may be to blame: retry the others
     MEMORY = "memory"  # the device had no memory for it: a smaller batch may fit
     ENGINE = "engine"  # this engine runs nothing any more and must be replaced
     DEVICE = "device"  # nor does any other engine of this process on the same device
 
 
 class EngineFailure(Exception):
-    """The engine could not run this batch, and how far that reaches."""
+    """The engine could not run this batch. `scope` says how far the failure reaches."""
 
     def __init__(self, message: str, scope: FailureScope = FailureScope.BATCH) -> None:
         super().__init__(message)

@@ -1,9 +1,9 @@
-"""Dimensions that a graph's file leaves open, found out by running the graph: sizes, and whether the first is a batch.
+"""Find out dimensions that a graph leaves open by running it: sizes, and whether the first dimension is a batch.
 
 The size at which a graph runs, such as height and width of a fully convolutional network, becomes the example of its
-tensors (`TensorSpec.example`), at which engines warm up and are measured. Only a run tells whether rows depend on each
-other: they are run alone and together, in batches of 2, 3 and the sizes of a warm-up, which computes a dozen samples
-more than the warm-up itself. The server needs it for models without a manifest, export for graphs made elsewhere.
+tensors (`TensorSpec.example`), which warm-up and measurements use. Only a run shows whether rows depend on each other:
+they run alone and together, in batches of 2, 3 and the warm-up's sizes, about a dozen samples more than the warm-up.
+The server needs it for models without a manifest, export for graphs made elsewhere.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec, fits
 from convoy.models.tensors import as_numbers, random_values
 
-# What strides of 32 divide, and networks for images are trained at. The first that runs is taken: it is the cheapest.
+# Multiples of 32, at which image networks are trained. The first size that runs is used, because it is the cheapest.
 TRIED_PX = (32, 64, 96, 128, 224, 256, 384, 512)
-PROOF_ROWS = 3  # of a batch that are compared with rows alone, at least
+PROOF_ROWS = 3  # the minimum number of a batch's rows to compare with rows alone
 # Of an output's largest value. Kernels may sum a batch in another order than a single row.
 _TOLERANCE = {"FP16": 4e-3, "BF16": 3e-2}
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Height and width, in pixels."""
+    """Height and width in pixels."""
 
     height: int
     width: int
@@ -43,21 +43,21 @@ class Size:
 
 
 def is_free(spec: TensorSpec) -> bool:
-    """Whether a size behind the first dimension is open. `spec` has the whole shape."""
+    """Whether a size after the first dimension is dynamic. `spec` has the whole shape."""
     return -1 in spec.shape[1:]
 
 
 def is_free_image(spec: TensorSpec) -> bool:
-    """Whether that can be the height or the width of images."""
+    """Whether that can be the height or width of an image."""
     return is_free(spec) and len(spec.shape) >= 4  # a batch of [channels, height, width]
 
 
 def with_examples(path: Path, signature: Signature, threads: int, wanted: Size | None = None) -> Signature:
-    """The signature with examples of its free tensors, at `wanted` or the first of several sizes at which it runs.
+    """Add examples for dynamic sizes, at `wanted` or the first of several sizes at which the graph runs.
 
-    Shapes are whole ones, first dimensions included; of an example a free first dimension is 1. The same signature
-    where nothing is free, or the graph runs at none of them: then nothing is known. Raises BundleError for a file that
-    does not load.
+    Shapes are whole, with the first dimension; in an example, a dynamic first dimension is 1. Returns the signature
+    unchanged if nothing is dynamic, or if the graph runs at none of the sizes. Raises BundleError for a file that does
+    not load.
     """
     if not any(map(is_free, signature.inputs)):
         return signature
@@ -75,14 +75,14 @@ def _with_example(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
 
 
 def at_size(specs: tuple[TensorSpec, ...], size: Size) -> tuple[TensorSpec, ...]:
-    """The specs, where they are free images with an example of this size: the last free one is the width."""
+    """Set the example of dynamic images to this size; the last dynamic dimension is the width."""
     return tuple(replace(spec, example=_sized(spec, size)) if is_free_image(spec) else spec for spec in specs)
 
 
 def sizes_that_run(path: Path, signature: Signature, threads: int, more: int = 2) -> tuple[Size, ...]:
-    """The size of the signature's examples, and up to `more` others that the graph runs at, beginning with oblong ones.
+    """The size of the signature's examples and up to `more` others at which the graph runs, oblong ones first.
 
-    Empty where no image is free, or the signature has no examples.
+    Empty if no image size is dynamic, or the signature has no examples.
     """
     images = [spec for spec in signature.inputs if is_free_image(spec) and spec.example]
     if not images:
@@ -96,20 +96,20 @@ def sizes_that_run(path: Path, signature: Signature, threads: int, more: int = 2
 
 
 def size_of(spec: TensorSpec) -> Size:
-    """Height and width of a free image's example, where both are free; one alone is both."""
+    """The example's height and width; if only one of them is dynamic, it stands for both."""
     free = [example for size, example in zip(spec.shape[1:], spec.example[1:], strict=True) if size < 0]
     return Size(free[0], free[-1])
 
 
 def other_sizes(first: Size) -> tuple[Size, ...]:
-    """Higher, wider, and for networks of squares alone also those; each a multiple of 32 away, as strides want it."""
+    """Larger sizes: higher, wider and, for networks that need squares, square. Each is a multiple of 32 away."""
     height, width = first.height, first.width
     oblong = Size(height + 32, width), Size(height, width + 64)
     return (*oblong, Size(height + 32, width + 32), Size(height + 64, width + 64))
 
 
 def _candidates(specs: tuple[TensorSpec, ...], wanted: Size | None) -> Iterator[tuple[TensorSpec, ...]]:
-    """The inputs with examples, the likely ones first: images of some size, and what is no image of one element."""
+    """Inputs with examples, the likely ones first: images of some size; other inputs with one element."""
     ones, *squares = (
         tuple(replace(spec, example=_sized(spec, Size(px, px))) if is_free(spec) else spec for spec in specs)
         for px in (1, *TRIED_PX)
@@ -122,7 +122,7 @@ def _candidates(specs: tuple[TensorSpec, ...], wanted: Size | None) -> Iterator[
 
 
 def _sized(spec: TensorSpec, size: Size) -> tuple[int, ...]:
-    """The shape with every free size as high, and the last of them as wide."""
+    """Replace dynamic sizes by the height, and the last one by the width."""
     example = [abs(spec.shape[0]), *(size.height if own < 0 else own for own in spec.shape[1:])]
     example[max(axis for axis, own in enumerate(spec.shape) if own < 0)] = size.width
     return tuple(example)
@@ -131,7 +131,7 @@ def _sized(spec: TensorSpec, size: Size) -> tuple[int, ...]:
 def _shapes_of_outputs(
     session: Any, signature: Signature, inputs: tuple[TensorSpec, ...]
 ) -> list[tuple[int, ...]] | None:
-    """The shapes of the outputs for inputs of these examples, or None where the graph does not run at them."""
+    """The shapes of outputs for inputs of these examples, or None if the graph does not run."""
     generator = np.random.default_rng(3)
     arrays = {spec.name: random_values(generator, spec, spec.drawn_shape) for spec in inputs}
     try:
@@ -139,13 +139,13 @@ def _shapes_of_outputs(
     except EngineFailure:
         return None
     shapes = [tuple(outputs[spec.name].shape) for spec in signature.outputs]
-    # An output that is empty tells nothing of a network: its input was smaller than its kernels.
+    # An empty output proves nothing: the input was smaller than the network's kernels.
     return shapes if all(map(all, shapes)) else None
 
 
 @dataclass(frozen=True, slots=True)
 class RowCheck:
-    """Why the first dimension is not a batch, or nothing when it is. `is_open`: nothing tells, for that reason."""
+    """Why the first dimension is not a batch, or empty if it is. `is_open` means that it could not be decided."""
 
     objection: str = ""
     is_open: bool = False
@@ -154,17 +154,16 @@ class RowCheck:
 def check_rows(
     path: Path, signature: Signature, threads: int, *, largest: int = PROOF_ROWS, original: Path | None = None
 ) -> RowCheck:
-    """Whether each row of a batch, up to the `largest`, is answered as it is alone.
+    """Check that each row of a batch, up to `largest`, gets the same answer as alone.
 
-    `signature` is that of the graph in `path`, first dimensions included. With `original`, a graph of the same
-    tensors that takes one row at a time, the rows alone are its answers, so that a rewritten graph is also
-    proved to be the same model. Raises BundleError for a file that does not load, and where the largest batch has no
-    room in memory.
+    `signature` is that of the graph in `path`, with first dimensions. If `original` is given, a graph with the same
+    tensors that takes one row at a time, its answers are the reference, which also proves that a rewritten graph is the
+    same model. Raises BundleError for a file that does not load, and if the largest batch does not fit into memory.
     """
-    # Not through the engine: here a failure is an answer, which does not belong into the log.
+    # Not through the engine, which would log failures that are answers here.
     together = open_session(path, threads, quiet=True)
     alone = together if original is None else open_session(original, threads, quiet=True)
-    # Up to 8 different rows; a larger batch has each of them several times, in random order.
+    # Up to 8 different rows; a larger batch repeats them in random order.
     found = _rows_that_run(alone, signature, min(8, max(PROOF_ROWS, largest)))
     if isinstance(found, str):
         return RowCheck(f"a row alone does not run ({found})", is_open=True)
@@ -177,12 +176,12 @@ def check_rows(
 def random_rows(
     generator: np.random.Generator, spec: TensorSpec, rows: int = PROOF_ROWS, *, are_indices: bool = False
 ) -> np.ndarray:
-    """Values as `random_values` has them, [rows, ...]; free sizes behind the first one are its example's."""
+    """Random rows [rows, ...] of `random_values`; dynamic sizes after the first are the example's."""
     return random_values(generator, spec, (rows, *spec.drawn_shape[1:]), are_indices=are_indices)
 
 
 class _Rows(NamedTuple):
-    """Rows that run alone, the answers to each, and which outputs are the same when one is run again."""
+    """Rows that run alone, their answers, and which outputs are reproducible."""
 
     inputs: dict[str, np.ndarray]
     answers: list[dict[str, np.ndarray]]
@@ -190,7 +189,7 @@ class _Rows(NamedTuple):
 
 
 def _rows_that_run(session: Any, signature: Signature, count: int) -> _Rows | str:
-    """Rows of the first kind with which the graph runs; why the first kind does not run where none does."""
+    """Rows of the first kind with which the graph runs, or why the first kind does not run."""
     failure = ""
     for inputs in _kinds_of_rows(signature, count):
         singles = [{name: array[row : row + 1] for name, array in inputs.items()} for row in range(count)]
@@ -206,7 +205,7 @@ def _rows_that_run(session: Any, signature: Signature, count: int) -> _Rows | st
 
 
 def _kinds_of_rows(signature: Signature, count: int) -> Iterator[dict[str, np.ndarray]]:
-    """Random numbers, or small ones that every table has, or zeros."""
+    """Kinds of rows: random numbers, small numbers that fit every lookup table, zeros."""
     for are_indices in (False, True):
         drawn = {
             spec.name: random_rows(np.random.default_rng(3 + index), spec, count, are_indices=are_indices)
@@ -221,7 +220,7 @@ def _kinds_of_rows(signature: Signature, count: int) -> Iterator[dict[str, np.nd
 
 
 def _varied(array: np.ndarray) -> np.ndarray:
-    """Fractions large and small, and of both signs: a score that is as good as 1 hides what has been added."""
+    """Random fractions of both signs and several magnitudes: saturated scores would hide differences."""
     if array.dtype.kind != "f":
         return array
     varied = array.copy()
@@ -232,14 +231,14 @@ def _varied(array: np.ndarray) -> np.ndarray:
 
 
 class _Proof:
-    """Batches of one graph, held against its rows alone."""
+    """Compares batches of one graph with its rows alone."""
 
     def __init__(self, session: Any, signature: Signature, rows: _Rows, *, may_round: bool) -> None:
         self._session, self._rows, self._may_round = session, rows, may_round
         self._dtypes = {spec.name: spec.dtype for spec in signature.outputs}
 
     def check(self, largest: int) -> RowCheck:
-        """Raises EngineFailure where a batch is not expected to fit."""
+        """Raises EngineFailure if a batch is not expected to fit into memory."""
         steady = self._rows.steady
         if not steady:
             return RowCheck("its answers differ from run to run, so nothing tells what a row depends on", is_open=True)
@@ -255,7 +254,7 @@ class _Proof:
         return f"the shape of output {name!r} depends on the values of a row" if len(shapes) > 1 else ""
 
     def _objection_to_batch(self, size: int) -> str:
-        # Each row once, then some of them again in random order.
+        # Each row once, then some again in random order.
         distinct = len(self._rows.answers)
         more = np.random.default_rng(size).integers(0, distinct, max(0, size - distinct))
         order = np.concatenate([np.arange(min(size, distinct)), more])
@@ -271,8 +270,8 @@ class _Proof:
         if found.shape != (size, *alone.shape[1:]):
             return f"output {name!r} of a batch of {size} has the shape {list(found.shape)}"
         row, away = _worst(found, alone, order)
-        # How much may be another order of the same sums, how much may be arithmetic, and of what. Up to 2 % may be
-        # arithmetic, of a graph that is in half precision inside; then `_stands_alone` decides.
+        # Tolerances: for another order of the same sums, and for arithmetic. Half-precision graphs may differ by up to
+        # 2 %; then `_stands_alone` decides.
         limit, arithmetic, unit = 0.0, 1e-2, "elements"
         if _is_fractional(alone):
             limit, arithmetic, unit = _TOLERANCE.get(self._dtypes[name], 1e-4), 2e-2, "largest value"
@@ -284,7 +283,7 @@ class _Proof:
         )
 
     def _stands_alone(self, order: np.ndarray, found: np.ndarray, name: str) -> bool:
-        """Whether a row's answer stays what it is when every other row of the same batch is another one."""
+        """Whether a row's answer stays the same if every other row of the batch changes."""
         for kept in (0, 1):
             changed = order.copy()
             changed[1 - kept :: 2] = (changed[1 - kept :: 2] + 1) % len(self._rows.answers)
@@ -297,7 +296,7 @@ class _Proof:
 
 
 def _batches_to_try(largest: int) -> Iterator[int]:
-    """Of batches, those with room in memory. Raises EngineFailure for one that has none."""
+    """The batches that fit into memory. Raises EngineFailure for one that does not."""
     for size in growing_sizes(largest):
         if size > 1:
             yield size
@@ -310,7 +309,7 @@ def _is_fractional(array: np.ndarray) -> bool:
 
 
 def _is_same(left: np.ndarray, right: np.ndarray) -> bool:
-    """But for what threads add up in another order."""
+    """Whether arrays are equal, except for the order of sums in threads."""
     if left.shape != right.shape:
         return False
     # Batches of one size run through the same kernels.
@@ -319,12 +318,11 @@ def _is_same(left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _worst(found: np.ndarray, expected: np.ndarray, order: np.ndarray) -> tuple[int, float]:
-    """The row that is farthest from the one of `expected` that `order` says, and how far.
+    """The row with the largest difference from `expected[order]`, and that difference.
 
-    Of fractions it is the largest difference, over the largest value that is expected; of anything else the share of
-    elements that differ.
+    For fractions it is relative to the largest expected value; otherwise it is the share of elements that differ.
     """
-    # A million elements at a time, so that the comparison itself takes little memory.
+    # In pieces of a million elements, so that the comparison takes little memory.
     step = max(1, (1 << 20) // max(1, found[:1].size))
     largest = _largest(expected) if _is_fractional(expected) else 0.0
     away = [
@@ -336,7 +334,7 @@ def _worst(found: np.ndarray, expected: np.ndarray, order: np.ndarray) -> tuple[
 
 
 def _away(found: np.ndarray, expected: np.ndarray, largest: float) -> np.ndarray:
-    """How far each row is away; infinitely far where only one of two values is a number."""
+    """The difference of each row; infinite if only one of two values is a number."""
     if not _is_fractional(expected):
         return (
             np.asarray(found != expected, np.float64).reshape(len(found), -1).mean(axis=1)

@@ -1,7 +1,4 @@
-"""What there is to serve, and where: what each row of the table of engines is handed, and what it leaves for later.
-
-Knows nothing of how it is done.
-"""
+"""What to serve and on which device: the input of each row of the table of engines, and what a row leaves for later."""
 
 from __future__ import annotations
 
@@ -18,16 +15,16 @@ from convoy.models.onnx_digest import onnx_digest
 from convoy.models.plans import BuildOptions, LibraryName, PlanKey
 from convoy.models.spec import ModelSpec
 
-# Opens one engine, not warmed up.
+# Opens one engine without warming it up.
 OpenEngine = Callable[[], Engine]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be served: a model's files in `folder` up to `max_batch_size` (0: without batches), and on what.
+    """A model to serve and how: its files in `folder`, with batches up to `max_batch_size` (0: without batches).
 
-    `canary` None: the model has none. `may_wait`: nothing else may serve, so that what takes long is done before the
-    version serves at all. `threads` are for engines on the CPU. Each batch size is run `warm_up_runs` times.
+    `canary` is None if the model has none. `may_wait` means that nothing else can serve, so slow steps are done before
+    the version serves. `threads` is for engines on the CPU. Each batch size is run `warm_up_runs` times.
     """
 
     folder: Path
@@ -55,7 +52,7 @@ class Job:
         threads: int = 1,
         warm_up_runs: int = 1,
     ) -> Job:
-        """Raises BundleError where the bundle has no canary."""
+        """Make the job of a bundle. Raises BundleError if it has no canary."""
         return Job(
             bundle.folder,
             bundle.manifest.spec,
@@ -74,7 +71,7 @@ class Job:
         return self.folder / variant.file
 
     def digest(self, onnx: Path) -> str:
-        """A file's identity, read once for every library on every GPU. Raises as `onnx_digest` does."""
+        """A file's digest, read once for all libraries and GPUs. Raises what `onnx_digest` raises."""
         if onnx not in self._digests:
             self._digests[onnx] = onnx_digest(onnx)
         return self._digests[onnx]
@@ -82,7 +79,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an engine is to run: a GPU, or None for the CPU. `is_hurried`: something better is to come there."""
+    """Where an engine runs: a GPU, or None for the CPU. `is_hurried` means that something better will replace it."""
 
     gpu: Device | None = None
     is_hurried: bool = False
@@ -98,9 +95,9 @@ class NotProved(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """A plan that does not serve yet: to be built, or there and to be compiled for the device.
+    """A plan that does not serve yet: it must be built, or compiled for the device.
 
-    `onnx` is what it is built from, `device` a GPU of this process.
+    `onnx` is the source of the build, `device` a GPU of this process.
     """
 
     device: Device
@@ -116,12 +113,12 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class TuningCandidate:
-    """A file that ONNX Runtime may yet serve better than what serves on a device: tuned, and measured beside it."""
+    """A file that ONNX Runtime may serve better than the current engine of a device, after tuning and measuring."""
 
     device: Device
     variant: Variant
 
 
 def refusal(engine: str, device: str, why: object) -> str:
-    """How it is told that an engine does not serve on a device."""
+    """The message that an engine does not serve on a device."""
     return f"{engine} on {device}: {why}"

@@ -1,6 +1,6 @@
 """What this process can run engines on, found out once: GPUs, libraries, and why any of them is missing.
 
-Knows how to look; `table` knows what to make of it. Everything here may be replaced by fakes.
+`table` decides what to do with it. Tests can replace everything here by fakes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INSTALL = "uninstall onnxruntime and run pip install 'convoy-serve[gpu]'"
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library's module, or None and why it cannot be used; untyped, because it may be a fake."""
+    """A library's module, or None and the reason; untyped, because it may be a fake."""
 
     module: Any
     reason: str = ""
@@ -45,9 +45,9 @@ _NO_LIBRARY = Library(None, "there is no GPU for it")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The GPUs of this process, or why there are none, and the libraries that could use them.
+    """The GPUs of this process, or why there are none, and the libraries for them.
 
-    `unusable` are GPUs that CUDA counts and cannot use.
+    `unusable` are GPUs that CUDA counts but cannot use.
     """
 
     gpus: tuple[Device, ...] = ()
@@ -59,7 +59,7 @@ class Machine:
     unusable: tuple[UnusableGpu, ...] = ()
 
     def tried(self) -> Machine:
-        """The machine with those of its GPUs that work now. Makes a context on each of them, which takes a second."""
+        """The machine with only the GPUs that work now. Creates a context on each, which takes a second."""
         working, unusable = [], [*self.unusable]
         for gpu in self.gpus:
             try:
@@ -71,11 +71,11 @@ class Machine:
         return replace(self, gpus=tuple(working), no_gpu=no_gpu, unusable=tuple(unusable))
 
     def runs(self, library: TensorRt) -> Library:
-        """What runs the plans of a library."""
+        """The library that runs a kind of plans."""
         return self.rtx if library is RTX else self.tensorrt
 
     def why_no_code(self, gpu: Device) -> str:
-        """Why ONNX Runtime, as it is installed, can run nothing on a GPU; empty where it can, or does not say."""
+        """Why the installed ONNX Runtime has no code for a GPU; empty if it has, or does not say."""
         module, properties = self.onnxruntime.module, gpu.properties
         place = getattr(module, "__file__", None)
         codes = codes_of(Path(place).parent / _PROVIDER_FILE) if place else frozenset()
@@ -99,7 +99,7 @@ def find_cpu() -> Machine:
 
 @cache
 def find_machine() -> Machine:
-    """Ask the driver and the libraries. Takes a second where there is a GPU, else as long as OpenVINO's import."""
+    """Ask the driver and the libraries. Takes a second with a GPU, otherwise as long as importing OpenVINO."""
     try:
         gpus, unusable = open_all_devices()
     except CudaUnavailable as reason:
@@ -123,7 +123,7 @@ def _find_onnxruntime() -> Library:
     if PROVIDER not in module.get_available_providers():
         return Library(None, f"this build of onnxruntime has no {PROVIDER}; {_INSTALL}")
     if hasattr(module, "preload_dlls"):
-        # It finds the libraries that came with pip, and prints what it does not find instead of raising.
+        # Finds libraries that came with pip, and prints what it does not find instead of raising.
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             module.preload_dlls()
@@ -132,6 +132,6 @@ def _find_onnxruntime() -> Library:
     try:
         ctypes.CDLL(_CUDNN)
     except OSError as error:
-        # The provider looks for it only at the first convolution, which would fail.
+        # The provider looks for it only at the first convolution, which would then fail.
         return Library(None, f"cuDNN does not load ({error}); run pip install 'convoy-serve[gpu]', which brings it")
     return Library(module)

@@ -1,8 +1,8 @@
-"""How long batches take in engines that are not in service, and what the milliseconds mean.
+"""Measure how long batches take in engines that are not in service, and interpret the results.
 
-Engines run in turns, because a machine's speed drifts: runs right after one another can be compared. Export writes down
-the line through the latencies, the speed-up with its interval and the share of the device's limit; the server measures
-where nothing was written down.
+Engines run in turns, because a machine's speed drifts and only neighbouring runs are comparable. Export stores the line
+through the latencies, the speed-up with its interval and the share of the device's limit; the server measures if
+nothing was stored.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from convoy.app.engines.parts import Part
 from convoy.models.bundle import Interval, LatencyPoint, LatencyTable, Precision, Roofline
 from convoy.models.tensors import random_values, to_bytes
 
-# A quantised variant must be faster beyond doubt, or the exact one serves.
+# A quantised variant must be significantly faster, otherwise the exact one serves.
 WORTHWHILE_SPEEDUP = 1.02
 _BYTES_RELATIVE_TO_FP32 = {"fp32": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": 0.25, "fp8": 0.25}
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long measuring may take, whatever the network.
+    """How long to measure.
 
-    Each batch size gets `warm_up` rounds that are not counted, then `fewest` to `most` counted ones within
-    about `budget_s`; a round is one run of every engine. A size whose fewest rounds would take longer than
-    `limit_s` is left out, and all larger ones with it.
+    Each batch size gets `warm_up` rounds that do not count, then `fewest` to `most` rounds within about `budget_s`. A
+    round is one run of every engine. If the fewest rounds of a size would take longer than `limit_s`, it and all larger
+    sizes are left out.
     """
 
     budget_s: float
@@ -43,7 +43,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """`runs_ms` is float64 [engines, rounds]: one column was measured in one breath."""
+    """Measurements of one batch size. `runs_ms` is float64 [engines, rounds]; a column holds neighbouring runs."""
 
     batch_size: int
     runs_ms: np.ndarray
@@ -51,26 +51,26 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A batch of one size, ready to be run again and again."""
+    """A batch of one size that can be run repeatedly."""
 
     engine: Engine
     part: Part
 
     def run_ms(self) -> float:
-        """Milliseconds of one run, gather and scatter included; not what it waited for others on the device."""
+        """Run once. Returns milliseconds with gather and scatter, without the wait for others on the device."""
         started_ns = time.perf_counter_ns()
         result = self.engine.run([self.part])
         return (time.perf_counter_ns() - started_ns - result.times.waited_ns) / 1e6
 
 
 def batch_knots(largest: int) -> list[int]:
-    """1, 2, 4, ... and the largest batch itself: where latency tables have their points."""
+    """The batch sizes of latency tables: 1, 2, 4, ... and the largest."""
     powers = [1 << bit for bit in range(largest.bit_length()) if 1 << bit < largest]
     return [*powers, largest]
 
 
 def make_probe(engine: Engine, samples: int) -> Probe:
-    """A batch of `samples` random samples; sizes that are free are their examples'."""
+    """Make a batch of `samples` random samples; dynamic sizes are the example's."""
     generator = np.random.default_rng(0)
     arrays = [
         random_values(generator, spec, engine.whole_shape(spec, samples), are_indices=True) for spec in engine.inputs
@@ -90,7 +90,7 @@ def make_probe(engine: Engine, samples: int) -> Probe:
 
 
 def run_in_turns(engines: Sequence[Engine], pace: Pace) -> Iterator[Rounds]:
-    """The engines' runs at each knot that all of them take, smallest first, as they are made. Raises EngineFailure."""
+    """Run the engines in turns at each batch size that all of them take, smallest first. Raises EngineFailure."""
     previous: Rounds | None = None
     for size in batch_knots(min(engine.info.batch_sizes[-1] for engine in engines)):
         if previous is not None:
@@ -111,7 +111,7 @@ def take_turns(probes: Sequence[Probe], pace: Pace) -> np.ndarray:
     rounds: list[list[float]] = []
     end_s = time.monotonic() + pace.budget_s
     while len(rounds) < pace.fewest or (len(rounds) < pace.most and time.monotonic() < end_s):
-        # Every other round goes backwards, so that no engine always runs in the wake of the same one.
+        # Every other round is reversed, so that no engine always runs after the same one.
         order = range(len(probes)) if len(rounds) % 2 == 0 else range(len(probes) - 1, -1, -1)
         taken = {index: probes[index].run_ms() for index in order}
         rounds.append([taken[index] for index in range(len(probes))])
@@ -119,7 +119,7 @@ def take_turns(probes: Sequence[Probe], pace: Pace) -> np.ndarray:
 
 
 def latency_tables(engines: Sequence[Engine], measured: Sequence[Rounds]) -> tuple[LatencyTable, ...]:
-    """One table per engine; the speed-ups of all but the first are against the first."""
+    """One table per engine; speed-ups are relative to the first engine."""
     tables = []
     reference = [rounds.runs_ms[0] for rounds in measured]
     for index, engine in enumerate(engines):
@@ -146,22 +146,22 @@ def summarise(batch_size: int, runs_ms: np.ndarray) -> LatencyPoint:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A batch of b samples takes `fixed_ms` + `per_sample_ms` * b; neither is negative."""
+    """The latency `fixed_ms` + `per_sample_ms` * b of a batch of b samples; neither is negative."""
 
     fixed_ms: float
     per_sample_ms: float
 
     def at(self, batch_size: float) -> float:
-        """Milliseconds."""
+        """The latency in milliseconds."""
         return self.fixed_ms + self.per_sample_ms * batch_size
 
 
 def fit_line(points: Sequence[LatencyPoint]) -> Line | None:
-    """The line with the least sum of absolute relative errors to the medians; None through fewer than two points.
+    """Fit a line to the medians by least absolute relative errors; None with fewer than two points.
 
-    Relative, because 1 ms is much for one sample and little for 64; absolute, because one disturbed size must
-    not bend the line. Such an optimum passes through two of the points, or through one of them where it is held
-    to be not negative (Bloomfield & Steiger, Least Absolute Deviations, 1983), so trying all of these finds it.
+    Relative, because 1 ms is much for one sample and little for 64; absolute, because one disturbed size must not bend
+    the line. Such an optimum passes through two of the points, or through one of them if a coefficient is held at 0
+    (Bloomfield & Steiger, Least Absolute Deviations, 1983), so trying all of these finds it.
     """
     if len(points) < 2:
         return None
@@ -180,12 +180,12 @@ def _lines(points: Sequence[LatencyPoint]) -> Iterator[Line]:
 
 
 def paired_speedup(reference_ms: Sequence[np.ndarray], own_ms: Sequence[np.ndarray], *, seed: int = 0) -> Interval:
-    """How many times faster than the reference, over all batch sizes, with a 95 % interval.
+    """The speed-up against the reference over all batch sizes, with a 95 % interval.
 
-    Both hold one float array [rounds] of milliseconds per batch size; runs at the same place were made one
-    after the other, so their ratio is free of the machine's drift. The estimate is the geometric mean over the
-    sizes of the median ratio; the interval is the percentile bootstrap over rounds within each size
-    (Efron & Tibshirani, An Introduction to the Bootstrap, 1993, ch. 13).
+    Both arguments hold one float array [rounds] of milliseconds per batch size. Runs at the same index were neighbours,
+    so their ratio is free of the machine's drift. The estimate is the geometric mean over the sizes of the median
+    ratio; the interval is the percentile bootstrap over rounds within each size (Efron & Tibshirani, An Introduction to
+    the Bootstrap, 1993, ch. 13).
     """
     generator = np.random.default_rng(seed)
     estimates, resampled = [], []
@@ -199,25 +199,25 @@ def paired_speedup(reference_ms: Sequence[np.ndarray], own_ms: Sequence[np.ndarr
 
 
 def is_beyond_doubt(speedup: Interval) -> bool:
-    """Whether it pays: the interval's lower end decides."""
+    """Whether a speed-up is significant: the lower end of its interval decides."""
     return speedup.low > WORTHWHILE_SPEEDUP
 
 
 def is_worthwhile(table: LatencyTable) -> bool:
-    """Whether the variant is faster than the reference beyond doubt."""
+    """Whether the variant is significantly faster than the reference."""
     return table.speedup is not None and is_beyond_doubt(table.speedup)
 
 
 def best_per_sample_ms(table: LatencyTable) -> float:
-    """Milliseconds per sample at the batch size where a sample costs least."""
+    """Milliseconds per sample at the most efficient batch size."""
     return min(point.median_ms / point.batch_size for point in table.points)
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The least a batch can take, and which of the two ceilings says so.
+    """The least time of a batch, and which of the two ceilings sets it.
 
-    `flop_per_byte` is the arithmetic intensity: where the computation stands on the roofline's x axis.
+    `flop_per_byte` is the arithmetic intensity, the x axis of the roofline.
     """
 
     least_ms: float
@@ -227,11 +227,11 @@ class Limit:
 
 
 def limit(roofline: Roofline, precision: Precision, batch_size: int) -> Limit | None:
-    """What the roofline model says; None where the device's rate was not measured for this precision.
+    """The limit by the roofline model; None if the device's rate was not measured for this precision.
 
     A computation cannot be faster than its operations at the device's arithmetic rate, nor than its bytes at the
-    device's memory rate (Williams, Waterman & Patterson, CACM 52(4), 2009). Weights and activations are taken to have
-    the variant's precision throughout.
+    device's memory rate (Williams, Waterman & Patterson, CACM 52(4), 2009). Assumes that all weights and activations
+    have the variant's precision.
     """
     rate = device_rate(roofline, precision)
     if rate is None:
@@ -248,11 +248,11 @@ def limit(roofline: Roofline, precision: Precision, batch_size: int) -> Limit | 
 
 
 def device_rate(roofline: Roofline, precision: Precision) -> float | None:
-    """10^9 operations per second that the device attains in this precision; None where it was not measured."""
+    """The measured arithmetic rate of the device in 10^9 operations per second; None if it was not measured."""
     return {"fp32": roofline.device_gflop_per_s, "int8": roofline.device_int8_gop_per_s}.get(precision)
 
 
 def share_of_limit(roofline: Roofline, precision: Precision, point: LatencyPoint) -> float | None:
-    """The least time over the measured time, 1 being the limit itself; None where the limit is not known."""
+    """The least time divided by the measured time, at most 1; None if the limit is unknown."""
     least = limit(roofline, precision, point.batch_size)
     return least.least_ms / point.median_ms if least else None

@@ -1,10 +1,10 @@
-"""How large a batch may be: what it needs, compared with the memory that is available.
+"""How large a batch may be, compared with the available memory.
 
-Sizes come from outside: from a request to load, a configuration, a manifest, a graph. What does not fit must be
-refused, because the system does not refuse it: it promises the memory, and kills the process that uses it.
-`check_batch` compares what the tensors alone take, before anything is allocated, and `growing_sizes` what a sample
-really costs while an engine warms up. `FreeRuns` bounds runs of free sizes, where the client chooses how large a sample
-is.
+Sizes come from outside: load requests, configuration, manifests, graphs. What does not fit must be refused here,
+because the system does not refuse it: it overcommits memory and kills the process that uses it.
+
+`check_batch` compares what the tensors alone take, before anything is allocated. `growing_sizes` measures what a sample
+costs while an engine warms up. `FreeRuns` bounds runs of dynamic sizes, where clients choose the size of a sample.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from convoy.app.engines.parts import Part
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 
-# No device gains by a larger batch, and lists as long as the batch are kept for it.
+# No device gains from larger batches, and some lists are as long as the batch.
 MOST_SAMPLES = 1 << 16
-# Of what is available, for a run, or for what a larger batch takes more than the last one did.
+# The share of available memory for a run, or for what a larger batch takes more than the last one.
 _RUN_SHARE = 0.75
 _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
-    """Memory that this process may still take: what is free here, within what its container may use.
+    """The memory that this process may still use: free on the machine and within the container's limit.
 
-    What the system would give up for it (file caches) counts as free. None where the system does not say.
+    Memory that the system can reclaim (file caches) counts as free. None if the system does not tell.
     """
     known = [*_rooms(proc, cgroup)]
     free_kib = _counters(proc / "meminfo").get("MemAvailable")
@@ -42,29 +42,29 @@ def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
 
 
 def resident_bytes(process: int | str = "self") -> int:
-    """The memory that a process uses now; 0 where the system does not say, or it is gone."""
+    """The resident memory of a process; 0 if the system does not tell or the process is gone."""
     return _counters(_PROC / str(process) / "status").get("VmRSS", 0) << 10
 
 
 def peak_resident_bytes(proc: Path = _PROC) -> int:
-    """The most memory that this process has used; 0 where the system does not say."""
+    """The peak resident memory of this process; 0 if the system does not tell."""
     return _counters(proc / "self" / "status").get("VmHWM", 0) << 10
 
 
 def is_short() -> bool:
-    """Whether less than 1 GiB is left, so that memory that is not in use should be given back."""
+    """Whether less than 1 GiB is left, so that unused memory should be freed."""
     free = available_bytes()
     return free is not None and free < 1 << 30
 
 
 def give_back_freed() -> None:
-    """Let the system have what has been freed, which the C library keeps for the next one. Where it can: glibc."""
+    """Return freed memory that glibc keeps to the system."""
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)
 
 
 def sample_bytes(tensors: Sequence[TensorSpec]) -> int:
-    """What one sample of all these tensors takes, where sizes are free that of their examples."""
+    """The bytes of one sample of all these tensors; dynamic sizes are the example's."""
     return sum(
         math.prod(max(1, size) for size in spec.drawn_shape) * (1 if spec.is_strings else spec.numpy_dtype.itemsize)
         for spec in tensors
@@ -77,10 +77,10 @@ def check_batch(
     max_batch_size: int,
     available: Callable[[], int | None] = available_bytes,
 ) -> None:
-    """Raises BundleError where a batch's tensors alone would not fit, with the largest batch that does."""
+    """Raise BundleError, with the largest batch that fits, if a batch's tensors alone do not fit into memory."""
     samples = max(1, max_batch_size)
     each, free = sample_bytes((*inputs, *outputs)), available()
-    # Half of what is available is for the run itself, and for everything else.
+    # Half of the available memory is for the run itself and everything else.
     room = MOST_SAMPLES if free is None else min(MOST_SAMPLES, free // 2 // max(1, each))
     if samples <= room:
         return
@@ -102,12 +102,11 @@ def growing_sizes(
     available: Callable[[], int | None] = available_bytes,
     resident: Callable[[], int] = resident_bytes,
 ) -> Iterator[int]:
-    """Batch sizes to run while an engine warms up, from 1 to the largest.
+    """Batch sizes for a warm-up, from 1 to the largest.
 
-    Each is given only if it is expected to fit, by what the smaller ones have cost. Raises EngineFailure where the next
-    one is not.
+    Yields each size only if the cost of smaller ones shows that it fits. Raises EngineFailure if the next one does not.
     """
-    size, ran, each = 1, 0, 0.0  # `each`: bytes that one more sample has cost
+    size, ran, each = 1, 0, 0.0  # `each`: the measured bytes of one more sample
     start = before = resident()
 
     def fits(nbytes: float) -> bool:
@@ -130,7 +129,7 @@ def growing_sizes(
         now = resident()
         each = max(0.0, now - before) / (size - ran)
         larger = min(2 * size, largest)
-        # The growth by fewer samples says nothing about a batch: other threads work, too.
+        # Growth by few samples says nothing about a batch, because other threads allocate as well.
         if size >= 8:
             each = max(each, (now - start) / size)
             if fits(2 * each * (largest - size)):
@@ -139,7 +138,7 @@ def growing_sizes(
 
 
 def _counters(path: Path) -> dict[str, int]:
-    """The numbers in a file of the system that has a name and a number in a line; empty where there is no such file."""
+    """Parse lines of name and number in a system file; empty if the file does not exist."""
     try:
         text = path.read_text()
     except OSError:
@@ -148,7 +147,7 @@ def _counters(path: Path) -> dict[str, int]:
 
 
 def _rooms(proc: Path, cgroup: Path) -> Iterator[int]:
-    """What each control group that this process is in still has, its own and those around it."""
+    """The remaining memory of each control group of this process and its parents."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -162,7 +161,7 @@ def _rooms(proc: Path, cgroup: Path) -> Iterator[int]:
         else:
             continue
         for folder in _upwards(root, path):
-            # Without a limit there is the word "max", and no file at the top.
+            # Without a limit the file has the word "max", or does not exist at the top.
             with suppress(OSError, ValueError):
                 most, used = int((folder / limit).read_text()), int((folder / usage).read_text())
                 counters = _counters(folder / "memory.stat")
@@ -171,7 +170,7 @@ def _rooms(proc: Path, cgroup: Path) -> Iterator[int]:
 
 
 def _upwards(root: Path, path: str) -> Iterator[Path]:
-    """A group's folder and all above it. Inside a container the path is the host's, and only the root is there."""
+    """A group's folder and its parents. In a container the path is the host's, and only the root exists."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for count in range(len(parts), -1, -1):
         yield root.joinpath(*parts[:count])
@@ -182,11 +181,11 @@ def _mib(nbytes: float) -> str:
 
 
 class FreeRuns:
-    """How much of free sizes one engine may run at once.
+    """Bounds the dynamic sizes that one engine runs at once.
 
-    The largest batch of the warm-up, at the size of the model's example, has been shown to fit: `usual_bytes` of
-    inputs, or some more where these are tiny. Larger batches are run in parts of about as many bytes. A request that is
-    larger by itself runs alone, if the memory that it is expected to take is there, and leaves none of it behind.
+    The warm-up has shown that the largest batch at the example's size fits: `usual_bytes` of inputs, or a little more
+    if they are tiny. Larger batches run in parts of about that size. A larger request runs alone if its expected memory
+    is available, and that memory is freed after the run.
     """
 
     def __init__(
@@ -198,37 +197,37 @@ class FreeRuns:
         resident: Callable[[], int] = resident_bytes,
     ) -> None:
         each = sum(math.prod(spec.drawn_shape) * spec.numpy_dtype.itemsize for spec in inputs if not spec.is_strings)
-        self._more_bytes = (largest - 1) * each  # that the largest batch of the warm-up has, and the first has not
+        self._more_bytes = (largest - 1) * each  # bytes of the largest batch of the warm-up beyond the first
         # At least 1 MiB: an example may be a row of one number, and strings are not counted.
         self.usual_bytes = max(largest * each, 1 << 20)
         self._available, self._resident = available, resident
-        self._per_byte = 0.0  # of memory, for each byte of inputs
+        self._per_byte = 0.0  # bytes of memory per byte of inputs
         self._before = 0
 
     @staticmethod
     def wanted(inputs: Sequence[TensorSpec]) -> bool:
-        """Whether a request says how large a sample of these is."""
+        """Whether a request chooses the size of a sample."""
         return any(-1 in spec.shape for spec in inputs)
 
     def ran_one(self) -> None:
-        """The engine warms up, and has run one sample: what it took for good, for its weights, is there."""
+        """Note that the warm-up has run one sample, which allocates memory for good, such as for weights."""
         self._before = self._resident()
 
     def ran_largest(self) -> None:
-        """It has run its largest batch. Repeating it, when all memory is there already, changes nothing."""
-        # A process grows and shrinks by 8 MiB for other reasons while an engine warms up.
+        """Note that the largest batch has run. Repeating it, with all memory allocated, changes nothing."""
+        # A process grows and shrinks by 8 MiB for other reasons during a warm-up.
         grown = max(0, self._resident() - self._before - (8 << 20))
-        # What smaller inputs took cannot be told from that.
+        # Smaller inputs are too small to measure by that.
         if self._more_bytes >= 64 << 10:
             self._per_byte = max(self._per_byte, grown / self._more_bytes)
 
     @property
     def usual_run_bytes(self) -> int:
-        """What a run of `usual_bytes` is expected to take beside them; 0 where the warm-up took too little to tell."""
+        """The expected memory of a run of `usual_bytes` beside its inputs; 0 if it was too small to measure."""
         return int(self._per_byte * self.usual_bytes)
 
     def groups(self, parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
-        """The parts in their order, as many together as are usual, and at least one."""
+        """Split the parts in order into groups of the usual size, each with at least one."""
         start, nbytes = 0, 0
         for index, part in enumerate(parts):
             own = input_bytes(part)
@@ -239,7 +238,7 @@ class FreeRuns:
         yield parts[start:]
 
     def is_large(self, parts: Sequence[Part]) -> bool:
-        """Whether these are more than has ever been shown to fit. Raises EngineFailure where they are not to fit."""
+        """Whether these parts exceed what is known to fit. Raises EngineFailure if they are not expected to fit."""
         nbytes = sum(map(input_bytes, parts))
         if nbytes <= self.usual_bytes:
             return False
@@ -254,5 +253,5 @@ class FreeRuns:
 
 
 def input_bytes(part: Part) -> int:
-    """What a request has sent."""
+    """The bytes of a request's inputs."""
     return sum([source.nbytes for source in part.inputs])

@@ -1,6 +1,6 @@
-"""Opens every ONNX Runtime session of Convoy, so that all of them leave out what ONNX Runtime optimises wrongly.
+"""Opens every ONNX Runtime session of Convoy, without the optimisations that ONNX Runtime gets wrong.
 
-Knows what must be switched off, and how. What a session is for, its threads and its provider, the caller says.
+Callers choose threads and providers.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-# By the names under which ONNX Runtime registers them; it ignores a name that it does not know.
-# Pad_Fusion moves the zeros of a Pad into the pads of a MaxPool, where they mean minus infinity.
+# The names under which ONNX Runtime registers them; it ignores unknown names.
 WRONG_OPTIMIZERS = ("Pad_Fusion",)
 _CPU = ("CPUExecutionProvider",)
 
@@ -20,16 +19,16 @@ Level = ort.GraphOptimizationLevel
 
 
 def session_options(runtime: Any = ort, *, threads: int | None = None, quiet: bool = False, level: Any = None) -> Any:
-    """Options for a session that computes `threads` threads wide and answers as the graph means it.
+    """Options for a session with `threads` threads that computes what the graph means.
 
     `runtime` is the onnxruntime module. `threads` None leaves the number to the library. A `quiet` session does not log
-    what fails in it. `level`, one of `Level`, None takes all optimisations.
+    its failures. `level` is one of `Level`; None enables all optimisations.
     """
     options = runtime.SessionOptions()
     options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(WRONG_OPTIMIZERS))
     # Idle cores belong to the server and to other models.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 4 if quiet else 3  # only what ends the process, or errors
+    options.log_severity_level = 4 if quiet else 3  # log only fatal errors, or errors
     if threads is not None:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -46,7 +45,7 @@ def new_session(
     providers: Sequence[Any] = _CPU,
     **library_options: Any,
 ) -> Any:
-    """A session for a file or a serialised graph. `options` come from `session_options`; None takes its defaults.
+    """A session for a file or a serialised graph. `options` come from `session_options`; None means its defaults.
 
     Raises what ONNX Runtime raises, whose errors share no base class.
     """
@@ -56,5 +55,5 @@ def new_session(
 
 
 def unoptimised_session(model: Path | bytes, threads: int | None = None) -> Any:
-    """A session on the CPU that runs the graph node by node as it is written: what optimised ones are held against."""
+    """A CPU session that runs the graph node by node as written, as the reference for optimised ones."""
     return new_session(model, session_options(threads=threads, level=Level.ORT_DISABLE_ALL))

@@ -1,9 +1,8 @@
 """ONNX Runtime on the CPU.
 
-The staging buffers are bound once per batch size and run in place. After warm-up a batch allocates no tensor, except
-for outputs whose size only the run can tell, and for models with strings, which cannot be bound.
-
-Intermediate tensors are in memory that all sessions share: a session that does not run needs memory for its weights.
+Staging buffers are bound once per batch size and run in place. After warm-up, a batch allocates no tensors, except for
+outputs of unknown size and for models with strings, which cannot be bound. All sessions share the memory for
+intermediate tensors, so an idle session only needs memory for its weights.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 
 LIBRARY = f"onnxruntime {ort.__version__}"
-# Words that the library's messages have in common where an output does not fit its place.
+# Words in the library's messages when an output does not fit its place.
 _SHAPE_WORDS = re.compile(r"shape|dimension", re.IGNORECASE)
 _ARENA_LOCK = Lock()
 _NEWER_IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
@@ -43,11 +42,11 @@ _OIP_BY_ORT_TYPE = {f"tensor({name.lower()})": name for name in _NAMED_ALIKE} | 
     "tensor(string)": "BYTES",
     "tensor(bfloat16)": "BF16",
 }
-_ONNX_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16; numpy has no type that would say it
+_ONNX_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16; numpy has no such type
 
 
 class _SessionBinding(NamedTuple):
-    """A session's binding for some shapes, and where its outputs land; None where a size is free."""
+    """A session's binding for some shapes, and its outputs; None for an output of unknown size."""
 
     binding: Any
     outputs: list[Landed] | None
@@ -67,7 +66,7 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         dtypes = {spec.dtype for spec in (*self.inputs, *self.outputs)}
         self._has_strings = "BYTES" in dtypes
         if self._has_strings and "BF16" in dtypes:
-            # Strings cannot be bound, and BF16 comes no other way.
+            # Strings cannot be bound, and BF16 works only this way.
             raise BundleError(f"{model}: has tensors of BYTES and of BF16, which cannot be served together; use FP32")
         return LIBRARY
 
@@ -90,7 +89,7 @@ class OnnxRuntimeCpuEngine(StagedEngine):
     def _run_bound(self, shapes: Shapes, samples: int, options: Any) -> list[Landed]:
         bound: _SessionBinding = self._bound(shapes, samples)
         if bound.outputs is None:
-            # A binding remembers the output of its last run, and refuses another size for it.
+            # A binding remembers the size of its last output and refuses another.
             self._bind_outputs(bound.binding, samples)
         self._session.run_with_iobinding(bound.binding, options)
         if bound.outputs is not None:
@@ -103,7 +102,7 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         ]
 
     def _run_unplaced(self, shapes: Shapes, options: Any) -> list[Landed] | None:
-        """The outputs without given sizes, to name the one that is not as declared. None where that fails, too."""
+        """Run without placed outputs, to name the one that is not as declared. None if that fails as well."""
         try:
             binding = self._binding_of_inputs(shapes)
             for spec in self.outputs:
@@ -146,7 +145,7 @@ class OnnxRuntimeCpuEngine(StagedEngine):
 
 
 def _giving_back() -> Any:
-    """Options for a run whose memory goes back to the system. The library itself keeps what its largest run took."""
+    """Options for a run whose memory is returned to the system. By default the library keeps it."""
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
@@ -154,22 +153,22 @@ def _giving_back() -> Any:
 
 @cache
 def _register_arena() -> None:
-    """The arena that sessions share: as large as the runs at the same time need."""
+    """Register the arena that sessions share, as large as concurrent runs need."""
     kind = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(kind, None)
 
 
 def open_session(model: Path, threads: int, *, quiet: bool = False, any_shape: bool = False) -> Any:
-    """A CPU session for an ONNX file; a `quiet` one does not log what fails in it. Raises BundleError.
+    """A CPU session for an ONNX file; a `quiet` one does not log its failures. Raises BundleError.
 
-    `any_shape`: it will see more shapes than it may remember.
+    `any_shape` means that it will see more shapes than it may cache.
     """
     options = session_options(threads=threads, quiet=quiet)
-    # A pattern is kept for ever for each combination of shapes.
+    # A memory pattern is kept for ever for each combination of shapes.
     options.enable_mem_pattern = not any_shape
-    # Weights go back to the system with their session; in an arena they would stay.
+    # Weights are returned to the system with their session; in an arena they would stay.
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-    # A session that gives back the memory of large runs has an arena of its own: others would have to allocate again.
+    # A session that frees the memory of large runs needs its own arena; others would have to allocate again.
     if not any_shape:
         with _ARENA_LOCK:
             _register_arena()
@@ -178,7 +177,7 @@ def open_session(model: Path, threads: int, *, quiet: bool = False, any_shape: b
 
 
 def open_original(model: Path, threads: int, *, quiet: bool = False) -> Any:
-    """The same without any optimisation: what the graph means, to hold a served one against. Raises BundleError."""
+    """A session without any optimisation, the reference for a served one. Raises BundleError."""
     return _opened(model, session_options(threads=threads, quiet=quiet, level=Level.ORT_DISABLE_ALL))
 
 
@@ -196,7 +195,7 @@ def _opened(model: Path, options: Any) -> Any:
 
 
 def read_signature(session: Any, model: Path) -> Signature:
-    """The tensors that a session takes and gives, in the file's order. Raises BundleError."""
+    """The inputs and outputs of a session, in the file's order. Raises BundleError."""
     return Signature(
         tuple(_tensor_spec(node, model) for node in session.get_inputs()),
         tuple(_tensor_spec(node, model) for node in session.get_outputs()),
@@ -204,9 +203,9 @@ def read_signature(session: Any, model: Path) -> Signature:
 
 
 def first_line(error: Exception) -> str:
-    """What an error of the library says, in one line, without its stack.
+    """The first sentence of a library error in one line, without its stack.
 
-    Its sentences go on from line to line, as where sizes are listed.
+    Sentences may continue over several lines, such as lists of sizes.
     """
     lines = str(error).strip().splitlines()
     stack = (index for index, line in enumerate(lines) if index and re.match(r"\s*(#\d|0x|Stacktrace|\*+$)", line))
@@ -223,7 +222,7 @@ def _tensor_spec(node: Any, model: Path) -> TensorSpec:
 
 
 def _unbound_array(spec: TensorSpec, value: Any) -> np.ndarray:
-    """An output in ONNX Runtime's own memory, as an array over it or a copy."""
+    """An output in ONNX Runtime's memory, as an array over it or a copy."""
     if spec.dtype != "BF16":
         array: np.ndarray = value.numpy()
         return array
@@ -233,9 +232,9 @@ def _unbound_array(spec: TensorSpec, value: Any) -> np.ndarray:
 
 
 def run_arrays_on(session: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every output of a session for whole arrays, in which strings are `bytes` of UTF-8 and BF16 is `V2`.
+    """Run a session on whole arrays and return every output. Strings are `bytes` of UTF-8, BF16 is `V2`.
 
-    The outputs' strings are `str`. Raises EngineFailure.
+    Strings in outputs are `str`. Raises EngineFailure.
     """
     nodes = session.get_outputs()
     names = [node.name for node in nodes]
@@ -243,7 +242,7 @@ def run_arrays_on(session: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, n
         if not any(node.type == "tensor(bfloat16)" for node in (*session.get_inputs(), *nodes)):
             given = {name: _as_text(array) for name, array in arrays.items()}
             return dict(zip(names, session.run(names, given), strict=True))
-        # The session's usual way knows nothing of BF16.
+        # The session's usual way does not support BF16.
         values = session.run_with_ort_values(names, {name: _value_of(array) for name, array in arrays.items()})
     except Exception as error:  # onnxruntime's errors share no base class
         raise EngineFailure(first_line(error)) from error
@@ -254,7 +253,7 @@ def run_arrays_on(session: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, n
 
 
 def _as_text(array: np.ndarray) -> np.ndarray:
-    """Strings as the library takes them: of bytes it would take what Python writes for them."""
+    """Convert strings for the library, which would format `bytes` as Python does."""
     return np.vectorize(bytes.decode, otypes=[object])(array) if array.dtype == object else array
 
 
@@ -265,5 +264,5 @@ def _value_of(array: np.ndarray) -> ort.OrtValue:
 
 
 def element_type(spec: TensorSpec) -> Any:
-    """What a binding calls the tensor's dtype."""
+    """A binding's name for the tensor's dtype."""
     return _ONNX_BFLOAT16 if spec.dtype == "BF16" else spec.numpy_dtype.type

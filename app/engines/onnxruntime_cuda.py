@@ -1,16 +1,16 @@
-"""ONNX Runtime on a GPU: where every model can be served at once, and what serves until a plan is built.
+"""ONNX Runtime on a GPU. It can serve every model at once, and serves until a plan is built.
 
-One computing stream, and bindings to each slot's memory for each batch size, so that a run only launches kernels.
-One thread makes all runs, because the provider keeps its CUDA graphs by thread: on another one, requests would wait
-until they are captured again.
+There is one compute stream, and bindings to each slot's memory for each batch size, so a run only launches kernels. One
+thread makes all runs, because the provider keeps its CUDA graphs per thread; other threads would have to capture them
+again.
 
-A convolution here keeps the plan of the last batch size alone, and makes a new one whenever that changes, which takes
-longer than many a batch. A CUDA graph has its plans inside, so with graphs one session runs every size. Without them
-each size has a session of its own, or, where the device has no room for so many, fewer sizes are run.
+A convolution only keeps the cuDNN plan of the last batch size and makes a new one when it changes, which takes longer
+than many batches. A CUDA graph contains its plans, so with graphs one session runs all sizes. Without graphs each size
+has its own session; if the device lacks memory for that, fewer sizes are run.
 
-Nothing that sees the clients' values falls back to the CPU unseen: a session that would do so is refused, and a
-failing run fails instead of being tried elsewhere. What only computes sizes is ONNX Runtime's own to place. Files with
-quantise nodes do not belong here: there are no INT8 convolutions behind this provider.
+Nothing that processes clients' values falls back to the CPU silently: a session that would do so is refused, and a
+failing run fails. Nodes that only compute sizes are placed by ONNX Runtime. Files with quantise nodes do not run here,
+because the provider has no INT8 convolutions.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from convoy.models.onnx_nodes import SIZE_READERS, has_half_weights, read_nodes
 from convoy.models.spec import TensorSpec
 
 PROVIDER = "CUDAExecutionProvider"
-# The provider captures a graph within its first run of an id, which it makes twice; the next one replays it.
+# The provider captures a graph in its first run of an id, which it makes twice; the next run replays it.
 _PREPARING_RUNS = 2
 _PREPARING_ATTEMPTS = 3
 _WITHOUT_GRAPH = "-1"
 _MEMORY_WORDS = ("out of memory", "failed to allocate", "bfcarena", "cuda failure 2:", "alloc_failed")
 _CAPTURE_WORDS = ("cuda failure 900:", "cuda failure 901:", "stream is capturing", "error during capture")
-# Of the free memory, so much may go to the copies of a model's weights that sessions of their own need.
+# The share of free memory for additional copies of the weights, if each size has its own session.
 _SHARE_FOR_COPIES = 0.5
-# Nodes that ONNX Runtime adds by itself. There are kernels of all of them on a GPU, for numbers of any type: what of
-# them is on the CPU is there because it arranges sizes.
+# Nodes that ONNX Runtime adds. A GPU has kernels for all of them and for numbers of any type; those on the CPU compute
+# sizes.
 _ARRANGING = ("Cast", "Concat", "Gather", "Identity", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 
 ConvolutionSearch = Literal["HEURISTIC", "EXHAUSTIVE"]
@@ -52,12 +52,12 @@ ConvolutionSearch = Literal["HEURISTIC", "EXHAUSTIVE"]
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionTuning:
-    """What decides a convolution's speed here and cannot be known beforehand.
+    """Settings that decide a convolution's speed and cannot be known in advance.
 
-    `search`: which of cuDNN's two heuristics chooses the kernels; with cuDNN 9 "EXHAUSTIVE" is the other one, and
-    neither measures. `nhwc`: channels last, which is the tensor cores' own layout but costs transposes at the graph's
-    ends. `graphs`: replay CUDA graphs, one per slot and batch size. `fuse_conv_bias`: add the bias in the
-    convolution's own kernel, which tuning does not choose.
+    `search` selects one of cuDNN's two heuristics for kernels; with cuDNN 9 "EXHAUSTIVE" is the other one, and neither
+    measures. `nhwc` is channels last, the native layout of tensor cores, at the cost of transposes at the graph's ends.
+    `graphs` replays CUDA graphs, one per slot and batch size. `fuse_conv_bias` adds the bias in the convolution's
+    kernel; tuning does not choose it.
     """
 
     search: ConvolutionSearch = "HEURISTIC"
@@ -67,11 +67,11 @@ class ConvolutionTuning:
 
 
 class OnnxRuntimeCudaEngine(CudaEngine):
-    """One ONNX file on `device`, in one session or, without graphs, in one for each batch size.
+    """One ONNX file on `device`, in one session or, without graphs, in one per batch size.
 
     `inputs` and `outputs` are as in `ModelSpec`, with fixed sizes. `runtime` is the onnxruntime module. Raises
-    BundleError when the file cannot be loaded or part of it would run on the CPU, EngineFailure when the device
-    has no room.
+    BundleError if the file cannot be loaded or part of it would run on the CPU, and EngineFailure if the device lacks
+    memory.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class OnnxRuntimeCudaEngine(CudaEngine):
         self.tuning = tuning
         self._runtime = runtime
         self._bindings: dict[tuple[DeviceSlot, int], _Binding] = {}
-        self._sessions: dict[int, Any] = {}  # by batch size; with graphs, the same one for all
+        self._sessions: dict[int, Any] = {}  # by batch size; with graphs, one session for all
         self._computing: Handle = None
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix=f"launches-{device.name}")
         try:
             device.check_room(_file_bytes(model), model.name)
-            # What nobody has made a variant of may compute in halves under any name.
+            # A file that did not come from export may compute in half precision under any name.
             self._is_full_precision = precision == "fp32" and not has_half_weights(model)
             self._computing = self._cuda.make_stream()
             self._open_sessions(model)
@@ -145,17 +145,17 @@ class OnnxRuntimeCudaEngine(CudaEngine):
         options = session_options(self._runtime)
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         providers = [(PROVIDER, self._provider_options())]
-        # Python's own fallback would print the error that matters, and raise another one.
+        # The library's Python fallback would hide this error behind another.
         return new_session(model, options, runtime=self._runtime, providers=providers, enable_fallback=0)
 
     def _provider_options(self) -> dict[str, str]:
-        # What is free now, less what must stay so: a model may fail for want of memory, its neighbours may not.
+        # The free memory less a reserve: this model may run out of memory, but its neighbours must not.
         limit = max(RESERVED_BYTES, self._cuda.free_bytes() - RESERVED_BYTES)
         options = {
             "device_id": str(self._device.properties.index),
             "user_compute_stream": str(int(self._computing)),
             "gpu_mem_limit": str(limit),
-            # By powers of two, a large network would hold up to twice what it needs.
+            # By powers of two, a large network would hold up to twice the memory that it needs.
             "arena_extend_strategy": "kSameAsRequested",
             "cudnn_conv_algo_search": self.tuning.search,
             "cudnn_conv_use_max_workspace": "1",
@@ -164,8 +164,8 @@ class OnnxRuntimeCudaEngine(CudaEngine):
             "enable_cuda_graph": str(int(self.tuning.graphs)),
         }
         if self._is_full_precision:
-            # FP32 was promised, and TF32 keeps ten bits of mantissa. Asked for elsewhere, this would also keep every
-            # convolution in half precision from the tensor cores.
+            # FP32 was promised, and TF32 has ten bits of mantissa. If it were also disabled elsewhere, convolutions in
+            # half precision could not use tensor cores.
             options["use_tf32"] = "0"
         return options
 
@@ -182,11 +182,11 @@ class OnnxRuntimeCudaEngine(CudaEngine):
             shape, address = self.whole_shape(spec, size), slot.device_output(index)
             binding.bind_output(spec.name, "cuda", device, element_type(spec), list(shape), address)
         with self._cuda.beside_captures():
-            # Whatever is new at this size is made and allocated here, so that little is left to be done alone.
+            # Everything new at this size is created and allocated here, so that little happens during the capture.
             self._run_prepared(_Binding(self._sessions[size], binding, self._run_options(_WITHOUT_GRAPH)), 1)
         bound = _Binding(self._sessions[size], binding, self._run_options(str(self._graph_id(slot, size))))
         if self.tuning.graphs:
-            # The provider captures for the whole process and on its own: alone on the device, and again if disturbed.
+            # The provider captures for the whole process: alone on the device, and again if disturbed.
             undisturbed(_PREPARING_ATTEMPTS, lambda: self._capture(bound))
         else:
             with self._cuda.beside_captures():
@@ -195,7 +195,7 @@ class OnnxRuntimeCudaEngine(CudaEngine):
 
     def _run_options(self, graph_id: str) -> Any:
         options = self._runtime.RunOptions()
-        # The provider would wait for the device after each run; the slot's events do that.
+        # The slot's events wait for the device; the provider need not.
         options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         if self.tuning.graphs:
             options.add_run_config_entry("gpu_graph_id", graph_id)
@@ -211,7 +211,7 @@ class OnnxRuntimeCudaEngine(CudaEngine):
             self._cuda.wait_for_stream(self._computing)
 
     def _graph_id(self, slot: DeviceSlot, size: int) -> int:
-        """Its own for each pair, always the same, and above 0, which is what has no id."""
+        """A stable id for each pair, above 0, which means no id."""
         sizes = self.info.batch_sizes
         return 1 + self._slots.index(slot) * len(sizes) + sizes.index(size)
 
@@ -248,7 +248,7 @@ class _Binding:
 
 
 def _check_placement(session: Any, model: Path) -> None:
-    """Raises BundleError where a node that sees the clients' values would run on the CPU."""
+    """Raise BundleError if a node that processes clients' values would run on the CPU."""
     nodes = read_nodes(model)
     by_name = {node.name: node for node in nodes if node.name}
     for part in session.get_provider_graph_assignment_info():
@@ -256,7 +256,7 @@ def _check_placement(session: Any, model: Path) -> None:
             continue
         for node in part.get_nodes():
             known = by_name.get(node.name)
-            if known is None or known.op_type != node.op_type:  # ONNX Runtime's own, or one of many without a name
+            if known is None or known.op_type != node.op_type:  # added by ONNX Runtime, or without a name
                 nameless = [one for one in nodes if not one.name and one.op_type == node.op_type]
                 arranges = bool(nameless) or node.op_type in (*SIZE_READERS, *_ARRANGING)
                 may = arranges and not any(one.sees_values for one in nameless)
@@ -271,7 +271,7 @@ def _check_placement(session: Any, model: Path) -> None:
 
 
 def _sizes_with_room(device: Device, model: Path, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Of the batch sizes, as many as there may be sessions of their own: the largest, the smallest, some between."""
+    """As many batch sizes as there can be sessions: the largest, the smallest, and some between."""
     device.use()
     free = device.cuda.free_bytes() - RESERVED_BYTES
     room = max(1, int(free * _SHARE_FOR_COPIES) // max(1, _file_bytes(model)))
@@ -283,7 +283,7 @@ def _sizes_with_room(device: Device, model: Path, sizes: Sequence[int]) -> tuple
 
 
 def _file_bytes(model: Path) -> int:
-    """About what the weights take: the file, and what lies beside it as its external data."""
+    """The approximate size of the weights: the file and its external data."""
     return sum(path.stat().st_size for path in model.parent.glob(f"{model.name}*"))
 
 

@@ -1,9 +1,9 @@
-"""ONNX Runtime on one GPU as it is fastest there: tuned once and remembered, or at once as it comes.
+"""ONNX Runtime on a GPU with its fastest settings: tuned once and remembered, or with defaults at once.
 
-Tuning opens half a dozen sessions, so it is left for later where something better is to come.
-Whether a model runs as it comes, captured in graphs or not, only its canary can tell. Which heuristic, layout and
-graphs suit it depends on the network and differs by several times. The result is kept in the plan cache. Whether the
-bias is fused into convolutions is not tried: no GPU has shown yet that a replayed graph survives it.
+Tuning opens half a dozen sessions, so it is postponed if something better is coming. Only a model's canary can tell
+whether it runs with defaults, captured in graphs or not. The best heuristic, layout and graphs depend on the network
+and differ by several times. The result is kept in the plan cache. Fusing the bias into convolutions is not tried,
+because no GPU has shown yet that a replayed graph survives it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from convoy.models.bundle import Variant
 _log = logging.getLogger("convoy")
 _FILE_VERSION = 3
 
-# Opens an engine of one slot for some batch sizes, not warmed up.
+# Opens an engine with one slot for some batch sizes, without warming it up.
 OpenTrial = Callable[[ConvolutionTuning, tuple[int, ...]], CudaEngine]
 
 
 def open_tuned(job: Job, variant: Variant, place: Place) -> Engine:
-    """Raises NotProved, BundleError or EngineFailure."""
+    """Open the fastest engine, tuned if necessary. Raises NotProved, BundleError or EngineFailure."""
     assert place.gpu is not None
     if no_code := job.machine.why_no_code(place.gpu):
         raise NotProved(no_code)
@@ -43,7 +43,7 @@ def open_tuned(job: Job, variant: Variant, place: Place) -> Engine:
 
 
 def ways_as_it_comes(job: Job, variant: Variant, place: Place) -> tuple[OpenEngine, ...]:
-    """What is tried before it is tuned, where something better is to come. Raises JobError and OSError."""
+    """What to try before tuning, if something better is coming. Raises JobError and OSError."""
     assert place.gpu is not None
     opener = _OnnxOpener(job, variant, place.gpu)
     if not place.is_hurried or job.machine.why_no_code(place.gpu) or opener.is_tuned():
@@ -54,7 +54,7 @@ def ways_as_it_comes(job: Job, variant: Variant, place: Place) -> tuple[OpenEngi
 
 
 def left_to_tune(job: Job, variant: Variant, place: Place, is_open: bool | None) -> TuningCandidate | None:
-    """The file to tune later, where it does not serve yet or serves untuned."""
+    """The file to tune later, if it does not serve yet or serves untuned."""
     assert place.gpu is not None
     if is_open is False or job.machine.why_no_code(place.gpu):
         return None
@@ -75,7 +75,7 @@ class _OnnxOpener:
         return remembered(self._memory()) is not None
 
     def open(self) -> Engine:
-        """Raises BundleError or EngineFailure."""
+        """Open the file with the fastest settings. Raises BundleError or EngineFailure."""
         sizes, started_s = bucket_sizes(self.job.max_batch_size), time.monotonic()
         tuning = tuned(partial(self.open_as, slots=1), sizes[-1], self._memory())
         onnx, took_s = self.job.path(self.variant), time.monotonic() - started_s
@@ -83,7 +83,7 @@ class _OnnxOpener:
         return self.open_as(tuning, sizes)
 
     def open_as(self, tuning: ConvolutionTuning, sizes: tuple[int, ...], **options: int) -> OnnxRuntimeCudaEngine:
-        """Raises BundleError or EngineFailure."""
+        """Open the file with given settings. Raises BundleError or EngineFailure."""
         return OnnxRuntimeCudaEngine(
             self.job.path(self.variant),
             self.device,
@@ -98,7 +98,7 @@ class _OnnxOpener:
         )
 
     def _memory(self) -> Path | None:
-        """Where what was measured for this file, device, library and batch size is remembered."""
+        """The file with the results for this graph, device, library and batch size."""
         if self.job.plan_cache is None:
             return None
         gpu, library = self.device.properties, self.job.machine.onnxruntime.module.__version__
@@ -110,7 +110,7 @@ class _OnnxOpener:
 
 @dataclass(frozen=True, slots=True)
 class TuningRecord:
-    """The file: what was chosen, and milliseconds of the smallest and the largest batch under all that was tried."""
+    """The file's content: the choice, and milliseconds of the smallest and the largest batch with each setting."""
 
     schema_version: int
     chosen: ConvolutionTuning
@@ -118,16 +118,16 @@ class TuningRecord:
 
 
 def remembered(memory: Path | None) -> ConvolutionTuning | None:
-    """What was found to be the fastest before; None: it was never tried."""
+    """The remembered choice; None if it was never tuned."""
     known = read_memory(memory, TuningRecord, _FILE_VERSION) if memory is not None else None
     return known.chosen if known is not None else None
 
 
 def tuned(open_trial: OpenTrial, largest: int, memory: Path | None) -> ConvolutionTuning:
-    """What `memory` remembers, else the fastest of all, which is then written there. None: nothing is kept.
+    """The remembered choice, or the fastest of all, which is then written to `memory` (None: not kept).
 
-    Everything is tried with graphs, unless no way can be captured: a graph saves the launches, and without graphs every
-    size needs a session of its own. Raises BundleError or EngineFailure when no way runs.
+    Everything is tried with graphs, unless nothing can be captured: graphs save launches, and without them every size
+    needs its own session. Raises BundleError or EngineFailure if nothing runs.
     """
     known = remembered(memory)
     if known is not None:

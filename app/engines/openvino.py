@@ -1,10 +1,10 @@
-"""OpenVINO on the CPU: one compiled model for all batch sizes, which reads the staging buffers themselves.
+"""OpenVINO on the CPU: one compiled model for all batch sizes, which reads the staging buffers directly.
 
-Beside fp32 it runs INT8 from the same QDQ file as ONNX Runtime, and BF16 where the processor has that. The precision is
-always given: by default it computes fp32 in BF16 on such processors. It would narrow tensors of more than 32 bits
-silently, accept sizes that do not fit together, and not check indices of a request: models with such tensors, free
-sizes, strings or lookups are refused here, and served by ONNX Runtime. Outputs stay in its own memory, because it does
-not check the size of a place that it is given.
+Besides fp32 it runs INT8 from the same QDQ file as ONNX Runtime, and BF16 if the processor has it. The precision is
+always set, because by default OpenVINO computes fp32 in BF16 on such processors. It would silently narrow types above
+32 bits, accept sizes that do not fit together, and not check a request's indices. So models with such types, dynamic
+sizes, strings or lookups are refused here and served by ONNX Runtime. Outputs stay in OpenVINO's memory, because it
+does not check the size of memory that it is given.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import TensorSpec
 
 _INSTALL = "pip install 'convoy-serve[openvino]'"
-# Its converter, which nothing here uses. It tells the library's maker of every import, and keeps a client's id at home.
+# Its converter, which Convoy does not use, reports every import to its maker and stores a client id.
 _TELLTALE = "openvino.tools.ovc"
 _DTYPES = {
     "boolean": "BOOL",
@@ -44,7 +44,7 @@ _DTYPES = {
 
 
 class OpenVinoEngine(StagedEngine):
-    """One compiled model, and one request of it that is run again and again."""
+    """One compiled model, and one inference request that is run again and again."""
 
     name = "openvino"
     places_outputs = False
@@ -57,7 +57,7 @@ class OpenVinoEngine(StagedEngine):
         except JobError as error:
             raise BundleError(str(error)) from error
         core = _core()
-        # It says that it has the capability on processors that only convert, too.
+        # OpenVINO claims the capability also on processors that only convert.
         can_bf16 = cpu.has_bf16() and "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         if precision == "bf16" and not can_bf16:
             raise BundleError(f"{model}: this processor computes nothing in BF16")
@@ -72,7 +72,7 @@ class OpenVinoEngine(StagedEngine):
             graph = _read(model)
             unchecked = _unchecked_lookup(graph)
             self._compiled = compiled = core.compile_model(graph, "CPU", options)
-        except Exception as error:  # RuntimeError, and whatever the reader lets through
+        except Exception as error:  # RuntimeError, and whatever the reader raises
             raise BundleError(f"{model}: OpenVINO cannot load it ({_message(error)})") from error
         if unchecked is not None:
             raise BundleError(f"{model}: {unchecked!r} looks up by values of a request, which OpenVINO does not check")
@@ -82,7 +82,7 @@ class OpenVinoEngine(StagedEngine):
         ]
         check_names(model, Signature(*have), self.inputs, self.outputs)
         self._request = compiled.create_infer_request()
-        self._largest_samples = 0  # of the runs whose memory is held
+        self._largest_samples = 0  # batch sizes whose memory is held
         self._now: Shapes | None = None
         return library_of(self._ov)
 
@@ -109,14 +109,14 @@ class OpenVinoEngine(StagedEngine):
             self._request.infer(share_outputs=True)
             arrays = [self._request.get_output_tensor(index).data for index in range(len(self.outputs))]
             return [Landed(array, array.reshape(-1).view(np.uint8).data if array.size else None) for array in arrays]
-        except Exception as error:  # RuntimeError, and whatever the bindings let through
+        except Exception as error:  # RuntimeError, and whatever the bindings raise
             self._now = None
             raise EngineFailure(_message(error)) from error
 
     def _hold(self, samples: int) -> None:
-        """Give back the memory of a smaller run before a larger one, where memory is short.
+        """If memory is short, free the memory of a smaller run before a larger one.
 
-        Not after a run: its outputs lie there until they are copied.
+        Not after a run, whose outputs are there until they are copied.
         """
         if samples > self._largest_samples:
             if is_short():
@@ -124,7 +124,7 @@ class OpenVinoEngine(StagedEngine):
             self._largest_samples = samples
 
     def _bind(self, shapes: Shapes, samples: int) -> list[Any]:
-        """Its tensors over the staging buffers."""
+        """Make tensors over the staging buffers."""
         return [
             self._ov.Tensor(staging.array(shape), shared_memory=True)
             for staging, shape in zip(self._staging_in, shapes, strict=True)
@@ -132,38 +132,38 @@ class OpenVinoEngine(StagedEngine):
 
 
 def library_of(module: Any) -> str:
-    """The library and its version, as latencies are kept under."""
+    """The library and its version, under which latencies are stored."""
     return f"openvino {version_of(module)}"
 
 
 def layers_in_8_bits(model: Path) -> frozenset[str]:
-    """The names of nodes of an ONNX file, and of tensors, that kernels of 8 bits compute on this processor.
+    """The names of nodes and tensors of an ONNX file that 8-bit kernels compute on this processor.
 
-    As its compiled form tells, in which everything is fused that can be. Raises BundleError where it cannot be loaded,
-    JobError where OpenVINO is not installed.
+    Read from its compiled form, in which everything possible is fused. Raises BundleError if it cannot be loaded, and
+    JobError if OpenVINO is not installed.
     """
     core = _core()
     try:
         compiled = core.compile_model(_read(model), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    except Exception as error:  # RuntimeError, and whatever the reader lets through
+    except Exception as error:  # RuntimeError, and whatever the reader raises
         raise BundleError(f"{model}: OpenVINO cannot load it ({_message(error)})") from error
     found: set[str] = set()
     for node in compiled.get_runtime_model().get_ops():
         told = {key: str(value.astype(str)) for key, value in node.get_rt_info().items()}
         if told.get("runtimePrecision") in ("u8", "i8"):
-            # What an operator was split into is named after it.
+            # The parts of an operator that was split are named after it.
             found |= {name.partition("/")[0] for name in told["originalLayersNames"].split(",")}
     return frozenset(found)
 
 
 def _read(model: Path) -> Any:
-    # By name: else every reader tries a broken file, and logs an error.
+    # By name: otherwise every reader tries a broken file and logs an error.
     reader = load_openvino().frontend.FrontEndManager().load_by_framework("onnx")
     return reader.convert(reader.load(str(model)))
 
 
 def _unchecked_lookup(graph: Any) -> str | None:
-    """The name of a node that takes from a tensor where an input's values say; GatherElements is checked."""
+    """A node that looks up a tensor at indices from an input; GatherElements is checked."""
     for node in graph.get_ops():
         if node.get_type_name() in ("Gather", "GatherND") and _depends_on_values(node.input_value(1).get_node()):
             return str(node.get_friendly_name())
@@ -183,7 +183,7 @@ def _depends_on_values(node: Any) -> bool:
 
 
 def _spec(model: Path, port: Any, promised: TensorSpec | None) -> TensorSpec:
-    """A tensor as the compiled model has it; one may have several names. Raises BundleError."""
+    """A tensor of the compiled model, which may have several names. Raises BundleError."""
     dtype = port.element_type.get_type_name()
     name = promised.name if promised is not None and promised.name in port.names else port.any_name
     if dtype not in _DTYPES:
@@ -198,13 +198,13 @@ def _core() -> Any:
 
 @cache
 def load_openvino() -> Any:
-    """The module. Raises JobError where it is missing or does not load."""
+    """Import OpenVINO. Raises JobError if it is missing or does not load."""
     before = sys.modules.get(_TELLTALE)
     sys.modules[_TELLTALE] = None  # type: ignore[assignment]  # as good as not installed
     try:
         return importlib.import_module("openvino")
     except (ImportError, OSError, RuntimeError) as error:
-        # Where it is installed, a module that it needs may be missing.
+        # It may be installed without a module that it needs.
         if isinstance(error, ModuleNotFoundError) and error.name == "openvino":
             raise JobError(f"OpenVINO is not installed; run {_INSTALL}") from error
         raise JobError(f"OpenVINO does not load ({error}); run {_INSTALL}") from error
@@ -215,12 +215,12 @@ def load_openvino() -> Any:
 
 
 def version_of(module: Any) -> str:
-    """2026.4.1 of 2026.4.1-22982-e213a147257-releases/2026/4."""
+    """The version: 2026.4.1 of 2026.4.1-22982-e213a147257-releases/2026/4."""
     return str(module.__version__).partition("-")[0]
 
 
 def _message(error: Exception) -> str:
-    """What an error of the library says, without where in its source it was raised."""
+    """The message of a library error, without the place in its source."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = [
         line for line in lines if line and not line.startswith(("Exception from ", "Check '", "FrontEnd API failed"))

@@ -1,7 +1,7 @@
-"""The requests' parts of a batch: gathered into one memory, and its outputs scattered to the requests that want them.
+"""The requests' parts of a batch: gather them into one buffer, and scatter outputs to the requests.
 
-The same for every library. Nothing is handed out that is not what the model declares: behind an answer that is shorter
-than its place would lie what another request has left there.
+The same for every library. Only outputs that match the model's declaration are returned: behind a shorter answer its
+buffer still has data of another request.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """One request's share of a batch: views of its bytes, nothing owned. BYTES are in their packed form.
+    """One request's part of a batch, as views of its bytes. BYTES are packed.
 
-    `shapes` are the inputs' whole shapes, batch dimension included where the model has one.
-    `wanted` are indices into the model's outputs; `destinations` has one writable view for each, of
-    exactly the right size, or None where the size is known only after the run.
+    `shapes` are the inputs' whole shapes, with the batch dimension if the model has one. `wanted` are indices of the
+    model's outputs; `destinations` has one writable view of the exact size for each, or None if the size is known only
+    after the run.
     """
 
     samples: int
@@ -37,18 +37,18 @@ class Part:
 
 
 def joined(parts: Sequence[Part], *, batched: bool) -> tuple[int, Shapes]:
-    """How many samples they are, and the inputs' whole shapes of all together: the parts agree in all else."""
+    """The number of samples and the inputs' whole shapes of all parts together, which agree otherwise."""
     samples, shapes = sum([part.samples for part in parts]), parts[0].shapes
     if batched:
-        # Through a list: a tuple made of a generator leaves its interpreter one more spare tuple each time.
+        # A list, because tuples made from generators are over-allocated.
         shapes = tuple([(samples, *shape[1:]) for shape in shapes])
     return samples, shapes
 
 
 def gather(parts: Sequence[Part], index: int, room: memoryview) -> int:
-    """Copy one input of every request into `room`, one behind the other; how many bytes they are.
+    """Copy one input of every request into `room`, back to back. Returns the number of bytes.
 
-    Nothing is copied where they are more than there is room for.
+    Copies nothing if there is not enough room.
     """
     sources = [part.inputs[index] for part in parts]
     nbytes = sum([source.nbytes for source in sources])
@@ -63,10 +63,10 @@ def gather(parts: Sequence[Part], index: int, room: memoryview) -> int:
 
 
 class Landed(NamedTuple):
-    """One output of a whole batch, where the run has left it: [samples, ...] where the model has a batch dimension.
+    """One output of a whole batch where the run has left it: [samples, ...] if the model has a batch dimension.
 
-    `data` are its bytes once more, where they lie in memory that stays: to slice them for every request costs less than
-    to slice the array.
+    `data` has the same bytes if their memory stays, because slicing bytes per request costs less than slicing the
+    array.
     """
 
     array: np.ndarray
@@ -78,7 +78,7 @@ def scatter(
 ) -> tuple[tuple[TensorBytes, ...], ...]:
     """Each part's rows of each wanted output.
 
-    Raises EngineFailure where any output of the run is not what `outputs` declare.
+    Raises EngineFailure if an output of the run is not as `outputs` declare.
     """
     check_landed(landed, outputs, sum([part.samples for part in parts]), batched=batched)
     if not batched:
@@ -94,7 +94,7 @@ def scatter(
 
 
 def check_landed(landed: Sequence[Landed], outputs: Sequence[TensorSpec], samples: int, *, batched: bool) -> None:
-    """Raises EngineFailure where an output of a run of `samples` is not what the model declares."""
+    """Raise EngineFailure if an output of a run of `samples` is not as the model declares."""
     for spec, one in zip(outputs, landed, strict=True):
         array, declared = one.array, (samples, *spec.shape) if batched else spec.shape
         if array.shape != declared and not fits(array.shape, declared):
@@ -106,7 +106,7 @@ def check_landed(landed: Sequence[Landed], outputs: Sequence[TensorSpec], sample
 
 
 def check_answer(spec: TensorSpec, declared: tuple[int, ...], answer: Answer) -> None:
-    """Raises EngineFailure unless an answer is what the model declares, byte for byte; -1 is any size."""
+    """Raise EngineFailure unless an answer is exactly as the model declares; -1 is any size."""
     shape, nbytes = answer.shape, len(answer.data)
     if shape != declared and not fits(shape, declared):
         raise _undeclared_shape(spec, declared, shape)
@@ -139,7 +139,7 @@ def _delivered(landed: Landed, start: int, end: int, destination: memoryview | N
 
 
 def _copied(rows: np.ndarray, destination: memoryview | None) -> TensorBytes:
-    """Copy one request's rows to where they belong, or to memory of their own. They fill their place."""
+    """Copy one request's rows to their destination, or to new memory. They fill the destination."""
     if rows.dtype.hasobject:
         return TensorBytes(rows.shape, memoryview(pack(text.encode() for text in rows.flat)))
     if destination is None:

@@ -1,8 +1,8 @@
-"""Plans built in a child process each, which is watched, bounded, and killed with its parent: beside the serving, or
-ahead of it.
+"""Builds each plan in a child process, which is watched, bounded and killed with its parent, during serving or ahead of
+it.
 
-Knows how to start the builder, how to read what it says and when to lose patience. Knows nothing of engines,
-and nothing of what is done with the plan. A build never raises: serving does not depend on it.
+Knows how to start the builder, how to read its messages and when to kill it. A build never raises, because serving does
+not depend on it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _KEPT_COMPLAINT_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class BuildOrder:
-    """A plan to build into a cache. `capabilities` as in `convoy.models.plans.PlanTarget`.
+    """A plan to build into a cache. `capabilities` is as in `convoy.models.plans.PlanTarget`.
 
-    `gpu` counts as CUDA does in this process, and matters to a library that builds on the GPU itself. Where a server is
-    at work on it, `beside_mb` MiB of its memory may be used for trying kernels; None: none is.
+    `gpu` is CUDA's number in this process, for a library that builds on the GPU itself. If a server uses that GPU,
+    `beside_mb` MiB of its memory may be used to try kernels; None means that none does.
     """
 
     onnx: Path
@@ -52,7 +52,7 @@ class BuildOrder:
 
 @dataclass(frozen=True, slots=True)
 class BuildLimits:
-    """What a build may cost. It is told `time_limit_s` itself, and killed `grace_s` after that."""
+    """The limits of a build. The builder is told `time_limit_s` and killed `grace_s` after that."""
 
     time_limit_s: float = 1800.0
     grace_s: float = 30.0
@@ -61,7 +61,7 @@ class BuildLimits:
 
 
 class _BuildFailed(Exception):
-    """The build ended without a plan; the message says why and what to do. `refused` as in `PlanBuild`."""
+    """The build ended without a plan; the message says why and what to do. `refused` is as in `PlanBuild`."""
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
@@ -69,7 +69,7 @@ class _BuildFailed(Exception):
 
 
 class PlanBuilder:
-    """Builds one plan at a time on each GPU; the others wait. `command`, the clock and the pause are for tests."""
+    """Builds one plan at a time per GPU; others wait. Tests replace `command`, the clock and the pause."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class PlanBuilder:
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def build(self, order: BuildOrder, report: Callable[[PlanBuild], None]) -> PlanBuild:
-        """Build a plan and return how that ended; `report` hears of every step. Cancelling kills the child."""
+        """Build a plan and return how it ended; `report` is called at every step. Cancelling kills the child."""
         report(PlanBuild("waiting"))
         build = _Build(report)
         try:
@@ -97,7 +97,7 @@ class PlanBuilder:
             build.now(state="failed", reason=str(failure), refused=failure.refused)
         except OSError as error:
             build.now(state="failed", reason=f"the builder could not be started: {error}")
-        except Exception as error:  # a bug, which must cost no more than the plan
+        except Exception as error:  # a bug, which must not cost more than the plan
             _log.exception("building a plan failed; this is a bug")
             build.now(state="failed", reason=f"{type(error).__name__}: {error}")
         return build.progress
@@ -114,10 +114,10 @@ class PlanBuilder:
             stdout=PIPE,
             stderr=PIPE,
             limit=_LONGEST_LINE_BYTES,
-            start_new_session=True,  # a group of its own, so that whatever it starts dies with it
+            start_new_session=True,  # its own process group, so that its children die with it
         )
         with suppress(ProcessLookupError):
-            # Never less nice than we are: only root could.
+            # Never less nice than this process: only root can do that.
             own = os.getpriority(os.PRIO_PROCESS, process.pid)
             os.setpriority(os.PRIO_PROCESS, process.pid, max(own, self._limits.niceness))
         ending = asyncio.ensure_future(_attend(process, build))
@@ -125,7 +125,7 @@ class PlanBuilder:
         try:
             await asyncio.wait({ending, guard}, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
-                guard.result()  # patience is lost
+                guard.result()  # it took too long
             how = ending.result()
         finally:
             if process.returncode is None:
@@ -138,10 +138,10 @@ class PlanBuilder:
             raise _BuildFailed(build.refusal or how, refused=process.returncode == FileRefused.exit_code)
 
     async def _guard(self, process: Process, started_s: float) -> None:
-        """Raise _BuildFailed when the child takes too much. It ends by itself in no other way.
+        """Raise _BuildFailed if the child exceeds its limits. Otherwise runs until cancelled.
 
-        Memory is watched and not limited with RLIMIT_AS or RLIMIT_DATA, because CUDA reserves hundreds of
-        gigabytes of addresses that it never uses, and would not start.
+        Memory is watched and not limited with RLIMIT_AS or RLIMIT_DATA, because CUDA reserves hundreds of gigabytes of
+        addresses that it never uses and would not start.
         """
         limits = self._limits
         while True:
@@ -157,29 +157,29 @@ class PlanBuilder:
 
 
 class _Build:
-    """One build's progress, told with every change."""
+    """The progress of one build, reported with every change."""
 
     def __init__(self, report: Callable[[PlanBuild], None]) -> None:
         self._report = report
         self.progress = PlanBuild("waiting")
-        self.refusal: str | None = None  # the builder's own words, once it has failed
+        self.refusal: str | None = None  # the builder's own message, after it has failed
         self.elapsed_s: Callable[[], float] = lambda: 0.0
 
     def now(
         self, *, state: BuildState, reason: str | None = None, plan: Path | None = None, refused: bool = False
     ) -> None:
-        """It has come to another state, in whatever phase it was."""
+        """Change the state, in whatever phase it is."""
         elapsed_s = self.elapsed_s()
         self._tell(replace(self.progress, state=state, reason=reason, plan=plan, refused=refused, elapsed_s=elapsed_s))
 
     def hear(self, event: BuildEvent) -> None:
-        """What the builder says of itself."""
+        """Handle a message of the builder."""
         match event.kind:
             case "progress" if event.parent is None:
                 position = replace(self.progress, phase=event.text, step=event.step, total=event.total)
                 self._tell(replace(position, elapsed_s=self.elapsed_s()))
             case "progress":
-                pass  # phases within phases come by the hundred
+                pass  # there are hundreds of nested phases
             case "note":
                 _log.info("building a plan: %s", event.text)
             case "done":
@@ -193,7 +193,7 @@ class _Build:
 
 
 def visible_device(gpu: int, current: str | None) -> str:
-    """The value of CUDA_VISIBLE_DEVICES under which only the GPU is seen that is number `gpu` under the current one."""
+    """The value of CUDA_VISIBLE_DEVICES that shows only GPU number `gpu` of the current value."""
     if current is None:
         return str(gpu)
     names = [name.strip() for name in current.split(",")]
@@ -223,7 +223,7 @@ def _arguments(order: BuildOrder, limits: BuildLimits) -> list[str]:
 
 
 async def _attend(process: Process, build: _Build) -> str:
-    """Listen until the child has ended, and say how. Raises _BuildFailed for what no builder says."""
+    """Listen until the child has ended, and return its result. Raises _BuildFailed for an end without a message."""
     assert process.stdout is not None
     assert process.stderr is not None
     _, complaint = await asyncio.gather(_listen(process.stdout, build), _final_error(process.stderr))
@@ -244,13 +244,13 @@ async def _listen(stdout: StreamReader, build: _Build) -> None:
             return
         try:
             event = from_jsonable(BuildEvent, json.loads(line), "the builder's event")
-        except ValueError:  # libraries may write to stdout as they please
+        except ValueError:  # libraries may write anything to stdout
             continue
         build.hear(event)
 
 
 async def _final_error(stderr: StreamReader) -> str:
-    """The last line of what the child complains of; it is read all along, or the child would stand still."""
+    """The last line of the child's stderr, which is read throughout so that the child never blocks."""
     kept = b""
     while chunk := await stderr.read(_KEPT_COMPLAINT_BYTES):
         kept = (kept + chunk)[-_KEPT_COMPLAINT_BYTES:]

@@ -1,7 +1,7 @@
-"""Plans on one GPU: which of them are there, which are wished for, and how one becomes an engine.
+"""Plans on one GPU: which exist, which are wanted, and how one becomes an engine.
 
-A plan of TensorRT for RTX is compiled where it is opened, which takes seconds the first time: then it is a wish, too,
-and something else serves meanwhile. Knows plan caches and both libraries; knows nothing of other engines.
+A plan of TensorRT for RTX is compiled when it is opened, which takes seconds the first time. Then it counts as wanted,
+and something else serves meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CAPTURES: tuple[Captures, ...] = ("own", "library")
 
 
 def open_plan(library: TensorRt, job: Job, variant: Variant, place: Place) -> Engine:
-    """The engine of a plan that can be opened at once. Raises NotProved, BundleError or EngineFailure."""
+    """Open a plan that needs no work. Raises NotProved, BundleError or EngineFailure."""
     assert place.gpu is not None
     found = _find(library, job, variant, place.gpu)
     if isinstance(found, PlanOpener):
@@ -45,7 +45,7 @@ def open_plan(library: TensorRt, job: Job, variant: Variant, place: Place) -> En
 def wish_for_plan(
     library: TensorRt, job: Job, variant: Variant, place: Place, is_open: bool | None
 ) -> PlanRequest | None:
-    """What has to be built or compiled so that a plan of the variant serves, where it could."""
+    """What must be built or compiled so that a plan of the variant can serve."""
     assert place.gpu is not None
     if is_open is not False:
         return None
@@ -56,7 +56,7 @@ def wish_for_plan(
 
 
 def _find(library: TensorRt, job: Job, variant: Variant, device: Device) -> PlanOpener | tuple[PlanRequest, str]:
-    """The variant's plan, ready to be opened at once, or what could mend that and why it is not. Raises NotProved."""
+    """The variant's plan, ready to open, or what it lacks and what could mend that. Raises NotProved."""
     if not supports((*job.spec.inputs, *job.spec.outputs)):
         raise NotProved("TensorRT takes only numbers of fixed shapes")
     if job.plan_cache is None:
@@ -87,7 +87,7 @@ def _find(library: TensorRt, job: Job, variant: Variant, device: Device) -> Plan
 
 
 def _target(library: TensorRt, trt: object, gpu: Gpu, options: BuildOptions) -> PlanTarget:
-    """What to build for a GPU that is here: for it alone where that can be asked for."""
+    """The target of a build for a GPU that is here: only this GPU if the library allows it."""
     version: str = trt.__version__  # type: ignore[attr-defined]
     if not library.builds_anywhere:
         return tensorrt_target(version, gpu, options)
@@ -104,20 +104,20 @@ class PlanOpener:
     plan: Plan
 
     def is_compiled(self) -> bool:
-        """Whether opening it compiles and tries nothing. What is kept may turn out to be stale, and then it does."""
+        """Whether opening compiles and tries nothing. If what is kept turns out to be stale, it does."""
         kernels = self._kernels()
         return kernels is None or (is_trusted(kernels) and self._remembered(kernels) is not None)
 
     def open(self) -> Engine:
-        """Raises BundleError or EngineFailure."""
+        """Open the plan. Raises BundleError or EngineFailure."""
         path = self._kernels()
         if path is None:
             return self._open("own", None)
-        kernels = Kernels(path)  # all that is opened for this shares them, also where nothing can be written
+        kernels = Kernels(path)  # shared by everything that is opened here, also if nothing can be written
         return self._open(self._captures(path, kernels), kernels)
 
     def _captures(self, path: Path, kernels: Kernels) -> Captures:
-        """What captures graphs: the faster one. Raises EngineFailure or BundleError."""
+        """The faster way to capture graphs. Raises EngineFailure or BundleError."""
         known = self._remembered(path)
         if known is not None:
             return known.chosen
@@ -135,7 +135,7 @@ class PlanOpener:
         return read_memory(self._memory(kernels), CapturesRecord, _FILE_VERSION)
 
     def _memory(self, kernels: Path) -> Path:
-        """For each largest batch: it is another choice, and there are kernels for as many sizes."""
+        """Per largest batch: the choice depends on it, and so does the number of kernels."""
         return kernels.with_name(f"{kernels.stem}-{self._largest}.captures")
 
     @property
@@ -159,7 +159,7 @@ class PlanOpener:
         )
 
     def _kernels(self) -> Path | None:
-        """Where what is compiled of the plan is kept; None for a library that compiles nothing."""
+        """Where compiled kernels of the plan are kept; None for a library that compiles none."""
         key = self.plan.record.key
         if self.job.plan_cache is None or not library_named(key.target.library).builds_anywhere:
             return None
@@ -169,7 +169,7 @@ class PlanOpener:
 
 @dataclass(frozen=True, slots=True)
 class CapturesRecord:
-    """The file: what captures graphs, and milliseconds of the smallest and the largest batch under each."""
+    """The file's content: the choice, and milliseconds of the smallest and the largest batch with each."""
 
     schema_version: int
     chosen: Captures
@@ -177,7 +177,7 @@ class CapturesRecord:
 
 
 def _driver(device: Device) -> str:
-    """The driver as exactly as it can be known: its own version where the system tells, and the CUDA that it speaks."""
+    """The driver's exact version if the system tells it, and its version of CUDA."""
     build = ""
     with suppress(OSError):
         # "NVIDIA UNIX x86_64 Kernel Module  550.54.15", "NVIDIA UNIX Open Kernel Module for x86_64  580.65.06"

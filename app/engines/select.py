@@ -1,4 +1,4 @@
-"""Which variants of a model an engine is to try, best first, and why not the others.
+"""Choose which variants of a model an engine tries, best first, and say why not the others.
 
 Pure: opens and measures nothing.
 """
@@ -18,7 +18,7 @@ PrecisionChoice = Literal["auto", Precision]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The variants worth trying, best first, with the reason of the first and of all that were passed over."""
+    """The variants to try, best first, with the reason for the first and for each that was left out."""
 
     variants: tuple[Variant, ...]
     reason: str
@@ -26,9 +26,9 @@ class Choice:
 
 
 def choose_on_gpu(candidates: Sequence[Variant], precision: PrecisionChoice, engine: str) -> Choice:
-    """Of what the engine takes, the variants to serve from a GPU, most exact first; the caller measures them.
+    """The variants for a GPU that the engine takes, most exact first; the caller measures them.
 
-    Empty where none fits.
+    Empty if none fits.
     """
     if precision != "auto":
         named = tuple(v for v in candidates if v.precision == precision)
@@ -43,10 +43,10 @@ def choose_on_gpu(candidates: Sequence[Variant], precision: PrecisionChoice, eng
 
 
 def choose_on_cpu(candidates: Sequence[Variant], precision: PrecisionChoice, device_fingerprint: str) -> Choice:
-    """Of what the engine takes, the variants to serve from a CPU, in an engine whose fingerprint this is.
+    """The variants for a CPU that the engine takes; `fingerprint` is the engine's.
 
-    Where export measured on this very device, those that beat the exact one there, or else that one alone; elsewhere
-    all that may serve. Where there are several the caller measures them. Raises BundleError when none fits.
+    If export measured on this very device: those that beat the exact one, or else only the exact one. Otherwise all
+    that may serve. If there are several, the caller measures them. Raises BundleError if none fits.
     """
     library = device_fingerprint.rpartition(" / ")[2]
     refused = tuple(f"{v.file}: {v.refused_by[library]}" for v in candidates if library in v.refused_by)
@@ -88,7 +88,7 @@ def _by_name(variants: Sequence[Variant], precision: Precision) -> Choice:
 
 
 def measured_here(variant: Variant, device_fingerprint: str) -> LatencyTable | None:
-    """What export measured on this very device and in this engine, against fp32 if it is not fp32 in its own."""
+    """Export's measurements on this very device and engine, against fp32 there."""
     table = next((one for one in variant.latencies if one.device_fingerprint == device_fingerprint), None)
     if table is None or (table.speedup is None and not (variant.precision == "fp32" and table is variant.latency)):
         return None
@@ -96,7 +96,7 @@ def measured_here(variant: Variant, device_fingerprint: str) -> LatencyTable | N
 
 
 def _why_measured_again(variant: Variant, device_fingerprint: str) -> str:
-    """What is missing, for people."""
+    """Why the measurements are missing, for people."""
     library = device_fingerprint.rpartition(" / ")[2]
     engine = library.partition(" ")[0]
     alike = [one for one in variant.latencies if one.library.partition(" ")[0] == engine]
@@ -108,7 +108,7 @@ def _why_measured_again(variant: Variant, device_fingerprint: str) -> str:
 
 
 def fastest_measured(tables: Sequence[LatencyTable]) -> int:
-    """Which of these is faster beyond doubt than all before it, which are as exact or more; the first if none is.
+    """The first variant that is significantly faster than all before it, which are at least as exact; else the first.
 
     All were measured in turns, each against the same fp32.
     """

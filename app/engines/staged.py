@@ -1,7 +1,7 @@
-"""Engines that compute in this process's own memory: a batch is gathered into buffers that are allocated once, and its
-answers are handed out from others.
+"""Engines that compute in this process's memory: inputs are gathered into buffers that are allocated once, and answers
+are scattered from others.
 
-Gathering and scattering are the same for every library; a subclass computes between. Knows no library.
+The same for every library; a subclass computes in between.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import unpack
 
-MOST_SHAPES = 256  # whose bindings are kept
+MOST_SHAPES = 256  # whose bindings are cached
 
 
 class StagingBuffer:
-    """Memory for one tensor of a batch. Grows for a larger shape, and shrinks by `keep_only`."""
+    """Memory for one tensor of a batch. Grows for a larger shape; `keep_only` shrinks it."""
 
     def __init__(self, spec: TensorSpec, capacity_bytes: int) -> None:
         self.spec = spec
@@ -43,26 +43,26 @@ class StagingBuffer:
         return self.memory.data
 
     def keep_only(self, nbytes: int) -> None:
-        """Give back what is more than this. The contents are lost."""
+        """Free memory beyond this size. The contents are lost."""
         if len(self.memory) > nbytes:
             self.memory = np.zeros(nbytes, np.uint8)
 
     def ensure(self, nbytes: int) -> bool:
-        """Whether the memory moved, so that bindings to it are void."""
+        """Make room for a shape. Returns whether the memory moved, which invalidates bindings."""
         if nbytes <= len(self.memory):
             return False
         self.memory = np.zeros(nbytes, np.uint8)
         return True
 
     def clear(self, shape: tuple[int, ...]) -> None:
-        """Zeros, or empty strings, for a run without a request."""
+        """Fill with zeros or empty strings, for a run without a request."""
         if self.is_strings:
             self._strings = [""] * math.prod(shape)
         else:
             self.memory[: math.prod(shape) * self.spec.numpy_dtype.itemsize] = 0
 
     def take_strings(self, parts: Sequence[Part], index: int) -> None:
-        """The batch's strings. Raises EngineFailure where there are none in these bytes, or none of UTF-8."""
+        """Unpack the batch's strings. Raises EngineFailure if these bytes have none, or none in UTF-8."""
         try:
             self._strings = [element.decode() for part in parts for element in unpack(part.inputs[index])]
         except ValueError as error:
@@ -78,21 +78,21 @@ class StagingBuffer:
         return self.memory[:nbytes].view(self.spec.numpy_dtype).reshape(shape)
 
     def landed(self, shape: tuple[int, ...]) -> Landed:
-        """The same as an output of a run, for as long as the memory does not move. Not for strings."""
+        """The contents as an output of a run, valid until the memory moves. Not for strings."""
         array = self.array(shape)
         return Landed(array, self.view[: array.nbytes])
 
 
 class StagedEngine(Engine):
-    """Gathers, lets the library execute, scatters. After warm-up a batch allocates no tensor where sizes are known.
+    """Gathers, lets the library execute, scatters. After warm-up a batch allocates no tensors if sizes are known.
 
-    One ONNX file, computed by `threads` threads. Specs give per-sample shapes when `max_batch_size` is at least 1,
-    whole shapes when it is 0, as in `ModelSpec`. Raises BundleError when the file cannot be loaded or has tensors that
-    are not for the library, when a batch has no room in memory, and where the library is missing.
+    One ONNX file, computed by `threads` threads. Specs give per-sample shapes if `max_batch_size` is at least 1, and
+    whole shapes if it is 0, as in `ModelSpec`. Raises BundleError if the file cannot be loaded, has tensors that the
+    library does not support, if a batch does not fit into memory, or if the library is missing.
     """
 
     name: ClassVar[str]
-    # Whether outputs land in our buffers, which is safe only where the library never writes beyond the given size.
+    # Whether outputs land in our buffers, which is only safe if the library never writes beyond the given size.
     places_outputs: ClassVar[bool] = True
 
     def __init__(
@@ -109,7 +109,7 @@ class StagedEngine(Engine):
         self.batched, largest = max_batch_size > 0, max(1, max_batch_size)
         check_batch(inputs, outputs, max_batch_size)
         self._free_runs = FreeRuns(inputs, largest) if FreeRuns.wanted(inputs) else None
-        self._is_large = False  # what runs now: more than the warm-up has shown to fit
+        self._is_large = False  # whether the current run is larger than what the warm-up has shown to fit
         self._bindings: dict[Shapes, Any] = {}
         library = self._open(model, precision, threads)
         self.info = EngineInfo(
@@ -126,22 +126,20 @@ class StagedEngine(Engine):
 
     @abstractmethod
     def _open(self, model: Path, precision: Precision, threads: int) -> str:
-        """Let the library load the file and check its tensors; returns the library and its version.
-
-        Raises BundleError.
-        """
+        """Load the file and check its tensors. Returns the library and its version. Raises BundleError."""
 
     @abstractmethod
     def _execute(self, shapes: Shapes, samples: int) -> list[Landed]:
-        """Run what lies in the staging buffers, whose whole shapes these are; returns outputs in memory that the next
-        run reuses, in the shapes that they really have. Raises EngineFailure."""
+        """Run what is in the staging buffers, with these whole shapes. Returns outputs in memory that the next run
+        reuses, in their real shapes. Raises EngineFailure.
+        """
 
     @abstractmethod
     def _bind(self, shapes: Shapes, samples: int) -> Any:
-        """What the library needs to run these shapes over the staging buffers. Raises what the library raises."""
+        """Bind these shapes to the staging buffers. Raises what the library raises."""
 
     def _bound(self, shapes: Shapes, samples: int) -> Any:
-        """The same, from the first run of these shapes on. Models with free shapes must not collect them for ever."""
+        """The cached binding, made in the first run of these shapes. The cache is bounded for dynamic shapes."""
         bound = self._bindings.get(shapes)
         if bound is None:
             if len(self._bindings) >= MOST_SHAPES:
@@ -150,7 +148,7 @@ class StagedEngine(Engine):
         return bound
 
     def _forget(self) -> None:
-        """A buffer moved: nothing that points to one holds any more."""
+        """Drop bindings to a buffer that moved."""
         self._bindings.clear()
 
     def warm_shapes(self) -> WarmShapes | None:
@@ -162,7 +160,7 @@ class StagedEngine(Engine):
             warm=len(self._bindings),
             limit=MOST_SHAPES,
             buffer_bytes=outputs + sum([len(staging.memory) for staging in self._staging_in]),
-            # Each input by itself may have had all of a usual batch.
+            # Each input alone may have been as large as a usual batch.
             buffer_limit_bytes=outputs + len(self.inputs) * free.usual_bytes,
             run_limit_bytes=free.usual_run_bytes,
         )
@@ -197,18 +195,18 @@ class StagedEngine(Engine):
             self._forget()
             for staging, nbytes in zip(self._staging_in, usual, strict=True):
                 staging.keep_only(nbytes)
-            # The library gives nothing back before the outputs are gone, so at the end of another run.
+            # The library only frees memory after the outputs are gone, so at the end of another run.
             with suppress(EngineFailure):
                 self._run_blank(1)
 
     def _run_blank(self, samples: int) -> None:
-        """Run a batch without a request, of the sizes of the examples."""
+        """Run a batch without a request, with the examples' sizes."""
         shapes = tuple(self.whole_shape(spec, samples) for spec in self.inputs)
         for staging, shape in zip(self._staging_in, shapes, strict=True):
             self._make_room(staging, math.prod(shape) * staging.spec.numpy_dtype.itemsize)
             staging.clear(shape)
         landed = self._execute(shapes, samples)
-        if not any(staging.is_strings for staging in self._staging_in):  # empty ones prove nothing
+        if not any(staging.is_strings for staging in self._staging_in):  # empty outputs prove nothing
             check_landed(landed, self.outputs, samples, batched=self.batched)
 
     def _run_together(self, parts: Sequence[Part]) -> BatchResult:

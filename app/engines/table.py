@@ -1,7 +1,7 @@
-"""The engines: one row each. A new one is a file beside this and a row here.
+"""The table of engines, one row each. A new engine is a file beside this one and a row here.
 
 Loading walks the rows over the devices and a model's variants, `convoy doctor` shows them, and export verifies and
-measures through them. A row that is passed over leaves its reason, for the log, `/stats`, the metrics and the doctor.
+measures through them. A row that is passed over leaves its reason for the log, `/stats`, the metrics and the doctor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether an engine can run here at all; `reason` says why it cannot, or what it would use."""
+    """Whether an engine can run here; `reason` says why not, or what it would use."""
 
     engine: str
     runner: str
@@ -37,24 +37,25 @@ class Availability:
     reason: str
 
 
-# Whether an engine can run on a machine, and why not, or what it would use.
+# Checks whether an engine can run on a machine.
 ProbeMachine = Callable[[Machine], tuple[bool, str]]
-# Opens a variant where it is to run. Raises NotProved, BundleError or EngineFailure.
+# Opens a variant on a device. Raises NotProved, BundleError or EngineFailure.
 Open = Callable[[Job, Variant, Place], Engine]
-# Ways to open a variant that could serve before `Open` can, best first. Raises JobError or OSError.
+# Ways to open a variant that can serve before `Open` can, best first. Raises JobError or OSError.
 Sooner = Callable[[Job, Variant, Place], tuple[OpenEngine, ...]]
-# What would serve a variant better on a GPU, later. Whether the row has opened it comes last; None: it was not asked.
+# What would serve a variant better on a GPU later. The last argument says whether the row has opened it; None: it was
+# not tried.
 AfterLoad = Callable[[Job, Variant, Place, bool | None], PlanRequest | TuningCandidate | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One engine: `name` as its `EngineInfo` has it, `runner` as --engine does.
+    """One engine: `name` as in its `EngineInfo`, `runner` as in --engine.
 
-    It takes fp32 and what was made for `targets`. Rows of one `rank` are measured against each other, and those of a
-    lower one serve where they can. What it offers `sooner` is tried before `open`. `platform` is what it is in the
-    protocol's words. A row that `holds_to_canary` takes no model without one. `library` is the library and its version
-    on a machine, as its engines have it in their fingerprint; None where export measures none of them.
+    It takes fp32 and variants made for `targets`. Rows of one `rank` are measured against each other; those of a lower
+    rank are preferred. What it offers `sooner` is tried before `open`. `platform` is the protocol's name. A row that
+    `holds_to_canary` refuses models without one. `library` returns the library and its version on a machine, as in its
+    engines' fingerprint; None if export does not measure them.
     """
 
     name: str
@@ -74,11 +75,11 @@ class Row:
         return self.rank < _ON_CPU
 
     def takes(self, variant: Variant) -> bool:
-        """Whether the variant was made for it, or is the one that everything runs."""
+        """Whether the variant was made for this engine, or is fp32."""
         return variant.precision == "fp32" or variant.target in self.targets
 
     def fingerprint(self, machine: Machine, threads: int) -> str:
-        """The device that its engines' latencies hold on; empty where export measures none of them."""
+        """The device on which its engines' latencies are valid; empty if export does not measure them."""
         return cpu.fingerprint(threads, self.library(machine)) if self.library is not None else ""
 
 
@@ -137,13 +138,13 @@ def _plans(library: TensorRt, rank: int) -> Row:
 
 
 _PLANS, _GPU, _ON_CPU = range(3)
-# What answers as a model means it: whatever else runs one is held against this.
+# The reference: everything else that runs a model is compared with it.
 REFERENCE = Row(
     *("onnxruntime-cpu", "cpu", _ON_CPU, ("cpu",), "onnxruntime_onnx"),
     *(_probe_cpu, partial(_open_on_cpu, OnnxRuntimeCpuEngine)),
     library=lambda machine: LIBRARY,
 )
-# In this order they are tried and told.
+# In the order in which they are tried and shown.
 ROWS = (
     _plans(RTX, _PLANS),
     _plans(TENSORRT, _PLANS),
@@ -162,12 +163,12 @@ CHOICES = (AUTO, *(row.runner for row in ROWS))
 
 
 def may_use_gpus(runner: str) -> bool:
-    """Whether `--engine` leaves the GPUs in question."""
+    """Whether `--engine` allows GPUs."""
     return any(row.is_on_gpus for row in ROWS if runner in (AUTO, row.runner))
 
 
 def row_named(engine: str) -> Row:
-    """The row of an engine that is open."""
+    """The row of an open engine."""
     return next(row for row in ROWS if row.name == engine)
 
 
@@ -177,9 +178,9 @@ def availabilities(machine: Machine) -> tuple[Availability, ...]:
 
 
 def rows_for(machine: Machine, engine: str) -> tuple[tuple[Row, ...], tuple[str, ...]]:
-    """What to try, and why the others are passed over.
+    """The rows to try, and why the others are passed over.
 
-    Raises BundleError where the one that was asked for cannot run here.
+    Raises BundleError if the requested one cannot run here.
     """
     everything = [(row, *row.probe(machine)) for row in ROWS if engine in (AUTO, row.runner)]
     if engine == AUTO:

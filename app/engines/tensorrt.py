@@ -1,12 +1,12 @@
-"""Plans, of TensorRT and of TensorRT for RTX: mostly the fastest way to run a model on a GPU that they were built for.
+"""Plans of TensorRT and of TensorRT for RTX, usually the fastest way to run a model on the GPU they were built for.
 
-A plan is executable code, so it comes here only as `convoy.models.plan_cache.find_plan` gave it out: its bytes
-verified, and these very bytes are loaded. For every slot and batch size there is one execution context with its
-addresses set once and, where capture succeeds, one CUDA graph: a run is one launch. All contexts share one
-scratch block, because the device computes one batch at a time.
+A plan is executable code, so it only comes from `convoy.models.plan_cache.find_plan`, which verifies the very bytes
+that are loaded. Each slot and batch size has one execution context, whose addresses are set once, and one CUDA graph if
+it can be captured: a run is one launch. All contexts share one scratch block, because the device computes one batch at
+a time.
 
-Knows the runtime half of TensorRT 10.12 to 11.x and of TensorRT for RTX, by the names that they share; in what contexts
-differ `convoy.app.engines.tensorrt_contexts` knows.
+Uses the runtime API that TensorRT 10.12 to 11.x and TensorRT for RTX share; `convoy.app.engines.tensorrt_contexts`
+knows how their contexts differ.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NEEDED: Needed = (
 _PREPARING_RUNS = 2
 _PREPARING_ATTEMPTS = 3
 _CAPTURE_WORD = "captur"
-# Who records a batch's work as a CUDA graph.
+# What records a batch's work as a CUDA graph.
 Captures = Literal["own", "library", "nobody"]
 # TensorRT's names of data types, by ours.
 _DATA_TYPES = {
@@ -60,11 +60,11 @@ _DATA_TYPES = {
 class TensorRtEngine(CudaEngine):
     """One plan on `device`.
 
-    Of the plan's batch sizes those are used that batches of up to `max_batch_size` need; where one profile has them
-    all, the sizes that a server runs. `trt` is the module of the library that built it. Where nobody `captures`, every
-    run is a plain enqueue; "library" leaves it to one that can.
-    `kernels` is where what is compiled on the device is kept.
-    Raises BundleError when the plan does not load or has other tensors, EngineFailure when the device has no room.
+    Uses the plan's batch sizes up to the first that holds `max_batch_size`; if one profile has them all, the sizes that
+    a server runs. `trt` is the module of the library that built it. If nothing `captures`, every run is a plain
+    enqueue; "library" leaves capturing to a library that can. `kernels` is where kernels compiled on the device are
+    kept. Raises BundleError if the plan does not load or has other tensors, and EngineFailure if the device lacks
+    memory.
     """
 
     def __init__(
@@ -144,9 +144,9 @@ class TensorRtEngine(CudaEngine):
         return engine
 
     def _check_tensors(self, plan: Plan) -> None:
-        """Whether the plan was built from what the manifest describes.
+        """Check that the plan was built from what the manifest describes.
 
-        A wrong dtype would be read as rubbish, and a larger shape written beyond its place.
+        A wrong dtype would be misread, and a larger shape written out of bounds.
         """
         names = {self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)}
         specs = {spec.name: spec for spec in (*self.inputs, *self.outputs)}
@@ -162,7 +162,7 @@ class TensorRtEngine(CudaEngine):
         dtype = getattr(self._trt.DataType, _DATA_TYPES.get(spec.dtype, ""), None)
         have, want = tuple(self._engine.get_tensor_shape(spec.name)), self.whole_shape(spec, -1)
         if len(self._plan_sizes) == 1:
-            # Where the only profile has one size, that is no dimension of run time, and TensorRT may say so.
+            # If the only profile has one size, that size is static, and TensorRT may report it so.
             have, want = self._batch_of_one_size(have), self._batch_of_one_size(want)
         # -1: TensorRT knows the size only when a batch comes.
         same_shape = len(have) == len(want) and all(h in (w, -1) for h, w in zip(have, want, strict=True))
@@ -180,13 +180,13 @@ class TensorRtEngine(CudaEngine):
             way = _Way(self._bound_context(slot, size))
             self._ways[slot, size] = way
             if self._captures != "library":
-                # The first enqueue settles what TensorRT puts off until then; a graph of it would be a graph of that.
+                # The first enqueue does deferred initialisation, which a graph must not contain.
                 self._enqueue(way, slot, size)
                 self._cuda.wait_for_stream(slot.stream)
         if self._captures == "own":
             way.graph = self._captured(way, slot, size)
         if self._captures == "library":
-            # It captures when it likes within its first enqueues: alone on the device, and again if disturbed.
+            # It captures at some time within its first enqueues: alone on the device, and again if disturbed.
             undisturbed(_PREPARING_ATTEMPTS, lambda: self._let_capture(way, slot, size))
 
     def _let_capture(self, way: _Way, slot: DeviceSlot, size: int) -> None:
@@ -196,7 +196,7 @@ class TensorRtEngine(CudaEngine):
                 self._cuda.wait_for_stream(slot.stream)
 
     def _bound_context(self, slot: DeviceSlot, size: int) -> Any:
-        """A context of its own: the profile, shapes and addresses are set here and never again."""
+        """Make a context whose profile, shapes and addresses are set here and never again."""
         context = self._contexts.create() if self._contexts is not None else None
         if context is None:
             raise EngineFailure(f"no execution context: {self._reason()}", FailureScope.MEMORY)
@@ -215,9 +215,9 @@ class TensorRtEngine(CudaEngine):
         return context
 
     def _check_outputs(self, context: Any, size: int) -> None:
-        """Whether a run of this size fills the outputs' places, neither less nor more.
+        """Check that a run of this size fills exactly the outputs' places.
 
-        -1 is a size that only the run tells: behind it would lie what the batch before has left there.
+        -1 is a size that only the run tells: behind a shorter output would be data of the previous batch.
         """
         for spec in self.outputs:
             have, declared = tuple(context.get_tensor_shape(spec.name)), self.whole_shape(spec, size)
@@ -229,9 +229,9 @@ class TensorRtEngine(CudaEngine):
                 )
 
     def _captured(self, way: _Way, slot: DeviceSlot, size: int) -> Handle | None:
-        """The graph, or None where it cannot be captured; then the context is enqueued each time."""
+        """The graph, or None if it cannot be captured; then the context is enqueued each time."""
         try:
-            # A refused enqueue would leave a graph that changes nothing: it must fail here, or answers are stale.
+            # A refused enqueue would leave an empty graph and stale answers: it must fail here.
             return self._cuda.capture(slot.stream, lambda: self._enqueue(way, slot, size))
         except EngineFailure as failure:
             if failure.scope is FailureScope.DEVICE:
@@ -255,13 +255,13 @@ class TensorRtEngine(CudaEngine):
             raise kind(f"{self._title} refused a batch of {size}: {reason}")
 
     def _reason(self) -> str:
-        """What TensorRT has complained of since it was last asked."""
+        """What TensorRT has logged as errors since the last call."""
         reason = explained(self._logger.errors)
         self._logger.errors.clear()
         return reason
 
     def _release(self) -> None:
-        with ExitStack() as owned:  # from below
+        with ExitStack() as owned:  # round down
             if self._scratch:
                 owned.callback(self._cuda.free, self._scratch)
             owned.callback(self._release_library)
@@ -280,7 +280,7 @@ class TensorRtEngine(CudaEngine):
 def _used_sizes(options: BuildOptions, largest: int) -> tuple[int, ...]:
     sizes = options.batch_sizes
     if options.profiles == "range" and sizes[0] == 1:
-        return bucket_sizes(largest)  # what lies between is no larger than it must be
+        return bucket_sizes(largest)  # sizes between are no larger than necessary
     return sizes[: sum(size < largest for size in sizes) + 1]
 
 

@@ -1,7 +1,7 @@
-"""Execution contexts of a plan: TensorRT has every kernel in it, TensorRT for RTX compiles the device's own.
+"""Execution contexts of a plan. TensorRT has all kernels in the plan; TensorRT for RTX compiles them for the device.
 
-What was compiled is kept beside the plan, for this GPU and driver, so that the next start compiles nothing. It is code,
-so the rule of `convoy.models.plan_cache` holds for it as for plans. The library itself checks that it fits, too.
+Compiled kernels are kept beside the plan, for this GPU and driver, so that the next start compiles nothing. They are
+code, so the rule of `convoy.models.plan_cache` applies to them as well. The library itself checks that they fit.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _log = logging.getLogger("convoy")
 
 
 class Kernels:
-    """What was compiled of one plan for one device: in a file where that can be written, and at hand anyway."""
+    """The compiled kernels of one plan for one device: in a file if that can be written, and in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._at_hand = b""
 
     def read(self) -> bytes:
-        """Empty where there are none that can be trusted."""
+        """The kernels; empty if there are none that can be trusted."""
         if self._at_hand:
             return self._at_hand
         try:
@@ -35,7 +35,7 @@ class Kernels:
             return b""
 
     def write(self, compiled: bytes) -> None:
-        """Where the file cannot be written, the next start compiles again, but nobody who has this."""
+        """Keep the kernels. If the file cannot be written, only the next start compiles again."""
         self._at_hand = compiled
         try:
             write_trusted(self.path, compiled, self.path.stem)
@@ -44,19 +44,20 @@ class Kernels:
 
 
 class Contexts(Protocol):
-    """Where an engine's contexts come from; all of them use scratch memory of the caller's."""
+    """Creates an engine's contexts, which all use the caller's scratch memory."""
 
     def create(self) -> Any:
-        """A new one, or None where the library refuses."""
+        """Create a context, or return None if the library refuses."""
 
     def keep(self) -> None:
-        """Everything has run once: what was worked out for that shall not be worked out again."""
+        """Everything has run once: keep what was compiled for it."""
 
 
 def open_contexts(trt: Any, engine: Any, kernels: Kernels | None, *, captures: bool) -> Contexts:
-    """The contexts of `engine`. `kernels` is where what is compiled is kept; `captures`: the library captures graphs.
+    """The contexts of `engine`. `kernels` is where compiled kernels are kept; `captures` means that the library
+    captures graphs.
 
-    Only what compiles has a use for either.
+    Only a library that compiles uses either.
     """
     if hasattr(getattr(trt, "IRuntimeConfig", None), "create_runtime_cache"):
         return _Compiling(trt, engine, kernels, captures=captures)
@@ -75,13 +76,13 @@ class _Compiled:
 
 
 class _Compiling:
-    """All contexts share one cache of kernels, and each is compiled for the one shape that it gets, at once."""
+    """All contexts share one kernel cache, and each is compiled at once for the one shape that it gets."""
 
     def __init__(self, trt: Any, engine: Any, kernels: Kernels | None, *, captures: bool) -> None:
         self._engine, self._kernels = engine, kernels
         self._config = engine.create_runtime_config()
         self._config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
-        # Lazily, the first batches of a size would be slow, and a graph of them would stay so.
+        # Compiled lazily, the first batches of a size would be slow, and so would a graph of them.
         self._config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
         strategies = trt.CudaGraphStrategy
         self._config.cuda_graph_strategy = strategies.WHOLE_GRAPH_CAPTURE if captures else strategies.DISABLED
@@ -97,7 +98,7 @@ class _Compiling:
 
     def keep(self) -> None:
         kernels, known = self._kernels, self._known
-        # Once; and large networks have a hundred megabytes of them.
+        # Once, because large networks have a hundred megabytes of kernels.
         self._kernels, self._known = None, b""
         if kernels is None:
             return

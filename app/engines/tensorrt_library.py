@@ -1,9 +1,9 @@
-"""The two TensorRTs, as found on this machine: their modules, their logs, and their errors in words.
+"""The two TensorRT libraries on this machine: their modules, logs and errors.
 
-TensorRT builds a plan on the GPU that will serve; TensorRT for RTX builds one anywhere, for several GPUs at once, and
-compiles the device's own kernels when it is opened there. Beyond that they have one API. The engine that runs plans
-and the builder that makes them share this. Versions differ in names, so names are probed and version numbers never
-compared. The modules are untyped and may be missing: they travel as `Any`.
+TensorRT builds a plan on the GPU that will serve it. TensorRT for RTX builds plans anywhere, for several GPUs at once,
+and compiles the device's kernels when a plan is opened. Otherwise they share one API. The engine and the builder both
+use this. Versions differ in names, so names are probed and version numbers are never compared. The modules are untyped
+and may be missing: they are passed as `Any`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from convoy.models.errors import JobError
 from convoy.models.plans import LibraryName, Profiles
 
-# A class and a name in it: what older versions lack, or a later one may take away.
+# A class and a name in it that older versions lack or a later one may remove.
 Needed = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRt:
-    """One of the two libraries. `name` is what plans and metrics call it, `engine` what --engine does.
+    """One of the two libraries. `name` is its name in plans and metrics, `engine` in --engine.
 
-    `builds_anywhere`: without a GPU, for any that it supports. `profiles` is how the batch sizes go into its plans: a
-    kernel that is chosen by measuring wants one size, one that is compiled for what comes can have them all.
+    `builds_anywhere` means that it needs no GPU. `profiles` is how batch sizes go into its plans: kernels chosen by
+    measuring want one size each; kernels compiled on the device can have all in one.
     """
 
     name: LibraryName
@@ -78,18 +78,18 @@ _SUPPORTED_BY_RTX = "NVIDIA supports it on 8.6, 8.9 and 12.0, and on 7.5 by name
 
 
 def library_named(name: LibraryName) -> TensorRt:
-    """The library that plans call so."""
+    """The library with this name in plans."""
     return {library.name: library for library in LIBRARIES}[name]
 
 
 def load_tensorrt(library: TensorRt, needed: Needed) -> Any:
-    """The module. Raises JobError where it is missing, does not load, or lacks what is needed of it."""
+    """Import the module. Raises JobError if it is missing, does not load, or lacks something that is needed."""
     title, install = library.title, library.install
     try:
         trt: Any = importlib.import_module(library.module)
     except ModuleNotFoundError as error:
         raise JobError(f"{title} is not installed; run {install}") from error
-    except (ImportError, OSError, RuntimeError) as error:  # its libraries are found at import, by several means
+    except (ImportError, OSError, RuntimeError) as error:  # it looks for its libraries at import, in several ways
         raise JobError(f"{title} does not load ({error}); run {install}") from error
     missing = [f"{kind}.{name}" for kind, name in needed if not hasattr(getattr(trt, kind, None), name)]
     if missing:
@@ -99,14 +99,15 @@ def load_tensorrt(library: TensorRt, needed: Needed) -> Any:
 
 
 def load_builder(library: TensorRt) -> Any:
-    """The module, if it can build. Raises JobError."""
+    """Import the module if it can build. Raises JobError."""
     return load_tensorrt(library, BUILDER_NEEDS + (_RTX_BUILDER_NEEDS if library.builds_anywhere else ()))
 
 
 @dataclass(frozen=True, slots=True)
 class BuilderFound:
-    """Whether a library can build plans on this machine. `targets` are compute capabilities; `reason` says what for, or
-    why not."""
+    """Whether a library can build plans on this machine. `targets` are compute capabilities; `reason` says what it
+    builds for, or why it cannot.
+    """
 
     library: LibraryName
     version: str
@@ -116,7 +117,7 @@ class BuilderFound:
 
 
 def find_builder(library: TensorRt, capabilities: tuple[str, ...]) -> BuilderFound:
-    """Ask a library, which is loaded for it. `capabilities` are those of the GPUs here."""
+    """Load a library and ask what it can build. `capabilities` are those of the GPUs here."""
     try:
         trt = load_builder(library)
     except JobError as error:
@@ -133,17 +134,17 @@ def find_builder(library: TensorRt, capabilities: tuple[str, ...]) -> BuilderFou
 
 
 def nameable_capabilities(trt: Any) -> tuple[str, ...]:
-    """The compute capabilities that TensorRT for RTX can build for when asked by name, ascending."""
+    """The compute capabilities that TensorRT for RTX can build for by name, ascending."""
     numbers = sorted(int(name[2:]) for name in dir(trt.ComputeCapability) if name.startswith("SM"))
     return tuple(f"{number // 10}.{number % 10}" for number in numbers)
 
 
 def collecting_logger(trt: Any) -> Any:
-    """A logger that keeps what it is told, for messages: lists `errors` and `warnings`, and the text `layers`.
+    """A logger that collects messages: the lists `errors` and `warnings`, and the text `layers`.
 
-    `layers` is the builder's list of what the finished plan runs, which some libraries give at their most verbose. It
-    lives as long as the process: a library keeps the first one for whatever belongs to no builder and no engine, and
-    does not keep it alive.
+    `layers` is the builder's list of the finished plan's layers, which some libraries only log at their most verbose.
+    The logger lives as long as the process: a library keeps the first one for everything outside builders and engines,
+    without owning it.
     """
     lists = {trt.ILogger.INTERNAL_ERROR: "errors", trt.ILogger.ERROR: "errors", trt.ILogger.WARNING: "warnings"}
 
@@ -167,7 +168,7 @@ def collecting_logger(trt: Any) -> Any:
 
 _kept: list[Any] = []
 _LAYERS = "Layers:"
-# A word in TensorRT's errors, and what to do about it.
+# Words in TensorRT's errors, and advice for each.
 _ADVICE = (
     ("uint8", "TensorRT takes a uint8 input only straight into a Cast: export the model with the cast first"),
     ("fp8", "FP8 wants GPUs of compute capability 8.9 and later: leave the others out, or this precision"),
@@ -176,7 +177,7 @@ _ADVICE = (
 
 
 def explained(errors: Iterable[str]) -> str:
-    """TensorRT's first error, and advice where there is any; for the end of a message."""
+    """TensorRT's first error, with advice if there is any, for the end of a message."""
     listed = list(errors)
     if not listed:
         return "TensorRT gave no reason"

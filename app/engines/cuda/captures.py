@@ -1,8 +1,8 @@
-"""Who may do what while a stream's work is recorded as a graph.
+"""Coordinates threads while a stream's work is captured as a graph.
 
-A capture does not survive that another thread waits for the whole device, or allocates or frees its memory: it is
-invalidated, whatever mode it was begun in, and the other call fails too. So a capture is alone, and everything
-device-wide waits for its end; device-wide calls do not wait for each other. Knows threads; knows nothing of CUDA.
+If another thread waits for the whole device, or allocates or frees its memory, a capture is invalidated, in whatever
+mode, and the other call fails too. So a capture runs alone, and device-wide calls wait for its end; they do not wait
+for each other.
 """
 
 from __future__ import annotations
@@ -12,35 +12,34 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# A capture lasts milliseconds, but what it waits for may be a library that opens a large model.
+# A capture takes milliseconds, but it may have to wait for a library that opens a large model.
 PATIENCE_S = 0.5
 
 
 class _Thread(threading.local):
-    depth = 0  # in how many gates' managers the thread is, of whatever device
+    depth = 0  # how many gates the thread is inside of, on any device
 
 
 _thread = _Thread()
 
 
 class CaptureGate:
-    """One device's. A capture waits until nothing device-wide is under way, and what comes later lets it go first.
+    """The gate of one device. A capture waits until no device-wide call is running, and later ones let it go first.
 
-    For `patience_s` at most, and never in a thread that is inside of any gate: the waiting capture may be waiting for
-    that very thread. No thread waits for a circle of others, as long as none that is inside of a gate waits for
-    another thread that wants one.
+    It waits `patience_s` at most, and never in a thread that is inside a gate, because the capture may wait for that
+    very thread. There are no deadlocks as long as no thread inside a gate waits for another thread that wants one.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._changed = threading.Condition()
         self._patience_s = patience_s
-        self._capturing: int | None = None  # the thread
+        self._capturing: int | None = None  # the capturing thread
         self._waiting = 0  # captures
         self._inside: Counter[int] = Counter()  # how deep, by thread
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """A capture is made inside, by whatever thread. Raises RuntimeError inside of any gate."""
+        """Make a capture inside, from any thread. Raises RuntimeError inside any gate."""
         if _thread.depth:
             raise RuntimeError("a capture inside of what no capture survives may wait for itself; this is a bug")
         with self._changed:
@@ -62,7 +61,7 @@ class CaptureGate:
 
     @contextmanager
     def beside_others(self) -> Iterator[None]:
-        """What a capture would not survive is done inside."""
+        """Do inside what a capture would not survive."""
         own = threading.get_ident()
         with self._changed:
             if not _thread.depth:

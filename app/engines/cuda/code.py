@@ -1,8 +1,8 @@
-"""Which GPUs a library has code for, as its file says.
+"""Which GPUs a library has code for, read from its file.
 
-A library for CUDA carries machine code for some compute capabilities, and perhaps PTX, which the driver compiles for
-later ones. On any other GPU its first kernel fails. Knows just enough of ELF and of NVIDIA's fat binaries to find the
-list; needs no GPU and no driver.
+A CUDA library has machine code for some compute capabilities, and perhaps PTX, which the driver compiles for later
+ones. On any other GPU its first kernel fails. Knows just enough of ELF and NVIDIA's fat binaries to find the list;
+needs no GPU and no driver.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from pathlib import Path
 
 _SECTION = b".nv_fatbin"
 _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
-_CONTAINER = struct.Struct("<IHHQ")  # magic, version, bytes of this header, bytes behind it
+_CONTAINER = struct.Struct("<IHHQ")  # magic, version, bytes of this header, bytes after it
 _MAGIC = 0xBA55ED50
-_ENTRY = struct.Struct("<HHIQ")  # kind, version, bytes of this header, bytes behind it
+_ENTRY = struct.Struct("<HHIQ")  # kind, version, bytes of this header, bytes after it
 _ARCHITECTURE_AT = 28  # in an entry's header
 _PTX, _MACHINE_CODE = 1, 2
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Code:
-    """Code for one architecture: 90 is compute capability 9.0. `is_ptx`: the driver compiles it for later ones too."""
+    """Code for one architecture: 90 is compute capability 9.0. `is_ptx` means that the driver compiles it for later
+    ones too.
+    """
 
     architecture: int
     is_ptx: bool = False
 
     def runs_on(self, compute_capability: str) -> bool:
-        """Machine code runs on later GPUs of its own generation alone."""
+        """Whether it runs on a GPU: machine code runs only on the same generation, from its own capability on."""
         major, minor = map(int, compute_capability.split("."))
         if self.is_ptx:
             return self.architecture <= major * 10 + minor
@@ -43,7 +45,7 @@ def has_code(codes: Iterable[Code], compute_capability: str) -> bool:
 
 
 def in_words(codes: Iterable[Code]) -> str:
-    """Such as "7.5, 8.0 and later ones from 9.0 on"."""
+    """A phrase such as "7.5, 8.0 and later ones from 9.0 on"."""
     known = sorted(codes)
     machine = ", ".join(f"{one.architecture // 10}.{one.architecture % 10}" for one in known if not one.is_ptx)
     later = [f"{one.architecture // 10}.{one.architecture % 10}" for one in known if one.is_ptx]
@@ -52,7 +54,7 @@ def in_words(codes: Iterable[Code]) -> str:
 
 @cache
 def codes_of(library: Path) -> frozenset[Code]:
-    """What the file has; empty where it cannot be read or has none. A tenth of a second for a large library."""
+    """The code in the file; empty if it cannot be read or has none. Takes a tenth of a second for a large library."""
     try:
         with library.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return frozenset(_codes(data))
@@ -81,7 +83,7 @@ def _codes(data: mmap.mmap) -> Iterator[Code]:
 
 
 def _section(data: mmap.mmap) -> tuple[int, int]:
-    """Where the fat binaries begin and end in a 64-bit ELF file. Raises ValueError."""
+    """The start and end of the fat binaries in a 64-bit ELF file. Raises ValueError."""
     if data[:5] != b"\x7fELF\x02":
         raise ValueError("no 64-bit ELF file")
     (headers,) = struct.unpack_from("<Q", data, 0x28)

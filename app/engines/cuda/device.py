@@ -1,8 +1,7 @@
 """One GPU that several engines share: whose turn it is to compute, and how much memory is left.
 
-Batches compute one after the other on a device, whatever model they are of: two at once would share the
-same multiprocessors, make each other's time unpredictable, and need scratch memory twice. Copies are free to
-overlap. Knows nothing of models.
+Batches compute one after the other on a device, whatever their model: two at once would compete for the
+multiprocessors, make each other's time unpredictable, and need scratch memory twice. Copies may overlap.
 """
 
 from __future__ import annotations
@@ -17,23 +16,24 @@ from convoy.app.engines import cpu
 from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.driver import CaptureDisturbed, Cuda, CudaUnavailable, GpuProperties, Handle, open_cuda
 
-# Stays free when an engine is loaded: the driver, other processes and a library's late allocations live here.
+# Kept free when an engine is loaded, for the driver, other processes and a library's late allocations.
 RESERVED_BYTES = 256 << 20
-# Two batches of a GPU may each be waited for on a core of its own, where at least as many are left for the rest.
+# Two threads per GPU may busy-wait for batches if at least as many cores are left for the rest.
 _CORES_FOR_SPINNING = 8
 
 
 class Device:
-    """One GPU of this process. Raises EngineFailure wherever CUDA does.
+    """One GPU of this process. Raises EngineFailure if a CUDA call fails.
 
-    `sleeps`: who waits for a batch leaves its core to others, and hears of the end some microseconds later.
+    `sleeps` means that waiting threads sleep instead of keeping a core busy, and notice the end some microseconds
+    later.
     """
 
     def __init__(self, cuda: Cuda, index: int, *, sleeps: bool = False) -> None:
         self.cuda = cuda
         self.properties: GpuProperties = cuda.properties(index)
         self.sleeps = sleeps
-        self.lost = ""  # the error after which nothing works any more on it in this process
+        self.lost = ""  # the error after which nothing works any more on this device in this process
         # Whether an engine on it has served: then a new process is needed when it is lost, else it is left out.
         self.has_served = False
         self._has_worked = False
@@ -43,7 +43,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        """What metrics and lanes call it: cuda:0."""
+        """Its name in metrics and lanes: cuda:0."""
         return self.properties.device
 
     def use(self) -> None:
@@ -54,32 +54,32 @@ class Device:
     def turn(
         self, stream: Handle, computing: Handle, computed: Handle, *, behind: Handle | None = None
     ) -> Iterator[None]:
-        """What `stream` is given inside computes after every earlier turn and after the event `behind`.
+        """Work given to `stream` inside computes after every earlier turn and after the event `behind`.
 
-        The two other events are recorded around it.
+        The other two events are recorded around it.
         """
         with self._turn:
             if self._last_computed is not None:
                 self.cuda.make_stream_wait(stream, self._last_computed)
             if behind is not None:
-                # Not before the turn: an earlier one may yet give this stream its batch, which has nothing to wait for.
+                # Not before the turn: an earlier turn may still give this stream a batch, which need not wait.
                 self.cuda.make_stream_wait(stream, behind)
             self.cuda.record(computing, stream)
             try:
                 yield
             finally:
-                # What failed may have left a part of its work on the stream, and nobody may compute beside that.
+                # A failure may have left work on the stream, and nothing may compute beside that.
                 self.cuda.record(computed, stream)
                 self._last_computed = computed
 
     def forget(self, computed: Handle) -> None:
-        """The event is about to be destroyed; its turn must be over."""
+        """Forget an event before it is destroyed; its turn must be over."""
         with self._turn:
             if self._last_computed is computed:
                 self._last_computed = None
 
     def check_room(self, nbytes: int, what: str) -> None:
-        """Raises EngineFailure when `nbytes` do not fit beside what is loaded already."""
+        """Raise EngineFailure if `nbytes` do not fit beside what is loaded already."""
         self.use()
         free = self.cuda.free_bytes()
         if nbytes + RESERVED_BYTES > free:
@@ -90,9 +90,9 @@ class Device:
             )
 
     def settle(self, failure: EngineFailure, *streams: Handle) -> None:
-        """Wait until the device, or at least `streams`, have done all that they were given before the failure.
+        """Wait until the device, or at least `streams`, have finished everything given before the failure.
 
-        Raises EngineFailure if the device itself turns out to be lost: a library may not have noticed.
+        Raises EngineFailure if the device turns out to be lost: a library may not have noticed.
         """
         if failure.scope is FailureScope.DEVICE:
             self.lost = self.lost or str(failure)
@@ -101,7 +101,7 @@ class Device:
             self.use()
             try:
                 self.cuda.check_device()
-            except CaptureDisturbed:  # somebody captures on and on, and it is well enough to say so
+            except CaptureDisturbed:  # captures go on and on, so the device works
                 for stream in streams:
                     self.cuda.wait_for_stream(stream)
         except EngineFailure as broken:
@@ -110,11 +110,11 @@ class Device:
                 raise EngineFailure(f"{failure}; the device is lost: {broken}", FailureScope.DEVICE) from failure
 
     def ensure_works(self) -> None:
-        """Before an engine is loaded or closed: whether the device is well. Raises EngineFailure.
+        """Check that the device works before an engine is loaded or closed. Raises EngineFailure.
 
-        One that is lost stays lost. A reset would make a new context for this process's own calls, but the libraries
-        hold what they had of the old one, and CUDA promises nothing to them. One that has never worked is asked again
-        each time: no library has anything of it, and another process may only hold it for a while.
+        A lost device stays lost. A reset would make a new context for this process's own calls, but libraries still use
+        the old one, without any guarantee from CUDA. A device that has never worked is asked again each time: no
+        library uses it, and another process may hold it only for a while.
         """
         if self.lost:
             raise EngineFailure(self.lost, FailureScope.DEVICE)
@@ -130,13 +130,13 @@ class Device:
     def hold(self, engine: object) -> None:
         """Keep an engine alive until `let_go`.
 
-        One whose device is lost is never let go: a library may end the process when it fails to give something back.
+        An engine on a lost device is never let go, because a library may end the process if it fails to free something.
         """
         self._engines.add(engine)
         self._has_worked = True
 
     def let_go(self, engine: object) -> None:
-        """The engine has given everything back."""
+        """Release an engine that has freed everything."""
         self._engines.discard(engine)
 
 
@@ -155,12 +155,12 @@ def open_devices() -> tuple[Device, ...]:
 
 @cache
 def open_all_devices() -> tuple[tuple[Device, ...], tuple[UnusableGpu, ...]]:
-    """The same, and those that say nothing of themselves. Raises CudaUnavailable."""
+    """The same, with those that cannot be queried. Raises CudaUnavailable."""
     return find_devices(open_cuda())
 
 
 def find_devices(cuda: Cuda) -> tuple[tuple[Device, ...], tuple[UnusableGpu, ...]]:
-    """The same of these bindings. Raises CudaUnavailable where there is none that could be used."""
+    """The same for given bindings. Raises CudaUnavailable if no GPU can be used."""
     found: list[Device] = []
     unusable: list[UnusableGpu] = []
     count = cuda.device_count()
@@ -175,5 +175,5 @@ def find_devices(cuda: Cuda) -> tuple[tuple[Device, ...], tuple[UnusableGpu, ...
 
 
 def are_cores_few(cores: int, gpus: int) -> bool:
-    """Whether a core that only waits for a GPU is one that others lack."""
+    """Whether a busy-waiting core would be missing elsewhere."""
     return cores < _CORES_FOR_SPINNING * gpus

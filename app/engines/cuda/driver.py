@@ -1,8 +1,7 @@
-"""CUDA as this house uses it: a few calls of cuda-python's runtime bindings, each checked.
+"""The CUDA calls that Convoy uses: cuda-python's runtime bindings, with errors checked.
 
-Knows the calls, their error codes and how far an error reaches. Knows nothing of tensors, models or
-batches. The bindings import without a driver, so `open_cuda` finds out by asking; they are untyped and
-travel as `Any`, and tests put a fake in their place.
+Knows the calls, their error codes and how far an error reaches. The bindings import without a driver, so `open_cuda`
+finds out by asking. They are untyped and passed as `Any`; tests replace them by a fake.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ INSTALL = "pip install 'convoy-serve[gpu]', or [rtx] for TensorRT for RTX alone"
 
 # cudaErrorMemoryAllocation
 _OUT_OF_MEMORY = 2
-# After these every later call of the process fails as well; NVIDIA's reference says of each of them that "to
-# continue using CUDA, the process must be terminated and relaunched".
+# After these, every later call of the process fails as well; NVIDIA's reference says of each that "to continue using
+# CUDA, the process must be terminated and relaunched".
 _STICKY = frozenset(
     {
         *(214, 220, 226),  # uncorrectable ECC, NVLink, contained memory error
@@ -35,9 +34,9 @@ _STICKY = frozenset(
         *(4, 46, 100, 101, 802, 999),  # unloading, devices unavailable, no device, invalid device, not ready, unknown
     }
 )
-# cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated: a capture and something else came together.
+# cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated: a capture was disturbed.
 _DISTURBED = frozenset({900, 901})
-# Whoever captures in this process without saying so is done by then, or will never be.
+# Captures of libraries that do not coordinate end within this time, or never.
 _PAUSES_S = (0.001, 0.004, 0.016, 0.064, 0.256)
 _CAPTURE_ATTEMPTS = 3
 _ALREADY_PINNED = 712  # cudaErrorHostMemoryAlreadyRegistered
@@ -46,20 +45,20 @@ _PORTABLE = 1  # cudaHostRegisterPortable, cudaHostAllocPortable: page-locked fo
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the legacy default stream
 _BLOCKING_SYNC = 1  # cudaEventBlockingSync: who waits for the event sleeps
 
-Handle = Any  # a stream, an event or a graph of the bindings
+Handle = Any  # a stream, event or graph of the bindings
 Result = TypeVar("Result")
 
 
 class CudaUnavailable(Exception):
-    """No CUDA here; the message says why, and what to do where something can be done."""
+    """CUDA is not available; the message says why, and what to do if something can be done."""
 
 
 class CaptureDisturbed(EngineFailure):
-    """A capture and something that no capture survives came together: nothing is broken, and again it may succeed."""
+    """A capture was disturbed by another call. Nothing is broken, and a retry may succeed."""
 
 
 def undisturbed(attempts: int, work: Callable[[], Result]) -> Result:
-    """What `work` gives, tried again where it came together with a capture. Raises what the last one raises."""
+    """Call `work`, and again if a capture disturbed it. Raises what the last call raises."""
     for _ in range(attempts - 1):
         with suppress(CaptureDisturbed):
             return work()
@@ -68,7 +67,7 @@ def undisturbed(attempts: int, work: Callable[[], Result]) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class GpuProperties:
-    """One device, or a slice of one. `total_bytes` is all of its memory, used or not; `uuid` 32 hexadecimal digits."""
+    """One device, or a MIG slice. `total_bytes` is all of its memory, used or not; `uuid` has 32 hexadecimal digits."""
 
     index: int
     name: str
@@ -79,15 +78,15 @@ class GpuProperties:
 
     @property
     def device(self) -> str:
-        """What the rest of the house calls it."""
+        """The device's name in Convoy."""
         return f"cuda:{self.index}"
 
 
 class Cuda:
-    """The bindings, checked. Every call may raise EngineFailure, whose scope says how far it reaches.
+    """The bindings, with errors checked. Every call may raise EngineFailure, whose scope says how far it reaches.
 
-    Calls act on the calling thread's current device (`use`), as CUDA's own do. What a capture would not survive waits
-    for its end: the calls here by themselves, a library's between `capturing` and `beside_captures`.
+    Calls act on the calling thread's current device (`use`), as CUDA's do. Calls that would disturb a capture wait for
+    its end: the calls here by themselves, those of libraries between `capturing` and `beside_captures`.
     """
 
     def __init__(self, runtime: Any) -> None:
@@ -103,10 +102,10 @@ class Cuda:
     # Devices
 
     def use(self, device: int) -> None:
-        """Make `device` the calling thread's, whom other threads' captures do not concern from then on.
+        """Make `device` the calling thread's, and isolate the thread from other threads' captures.
 
-        Libraries capture for the whole process: without this, whoever waits or allocates meanwhile fails, and the
-        capture with it.
+        Libraries capture for the whole process: without this, another thread that waits or allocates would fail, and so
+        would the capture.
         """
         self._call("cudaSetDevice", device)
         self._thread.device = device
@@ -130,23 +129,23 @@ class Cuda:
         )
 
     def driver_version(self) -> str:
-        """The newest CUDA that the driver speaks, such as "13.0"."""
+        """The newest CUDA version that the driver supports, such as "13.0"."""
         number = self._ask("cudaDriverGetVersion")
         return f"{number // 1000}.{number % 1000 // 10}"
 
     def free_bytes(self) -> int:
-        """What is free on the current device now, whoever uses the rest."""
+        """The free memory of the current device, whoever uses the rest."""
         free, _ = self._ask_all("cudaMemGetInfo")
         return int(free)
 
     def check_device(self) -> None:
-        """Wait for everything on the current device. Raises EngineFailure if anything on it has broken."""
+        """Wait for everything on the current device. Raises EngineFailure if anything on it has failed."""
         self._beside_captures("cudaDeviceSynchronize")
 
     # Memory
 
     def allocate(self, nbytes: int) -> int:
-        """The address of new device memory."""
+        """Allocate device memory. Returns its address."""
         return int(self._beside_captures("cudaMalloc", nbytes)[0])
 
     def free(self, address: int) -> None:
@@ -157,7 +156,7 @@ class Cuda:
         self._call("cudaMemsetAsync", address, 0, nbytes, stream)
 
     def allocate_host(self, nbytes: int) -> int:
-        """The address of new page-locked host memory."""
+        """Allocate page-locked host memory. Returns its address."""
         with self._beside_every_capture():
             return int(self._again("cudaHostAlloc", nbytes, _PORTABLE)[0])
 
@@ -166,7 +165,7 @@ class Cuda:
             self._again("cudaFreeHost", address)
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Page-lock memory that stays until `unpin`, for every device. Pinning the same block again does nothing."""
+        """Page-lock memory for every device until `unpin`. Pinning the same block again does nothing."""
         if self._pinned.contains(address, nbytes):
             return
         with self._beside_every_capture():
@@ -174,13 +173,13 @@ class Cuda:
         self._pinned.add(address, nbytes)
 
     def unpin(self, address: int) -> None:
-        """Forget a block that `pin` locked: its memory is about to go, and what lies there later is not locked."""
+        """Unlock a block that `pin` locked, before its memory is freed."""
         if self._pinned.remove(address):
             with self._beside_every_capture():
                 self._again("cudaHostUnregister", address, harmless=_NOT_PINNED)
 
     def is_pinned(self, address: int, nbytes: int) -> bool:
-        """Whether the copy engine can read this host memory while the host goes on."""
+        """Whether the copy engine can read this host memory asynchronously."""
         return self._pinned.contains(address, nbytes)
 
     def copy_to_device(self, target: int, source: int, nbytes: int, stream: Handle) -> None:
@@ -192,7 +191,7 @@ class Cuda:
     def gather_to_device(
         self, targets: Sequence[int], sources: Sequence[int], sizes: Sequence[int], stream: Handle
     ) -> None:
-        """Several copies to the device, in one call where the driver has it."""
+        """Copy several blocks to the device, in one call if the driver has it."""
         if self._batch_attributes is not None and len(targets) > 1:
             status = self._invoke(
                 "cudaMemcpyBatchAsync",
@@ -203,7 +202,7 @@ class Cuda:
                 return
             if self._scope_of(status) is FailureScope.DEVICE:
                 raise self._failure("cudaMemcpyBatchAsync", status)
-            # An older driver than the bindings: it says so once, and is not asked again.
+            # A driver older than the bindings says so once and is not asked again.
             self._batch_attributes = None
         for target, source, nbytes in zip(targets, sources, sizes, strict=True):
             self.copy_to_device(target, source, nbytes, stream)
@@ -217,11 +216,11 @@ class Cuda:
         self._call("cudaStreamDestroy", stream)
 
     def wait_for_stream(self, stream: Handle) -> None:
-        """Block the calling thread, without the GIL, until the stream has done all that it was given."""
+        """Block the calling thread, without the GIL, until the stream is idle."""
         self._call("cudaStreamSynchronize", stream)
 
     def make_event(self, *, sleeps: bool = False) -> Handle:
-        """An event that keeps its time. Who waits for it keeps a core busy until it happens, or `sleeps`."""
+        """Create an event with a timer. Threads that wait for it busy-wait, or sleep if `sleeps`."""
         return self._ask("cudaEventCreateWithFlags", _BLOCKING_SYNC if sleeps else 0)
 
     def destroy_event(self, event: Handle) -> None:
@@ -231,7 +230,7 @@ class Cuda:
         self._call("cudaEventRecord", event, stream)
 
     def make_stream_wait(self, stream: Handle, event: Handle) -> None:
-        """Whatever the stream is given from now on begins after the event as last recorded."""
+        """Work given to the stream from now on begins after the event as last recorded."""
         self._call("cudaStreamWaitEvent", stream, event, 0)
 
     def wait_for_event(self, event: Handle) -> None:
@@ -239,17 +238,17 @@ class Cuda:
         self._call("cudaEventSynchronize", event)
 
     def elapsed_ns(self, start: Handle, end: Handle) -> int:
-        """Between two events that have happened; their clock ticks in about half a microsecond."""
+        """The time between two events that have happened, with a resolution of about half a microsecond."""
         return int(float(self._ask("cudaEventElapsedTime", start, end)) * 1e6)
 
     # Graphs
 
     def capture(self, stream: Handle, work: Callable[[], None]) -> Handle:
-        """What `work` gives the stream, as a graph that can be launched again and again; none of it runs now.
+        """Capture the work that `work` gives to the stream as a graph; none of it runs now.
 
-        Alone on the device, but for what other threads give to their own streams; and tried again, `work` included,
-        when something came between all the same. Raises what `work` raises, CaptureDisturbed, and EngineFailure if
-        something cannot be recorded; the stream can be used in any case.
+        The capture is alone on the device, except for work that other threads give to their own streams. If it is
+        disturbed, it is repeated with `work`. Raises what `work` raises, CaptureDisturbed, and EngineFailure if
+        something cannot be captured; the stream stays usable.
         """
         return undisturbed(_CAPTURE_ATTEMPTS, lambda: self._captured(stream, work))
 
@@ -261,7 +260,7 @@ class Cuda:
             except BaseException as error:
                 status = self._abandon_capture(stream)
                 if isinstance(error, EngineFailure) and int(status) in _DISTURBED:
-                    raise CaptureDisturbed(str(error)) from error  # whatever it says: what it gave was not recorded
+                    raise CaptureDisturbed(str(error)) from error  # ignore its result: the work was not captured
                 raise
             graph = self._ask("cudaStreamEndCapture", stream)
             try:
@@ -276,16 +275,16 @@ class Cuda:
         return status
 
     def capturing(self) -> AbstractContextManager[None]:
-        """A library captures inside, on the current device. Nothing device-wide may be asked for there."""
+        """A library captures inside, on the current device. No device-wide calls may be made inside."""
         return self._gate(self._device).alone()
 
     def beside_captures(self) -> AbstractContextManager[None]:
-        """A library may inside wait for the current device, allocate and free: while nobody captures on it."""
+        """A library may wait for the current device, allocate and free inside; no capture runs meanwhile."""
         return self._gate(self._device).beside_others()
 
     @contextmanager
     def _beside_every_capture(self) -> Iterator[None]:
-        """The host's page-locked memory is every device's."""
+        """For page-locked host memory, which belongs to every device."""
         with ExitStack() as gates:
             for index in sorted(self._gates):
                 gates.enter_context(self._gates[index].beside_others())
@@ -296,7 +295,7 @@ class Cuda:
 
     @property
     def _device(self) -> int:
-        """The calling thread's."""
+        """The calling thread's device."""
         return getattr(self._thread, "device", 0)
 
     def launch_graph(self, graph: Handle, stream: Handle) -> None:
@@ -327,7 +326,7 @@ class Cuda:
             return self._again(name, *args)
 
     def _again(self, name: str, *args: Any, harmless: int = 0) -> tuple[Any, ...]:
-        """`_ask_all`, repeated while it meets a capture of somebody who did not say so; `harmless` is no failure."""
+        """Repeat `_ask_all` while an uncoordinated capture disturbs it; the codes in `harmless` are not failures."""
         for pause_s in (*_PAUSES_S, None):
             status, *values = self._invoke(name, *args)
             if pause_s is None or int(status) not in _DISTURBED:
@@ -354,10 +353,10 @@ class Cuda:
 
 
 class _PinnedRanges:
-    """The blocks of host memory that are page-locked. Few: the slab, and what a test adds."""
+    """The page-locked blocks of host memory: the slab, and few others in tests."""
 
     def __init__(self) -> None:
-        # Replaced and never changed: every batch reads it while a block may be added.
+        # Replaced and never changed: batches read it while a block may be added.
         self._ends: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -366,7 +365,7 @@ class _PinnedRanges:
             self._ends = self._ends | {address: address + nbytes}
 
     def remove(self, address: int) -> bool:
-        """Whether a block began there."""
+        """Remove a block. Returns whether one began there."""
         with self._lock:
             was_known = address in self._ends
             self._ends = {start: end for start, end in self._ends.items() if start != address}
@@ -377,23 +376,23 @@ class _PinnedRanges:
 
 
 def load_runtime() -> Any:
-    """cuda-python's runtime bindings. Raises CudaUnavailable."""
+    """Import cuda-python's runtime bindings. Raises CudaUnavailable."""
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
         raise CudaUnavailable(f"cuda-python is not installed; run {INSTALL}")
     try:
         return importlib.import_module("cuda.bindings.runtime")
-    except (ImportError, OSError, RuntimeError) as error:  # its libraries are found at import, by several means
+    except (ImportError, OSError, RuntimeError) as error:  # it looks for its libraries at import, in several ways
         raise CudaUnavailable(f"cuda-python does not load ({error}); run {INSTALL}") from error
 
 
 @cache
 def open_cuda() -> Cuda:
-    """The process's CUDA, when there is a driver and at least one device. Raises CudaUnavailable."""
+    """The process's CUDA, if there is a driver and at least one device. Raises CudaUnavailable."""
     return probe_cuda(load_runtime())
 
 
 def probe_cuda(runtime: Any) -> Cuda:
-    """Ask whether these bindings have a driver and a device behind them. Raises CudaUnavailable."""
+    """Check that these bindings find a driver and a device. Raises CudaUnavailable."""
     cuda = Cuda(runtime)
     try:
         count = cuda.device_count()
@@ -405,7 +404,7 @@ def probe_cuda(runtime: Any) -> Cuda:
 
 
 def _batch_attributes(runtime: Any) -> Any:
-    """What batched copies are told; None where the bindings are older than batched copies."""
+    """The attributes of batched copies; None if the bindings are too old for them."""
     if not hasattr(runtime, "cudaMemcpyBatchAsync"):
         return None
     attributes = runtime.cudaMemcpyAttributes()
@@ -414,6 +413,6 @@ def _batch_attributes(runtime: Any) -> Any:
 
 
 def _text(raw: bytes | str) -> str:
-    """Up to the first NUL: some bindings give the whole buffer, and behind it lies anything."""
+    """The text up to the first NUL: some bindings return the whole buffer."""
     text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
     return text.partition("\0")[0]

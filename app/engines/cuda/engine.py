@@ -1,11 +1,11 @@
-"""What every engine on a GPU does the same way: a batch's journey through a slot.
+"""What every engine on a GPU does the same way: the path of a batch through a slot.
 
     gather and copy in, on the slot's stream
     compute, when it is the slot's turn on the device
     copy out, on the slot's stream
     wait, without the GIL, and scatter
 
-While one slot computes, the other copies. A library's engine derives from this and says how it computes.
+While one slot computes, the other copies. A library's engine derives from this and computes.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from convoy.app.engines.parts import Part, scatter
 from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec
 
-# One batch computes, one is copied. A third would only wait, and could not grow any more while it does.
+# One batch computes while one is copied. A third would only wait and could not grow any more.
 SLOTS = 2
-# Of a batch that came together with somebody's capture.
+# Retries of a batch that was disturbed by a capture.
 _ATTEMPTS = 2
 
 
 def bucket_sizes(max_batch_size: int) -> tuple[int, ...]:
-    """The batch sizes that a GPU engine runs as they are: powers of two, and the largest."""
+    """The batch sizes that a GPU engine runs without padding: powers of two, and the largest."""
     return tuple(batch_knots(max(1, max_batch_size)))
 
 
 class CudaEngine(Engine):
     """The part of a GPU engine that does not depend on the library.
 
-    Without batches, `batch_sizes` is (1,). A subclass calls `_open_slots` at the end of its construction, and
-    `close` if anything after this class's part of it fails. Raises BundleError for tensors of free size,
-    EngineFailure where there is no room.
+    Without batches, `batch_sizes` is (1,). A subclass calls `_open_slots` at the end of its construction, and `close`
+    if anything after this class's part fails. Raises BundleError for tensors of dynamic size, and EngineFailure if the
+    device lacks memory.
     """
 
     def __init__(
@@ -84,30 +84,30 @@ class CudaEngine(Engine):
         self._slots: list[DeviceSlot] = []
         self._free_slots: queue.SimpleQueue[DeviceSlot] = queue.SimpleQueue()
 
-    # What a library's engine says
+    # Implemented by a library's engine
 
     @abstractmethod
     def _prepare(self, slot: DeviceSlot, size: int) -> None:
-        """Bind the slot's memory for one batch size, and compute it once or more until nothing is new."""
+        """Bind the slot's memory for one batch size, and compute until nothing is new."""
 
     @abstractmethod
     def _compute(self, slot: DeviceSlot, size: int) -> None:
-        """Give the stream of `_stream` one batch of a prepared size. Called in the device's turn."""
+        """Give the stream of `_stream` one batch of a prepared size, in the device's turn."""
 
     def _stream(self, slot: DeviceSlot) -> Handle:
-        """Where the slot's batch is computed."""
+        """The stream that computes the slot's batch."""
         return slot.stream
 
     @abstractmethod
     def _release(self) -> None:
-        """Give back what the library holds, as far as it was opened; the slots are still there."""
+        """Free what the library holds, as far as it was opened; the slots still exist."""
 
     # The contract
 
     def warm_up(self) -> None:
         self._device.use()
         try:
-            # Size by size: what a library has for the last one is good for every slot.
+            # Size by size, because what a library caches for the last size serves every slot.
             for size in self.info.batch_sizes:
                 for slot in self._slots:
                     if (slot, size) not in self._prepared:
@@ -125,7 +125,7 @@ class CudaEngine(Engine):
             raise EngineFailure(self._device.lost, FailureScope.DEVICE)
         slot = self._free_slots.get()
         try:
-            # Somebody's capture says nothing of this batch or of this engine, and is soon over.
+            # A capture that disturbs a batch is soon over and says nothing about the engine.
             return undisturbed(_ATTEMPTS, lambda: self._run_on(slot, parts))
         finally:
             self._free_slots.put(slot)
@@ -136,7 +136,7 @@ class CudaEngine(Engine):
             self._begin(slot, parts)
             return self._finish(slot, parts)
         except EngineFailure as failure:
-            # Nothing may read the requests' memory any more, nor this slot's, when others get them.
+            # Nothing may read the requests' memory or this slot's any more when others get them.
             self._device.settle(failure, *self._streams())
             raise
 
@@ -145,11 +145,11 @@ class CudaEngine(Engine):
             self._device.use()
             self._cuda.pin(_address(memory), memory.nbytes)
         except EngineFailure:
-            return False  # the host gathers, then; on a device that is lost, nobody does
+            return False  # the host gathers then; on a lost device nothing does
         return True
 
     def page_unlock(self, memory: memoryview) -> None:
-        # What has been forgotten is forgotten also where the device does not answer any more.
+        # Also forgotten if the device does not answer any more.
         with suppress(EngineFailure):
             self._device.use()
         with suppress(EngineFailure):
@@ -163,11 +163,11 @@ class CudaEngine(Engine):
             return
         self._closed = True
         try:
-            # Asked, because a library that is closed on a lost device may end the process.
+            # Checked, because closing a library on a lost device may end the process.
             self._device.ensure_works()
         except EngineFailure as failure:
             if failure.scope is FailureScope.DEVICE:
-                return  # it has taken everything with it
+                return  # the device has taken everything with it
         with suppress(EngineFailure), ExitStack() as owned:
             for slot in self._slots:
                 owned.callback(slot.close)
@@ -175,14 +175,14 @@ class CudaEngine(Engine):
         self._slots = []
         self._device.let_go(self)
 
-    # Inside
+    # Internal
 
     def _streams(self) -> list[Handle]:
-        """Wherever a batch of this engine may have left something."""
+        """Every stream on which a batch of this engine may have left work."""
         return [stream for slot in self._slots for stream in (slot.stream, self._stream(slot))]
 
     def _open_slots(self, library_bytes: int) -> None:
-        """Allocate everything, if it fits beside the `library_bytes` that the library will want."""
+        """Allocate everything, if it fits beside the `library_bytes` that the library will need."""
         self._device.use()
         per_slot = self._layout_in.nbytes + self._layout_out.nbytes
         self._device.check_room(self.info.slots * per_slot + library_bytes, f"the {self.info.engine} engine")
@@ -191,7 +191,7 @@ class CudaEngine(Engine):
             self._free_slots.put(self._slots[-1])
 
     def _begin(self, slot: DeviceSlot, parts: Sequence[Part]) -> None:
-        """Give the device the whole journey of a batch, and wait for nothing."""
+        """Give the device all steps of a batch, without waiting."""
         samples = sum(part.samples for part in parts)
         self._cuda.record(slot.begun, slot.stream)
         self._gather.copy_in(slot, parts)
@@ -216,7 +216,7 @@ class CudaEngine(Engine):
         return BatchResult(outputs, times)
 
     def _compute_and_copy_out(self, slot: DeviceSlot, size: int, samples: int) -> None:
-        """Compute what lies in the slot, behind what its stream has, and bring the answers to the host."""
+        """Compute what is in the slot, after its stream's work, and copy the answers to the host."""
         cuda, stream = self._cuda, self._stream(slot)
         cuda.record(slot.copied_in, slot.stream)
         behind = slot.copied_in if stream is not slot.stream else None
@@ -228,7 +228,7 @@ class CudaEngine(Engine):
         cuda.record(slot.copied_out, slot.stream)
 
     def _measured_threshold(self) -> int:
-        """By the largest input: where copying costs anything worth saving."""
+        """Measured with the largest input, where copies cost most."""
         places = self._layout_in.places
         if not self.batched:
             return NEVER_BYTES

@@ -1,8 +1,8 @@
-"""How a batch comes together on the device: by the copy engine or by the host.
+"""Gather a batch on the device, by the copy engine or by the host.
 
-The copy engine can read each request's tensor where it lies, if that memory is page-locked; the host can
-gather the tensors into one page-locked block that goes over in one copy. The first saves a pass over the
-bytes, the second saves a command per request; from which size on the first pays is measured, not known.
+The copy engine can read each request's tensor directly if its memory is page-locked. The host can gather the tensors
+into one page-locked block, which is copied in one go. The first saves a pass over the bytes, the second saves a command
+per request. The size from which the first is faster is measured.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _ROUNDS = 5
 
 
 class Gather:
-    """Copies the inputs of a batch into a slot. A part's tensor of at least `threshold_bytes` goes by copy engine."""
+    """Copies the inputs of a batch into a slot. Tensors of at least `threshold_bytes` use the copy engine."""
 
     def __init__(self, cuda: Cuda, threshold_bytes: int = NEVER_BYTES) -> None:
         self._cuda = cuda
         self.threshold_bytes = threshold_bytes
 
     def copy_in(self, slot: DeviceSlot, parts: Sequence[Part]) -> None:
-        """Give the slot's stream everything that brings the parts' inputs to the device, in order."""
+        """Give the slot's stream all copies that bring the parts' inputs to the device, in order."""
         for index in range(len(parts[0].inputs)):
             views = [part.inputs[index] for part in parts]
             addresses = self._pinned_addresses(views)
@@ -39,7 +39,7 @@ class Gather:
                 _send_each(self._cuda, slot, index, addresses, [view.nbytes for view in views])
 
     def _pinned_addresses(self, views: Sequence[memoryview]) -> list[int] | None:
-        """Where the tensors lie, if every one is large enough and page-locked."""
+        """The tensors' addresses, if every one is large enough and page-locked."""
         if min(view.nbytes for view in views) < self.threshold_bytes:
             return None
         addresses = [_address(view) for view in views]
@@ -48,10 +48,10 @@ class Gather:
 
 
 def measure_threshold(cuda: Cuda, slot: DeviceSlot, index: int, sample_bytes: int, largest: int) -> int:
-    """From how many bytes per request on the copy engine is faster, for batches of about `largest` samples.
+    """Measure from how many bytes per request the copy engine is faster, for batches of about `largest` samples.
 
-    Tried with requests of 1, 2, 4... samples that lie in the slot's own staging, because that is page-locked;
-    so the host gathers aside. NEVER_BYTES where the host always wins. Raises EngineFailure.
+    Tried with requests of 1, 2, 4... samples in the slot's own staging memory, which is page-locked; so the host
+    gathers into other memory. NEVER_BYTES if the host is always faster. Raises EngineFailure.
     """
     staging, aside = slot.staging(index), np.empty(largest * sample_bytes, np.uint8)
     for samples in (1 << bit for bit in range(largest.bit_length())):
@@ -71,7 +71,7 @@ def measure_threshold(cuda: Cuda, slot: DeviceSlot, index: int, sample_bytes: in
 
 
 def _join(views: Sequence[memoryview], target: np.ndarray) -> int:
-    """Copy the views one behind the other; how many bytes that were."""
+    """Copy the views back to back. Returns the number of bytes."""
     offset = 0
     for view in views:
         # numpy copies without the GIL; a memoryview would hold it.

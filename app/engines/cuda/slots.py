@@ -1,8 +1,7 @@
 """The memory and the stream of one batch in flight, allocated once.
 
-A slot has room for the largest batch: on the device for every input and output, and page-locked on the host
-for what is gathered and scattered there. Addresses never change, so that contexts and graphs may be bound to
-them. Knows nothing of what computes.
+A slot has room for the largest batch: on the device for every input and output, and page-locked on the host for
+gathering and scattering. Addresses never change, so contexts and graphs can be bound to them.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from convoy.app.engines.parts import Landed
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 
-# What cudaMalloc itself aligns to; kernels may ask for as much of every tensor.
+# The alignment of cudaMalloc; kernels may require it for every tensor.
 _ALIGNMENT_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutEntry:
-    """Where a tensor begins inside a block, and the bytes of one sample (of the whole, without batches)."""
+    """A tensor's offset in a block, and the bytes of one sample, or of the whole tensor without batches."""
 
     spec: TensorSpec
     offset: int
@@ -42,7 +41,7 @@ class Layout:
 
     @staticmethod
     def of(specs: Sequence[TensorSpec], samples: int) -> Layout:
-        """Raises BundleError where a size is known only at run time: there is no place for such a tensor."""
+        """Raises BundleError if a size is known only at run time, because such a tensor cannot be placed."""
         places, offset = [], 0
         for spec in specs:
             if spec.sample_bytes is None:
@@ -53,7 +52,7 @@ class Layout:
 
 
 class DeviceSlot:
-    """One batch in flight. Raises EngineFailure where CUDA does."""
+    """One batch in flight. Raises EngineFailure if a CUDA call fails."""
 
     def __init__(self, device: Device, inputs: Layout, outputs: Layout) -> None:
         cuda = self._cuda = device.cuda
@@ -66,7 +65,7 @@ class DeviceSlot:
                 return thing
 
             self.stream = own(cuda.make_stream(), cuda.destroy_stream)
-            # The last is the only one that a thread waits for.
+            # Threads wait only for the last.
             events = [
                 own(cuda.make_event(sleeps=sleeps), cuda.destroy_event, device.forget)
                 for sleeps in (False, False, False, False, device.sleeps)
@@ -93,24 +92,24 @@ class DeviceSlot:
         return self._staging[self._inputs.places[index].offset :]
 
     def copy_staged_in(self, index: int, nbytes: int) -> None:
-        """From the staging of an input to the device, behind what the stream has."""
+        """Copy an input from staging to the device, after the stream's work."""
         source = self._host_in + self._inputs.places[index].offset
         self._cuda.copy_to_device(self.device_input(index), source, nbytes, self.stream)
 
     def clear_padding(self, samples: int, size: int) -> None:
-        """Zeros behind the first samples: what an earlier batch left there may be just what made it fail."""
+        """Zero what follows the first samples: data left by an earlier batch may be what made it fail."""
         for index, place in enumerate(self._inputs.places):
             start = self.device_input(index) + samples * place.sample_bytes
             self._cuda.clear(start, (size - samples) * place.sample_bytes, self.stream)
 
     def copy_out(self, samples: int) -> None:
-        """Every output's first samples to the host, behind what the stream has."""
+        """Copy every output's first samples to the host, after the stream's work."""
         for place in self._outputs.places:
             target = self._host_out + place.offset
             self._cuda.copy_to_host(target, self._device_out + place.offset, samples * place.sample_bytes, self.stream)
 
     def answers(self, samples: int, *, batched: bool) -> list[Landed]:
-        """The outputs on the host, in memory that the next batch reuses: [samples, ...] where `batched`."""
+        """The outputs on the host, in memory that the next batch reuses: [samples, ...] if `batched`."""
         landed = []
         for place in self._outputs.places:
             end = place.offset + samples * place.sample_bytes
@@ -120,7 +119,7 @@ class DeviceSlot:
         return landed
 
     def close(self) -> None:
-        """Give everything back. The stream must have nothing to do."""
+        """Free everything. The stream must be idle."""
         self._owned.close()
 
 

@@ -1,8 +1,7 @@
-"""Several ways to open a model on a GPU, tried in turns on the device itself, and what was found remembered in a file.
+"""Try several ways to open a model on a GPU, in turns on the device itself, and remember the result in a file.
 
-Everything is tried with the smallest and the largest batch in turns, as a server has them: what is lost whenever the
-size changes is part of the price. What is remembered is a hint and not code: nothing worse than a slow engine comes of
-a wrong one.
+Each is tried with the smallest and the largest batch in turns, as in a server, so the cost of changing sizes is
+included. The remembered result is a hint and not code: a wrong one only makes an engine slow.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Times = dict[int, float]
 def try_all(
     open_trial: Callable[[Way, tuple[int, ...]], CudaEngine], ways: Iterable[Way], sizes: tuple[int, ...]
 ) -> tuple[dict[Way, Times], EngineFailure | BundleError | None]:
-    """The times of all that run, and why the last of the others does not."""
+    """The times of all that run, and the failure of the last that does not."""
     tried: dict[Way, Times] = {}
     problem: EngineFailure | BundleError | None = None
     for way in ways:
@@ -46,12 +45,12 @@ def try_all(
 
 
 def best_of(tried: dict[Way, Times]) -> Way:
-    """A tenth of the smallest batch's time is worth as much as a tenth of the largest's."""
+    """The fastest; a tenth of the smallest batch's time counts as much as a tenth of the largest's."""
     return min(tried, key=lambda way: math.prod(tried[way].values()))
 
 
 def told(tried: dict[Way, Times], name: Callable[[Way], str]) -> dict[str, dict[str, float]]:
-    """The times as a record keeps them."""
+    """The times in the form of a record."""
     return {name(way): {str(size): round(ms, 4) for size, ms in times.items()} for way, times in tried.items()}
 
 
@@ -59,7 +58,7 @@ def _times_ms(engine: CudaEngine, sizes: tuple[int, ...]) -> Times:
     try:
         engine.warm_up()
         parts = {size: make_probe(engine, size).part for size in sizes}
-        # The device's own time: copies cost the same whatever the way, and other models wait for the host too.
+        # The device's own time: copies cost the same in all ways, and other models use the host too.
         rounds = [{size: engine.run([part]).times.compute_ns for size, part in parts.items()} for _ in range(_ROUNDS)]
         return {size: median(taken[size] for taken in rounds) / 1e6 for size in sizes}
     finally:
@@ -67,13 +66,13 @@ def _times_ms(engine: CudaEngine, sizes: tuple[int, ...]) -> Times:
 
 
 def _without_frames(failure: EngineFailure | BundleError) -> EngineFailure | BundleError:
-    """The failure alone: the frames of its tracebacks would keep a closed engine's session, and so its memory."""
+    """The failure without tracebacks, whose frames would keep a closed engine's session and memory alive."""
     failure.__cause__ = failure.__context__ = None
     return failure.with_traceback(None)
 
 
 def read_memory(path: Path, kind: type[Record], schema_version: int) -> Record | None:
-    """What was found before; None where nothing was, or by another version."""
+    """Read the remembered result; None if there is none, or from another version."""
     try:
         body = json.loads(path.read_bytes())
         if not isinstance(body, dict) or body.get("schema_version") != schema_version:
@@ -87,7 +86,7 @@ def read_memory(path: Path, kind: type[Record], schema_version: int) -> Record |
 
 
 def write_memory(path: Path, record: object) -> None:
-    """Keep it; where that fails, it is measured again next time."""
+    """Write the result; if that fails, it is measured again next time."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
