@@ -261,7 +261,7 @@ class TensorRtEngine(CudaEngine):
         return reason
 
     def _release(self) -> None:
-        with ExitStack() as owned:  # round down
+        with ExitStack() as owned:  # callbacks run in reverse order
             if self._scratch:
                 owned.callback(self._cuda.free, self._scratch)
             owned.callback(self._release_library)
