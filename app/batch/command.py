@@ -1,6 +1,6 @@
-"""`convoy batch`: from the options to the last part, and what is printed on the way.
+"""`convoy batch`: from the options to the last part, with progress.
 
-Exit codes: 0 done, some images may be unreadable; 1 it could not be done, or not one image could be read; 2 wrong call.
+Exit codes: 0 done, although some images may be unreadable; 1 the job failed, or no image could be read; 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from convoy.models.store import DEMO_STORE
 
 
 def run(options: BatchOptions, console: Console) -> int:
-    """The exit code. Raises ConvoyError, whose message says what to do."""
+    """Run the command. Returns the exit code. Raises ConvoyError, whose message says what to do."""
     settings = options.checked()
     model = find_model(options)
     for sentence in (*model.passed_over, *model.bundle.manifest.objections):
@@ -50,7 +50,7 @@ def run(options: BatchOptions, console: Console) -> int:
 def _label(
     options: BatchOptions, settings: Settings, run_file: RunFile, parts: list[BatchPart], console: Console
 ) -> int:
-    """Label what is not done, in a folder that is this process's own. Gives the exit code."""
+    """Label the remaining images, in a folder that this process has locked. Returns the exit code."""
     done = parts_done(options.out, run_file, parts)
     todo = [part for part in parts if part.number not in done]
     total = sum(part.images for part in parts)
@@ -80,7 +80,7 @@ def _label(
 def _events(
     options: BatchOptions, settings: Settings, run_file: RunFile, todo: list[BatchPart]
 ) -> Generator[Ready | Labelled | None]:
-    """What workers report, here or on Ray."""
+    """The reports of workers, here or on Ray."""
     store, out = (options.store or DEMO_STORE).absolute(), options.out.absolute()
     job = BatchJob(str(store), str(out), run_file, options.batch_size)
     if options.ray is not None:
@@ -94,7 +94,7 @@ def _events(
 def _follow(
     events: Iterator[Ready | Labelled | None], progress: BatchProgress, out: Path, run_file: RunFile, console: Console
 ) -> None:
-    """Show what happens. The first worker settles which engine labels, for this run and those that go on with it."""
+    """Show progress. The first worker decides which engine labels, for this run and its continuations."""
     for event in events:
         if isinstance(event, Labelled):
             progress.add(event.images, event.errors)
@@ -128,7 +128,7 @@ def _identity(options: BatchOptions, model: BatchModel, inputs: BatchInputs, bas
 
 
 def _print(console: Console, line: str) -> None:
-    """As it is, and in one line also where the output goes into a file: it has names of others."""
+    """Print text unchanged and in one line, even if the output is redirected to a file: it contains users' names."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -142,7 +142,9 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 class BatchProgress:
-    """Of `total` images, `done` before this began. Use it as a context; `tick` now and then."""
+    """Progress of `total` images, `done` of them in an earlier run. Use it as a context manager and call `tick`
+    regularly.
+    """
 
     def __init__(self, console: Console, total: int, done: int, errors: int) -> None:
         self._console, self._total, self._before = console, total, done
@@ -162,12 +164,12 @@ class BatchProgress:
         self._bar.stop()
 
     def begin(self) -> None:
-        """The clock runs from here: an engine is ready."""
+        """Start the clock: an engine is ready."""
         if not self._has_begun:
             self._has_begun, self._began_s = True, time.monotonic()
 
     def add(self, images: int, errors: int) -> None:
-        """More images are done; negative where some have to be done again."""
+        """Count more images; negative if some must be repeated."""
         self.images += images
         self.errors += errors
 
@@ -188,14 +190,14 @@ class BatchProgress:
 
     def _words(self, task: Task) -> str:
         errors = f", {self.errors:,} unreadable" if self.errors else ""
-        # The rate of the last 30 s: the first images wait for an engine and the disk's cache.
+        # The rate of the last 30 s, because the first images wait for an engine and the disk cache.
         rate, left_s = task.speed, task.time_remaining
         pace = f"{rate:,.0f}/s, {duration(left_s)} left" if rate and left_s is not None else "loading"
         return f"{self.images:,} of {self._total:,} images{errors}, {pace}"
 
 
 def duration(seconds: float) -> str:
-    """Two units of it."""
+    """Format a duration in two units."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

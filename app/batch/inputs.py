@@ -1,7 +1,8 @@
-"""What INPUT names: image files, folders, patterns, lists, parquet files and tars, counted and cut into parts.
+"""The images that INPUT names: image files, folders, patterns, lists, parquet files and tars, counted and cut into
+parts.
 
-Counting reads names and headers, no image. The order is the same each time, which the digest proves, so that a run that
-goes on finds its images in the same parts. A worker gets a part's images one by one, with a function that reads each.
+Counting reads names and headers, no images. The order is reproducible, which the digest proves, so that a resumed run
+finds its images in the same parts. A worker gets the images of a part one by one, each with a function that reads it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PATH_NAMES = ("path", "image_path", "file", "file_name", "filename", "image", "
 
 
 class Source(NamedTuple):
-    """Images in one order. `cut` gives those from `start` to `stop`; `identity` recognises the source another time."""
+    """Images in a fixed order. `cut` returns those from `start` to `stop`; `identity` recognises the source later."""
 
     images: int
     cut: Callable[[int, int], Piece]
@@ -45,7 +46,7 @@ def _files(paths: list[str]) -> Source:
 
 
 def _parquet(file: str, wanted: str | None) -> Source:
-    """A parquet file with a column of paths or of encoded images. Raises UsageError where there is none."""
+    """A parquet file with a column of paths or of encoded images. Raises UsageError if it has none."""
     try:
         with pq.ParquetFile(file) as opened:
             schema, images = opened.schema_arrow, opened.metadata.num_rows
@@ -57,7 +58,7 @@ def _parquet(file: str, wanted: str | None) -> Source:
 
 
 def _tar(file: str) -> Source:
-    """A tar with image files in it, as WebDataset makes them. Raises JobError where it cannot be read."""
+    """A tar of image files, as WebDataset makes them. Raises JobError if it cannot be read."""
     offsets = array("Q")
     try:
         with tarfile.open(file, "r:") as opened:
@@ -98,13 +99,13 @@ class BatchInputs:
         return found.hexdigest()
 
     def part_images(self, batch_size: int) -> int:
-        """Images of a part: whole batches."""
-        # 64 parts for the workers to share; smaller ones where a worker that dies would lose too much.
+        """The images of a part: whole batches."""
+        # 64 parts for the workers to share; smaller ones if the loss of a worker would cost too much.
         most = min(8192, max(batch_size, -(-self.images // 64)))
         return -(-most // batch_size) * batch_size
 
     def parts(self, part_images: int, base: str) -> list[BatchPart]:
-        """Every image in one of them, in order."""
+        """Every image in one of the parts, in order."""
         pieces: dict[int, list[Piece]] = defaultdict(list)
         before = 0
         for source in self._sources:
@@ -185,7 +186,7 @@ def _begins_like_an_image(file: str) -> bool:
 
 
 def _columns(file: str, schema: pa.Schema, wanted: str | None) -> tuple[str, str | None]:
-    """The column that has the images, and one that has names of encoded ones. Raises UsageError."""
+    """The column with the images, and the column with the names of encoded images. Raises UsageError."""
     images = [field.name for field in schema if _is_image(field.type)]
     paths = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
     if wanted is None:
@@ -202,7 +203,7 @@ def _columns(file: str, schema: pa.Schema, wanted: str | None) -> tuple[str, str
 
 
 def _guessed(file: str, columns: list[str], usual: tuple[str, ...]) -> str | None:
-    """The only one, or the first of the usual names; None where there are none. Raises UsageError."""
+    """The only column, or the first with a usual name; None if there is none. Raises UsageError."""
     found = columns if len(columns) == 1 else [name for name in usual if name in columns]
     if columns and not found:
         raise UsageError(f"{file} has several columns that may be meant ({', '.join(columns)}); name one by --column")
@@ -211,7 +212,7 @@ def _guessed(file: str, columns: list[str], usual: tuple[str, ...]) -> str | Non
 
 def _is_image(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-        kind = kind.field("bytes").type  # as Hugging Face's data sets keep images
+        kind = kind.field("bytes").type  # the format of image columns in Hugging Face datasets
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
@@ -230,7 +231,7 @@ class BatchImage(NamedTuple):
 
 
 def images_of(part: BatchPart) -> Iterator[BatchImage]:
-    """All of them, in order. Raises JobError where a file has changed since they were counted."""
+    """All images of a part, in order. Raises JobError if a file has changed since it was counted."""
     index = 0
     for piece in part.pieces:
         for path, read in _images(piece, Path(part.base)):

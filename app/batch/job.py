@@ -1,4 +1,4 @@
-"""What a run is given: options that have been checked, and the bundle that labels."""
+"""The checked options of a run, and the bundle that labels."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from convoy.models.store import DEMO_STORE, Store
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """Arguments and options of the command. `workers` and `batch_size` 0: chosen here.
+    """Arguments and options of the command. With 0 for `workers` and `batch_size`, they are chosen here.
 
-    `model_version` None: the newest that is sound.
-    `ray` None: processes on this machine; otherwise the cluster's address, `auto` for the one that Ray finds.
+    `model_version` None means the newest valid one. `ray` None means processes on this machine; otherwise it is the
+    cluster's address, `auto` for the one that Ray finds.
     """
 
     name: Annotated[str, Option("The model.", is_argument=True)]
@@ -47,7 +47,7 @@ class BatchOptions:
     ] = None
 
     def checked(self) -> Settings:
-        """The server's settings of the same names. Raises UsageError."""
+        """Check the options. Returns the server's settings of the same names. Raises UsageError."""
         if not self.inputs:
             raise UsageError("name at least one input: an image, a folder, a list, a parquet file or a tar")
         for name, value, least in (
@@ -63,7 +63,7 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True)
 class BatchModel:
-    """The bundle that labels. `passed_over` says of newer versions why they do not."""
+    """The bundle that labels. `passed_over` says why newer versions do not."""
 
     bundle: Bundle
     version: int
@@ -72,7 +72,7 @@ class BatchModel:
 
 
 def find_model(options: BatchOptions) -> BatchModel:
-    """The version asked for, or the newest that is sound. Raises UsageError or JobError."""
+    """The requested version, or the newest valid one. Raises UsageError or JobError."""
     store = Store.at(options.store or DEMO_STORE)
     versions = store.versions(options.name)
     if not versions:
@@ -103,7 +103,7 @@ def find_model(options: BatchOptions) -> BatchModel:
 
 
 def output_index(spec: ModelSpec, name: str) -> int:
-    """Raises UsageError."""
+    """The index of a named output. Raises UsageError."""
     names = [output.name for output in spec.outputs]
     if name not in names:
         raise UsageError(f"the model has no output {name!r} for --embeddings; it has {', '.join(names)}")
@@ -111,20 +111,20 @@ def output_index(spec: ModelSpec, name: str) -> int:
 
 
 def workers_for(gpus: int) -> int:
-    """How many workers to start here: one for each GPU; without any, one for each core that has memory.
+    """How many workers to start here: one per GPU, or without GPUs one per core with enough memory.
 
-    Threads of one Python take turns at all that is not computing or decoding; processes do not.
+    Threads of one Python process take turns at everything except computing and decoding; processes do not.
     """
     if gpus:
         return gpus
-    # More than 16 start slowly and share the machine no better. Libraries, a network and its batches take some 2 GiB.
+    # More than 16 start slowly and do not help. Libraries, a network and its batches take about 2 GiB.
     free = available_bytes()
     workers = min(cpu_budget(), 16)
     return max(1, workers if free is None else min(workers, free // (2 << 30)))
 
 
 def share_of_cpus(workers: int) -> int:
-    """Threads of each of these workers, which share the CPU budget."""
+    """Threads per worker, from the shared CPU budget."""
     return max(1, cpu_budget() // workers)
 
 

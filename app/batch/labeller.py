@@ -1,8 +1,7 @@
-"""Images to labels at full speed: threads decode a batch while the engine computes the one before.
+"""From images to labels at full speed: threads decode a batch while the engine computes the one before.
 
-Knows engines, batches and threads; knows nothing of files. Batches are filled with images that can be read, and their
-results leave in the order of the images. Where a batch fails, its halves are tried, as on the server, until the image
-at fault is alone.
+Batches are filled with readable images, and results leave in the order of the images. If a batch fails, its halves are
+tried, as on the server, until the image at fault is alone.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class LabelledRows(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """An image that has no labels, and why."""
+    """An image without labels, and why."""
 
     image: BatchImage
     error: str
@@ -59,7 +58,7 @@ _Made = TypeVar("_Made")
 def _in_order(
     threads: Executor, make: Callable[[list[_Item]], list[_Made]], items: Iterable[list[_Item]], ahead: int
 ) -> Iterator[list[_Made]]:
-    """What is made of each list, in their order, with some begun ahead; an empty one comes after all before it."""
+    """Map a function over lists in threads, in order, with some begun ahead. An empty list waits for all before it."""
     begun: deque[Future[list[_Made]]] = deque()
     for item in items:
         if item:
@@ -75,7 +74,7 @@ def _in_order(
 class Labeller:
     """One model, on one or several engines. `embeddings` is the index of an output.
 
-    `piece_images`: as many images are a thread's share of decoding a batch.
+    `piece_images` is how many images a thread decodes at a time.
     """
 
     def __init__(
@@ -107,12 +106,12 @@ class Labeller:
     def run(self, pieces: Iterable[list[BatchImage]], on_result: Callable[[Result], None]) -> None:
         """Label the images of all pieces; `on_result` is called in the caller's thread.
 
-        An empty piece says that the next one may be long in coming: the results of all earlier ones come first.
-        Raises JobError where the engine is lost, and what `pieces` and `on_result` raise.
+        An empty piece means that the next one may take a while, so all earlier results are delivered first. Raises
+        JobError if the engine is lost, and what `pieces` and `on_result` raise.
         """
         decoders, computers = ThreadPoolExecutor(self._decode_threads), ThreadPoolExecutor(self._slots)
         try:
-            # Two batches are decoded ahead, and for each slot one batch waits while another is computed.
+            # Two batches are decoded ahead, and each slot has one batch waiting while another computes.
             decoded = _in_order(decoders, self._decode, pieces, 2 * self._decode_threads)
             for results in _in_order(computers, self._label, self._batches(decoded), 2 * self._slots):
                 for result in results:
@@ -133,7 +132,7 @@ class Labeller:
         return decoded
 
     def _batches(self, decoded: Iterable[list[_Decoded]]) -> Iterator[list[_Decoded]]:
-        """Batches of one part each, full of images that can be read; those that cannot go along."""
+        """Batches of one part each, filled with readable images; unreadable ones are passed along."""
         batch: list[_Decoded] = []
         room = self.batch_size
         for piece in decoded:
@@ -161,7 +160,7 @@ class Labeller:
         return results
 
     def _compute(self, engine: Engine, batch: np.ndarray, images: list[BatchImage]) -> list[Result]:
-        """One batch, [images, bytes]; halved where it fails. Raises JobError where the engine is lost."""
+        """Compute one batch, [images, bytes], in halves if it fails. Raises JobError if the engine is lost."""
         try:
             return [self._labels(engine, batch, images)]
         except EngineFailure as failure:

@@ -1,4 +1,4 @@
-"""A run, its parts, and what workers report of them: plain data that processes send each other."""
+"""A run, its parts, and what workers report about them: plain data that processes send each other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Piece = PathsPiece | RowsPiece | MembersPiece
 
 
 class BatchPart(Struct, frozen=True):
-    """What one file of results is for. Relative names start at `base`."""
+    """The images of one result file. Relative names start at `base`."""
 
     number: int
     images: int
@@ -46,7 +46,7 @@ class BatchPart(Struct, frozen=True):
 
 
 class Runner(Struct, frozen=True):
-    """Which engine labels, with which of the bundle's files, and on what."""
+    """Which engine labels, with which file of the bundle, on which device."""
 
     engine: str
     file: str
@@ -59,7 +59,7 @@ class Runner(Struct, frozen=True):
 
 
 class RunIdentity(Struct, frozen=True):
-    """What decides the rows. `bundle` and `inputs` are digests."""
+    """What determines the rows. `bundle` and `inputs` are digests."""
 
     model: str
     version: int
@@ -74,7 +74,7 @@ class RunIdentity(Struct, frozen=True):
 
 
 class RunFile(Struct, frozen=True):
-    """The run that a folder belongs to. `runner` labels its first part, and then all others; None before that."""
+    """The run that a folder belongs to. `runner` labels its first part and then all others; None before that."""
 
     identity: RunIdentity
     part_images: int
@@ -91,9 +91,9 @@ class RunFile(Struct, frozen=True):
 
 
 class BatchJob(Struct, frozen=True):
-    """What a worker is to do. `threads` compute and as many decode; `batch_size` 0: the model's own.
+    """The job of a worker. `threads` compute and as many decode; `batch_size` 0 means the model's own.
 
-    Without a runner in `run` the worker takes the fastest engine that proves itself. `gpu` is a device's number where
+    Without a runner in `run`, the worker takes the fastest engine that proves itself. `gpu` is a device number if
     workers share several.
     """
 
@@ -114,7 +114,7 @@ class Ready(Struct, frozen=True):
 
 
 class Labelled(Struct, frozen=True):
-    """`images` more are done, of which `errors` could not be read. Negative where a worker's death undoes some."""
+    """`images` more are done, of which `errors` could not be read. Negative if a worker's death undoes some."""
 
     images: int
     errors: int

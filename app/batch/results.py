@@ -1,8 +1,8 @@
-"""The folder of results: which run it belongs to, and each part's file.
+"""The folder of results: the run that it belongs to, and each part's file.
 
-What decides the rows stands in the run's file, and another run is refused; what only decides the speed (batch size,
-workers, Ray) does not count. A part's file is there whole or not at all. It says itself, in the metadata of its schema,
-which part of which run it is and which of its images could not be read, so that nothing has to be kept in step with it.
+The run's file records what determines the rows, and a different run is refused; what only affects speed (batch size,
+workers, Ray) is not recorded. A part's file is complete or absent. The metadata of its schema records its run, its part
+and the unreadable images, so no other file has to be kept consistent with it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ERRORS_SCHEMA = pa.schema([("path", pa.string()), ("error", pa.string())])
 
 
 class PartFileRecord(Struct, frozen=True):
-    """What a part's file says of itself. `errors` are paths and why they have no labels."""
+    """A part file's metadata. `errors` are paths and why they have no labels."""
 
     run: str
     number: int
@@ -44,7 +44,7 @@ class PartFileRecord(Struct, frozen=True):
 
 
 class PartResults:
-    """Collects what becomes of a part's images, which come in their order but for those that cannot be read."""
+    """Collects the results of a part's images, which arrive in order, except for unreadable ones."""
 
     def __init__(self, part: BatchPart, labels: Sequence[str], embeddings: TensorSpec | None) -> None:
         self.part, self._labels = part, pa.array(labels, pa.string())
@@ -88,14 +88,14 @@ class PartResults:
         return len(self._errors)
 
     def write(self, out: Path, run: str, runner: Runner) -> None:
-        """Raises JobError for a full or read-only disk."""
+        """Write the part. Raises JobError for a full or read-only disk."""
         errors = [error for _, error in sorted(self._errors.items())]
         record = PartFileRecord(run, self.part.number, self.part.images, runner, errors)
         table = pa.concat_tables(self._tables).replace_schema_metadata({_KEY: encode(record)})
         write_table(table, out / name_of(self.part.number))
 
     def _named(self, class_ids: pa.Array) -> pa.Array:
-        """Null where the model has no name for a class."""
+        """The labels; null if the model has no name for a class."""
         numbers = class_ids.to_numpy()
         return self._labels.take(pa.array(numbers, mask=numbers >= len(self._labels)))
 
@@ -105,7 +105,7 @@ def name_of(number: int) -> str:
 
 
 def parts_done(out: Path, run: RunFile, parts: Sequence[BatchPart]) -> dict[int, PartFileRecord]:
-    """The records of those that are on disk, by their numbers. Raises JobError for one of another run."""
+    """The records of finished parts, by number. Raises JobError for one of another run."""
     found: dict[int, PartFileRecord] = {}
     for part in parts:
         path = out / name_of(part.number)
@@ -121,7 +121,7 @@ def parts_done(out: Path, run: RunFile, parts: Sequence[BatchPart]) -> dict[int,
 
 
 def write_errors(out: Path, records: Iterable[PartFileRecord]) -> int:
-    """All parts' errors as one table, in the order of the parts; how many there are. Raises JobError."""
+    """Write the errors of all parts as one table, in order. Returns their number. Raises JobError."""
     errors = [error for record in records for error in record.errors]
     columns = [[path for path, _ in errors], [error for _, error in errors]]
     write_table(pa.table([pa.array(column, pa.string()) for column in columns], _ERRORS_SCHEMA), out / ERRORS)
@@ -129,7 +129,7 @@ def write_errors(out: Path, records: Iterable[PartFileRecord]) -> int:
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Written aside, synced and renamed. Raises JobError for a full or read-only disk."""
+    """Write aside, sync and rename. Raises JobError for a full or read-only disk."""
     file = io.BytesIO()
     pq.write_table(table, file, compression="zstd")
     with disk_errors(path.parent):
@@ -140,7 +140,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def remove_leftovers(out: Path) -> None:
-    """What writers that were killed have left."""
+    """Remove files of writers that were killed."""
     for leftover in out.glob(f"{_ASIDE}*"):
         with suppress(OSError):
             leftover.unlink()
@@ -153,7 +153,7 @@ def _lists(rows: np.ndarray) -> pa.ListArray:
 
 
 def _text(path: str) -> str:
-    """A name that parquet can hold: what of it is no UTF-8 is written as Python would show it."""
+    """A name that parquet can store: bytes that are not UTF-8 are escaped as Python shows them."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
@@ -175,7 +175,7 @@ _NAMES = {
 
 @contextmanager
 def own_folder(out: Path) -> Iterator[None]:
-    """Lock the folder, and make it. Raises JobError where another run has it, or it cannot be written to."""
+    """Create and lock the folder. Raises JobError if another run holds it or it cannot be written to."""
     with disk_errors(out):
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ def own_folder(out: Path) -> Iterator[None]:
 
 
 def begin_or_go_on(out: Path, identity: RunIdentity, part_images: int) -> RunFile:
-    """The folder's run, begun now or earlier. Raises JobError where the folder belongs to another one."""
+    """The folder's run, new or continued. Raises JobError if the folder belongs to another run."""
     path = out / RUN_FILE
     try:
         found = decode(path.read_bytes(), type=RunFile)
@@ -215,7 +215,7 @@ def begin_or_go_on(out: Path, identity: RunIdentity, part_images: int) -> RunFil
 
 
 def write_run_file(out: Path, run: RunFile) -> None:
-    """Raises JobError for a full or read-only disk."""
+    """Write the run's file. Raises JobError for a full or read-only disk."""
     with disk_errors(out):
         replace_file(out / RUN_FILE, format(encode(run)), prefix=_ASIDE, mode=0o644)
 

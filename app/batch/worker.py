@@ -1,6 +1,6 @@
-"""One worker: an engine that has proved itself as a server's does, and parts to label until there are no more.
+"""One worker: an engine that is proved as on a server, and parts to label until there are no more.
 
-The same for a process of this machine (`main`) and for an actor on Ray.
+The same for a local process (`main`) and for an actor on Ray.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from convoy.models.store import Store
 
 
 class OpenedModel(NamedTuple):
-    """What a worker labels with. `embeddings` is the output that is kept whole."""
+    """The model that a worker labels with. `embeddings` is the output that is kept whole."""
 
     labeller: Labeller
     spec: ModelSpec
@@ -41,7 +41,7 @@ class OpenedModel(NamedTuple):
 
 
 class PartsWorker:
-    """Labels parts and writes them. `report` gets how far it is."""
+    """Labels parts and writes them. `report` is called with progress."""
 
     def __init__(self, job: BatchJob, opened: OpenedModel, report: Callable[[Report], None]) -> None:
         self._job, self._opened, self._report = job, opened, report
@@ -50,7 +50,7 @@ class PartsWorker:
         self._reported_s = 0.0
 
     def label(self, parts: SimpleQueue[BatchPart | None]) -> None:
-        """Label parts until None comes. Raises JobError where the run cannot go on."""
+        """Label parts until None comes. Raises JobError if the run cannot continue."""
         self._opened.labeller.run(self._pieces(parts), self._take)
         self._report_progress()
 
@@ -58,7 +58,7 @@ class PartsWorker:
         labeller, spec, embeddings, _ = self._opened
         while True:
             if parts.empty():
-                yield []  # another part may come only once an earlier one is done
+                yield []  # the next part may come only after an earlier one is done
             part = parts.get()
             if part is None:
                 return
@@ -129,7 +129,7 @@ def _load_options(job: BatchJob) -> LoadOptions:
 
 
 def _check_runner(before: Runner | None, runner: Runner, loaded: LoadedModel) -> None:
-    """Refuse to label one run with two engines, whose scores differ. Raises JobError."""
+    """Refuse to label one run with two engines, whose scores would differ. Raises JobError."""
     if before is None or (before.engine, before.file) == (runner.engine, runner.file):
         return
     for proved in loaded.engines:
@@ -142,8 +142,10 @@ def _check_runner(before: Runner | None, runner: Runner, loaded: LoadedModel) ->
 
 
 def main() -> None:
-    """A process of `workers`: a job and then parts come by a connection, reports go back, until the command ends it."""
-    os.dup2(2, 1)  # what libraries print is no result
+    """A process of `workers`: receives a job and then parts over a connection, and sends reports, until the command
+    ends it.
+    """
+    os.dup2(2, 1)  # what libraries print must not mix with results
     logs.configure("warning")
     command = Connection(int(sys.argv[1]))
     job: BatchJob = command.recv()
@@ -162,7 +164,7 @@ def _listen(command: Connection, parts: SimpleQueue[BatchPart | None]) -> None:
         while True:
             parts.put(command.recv())
     logs.flush()
-    os._exit(1)  # the command is gone, and another may be at work in its place
+    os._exit(1)  # the command is gone, and another may already use its folder
 
 
 if __name__ == "__main__":

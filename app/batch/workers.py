@@ -1,8 +1,8 @@
-"""Workers that label parts: several processes of this machine, or actors on a Ray cluster.
+"""Workers that label parts: several local processes, or actors on a Ray cluster.
 
-Says which worker has which part, and what becomes of the parts of a worker that dies; `worker` says what is done with a
-part. On Ray a part is a row of Ray Data. Its actors read images and write results themselves, so that only names go
-through Ray's memory; inputs and --out must lie where every node finds them.
+Assigns parts to workers and reassigns those of a worker that dies; `worker` processes a part. On Ray a part is a row of
+Ray Data. Actors read images and write results themselves, so only names pass through Ray's memory; inputs and --out
+must be accessible on every node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from convoy.models.errors import ConvoyError, JobError, UsageError
 
 
 class _Worker:
-    """A process. `parts` are those that are not done, `images` and `errors` what it has reported of them."""
+    """A process. `parts` are those that are not done; `images` and `errors` are what it has reported for them."""
 
     def __init__(self, job: BatchJob, number: int) -> None:
         self.number = number
@@ -40,11 +40,11 @@ class _Worker:
         self.images = self.errors = 0
         self.connection, theirs = Pipe()
         command = [sys.executable, "-P", "-m", "convoy.app.batch.worker", str(theirs.fileno())]
-        # A session of its own: Ctrl-C is for this process alone.
+        # A session of its own, so that Ctrl-C only reaches this process.
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=_environment(), start_new_session=True
         )
-        theirs.close()  # so that a worker's end is the end of its connection
+        theirs.close()  # close ours, so that the worker's end closes the connection
         self._send(job)
 
     def give(self, part: BatchPart) -> None:
@@ -52,7 +52,7 @@ class _Worker:
         self._send(part)
 
     def _send(self, what: BatchJob | BatchPart) -> None:
-        with suppress(OSError):  # it has died, as the end of its connection says
+        with suppress(OSError):  # it has died, as the closed connection shows
             self.connection.send(what)
 
     def kill(self) -> None:
@@ -60,13 +60,13 @@ class _Worker:
         self.exit_code()
 
     def exit_code(self) -> int:
-        """Of one that has ended, or is about to."""
+        """The exit code of a worker that has ended or is about to."""
         self.connection.close()
         return self._process.wait()
 
 
 class LocalWorkers:
-    """Labels parts with several processes. With `shares_gpus` each has a GPU of its own."""
+    """Labels parts with several processes. With `shares_gpus` each has its own GPU."""
 
     def __init__(self, job: BatchJob, parts: Sequence[BatchPart], workers: int, *, shares_gpus: bool) -> None:
         self._job = replace(job, threads=share_of_cpus(workers))
@@ -76,9 +76,9 @@ class LocalWorkers:
         self._deaths = 0
 
     def run(self) -> Iterator[Ready | Labelled | None]:
-        """What happens until every part is done; None a few times a second. Raises JobError where it cannot go on."""
+        """Yield reports until every part is done, and None several times a second. Raises JobError."""
         try:
-            # The first one finds out which engine labels; the others take the same.
+            # The first worker finds out which engine labels; the others use the same.
             self._start(0)
             while self._todo or any(one.parts for one in self._workers.values()):
                 for connection in wait([*self._workers], 0.25):
@@ -95,7 +95,7 @@ class LocalWorkers:
         self._supply(started)
 
     def _supply(self, one: _Worker) -> None:
-        while self._todo and len(one.parts) < 2:  # so that it never waits for the next
+        while self._todo and len(one.parts) < 2:  # so that it never waits for the next part
             one.give(self._todo.popleft())
 
     def _heard(self, connection: Connection) -> Ready | Labelled | None:
@@ -132,25 +132,25 @@ class LocalWorkers:
         self._todo.extendleft(reversed(one.parts.values()))
         self._deaths += 1
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        # A machine short of memory may kill each worker once; with more deaths and no part done it does not end.
+        # A machine short of memory may kill each worker once; more deaths without a finished part end the run.
         if self._deaths > 2 * self._most:
             raise JobError(
                 f"workers die again and again, the last one {how}; if the machine is short of memory, lower --workers "
                 "or --batch-size, and run the command again: what is done stays"
             )
         self._start(one.number)
-        # What it had reported of parts that are not on disk is done again.
+        # Its reports on parts that are not on disk are undone.
         return Labelled(-one.images, -one.errors)
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with the place where our modules are."""
+    """This process's environment, with the location of our modules."""
     known = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{IMPORT_ROOT}{os.pathsep}{known}" if known else str(IMPORT_ROOT)}
 
 
 class RayLabeller:
-    """An actor: opened once, then a part a call."""
+    """An actor: opened once, then one part per call."""
 
     def __init__(self, job: BatchJob) -> None:
         self._job, self._fatal = job, ""
@@ -160,7 +160,7 @@ class RayLabeller:
             self._fatal = str(error)
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        """`rows["part"]` are parts in JSON; the answers are what a local worker would report of them."""
+        """`rows["part"]` are parts in JSON; the results are the reports of a local worker."""
         return {"done": np.array([encode(self._label(decode(one, type=BatchPart))) for one in rows["part"]], object)}
 
     def _label(self, part: BatchPart) -> PartDone | Fatal:
@@ -178,7 +178,7 @@ class RayLabeller:
 
 
 def run_on_ray(address: str, job: BatchJob, parts: Sequence[BatchPart], workers: int) -> Iterator[Ready | Labelled]:
-    """What happens until every part is done. Raises JobError or UsageError."""
+    """Yield reports until every part is done. Raises JobError or UsageError."""
     try:
         import ray
         import ray.data
@@ -194,7 +194,7 @@ def run_on_ray(address: str, job: BatchJob, parts: Sequence[BatchPart], workers:
     cluster = ray.cluster_resources()
     gpus = int(cluster.get("GPU", 0)) if may_use_gpus(job.run.identity.engine) else 0
     cpus = max(1, int(cluster.get("CPU", 1)))
-    # More than four CPUs of a worker would wait for each other within one network.
+    # With more than four CPUs, a worker's threads would wait for each other within one network.
     cpus_each = max(1, min(4, cpus // (workers or gpus or 1)))
     workers = min(workers or gpus or max(1, cpus // cpus_each), len(parts))
     resources: dict[str, Any] = {"num_cpus": cpus_each} | ({"num_gpus": 1} if gpus else {})

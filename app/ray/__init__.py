@@ -1,4 +1,4 @@
-"""A core in a replica of Ray Serve: what Ray is told, how requests reach it, and how it says whether it is well.
+"""A core in a replica of Ray Serve: configuration, routing, health and autoscaling.
 
-Installs no signals, ends no process and opens no port: all of that is Ray's here.
+Installs no signal handlers, ends no process and opens no port; Ray does all of that.
 """

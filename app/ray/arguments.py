@@ -1,7 +1,7 @@
-"""What `serve run convoy.ray:build_app` and the `args` of a config file may say.
+"""The arguments of `serve run convoy.ray:build_app` and of `args` in a Serve config file.
 
-Two kinds of names: Ray's, which are the fields here, and every option of `convoy serve` that makes sense where Ray has
-the ports and the processes, under its own name (`max_batch`, `api_key_file`). A name that is neither is an error.
+There are two kinds of names: Ray's, which are the fields here, and every option of `convoy serve` that applies to a
+replica, under its own name (`max_batch`, `api_key_file`). Other names are an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from convoy.app.config.settings import Settings, read_settings
 from convoy.app.lifecycle.remote_files import is_url
 from convoy.models.errors import UsageError
 
-# Ray listens, and ends the process; one replica is one process.
+# Options that do not apply: Ray listens and ends the process, and one replica is one process.
 _RAYS_OWN = frozenset(
     (
         *("host", "port", "grpc_port", "address_file", "edges", "drain_delay_s"),
@@ -28,9 +28,9 @@ SERVER_OPTIONS = tuple(name for name in Settings.model_fields if name not in _RA
 
 
 class AppArguments(BaseModel):
-    """The arguments of the application; those of `convoy serve` are allowed beside these fields.
+    """The arguments of the application. Options of `convoy serve` are allowed beside these fields.
 
-    Raises ValueError (pydantic's) for a name that is not known, with the nearest one that is.
+    Raises ValueError (pydantic's) for an unknown name, with the nearest known one.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -66,7 +66,7 @@ class AppArguments(BaseModel):
     @field_validator("resources", "placement_bundles", mode="before")
     @classmethod
     def _read_json(cls, given: Any) -> Any:
-        """The command line gives texts."""
+        """Parse values given as text on the command line."""
         return json.loads(given) if isinstance(given, str) else given
 
     @field_validator("router")
@@ -89,7 +89,7 @@ class AppArguments(BaseModel):
         return self
 
     def server_options(self) -> dict[str, object]:
-        """What was said of `convoy serve`'s options, and the threads that go with `num_cpus`."""
+        """The given options of `convoy serve`, and the threads that match `num_cpus`."""
         given = dict(self.model_extra or {})
         if "threads" not in given and self.num_cpus:
             given["threads"] = max(1, round(self.num_cpus))
@@ -115,7 +115,7 @@ class AppArguments(BaseModel):
 
 
 def replica_settings(given: dict[str, object]) -> Settings:
-    """The settings of a replica: what was given, then its environment, then the defaults. Raises UsageError."""
+    """The settings of a replica: the given options, then its environment, then the defaults. Raises UsageError."""
     store = given.get("store")
     if isinstance(store, str) and not (is_url(store) or Path(store).expanduser().exists()):
         raise UsageError(f"store {store} is not on the node of this replica; it must be reachable from every node")

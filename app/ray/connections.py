@@ -1,10 +1,10 @@
-"""Connections of a replica: hot paths go to Convoy's application at once, all others through Ray's.
+"""Connections of a replica: hot paths go straight to Convoy's application, all others through Ray's.
 
-Behind Ray's HAProxy a replica has an HTTP server of its own, uvicorn with the protocol that it takes for "auto". That
-is where our protocol is put. It needs the core on its own event loop, which `RAY_SERVE_THROUGHPUT_OPTIMIZED=1` brings;
-otherwise Ray runs the core on another loop, and connections stay as Ray makes them.
+Behind Ray's HAProxy, each replica runs its own uvicorn with the protocol class that uvicorn selects for "auto".
+Convoy's protocol is put there. It needs the core on the same event loop, which `RAY_SERVE_THROUGHPUT_OPTIMIZED=1`
+provides; otherwise Ray runs the core on another loop, and connections stay as Ray makes them.
 
-Requests on hot paths are seen by Convoy's metrics and not by Ray's, and obey Convoy's time-outs and limits.
+Convoy's metrics count requests on hot paths; Ray's do not. Convoy's timeouts and limits apply to them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from convoy.app.http.connection import GuardedProtocol
 from convoy.app.http.gate import HotRoutes
 
 _log = logging.getLogger("convoy")
-# A header by which a client tells Ray how long it waits; only Ray heeds it.
+# A header in which clients tell Ray their timeout; only Ray reads it.
 _RAYS_TIMEOUT = b"x-request-timeout-seconds"
 
 
 class Ways(Collector):
-    """Counts of one replica; they belong to the loops that count, one each, and are read by any.
+    """Request counters of one replica; each loop writes its own, and any thread may read them.
 
-    `replica` is Ray's name of it: behind one address each look at the metrics may find another. `prefix` is the one
-    under which Ray serves the application, learnt from each request that comes by ASGI and None until the first; Ray
-    may change it while a replica lives.
+    `replica` is Ray's name of the replica: behind one address, each scrape may reach another. `prefix` is the route
+    prefix of the application, learnt from each ASGI request and None until the first; Ray may change it while a replica
+    runs.
     """
 
     def __init__(self, replica: str = "") -> None:
@@ -52,7 +52,7 @@ class Ways(Collector):
 
 
 class HotPaths(NamedTuple):
-    """Convoy's application, and which requests go to it without Ray's."""
+    """Convoy's application, and which requests bypass Ray's."""
 
     app: ASGIApp
     routes: HotRoutes
@@ -75,7 +75,7 @@ class ReplicaConnection(GuardedProtocol):
     hot: ClassVar[HotPaths]
 
     def shutdown(self) -> None:
-        # Ray ends its server while requests run, and waits for them; a host of ours has waited before.
+        # Ray ends its server while requests run and then waits for them; in `convoy serve` that wait comes first.
         HttpToolsProtocol.shutdown(self)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -87,7 +87,7 @@ class ReplicaConnection(GuardedProtocol):
 
 
 def take_connections(protocol: type[GuardedProtocol], hot: HotPaths) -> None:
-    """From now on connections of this process are ours, if they are on the event loop that calls this."""
+    """From now on use Convoy's protocol for connections on the event loop that calls this."""
     kind: Any = type("ReplicaProtocol", (ReplicaConnection, protocol), {"hot": hot})
     usual: Any = uvicorn.importer.import_from_string(uvicorn.config.HTTP_PROTOCOLS["auto"])
     home, has_told = asyncio.get_running_loop(), False
@@ -129,7 +129,7 @@ class Ingress:
         await self._app(_inside(scope), receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        """The core was started before, where a failure can be told in words."""
+        """The lifespan. The core was started before, where a failure can be reported."""
         await receive()
         await send({"type": "lifespan.startup.complete"})
         await receive()
@@ -138,17 +138,17 @@ class Ingress:
 
 
 def _inside(scope: Scope) -> Scope:
-    """What the application is asked for, without the prefix under which Ray serves it."""
+    """Remove the prefix under which Ray serves the application from the path."""
     root, path = scope.get("root_path", "").rstrip("/"), scope.get("path", "")
     if not root or not path.startswith(root):
         return scope
     rest = path[len(root) :] or "/"
-    # Starlette takes a root off a path that begins with it, which this one may do by itself.
+    # Starlette strips the root path if the path begins with it, which it may do by coincidence.
     return {**scope, "path": rest, "root_path": "" if rest.startswith(root) else root}
 
 
 def _without_second_id(scope: Scope, send: Send) -> Send:
-    """Ray gives every request an id, and adds it to the answer; ours is the same, and once is enough."""
+    """Ray adds its request id to every answer; Convoy's is the same, and once is enough."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
 
     async def visible(message: Message) -> None:

@@ -1,6 +1,6 @@
-"""What a handle of Ray's may ask of a replica: `handle.predict.remote(images)`, `handle.infer.remote(arrays)`.
+"""The methods of a deployment handle: `handle.predict.remote(images)`, `handle.infer.remote(arrays)`.
 
-The calls are those of `convoy.Engine`, on the replica's core; values travel through Ray as Python objects.
+They are those of `convoy.Engine`, on the replica's core; Ray passes values as Python objects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from convoy.models.errors import InvalidRequest
 
 
 class HandleCalls:
-    """The methods of a deployment; a base class, because Ray finds methods on the object that it made."""
+    """The methods of a deployment; a base class, because Ray looks for methods on the object that it makes."""
 
     _core: Core
     _asking: Asking
@@ -34,9 +34,9 @@ class HandleCalls:
         threshold: float | None = None,
         timeout_ms: float | None = None,
     ) -> Classification | list[Classification]:
-        """As `convoy.Engine.predict`: one image gives a Classification, several a list of them in their order.
+        """Like `convoy.Engine.predict`: one image gives a Classification, several give a list in their order.
 
-        `model` may be left out where one is loaded. A path is one on the replica's node. Raises what the engine raises.
+        `model` may be left out if one is loaded. Paths are on the replica's node. Raises what the engine raises.
         """
         asked, question = self._asked(model, version, timeout_ms), Question(Classification, top_k, threshold)
         return await self._asking.ask(asked, one_or_several(images), question)
@@ -49,7 +49,7 @@ class HandleCalls:
         version: int | str | None = None,
         timeout_ms: float | None = None,
     ) -> Segmentation | list[Segmentation]:
-        """As `convoy.Engine.segment`."""
+        """Like `convoy.Engine.segment`."""
         return await self._asking.ask(
             self._asked(model, version, timeout_ms), one_or_several(images), Question(Segmentation)
         )
@@ -64,7 +64,7 @@ class HandleCalls:
         threshold: float | None = None,
         timeout_ms: float | None = None,
     ) -> Detections | list[Detections]:
-        """As `convoy.Engine.detect`."""
+        """Like `convoy.Engine.detect`."""
         asked, question = self._asked(model, version, timeout_ms), Question(Detections, top_k, threshold)
         return await self._asking.ask(asked, one_or_several(images), question)
 
@@ -78,12 +78,12 @@ class HandleCalls:
         timeout_ms: float | None = None,
         priority: int = 0,
     ) -> dict[str, np.ndarray]:
-        """As `convoy.Engine.infer`: arrays in and out by the tensors' names. Raises what the engine raises."""
+        """Like `convoy.Engine.infer`: arrays in and out, by the tensors' names. Raises what the engine raises."""
         asked = self._asked(model, version, timeout_ms)
         return await self._asking.infer(asked, request_of(inputs, outputs, priority, None))
 
     def _asked(self, model: str | None, version: int | str | None, timeout_ms: float | None) -> Asked:
-        """Count the call, and say which model it is for. Raises InvalidRequest."""
+        """Count the call and find its model. Raises InvalidRequest."""
         self._ways.by_handle += 1
         asked = Asked.of(model or "", version, timeout_ms)
         return asked if model else asked._replace(model=self._only_model())

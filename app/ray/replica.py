@@ -1,7 +1,7 @@
 """The deployment that Ray Serve runs, and one replica of it: a core in a process of Ray's.
 
-Ray makes a replica, asks whether it is well, leads requests to it, and ends it. A core that cannot be mended does not
-end the process, as it does in `convoy serve`: it fails Ray's health check from then on, and Ray replaces the replica.
+Ray creates a replica, checks its health, routes requests to it and ends it. A core that cannot recover does not end the
+process, as it does in `convoy serve`: it fails Ray's health check, and Ray replaces the replica.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _ROUTERS = {"expected-finish": "convoy.app.ray.router:ExpectedFinishRouter"}
 
 
 class ReplicaUnwell(Exception):
-    """What Ray hears from a health check that failed."""
+    """A failed health check."""
 
 
 class Replica(HandleCalls):
-    """Belongs to the event loop on which Ray runs users' code."""
+    """Used on the event loop on which Ray runs user code."""
 
     def __init__(self, given: dict[str, object]) -> None:
-        """`given` is what `AppArguments.server_options` gave. Raises UsageError."""
+        """`given` comes from `AppArguments.server_options`. Raises UsageError."""
         settings = self._settings = replica_settings(given)
         logs.configure_own(settings.log_level, settings.log_format)
         raise_file_limit()
@@ -62,7 +62,7 @@ class Replica(HandleCalls):
         self._asking = Asking(core, self._hot.decoder, self._options, settings.max_queue)
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
-        """The application, once the core is ready. Raises ReplicaUnwell where it never will be."""
+        """Return the application when the core is ready. Raises ReplicaUnwell if it never will be."""
         await self._core.start()
         while not self._core.ready:
             self._raise_if_lost()
@@ -76,18 +76,18 @@ class Replica(HandleCalls):
         return Ingress(app, self._ways, self._end)
 
     async def check_health(self) -> None:
-        """Raises ReplicaUnwell with the reason."""
+        """Raise ReplicaUnwell with the reason if the core is not healthy."""
         self._raise_if_lost()
         if not self._core.ready and not self._core.leaving:
             raise ReplicaUnwell(self._core.not_ready_reason())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """How loaded this replica is, for the policy of `autoscaling`."""
+        """Report the replica's load for the policy in `autoscaling`."""
         load = self._core.current_load()
         return {UTILISATION: load.utilisation, WAITING_S: load.waiting_s, REQUESTS_PER_S: load.requests_per_s}
 
     async def record_routing_stats(self) -> dict[str, float]:
-        """How fast this replica is, for the router of `router`."""
+        """Report the replica's speed for the router in `router`."""
         speed = batch_speed(self._core.catalog)
         return {} if speed is None else speed._asdict()
 
@@ -101,7 +101,7 @@ class Replica(HandleCalls):
         await self._core.stop()
 
     def _is_lost(self, reason: str) -> None:
-        """From any thread."""
+        """Note that the core is lost. Called from any thread."""
         _log.critical("%s", reason)
         self._fatal = self._fatal or reason
 
@@ -112,7 +112,7 @@ class Replica(HandleCalls):
 
 def application(arguments: AppArguments) -> serve.Application:
     """The deployment with its arguments bound, for `serve.run` and `serve deploy`."""
-    # Not as decorators: under its own name the class must stay what a replica can import.
+    # Not a decorator: replicas must be able to import the class under its own name.
     deployment: Any = serve.deployment(serve.ingress()(Replica), **_options(arguments))
     return deployment.bind(arguments.server_options())
 
@@ -129,7 +129,7 @@ def _options(given: AppArguments) -> dict[str, Any]:
             "num_gpus": given.num_gpus,
             "resources": given.resources,
         },
-        # Convoy has a log of its own, and a line for each request costs a fifth of it.
+        # Convoy has its own log, and Ray's line per request costs a fifth of the throughput.
         "logging_config": {"enable_access_log": False},
     }
     if given.max_replicas is None:

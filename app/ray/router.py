@@ -1,9 +1,8 @@
-"""The router of handles for replicas that differ: the next request goes where it is expected to be done first.
+"""The router of deployment handles for replicas of different speed: the next request goes where it should finish first.
 
-Its rule is `scheduling.routing`. How fast a replica is it learns from the replica every now and then, which may be old;
-how many requests are at it from Ray's own count, which goes up as a request is sent and down as it ends. That count has
-nothing of what came to a replica over HTTP, and Ray takes no router of ours for a deployment behind its HAProxy, which
-balances by itself: this one is for deployments that are asked by handles.
+The rule is in `scheduling.routing`. Replicas report their speed now and then. The number of outstanding requests is
+Ray's own count per handle, which excludes requests over HTTP. Ray accepts no router for a deployment behind its
+HAProxy, which balances by itself; this one is for deployments that are called through handles.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from convoy.app.scheduling.routing import BatchSpeed, ranked
 
 
 class ExpectedFinishRouter(FIFOMixin, RequestRouter):
-    """What Ray makes in each process that has a handle."""
+    """Created by Ray in each process that has a handle."""
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         """Every replica, the best first, each in a rank of its own."""
@@ -27,7 +26,7 @@ class ExpectedFinishRouter(FIFOMixin, RequestRouter):
 
 
 def _speed(stats: dict[str, Any]) -> BatchSpeed | None:
-    """What a replica has told, which is nothing at first."""
+    """The speed that a replica has reported; None at first."""
     if not stats:
         return None
     return BatchSpeed(float(stats["fixed_s"]), float(stats["per_sample_s"]), int(stats["max_batch"]))
