@@ -1,4 +1,4 @@
-"""From a network's raw outputs to scores, and to the class of each pixel. Knows arrays and nothing of labels."""
+"""From a network's raw outputs to scores, and to the class of each pixel."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ NAN = "the model produced NaN"
 
 
 def activate(logits: np.ndarray, activation: Activation) -> np.ndarray:
-    """Scores in float32, along the last axis; the softmax subtracts the maximum first, so that it cannot overflow."""
+    """Scores in float32, along the last axis. The softmax subtracts the maximum first, to avoid overflow."""
     if activation == "none":
         return logits
     if activation == "softmax":
         if logits.ndim > 1:
             return _softmax_of_rows(logits)
         largest = np.maximum.reduce(logits, initial=-np.inf)
-        if math.isfinite(largest):  # nothing to warn of, and to ask for silence takes as long as the softmax
+        # there is nothing to warn about, and suppressing warnings takes as long as the softmax
+        if math.isfinite(largest):
             return _softmax(logits, largest)
     with np.errstate(all="ignore"):
         return _softmax(logits, largest) if activation == "softmax" else np.asarray(1 / (1 + np.exp(-logits)))
@@ -43,7 +44,7 @@ ClassNumbers = npt.NDArray[np.uint8]
 
 
 def class_numbers(values: npt.NDArray[np.generic], activation: Activation) -> ClassNumbers:
-    """[h, w] of scores [C, h, w], or of the classes themselves [h, w]; of one score, 0 or 1. Raises ModelFailed."""
+    """Class ids [h, w] from scores [C, h, w] or from ids [h, w]; with C = 1, 0 or 1. Raises ModelFailed."""
     if values.ndim == 2:
         lowest, highest = values.min(), values.max()
         if lowest < 0 or highest >= UNSEEN:
@@ -58,7 +59,7 @@ def class_numbers(values: npt.NDArray[np.generic], activation: Activation) -> Cl
 
 
 def _largest(scores: npt.NDArray[np.floating]) -> ClassNumbers:
-    """The class of the largest score, of several the lowest: `argmax(axis=0)`, plane by plane as they lie."""
+    """The class with the largest score, the lowest id of equals: `argmax(axis=0)`, computed plane by plane."""
     best, numbers = scores[0].copy(), np.zeros(scores.shape[1:], np.uint8)
     for number in range(1, len(scores)):
         np.copyto(numbers, number, where=scores[number] > best)

@@ -1,6 +1,6 @@
-"""Random distortions of training images, so that few images teach what many would.
+"""Random distortions of training images.
 
-Knows tensors only. Source of the method: small random affine maps, Simard, Steinkraus and Platt (2003).
+Source of the method: small random affine maps, Simard, Steinkraus and Platt (2003).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch.nn import functional
 
 
 def distort(images: Tensor, generator: torch.Generator, *, mirror: bool) -> Tensor:
-    """Each image rotated, shifted, scaled and sheared a little, and mirrored every second time if `mirror`.
+    """Rotate, shift, scale and shear each image a little, and mirror every second one if `mirror`.
 
-    `images` is float [N, C, H, W] on any device; the result has the same shape. The randomness is drawn on the
-    CPU from `generator`, so that a seed means the same distortions on every device. Borders are repeated.
+    `images` is float [N, C, H, W] on any device; so is the result. Random numbers are drawn on the CPU from
+    `generator`, so a seed gives the same distortions on every device. Borders are repeated.
     """
     maps = _affine_maps(len(images), generator, mirror=mirror).to(images.device, images.dtype, non_blocking=True)
     grid = functional.affine_grid(maps, list(images.shape), align_corners=False)
@@ -24,7 +24,7 @@ def distort(images: Tensor, generator: torch.Generator, *, mirror: bool) -> Tens
 
 
 def _affine_maps(count: int, generator: torch.Generator, *, mirror: bool) -> Tensor:
-    """[count, 2, 3]: from output to input coordinates, both from -1 to 1."""
+    """[count, 2, 3]: maps from output to input coordinates, both from -1 to 1."""
 
     def uniform(limit: float) -> Tensor:
         return (torch.rand(count, generator=generator) * 2 - 1) * limit
@@ -32,7 +32,7 @@ def _affine_maps(count: int, generator: torch.Generator, *, mirror: bool) -> Ten
     angle = uniform(math.radians(12.0))
     scale_x, scale_y = 1 + uniform(0.1), 1 + uniform(0.1)
     shear = uniform(0.1)
-    # A tenth of the side: coordinates span 2.
+    # A tenth of the side, because coordinates span 2.
     shift_x, shift_y = uniform(0.2), uniform(0.2)
     if mirror:
         scale_x = scale_x * (torch.randint(2, (count,), generator=generator) * 2 - 1)

@@ -1,6 +1,6 @@
-"""From a detection network's raw outputs for one sample to boxes of its input, by what its spec declares.
+"""From a detection network's raw outputs for one sample to boxes on its input, as its spec declares.
 
-The server answers with them, and export compares the boxes of one file with those of another.
+The server answers with them, and export compares the boxes of two files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Values = Mapping[str, npt.NDArray[np.generic]]
 
 
 class InputBoxes(NamedTuple):
-    """Boxes float64 [n, 4], (x1, y1, x2, y2) in pixels of the network's input, their classes and scores; best first."""
+    """Boxes float64 [n, 4], (x1, y1, x2, y2) in pixels of the network's input, with classes and scores; best first."""
 
     corners: npt.NDArray[np.float64]
     classes: Integers
@@ -35,7 +35,7 @@ class InputBoxes(NamedTuple):
 
 @dataclass(slots=True)
 class _Candidates:
-    """The best of what reaches the threshold, best first: the rows of their boxes, their classes and scores."""
+    """The best rows that reach the threshold, best first, with their classes and scores."""
 
     rows: Integers
     classes: Integers
@@ -45,10 +45,11 @@ class _Candidates:
 def find_boxes(
     values: Values, said: DetectionOutputs, activation: Activation, window: Extent, threshold: float, most: int
 ) -> InputBoxes:
-    """At most `most` objects of one sample that score `threshold` and more, where `said` asks for it without overlaps.
+    """At most `most` objects of one sample that reach `threshold`, after non-maximum suppression if the spec asks for
+    it.
 
-    `values` has the outputs that are declared, by name, without the batch dimension; `window` is the width and height
-    of the network's input. Raises ModelFailed where a score or a box of those is not a number.
+    `values` has the declared outputs by name, without the batch dimension; `window` is the width and height of the
+    network's input. Raises ModelFailed if a score or box is not a number.
     """
     found = _candidates(values, said, activation, threshold)
     boxes = _corners(values[said.boxes], found.rows, said, window)
@@ -62,10 +63,10 @@ def find_boxes(
 
 
 def suppressed(boxes: Floats, classes: Integers, iou_threshold: float, most: int) -> Integers:
-    """The rows that are left of boxes [N, 4], best first, at most `most`.
+    """The rows of boxes [N, 4], best first, that remain after suppression, at most `most`.
 
-    A box goes that overlaps a better one of its class that stays by more than `iou_threshold` (greedy non-maximum
-    suppression). Boxes without an area overlap nothing.
+    Greedy non-maximum suppression: a box is dropped if it overlaps a better remaining box of its class by more than
+    `iou_threshold`. Boxes without an area overlap nothing.
     """
     x1, y1, x2, y2 = boxes.astype(np.float64).T
     areas = (x2 - x1).clip(0) * (y2 - y1).clip(0)
@@ -78,7 +79,7 @@ def suppressed(boxes: Floats, classes: Integers, iou_threshold: float, most: int
         high = (np.minimum(y2[left], y2[best]) - np.maximum(y1[left], y1[best])).clip(0)
         shared = wide * high
         union = areas[left] + areas[best] - shared
-        # Divided, as everybody does: at the very threshold a product is rounded another way.
+        # A division, as in other implementations: a product rounds differently at the threshold.
         is_near = np.divide(shared, union, out=np.zeros_like(union), where=union > 0) > iou_threshold
         left = left[~(is_near & (classes[left] == classes[best]))]
     return np.array(kept, np.int64)
@@ -86,7 +87,7 @@ def suppressed(boxes: Floats, classes: Integers, iou_threshold: float, most: int
 
 @lru_cache(maxsize=32)
 def anchor_boxes(levels: tuple[AnchorLevel, ...]) -> npt.NDArray[np.float64]:
-    """Centre, width and height [K, 4] of each anchor, in pixels of the network's input and in the declared order."""
+    """Centre, width and height [K, 4] of each anchor, in pixels of the network's input, in the declared order."""
     return np.concatenate([_on_grid(level) for level in levels])
 
 
@@ -99,7 +100,7 @@ def _on_grid(level: AnchorLevel) -> npt.NDArray[np.float64]:
 
 
 def _candidates(values: Values, said: DetectionOutputs, activation: Activation, threshold: float) -> _Candidates:
-    """Raises ModelFailed."""
+    """The best rows that reach the threshold. Raises ModelFailed."""
     scores: Floats = values[said.scores]  # type: ignore[assignment]
     if said.count is not None:
         scores = scores[: max(0, int(values[said.count].reshape(-1)[0]))]
@@ -111,8 +112,8 @@ def _candidates(values: Values, said: DetectionOutputs, activation: Activation, 
         raise ModelFailed(NAN)
     per_row = scores.shape[1] if scores.ndim == 2 else 1
     flat = scores.reshape(-1)
-    # A sigmoid of all would take longer than all the rest; what is close to the threshold is looked at again below.
-    # A share in float32 may be off by less than this.
+    # A sigmoid of all scores would be slow. Scores near the threshold are checked again below, because float32 may be
+    # off by this much.
     places = np.flatnonzero(flat >= (_logit(threshold - 1e-6) if is_sigmoid else threshold))
     rows, classes = np.divmod(places, per_row)
     if said.labels is not None:
@@ -129,7 +130,7 @@ def _candidates(values: Values, said: DetectionOutputs, activation: Activation, 
 
 
 def _best(values: Floats, most: int) -> Integers:
-    """Where the largest are, the largest first, equals in their order."""
+    """The positions of the largest values, largest first, ties in order."""
     among = np.arange(len(values))
     if len(values) > most:
         among = np.flatnonzero(values >= np.partition(values, -most)[-most])
@@ -146,8 +147,7 @@ def _corners(
         anchors = anchor_boxes(said.anchors)[rows]
         moved = boxes / np.array(said.anchor_weights)
         centres = anchors[:, :2] + moved[:, :2] * anchors[:, 2:]
-        # An untrained size would overflow; no picture is so much larger than an anchor (Detectron's and torchvision's
-        # limit).
+        # The output of an untrained network would overflow. The limit is Detectron's and torchvision's.
         sizes = anchors[:, 2:] * np.exp(np.minimum(moved[:, 2:], math.log(1000 / 16)))
         return np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1)
     if said.box_unit == "fractions":

@@ -2,14 +2,13 @@
 
     STORE/<name>/<version>/manifest.json      the typed records below, sealed by their own digest
                            fp32.onnx ...      one file per variant
-                           labels.txt         one label a line
+                           labels.txt         one label per line
                            canary.safetensors real held-out inputs and their fp32 outputs
                            report.html        all of this for people
-                           model.sig          who has signed it, where somebody has
+                           model.sig          the signature, if there is one
 
-Knows the records, the hashes, and how a bundle comes to be: written aside, synced, renamed, so that it
-exists completely or not at all, and is never changed afterwards. Knows nothing of engines or of HTTP.
-No file of a bundle is a pickle.
+A bundle is written aside, synced and renamed, so it is complete or absent, and it never changes afterwards. No file of
+a bundle is a pickle.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ REPORT = "report.html"
 SIGNATURE = "model.sig"
 _SEAL = "manifest_sha256"
 
-# What an accuracy measures unless it says otherwise.
+# The default metric of an accuracy.
 TOP_1 = "top-1"
 Precision = Literal["fp32", "bf16", "fp16", "int8", "fp8"]
-# What a variant was made for: any engine on a CPU, OpenVINO there, ONNX Runtime on CUDA, or TensorRT.
+# What a variant was made for: any engine on a CPU, OpenVINO, ONNX Runtime with CUDA, or TensorRT.
 Target = Literal["cpu", "openvino", "cuda", "tensorrt"]
 ON_CPU: tuple[Target, ...] = ("cpu", "openvino")
 
 
 @dataclass(frozen=True, slots=True)
 class ClassAccuracy:
-    """One class: how many labelled images it has, and the share of them that is found (recall)."""
+    """One class: the number of its labelled images, and the share of them that is found (recall)."""
 
     label: str
     images: int
@@ -57,15 +56,15 @@ class ClassAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """What a variant scores on labelled images, measured from encoded bytes through `convoy.models.images`.
+    """A variant's accuracy on labelled images, measured from encoded bytes through `convoy.models.images`.
 
-    `top1`, `top5` and `agreement` (share of images whose top-1 equals fp32's) are shares in [0, 1];
-    `loss_points` is the top-1 lost against fp32 in percentage points, and `loss_bound_points` the upper end
-    of its one-sided 95 % confidence interval, exact and paired; None where it was not computed. `is_proved`:
-    the bound, too, is within the budget.
+    `top1`, `top5` and `agreement` (the share of images with the same top-1 as fp32) are in [0, 1]. `loss_points` is the
+    top-1 lost against fp32 in percentage points, and `loss_bound_points` the upper end of its one-sided 95 % confidence
+    interval, exact and paired; None if it was not computed. `is_proved` means that the bound is within the budget as
+    well.
 
-    Where samples are not simply right or wrong, `metric` names what their score is. Then `top1` is its mean, a point a
-    hundredth of it, the bound a bootstrap's, and `agreement` in 0..1 how alike fp32's the answers are on average.
+    If samples are not simply right or wrong, `metric` names their score. Then `top1` is its mean, a point is a
+    hundredth of it, the bound is a bootstrap's, and `agreement` in 0..1 is the mean similarity to fp32's answers.
     """
 
     images: int
@@ -80,21 +79,21 @@ class Accuracy:
 
     @property
     def in_words(self) -> str:
-        """The top-1 in percent; a score of another kind as the number that it is."""
+        """The top-1 in percent; other metrics as numbers."""
         return f"{100 * self.top1:.2f} %" if self.metric == TOP_1 else f"{self.top1:.4g}"
 
 
-# With more of the CPUs taken by others, a latency says as much about them as about the model.
+# If other processes use more of the CPUs than this, a latency says as much about them as about the model.
 BUSY_SHARE = 0.1
-BUSY_MARK = "†"  # stands behind such a figure, wherever it is shown
+BUSY_MARK = "†"  # marks such a figure wherever it is shown
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyPoint:
-    """Median, and the 10th and 90th percentile, of one batch's milliseconds in the serving engine.
+    """Median and 10th and 90th percentiles of a batch size's milliseconds in the serving engine.
 
-    `others_share` is what other processes took meanwhile of the CPUs that this one may use, from 0 to 1; None where it
-    was not looked at.
+    `others_share` is the share of this process's CPUs that other processes used meanwhile, from 0 to 1; None if
+    unknown.
     """
 
     batch_size: int
@@ -105,7 +104,7 @@ class LatencyPoint:
 
     @property
     def is_of_busy_machine(self) -> bool:
-        """Whether it may be worth measuring again."""
+        """Whether it should be measured again on a quiet machine."""
         return self.others_share is not None and self.others_share > BUSY_SHARE
 
 
@@ -120,10 +119,10 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class LatencyTable:
-    """Latency per batch size on one device; of use only where the fingerprint matches.
+    """Latency per batch size on one device; valid only where the fingerprint matches.
 
-    `fixed_ms` + `per_sample_ms` * batch is the line through the points. `speedup` is the paired ratio of
-    fp32's time to this variant's, over all batch sizes.
+    `fixed_ms` + `per_sample_ms` * batch is the line through the points. `speedup` is the paired ratio of fp32's time to
+    this variant's, over all batch sizes.
     """
 
     device_fingerprint: str
@@ -139,16 +138,16 @@ class LatencyTable:
 
     @property
     def is_of_busy_machine(self) -> bool:
-        """Whether any point is, and with it what follows from all of them."""
+        """Whether any point is, and so everything derived from them."""
         return any(point.is_of_busy_machine for point in self.points)
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """What the network needs and what the device gives, measured in the same go (Williams et al., 2009).
+    """What the network needs and what the device offers, measured in the same run (Williams et al., 2009).
 
-    Operations count a multiplication and an addition as two. Bytes are weights and activations in float32, each
-    once. `device_gflop_per_s` holds for float32; the rate for 8-bit integers is None where it was not measured.
+    A multiply-add counts as two operations. Bytes are weights and activations in float32, each once.
+    `device_gflop_per_s` is for float32; the rate for 8-bit integers is None if it was not measured.
     """
 
     device_fingerprint: str
@@ -162,10 +161,10 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class NodeAudit:
-    """What of a quantised or converted graph really runs in which precision: node counts by dtype of the
-    computation, and the names of the layers that were kept in a higher precision, with the reason.
+    """What really runs in which precision in a quantised or converted graph: node counts by dtype of the computation,
+    and the layers kept in a higher precision, with the reason.
 
-    `eight_bit_share` is that of the multiply-adds of convolutions and matrix products, None where it was not counted.
+    `eight_bit_share` is the share of multiply-adds of convolutions and matrix products; None if it was not counted.
     """
 
     by_precision: dict[str, int]
@@ -174,17 +173,17 @@ class NodeAudit:
 
     @property
     def share_in_words(self) -> str:
-        """Empty where it was not counted."""
+        """The share as text; empty if it was not counted."""
         return "" if self.eight_bit_share is None else f"{100 * self.eight_bit_share:.0f} % of multiply-adds in 8 bits"
 
 
 @dataclass(frozen=True, slots=True)
 class BuilderVerdict:
-    """Results of the TensorRT builder of a variant's file.
+    """The TensorRT builder's verdict on a variant's file.
 
-    `targets` are compute capabilities, none where it was left to the library. `layers` counts those of the plan that
-    compute, by precision; empty where the library does not tell. `reason` says why it was refused; or, where it was not
-    `asked`, why it could not be, which says nothing of the file.
+    `targets` are compute capabilities, empty if the library chose them. `layers` counts the layers that compute, by
+    precision; empty if the library does not tell. `reason` says why the file was refused or, if it was not `asked`, why
+    not, which says nothing about the file.
     """
 
     library: str
@@ -208,13 +207,13 @@ class BuilderVerdict:
 
 
 def counted(by_precision: Mapping[str, int]) -> str:
-    """Counts of layers or nodes by precision, for people."""
+    """Counts of layers or nodes by precision, as text."""
     return ", ".join(f"{count} in {precision}" for precision, count in by_precision.items())
 
 
 @dataclass(frozen=True, slots=True)
 class TradeOff:
-    """One step of recovering accuracy: so many layers kept in higher precision, and what came of it."""
+    """One step of recovering accuracy: the number of layers kept in higher precision, and the result."""
 
     layers_kept: int
     accuracy: Accuracy
@@ -223,21 +222,22 @@ class TradeOff:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One ONNX file of the model and what is known of it.
+    """One ONNX file of the model and what is known about it.
 
-    `serve` tells whether the variant may be chosen; `reason` says why or why not, for people.
-    `max_relative_error` is against the fp32 reference on real inputs: ||a - b|| / ||b||, worst sample.
-    `trade_offs` are the files that were tried until one kept the accuracy, and `kept_layers` names the one of them
-    that this is; `is_recovered` None where nothing had to be tried. `drift` says how the calibration images differ from
-    those of the evaluation, where a variant lost too much and they do. `search` says how long was looked for the layers
-    to keep, of how long it might have taken. `builder` None: no TensorRT was there to ask. `passes_gate`: its answers
-    are good enough, whatever its speed, and `proof` says why, for people; None in bundles of older versions.
-    `output_errors` are the relative errors of each output by name, where there are several. `agreement` in 0..1 is with
-    fp32's answers to samples without labels; None where nobody looked.
+    `serve` tells whether the variant may be chosen; `reason` says why or why not. `max_relative_error` is against the
+    fp32 reference on real inputs: ||a - b|| / ||b||, worst sample.
 
-    `latency` is in the engine that the file was made for, fp32's in ONNX Runtime. `other_latencies` are in the other
-    engines of the export machine's CPU; all their speed-ups are against fp32's `latency`. `refused_by` says by library
-    and version why an engine there may not run the file.
+    `trade_offs` are the files that were tried until one kept the accuracy, and `kept_layers` are the layers of this
+    one. `is_recovered` is None if nothing had to be tried. `drift` says how the calibration images differ from the
+    evaluation images, if a variant lost too much and they do. `search` says how long the search for layers took, of how
+    much it was allowed. `builder` is None if there was no TensorRT. `passes_gate` means that its answers are good
+    enough, whatever its speed, and `proof` says why; None in bundles of older versions.
+
+    `output_errors` are the relative errors of each output by name, if there are several. `agreement` in 0..1 is with
+    fp32's answers to samples without labels; None if it was not measured. `latency` is in the engine that the file was
+    made for; fp32's is in ONNX Runtime. `other_latencies` are in the other CPU engines of the export machine; all
+    speed-ups are against fp32's `latency`. `refused_by` says, by library and version, why an engine may not run the
+    file.
     """
 
     file: str
@@ -265,7 +265,7 @@ class Variant:
 
     @property
     def latencies(self) -> tuple[LatencyTable, ...]:
-        """In all engines that export measured it in, its own first."""
+        """In all engines in which export measured it, its own first."""
         return (*([self.latency] if self.latency else []), *self.other_latencies)
 
 
@@ -277,7 +277,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class DatasetRecord:
-    """Which images a step saw: the source as given, how many, and a hash over their contents."""
+    """The images that a step used: the source as given, their number, and a hash over their contents."""
 
     source: str
     images: int
@@ -288,9 +288,9 @@ class DatasetRecord:
 class Provenance:
     """Where the model came from and what made the bundle.
 
-    `weights_entry` says what was taken of the file of weights, changed and left out, where it was not all as it is.
-    `free_sizes` are the heights x widths at which a network that takes any was held against the original.
-    `preprocessing` is what the user said of it, as options. `remeasured_at`: when the latencies were measured again.
+    `weights_entry` says what was taken, changed and left out of the file of weights, if it was not used as it is.
+    `free_sizes` are the heights x widths at which a network of any size was compared with the original. `preprocessing`
+    has the user's options. `remeasured_at` is the time at which latencies were measured again.
     """
 
     source: str
@@ -307,7 +307,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Confusion:
-    """So many images of one class are answered as another."""
+    """The number of images of one class that are answered as another."""
 
     label: str
     answered: str
@@ -318,7 +318,7 @@ class Confusion:
 class Mistake:
     """One image that is answered as another class. `score` is that of the answer.
 
-    `picture` is what the network sees of it, scaled down, as the base64 of a PNG.
+    `picture` is the network's view of it, scaled down, as a base64 PNG.
     """
 
     label: str
@@ -329,10 +329,10 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True)
 class Mistakes:
-    """What fp32 answers wrongly on the labelled images.
+    """fp32's wrong answers to labelled images.
 
-    `confusions` are the pairs of classes with most images first, `pairs` is how many there are in all; of many only the
-    first are kept. `most_confident` are a few images, highest score first.
+    `confusions` are pairs of classes, most frequent first; only the first are kept, and `pairs` is their total number.
+    `most_confident` are a few images, highest score first.
     """
 
     images: int
@@ -343,11 +343,11 @@ class Mistakes:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All that is known of a bundle.
+    """Everything that is known about a bundle.
 
-    `scores` says why the spec has the activation that it has. `findings` are what the proof of the reference found, and
-    `objections` what of it speaks against serving the model at all: it was published although (`--force`), or its
-    weights are random on purpose. `mistakes` None: no labelled images were given, or an older version exported it.
+    `scores` says why the spec has its activation. `findings` are the results of proving the reference, and `objections`
+    those that speak against serving the model: it was published anyway (`--force`), or its weights are random on
+    purpose. `mistakes` is None without labelled images, or if an older version exported it.
     """
 
     schema_version: int
@@ -363,13 +363,13 @@ class Manifest:
 
     @property
     def busiest_share(self) -> float:
-        """The largest share of the CPUs that others took while a figure was measured that is marked for it; 0: none."""
+        """The largest share of the CPUs that other processes used during a marked measurement; 0 if none is marked."""
         points = [point for variant in self.variants for table in variant.latencies for point in table.points]
         return max((point.others_share or 0.0 for point in points if point.is_of_busy_machine), default=0.0)
 
     @property
     def metric(self) -> str:
-        """What the accuracies measure, or would."""
+        """The metric of the accuracies."""
         unmeasured = TOP_1 if self.spec.task == "classify" else "score"
         return next((variant.accuracy.metric for variant in self.variants if variant.accuracy), unmeasured)
 
@@ -383,7 +383,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """Real held-out inputs and the fp32 outputs that were recorded for them.
+    """Real held-out inputs and their recorded fp32 outputs.
 
     Both map tensor name to an array whose first dimension is the sample.
     """
@@ -407,7 +407,7 @@ class Bundle:
         return self.folder / file
 
     def canary(self) -> Canary:
-        """Raises BundleError where the bundle has none."""
+        """The canary. Raises BundleError if the bundle has none."""
         if CANARY not in self.manifest.files:
             raise BundleError(f"{self.folder}: the manifest names no {CANARY}; export the model again")
         tensors = safetensors.numpy.load_file(self.folder / CANARY)
@@ -418,7 +418,7 @@ class Bundle:
 
 
 def busy_words(share: float, bundle: str) -> str:
-    """What to know, and to do, of figures that carry `BUSY_MARK`; `share` is the largest that others took."""
+    """A note on figures with `BUSY_MARK` and what to do; `share` is the largest share of other processes."""
     return (
         f"{BUSY_MARK} Measured while other processes took up to {100 * share:.0f} % of the CPUs: such figures, and "
         "what is fast enough to serve, may be others on a quiet machine. To measure them again there: "
@@ -427,19 +427,19 @@ def busy_words(share: float, bundle: str) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """Raises OSError, or BundleError where it is no file but something that might never end."""
+    """Hash a file. Raises OSError, and BundleError if it is not a regular file."""
     with open_regular(path) as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def seal(manifest: Manifest) -> bytes:
-    """The manifest's bytes. The first field is the digest of the rest, so a change anywhere shows."""
+    """The manifest's bytes. The first field is the digest of the rest, so any change is detected."""
     body = to_jsonable(manifest)
     return _rendered({_SEAL: _digest(body), **body})
 
 
 def open_bundle(folder: Path) -> Bundle:
-    """Read the manifest in `folder` and check every byte of every file it names.
+    """Read the manifest in `folder` and check every byte of every file that it names.
 
     Raises BundleError, whose message names the file and what to do.
     """
@@ -456,7 +456,7 @@ def open_bundle(folder: Path) -> Bundle:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest alone, its seal checked, the files it names not. Raises BundleError."""
+    """Read the manifest and check its seal, but not the files that it names. Raises BundleError."""
     path = folder / MANIFEST
     try:
         raw = read_small(path)

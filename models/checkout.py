@@ -1,9 +1,9 @@
-"""Where this Convoy is imported from, for child processes and for what asks whether it is a checkout."""
+"""Where this Convoy is imported from, and whether it is a checkout."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# What a child process must have on its path to import Convoy from where this one did.
+# The entry that a child process needs on its path to import the same Convoy.
 IMPORT_ROOT = Path(__file__).parents[2]
 IS_CHECKOUT = Path(__file__).parent.is_symlink()

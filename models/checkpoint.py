@@ -1,7 +1,7 @@
-"""What `convoy train` leaves behind: weights in safetensors, with everything needed to use them in the header.
+"""The checkpoint of `convoy train`: weights in safetensors, with everything needed to use them in the header.
 
-Knows the file and its header; knows nothing of torch, networks or training. The header's metadata has one
-entry of ours, `convoy`, a JSON object; files without it are other people's weights and are read as such.
+Knows nothing of torch or training. The header's metadata has one entry of ours, `convoy`, a JSON object; files without
+it are read as other people's weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """One part of the split that was in force: how many images, and the hash over all of them."""
+    """One part of the split: its number of images, and the hash over all of them."""
 
     images: int
     sha256: str
@@ -40,11 +40,11 @@ class PartRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecord:
-    """How the weights came about. `epochs` were planned and `epochs_done` done: fewer, where somebody interrupted it.
+    """How the weights were trained. `epochs` were planned and `epochs_done` done, fewer if the run was interrupted.
 
     The weights are those of `best_epoch`, counted from 1: the best by `validation_accuracy`, a fraction from 0 to 1, or
-    where that is None the last. `started_from` is empty for weights drawn at random. `warm_up` is a share of the run,
-    `ema_decay` 0 where the weights were not averaged.
+    the last if that is None. `started_from` is empty for random weights. `warm_up` is a share of the run; `ema_decay`
+    is 0 if weights were not averaged.
     """
 
     epochs: int
@@ -67,8 +67,9 @@ class TrainingRecord:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointHeader:
-    """What a checkpoint says of itself. `test_accuracy` is a fraction from 0 to 1, on the test part. Files of versions
-    that did not say how the weights came about have no `training`."""
+    """A checkpoint's header. `test_accuracy` is a fraction from 0 to 1, on the test part. Files of older versions have
+    no `training`.
+    """
 
     architecture: str
     labels: tuple[str, ...]
@@ -82,12 +83,12 @@ class CheckpointHeader:
 
 
 def convoy_version() -> str:
-    """The installed version, or "unknown" where Convoy runs from a bare checkout."""
+    """The installed version, or "unknown" in a bare checkout."""
     return installed_versions("convoy-serve").get("convoy-serve", "unknown")
 
 
 def installed_versions(*distributions: str) -> dict[str, str]:
-    """Of those that are installed, by name, in this order."""
+    """The installed versions, by name, in this order."""
     found = {}
     for name in distributions:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -96,14 +97,14 @@ def installed_versions(*distributions: str) -> dict[str, str]:
 
 
 def write_checkpoint(path: Path, weights: Mapping[str, npt.NDArray[np.generic]], header: CheckpointHeader) -> None:
-    """Writes the file completely or not at all. Raises JobError when the disk does not take it."""
+    """Write the file completely or not at all. Raises JobError if the disk refuses it."""
     text = json.dumps({"schema": _SCHEMA_VERSION, **dataclasses.asdict(header)})
     content = save({name: np.asarray(array, order="C") for name, array in weights.items()}, {_KEY: text})
     write_whole(path, content)
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raises JobError where a file could not be written at `path`, to say so before the work and not after."""
+    """Raise JobError if a file cannot be written at `path`, before the work and not after it."""
     if path.parent.exists() and not path.parent.is_dir():
         raise JobError(f"{path.parent} is a file, where a folder for {path.name} is needed; choose another place")
     if not path.parent.is_dir():
@@ -115,9 +116,9 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replaces `path` by `content` in one step: written aside, fsynced, renamed; nothing stays behind on failure.
+    """Replace `path` by `content` in one step: written aside, fsynced, renamed. Nothing remains after a failure.
 
-    Raises JobError when the disk is full or the folder does not take the file.
+    Raises JobError if the disk is full or the folder is not writable.
     """
     try:
         replace_file(path, content, prefix=f".{path.name}.", mode=0o666 & ~_umask())
@@ -126,10 +127,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def read_checkpoint_header(path: Path) -> CheckpointHeader | None:
-    """The header that `convoy train` wrote, or None for safetensors that come from elsewhere.
+    """The header that `convoy train` wrote, or None for other safetensors files.
 
-    Only the header is read, never the weights. Raises JobError when the file is missing, unreadable, no
-    safetensors file, or carries a header of ours that is broken or newer than this version.
+    Reads only the header, not the weights. Raises JobError if the file is missing, unreadable, not a safetensors file,
+    or has a header of ours that is broken or newer than this version.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -154,7 +155,7 @@ def _parse(fields: dict[str, Any]) -> CheckpointHeader:
 
 
 def _umask() -> int:
-    """The umask without changing it, which another thread could notice; 0o077 where the system hides it."""
+    """The umask, read without changing it, which other threads could notice; 0o077 if the system hides it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("Umask:"):

@@ -1,8 +1,7 @@
-"""Where labelled images come from: scikit-learn's digits, CIFAR-10, drawn characters, or a folder of classes.
+"""Sources of labelled images: scikit-learn's digits, CIFAR-10, drawn characters, or a folder of classes.
 
-Knows each source's format and turns it into `convoy.models.samples`. Knows nothing of training, engines or bundles;
-the labels of the built-in sources are known without torch or scikit-learn. A source that brings its own split
-keeps it; the others are split by content.
+Turns each format into `convoy.models.samples`. The labels of built-in sources are known without torch or scikit-learn.
+A source with its own split keeps it; the others are split by content.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _VALIDATION = "val"
 
 
 def load(source: str, data_root: Path | None = None) -> Dataset:
-    """The data set that `source` names: `digits`, `cifar10`, `glyphs`, `glyphs:N`, or an image folder. What is
-    downloaded or drawn is kept under `data_root`, or where that is None in the user's cache.
+    """The data set that `source` names: `digits`, `cifar10`, `glyphs`, `glyphs:N`, or an image folder. Downloaded or
+    drawn images are kept under `data_root`, or in the user's cache if that is None.
 
-    Raises UsageError when it is neither, JobError when it is empty, incomplete or unreadable.
+    Raises UsageError for an unknown source, and JobError if it is empty, incomplete or unreadable.
     """
     if source in _SOURCES:
         return _SOURCES[source](data_root or DEFAULT_DATA_ROOT)
@@ -48,7 +47,7 @@ def load(source: str, data_root: Path | None = None) -> Dataset:
 
 
 def load_digits(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
-    """The 1,797 handwritten digits inside scikit-learn, as 32x32 RGB images; `data_root` is not needed."""
+    """The 1,797 handwritten digits of scikit-learn, as 32x32 RGB images; `data_root` is not needed."""
     try:
         from sklearn.datasets import load_digits as sklearn_digits
     except ImportError as error:
@@ -58,22 +57,22 @@ def load_digits(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
     digits = sklearn_digits()
     samples = []
     for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
-        # Hashed as scikit-learn has them: no version of Pillow can then change who is in which part.
+        # Hash scikit-learn's pixels, so that no version of Pillow changes the split.
         sha256 = _sha256(image.astype(np.uint8).tobytes())
         samples.append(Sample(f"digit-{index:04}", int(label), sha256, digit_pixels(image)))
     return _checked(Dataset("digits", DIGIT_LABELS, split_by_content(samples)))
 
 
 def digit_pixels(intensities: npt.NDArray[np.float64]) -> Pixels:
-    """One digit, [8, 8] of ink from 0 to 16, as an image of 32x32 RGB: white on black, smoothly enlarged."""
+    """One digit, [8, 8] of ink from 0 to 16, as a 32x32 RGB image: white on black, smoothly enlarged."""
     small = Image.fromarray(np.rint(intensities * (255 / 16)).astype(np.uint8))
     return np.asarray(small.resize((DIGIT_PX, DIGIT_PX), Image.Resampling.BICUBIC).convert("RGB"))
 
 
 def load_cifar10(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
-    """CIFAR-10 through torchvision, downloaded into `data_root` if it is not there.
+    """CIFAR-10 through torchvision, downloaded into `data_root` if necessary.
 
-    Its own test images are the test part; a tenth of its training images, by content, is for calibration.
+    Its test images are the test part; a tenth of its training images, by content, is for calibration.
     """
     try:
         from torchvision.datasets import CIFAR10
@@ -100,9 +99,9 @@ def load_cifar10(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
 
 
 def load_glyphs(data_root: Path = DEFAULT_DATA_ROOT, wanted: GlyphSet = _ALL_GLYPHS, name: str = "glyphs") -> Dataset:
-    """Printed characters drawn from free fonts, the test images from faces that the other parts do not have.
+    """Printed characters drawn from free fonts; the test images use faces that the other parts do not.
 
-    They are drawn once and kept in `data_root`. Raises JobError where fonts are missing.
+    They are drawn once and kept in `data_root`. Raises JobError if fonts are missing.
     """
     parts: dict[Part, Sequence[Sample]] = {
         part: tuple(
@@ -121,7 +120,7 @@ _SOURCES: dict[str, Callable[[Path], Dataset]] = {
     "glyphs": load_glyphs,
 }
 _LABELS = {"digits": DIGIT_LABELS, "cifar10": CIFAR10_LABELS, "glyphs": GLYPH_LABELS}
-# So many training images of each character, and of the other parts' in proportion.
+# This many training images of each character, and the other parts in proportion.
 _GLYPHS_OF_A_NUMBER = re.compile(r"glyphs:([0-9]{1,6})")
 
 
@@ -131,12 +130,11 @@ def source_labels(source: str) -> tuple[str, ...] | None:
 
 
 def load_folder(root: Path) -> Dataset:
-    """`root/<class>/*.jpg`, split by content, or `root/{train,calibration,test}/<class>/*.jpg` as it is;
-    `val` is another name of `test`.
+    """`root/<class>/*.jpg`, split by content, or `root/{train,calibration,test}/<class>/*.jpg` as it is; `val` is
+    another name of `test`.
 
-    Where only `calibration` is missing, it is taken out of `train`, by content. Classes are folder names in
-    alphabetical order. Raises JobError when a folder cannot be read, there are fewer than two classes, or
-    a class has no image.
+    If only `calibration` is missing, it is taken out of `train`, by content. Classes are folder names in alphabetical
+    order. Raises JobError if a folder cannot be read, there are fewer than two classes, or a class has no images.
     """
     folders, labels = _part_folders(root), folder_classes(root)
     if not folders:
@@ -148,7 +146,7 @@ def load_folder(root: Path) -> Dataset:
 
 
 def is_flat_folder(source: str) -> bool:
-    """Whether it is a folder of images that are in no class: pictures lie in it, or in its `calibration` and `test`."""
+    """Whether it is a folder of images without classes, directly in it or in its `calibration` and `test`."""
     root = Path(source)
     if not root.is_dir():
         return False
@@ -158,10 +156,10 @@ def is_flat_folder(source: str) -> bool:
 
 
 def load_flat_folder(root: Path) -> Dataset:
-    """`root/*.jpg`, or `root/{train,calibration,test}/*.jpg`, of which no sample has a label (-1).
+    """`root/*.jpg` or `root/{train,calibration,test}/*.jpg`; the samples have no label (-1).
 
-    Nobody learns from pictures without labels, so that of the first kind all that is not of the test part, by content,
-    is for calibration; the other is parted as `load_folder` does. Raises JobError when a folder cannot be read.
+    Nothing is trained on images without labels, so for the first form everything outside the test part, by content, is
+    for calibration; the second is split as in `load_folder`. Raises JobError if a folder cannot be read.
     """
     folders = _part_folders(root)
     if not folders:
@@ -182,22 +180,22 @@ def _is_picture(path: Path) -> bool:
 
 
 def _with_calibration(parts: Mapping[Part, Sequence[Sample]], given: Collection[str]) -> dict[Part, Sequence[Sample]]:
-    """Where only `calibration` is missing, it is taken out of `train`."""
+    """If only `calibration` is missing, take it out of `train`."""
     if "calibration" in given:
         return dict(parts)
     return {**split_by_content(parts["train"], test_percent=0), "test": parts["test"]}
 
 
 def folder_classes(root: Path) -> tuple[str, ...]:
-    """The classes of an image folder, as `load_folder` numbers them. Raises JobError where there are fewer than two."""
+    """The classes of an image folder, numbered as by `load_folder`. Raises JobError if there are fewer than two."""
     return _class_names(list(_part_folders(root).values()) or [root])
 
 
 def _part_folders(root: Path) -> dict[Part, Path]:
-    """`val/` is the test part where there is no `test/`, as ImageNet lies on disk."""
+    """`val/` is the test part if there is no `test/`, as in ImageNet's layout."""
     folders = {part: root / part for part in PARTS}
     validation = root / _VALIDATION
-    # A class may be called so, too; its folder holds images.
+    # A class may have that name; its folder contains images.
     if not folders["test"].is_dir() and validation.is_dir() and any(entry.is_dir() for entry in _entries(validation)):
         folders["test"] = validation
     return {part: folder for part, folder in folders.items() if folder.is_dir()}

@@ -1,7 +1,7 @@
-"""Files: those of others are opened only if they are files, and read only up to a size; ours are replaced in one step.
+"""Read files of others safely, and replace our own atomically.
 
-A pipe or a device in the place of a file would hold up whoever opens it, for ever or until it has filled the memory.
-Knows nothing of what is in them.
+Only regular files are opened, and read up to a size: a pipe or device would block its reader for ever or fill the
+memory.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MOST_TEXT_BYTES = 64 << 20
 
 
 def check_regular(path: str | Path) -> None:
-    """Whether this is a file, links followed. Raises BundleError where it is something else, OSError."""
+    """Check that it is a regular file, after links. Raises BundleError if it is not, OSError."""
     _check_mode(path, os.stat(path).st_mode)  # noqa: PTH116 - a Path of each of millions of images costs a tenth of them
 
 
 def open_regular(path: str | Path) -> BufferedReader:
-    """The file, open for reading; never waits for a writer. Raises BundleError where it is none, OSError."""
-    check_regular(path)  # merely opening some devices does something
+    """Open a regular file for reading, without waiting for a writer. Raises BundleError if it is not one, OSError."""
+    check_regular(path)  # opening some devices has side effects
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check_mode(path, os.fstat(handle).st_mode)  # it may have been replaced since
@@ -37,7 +37,7 @@ def open_regular(path: str | Path) -> BufferedReader:
 
 
 def read_small(path: Path) -> bytes:
-    """All of a file that a person might have written. Raises BundleError where it is too large or none, OSError."""
+    """Read a small file completely. Raises BundleError if it is too large or not a regular file, OSError."""
     with open_regular(path) as file:
         data = file.read(MOST_TEXT_BYTES + 1)
     if len(data) > MOST_TEXT_BYTES:
@@ -46,10 +46,10 @@ def read_small(path: Path) -> bytes:
 
 
 def replace_file(path: Path, content: bytes, *, prefix: str, mode: int) -> None:
-    """Write aside, sync, rename: readers see the old bytes or the new ones, and nothing stays behind on failure.
+    """Write aside, sync, rename: readers see the old bytes or the new ones, and nothing remains after a failure.
 
-    What is written aside has a name that begins with `prefix`, by which the leftovers of a writer that was killed are
-    known. `mode` is the file's. Raises OSError.
+    The temporary name begins with `prefix`, by which leftovers of killed writers are recognised. `mode` is the file's
+    mode. Raises OSError.
     """
     descriptor, name = tempfile.mkstemp(prefix=prefix, dir=path.parent)
     try:
@@ -67,7 +67,7 @@ def replace_file(path: Path, content: bytes, *, prefix: str, mode: int) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file's bytes, or a folder's renames, survive a power cut. Raises OSError."""
+    """Make a file's bytes, or a folder's renames, durable. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -76,9 +76,9 @@ def sync(path: Path) -> None:
 
 
 def check_only_files(folder: Path) -> None:
-    """Whether a folder holds nothing but files and folders, links followed; what it names is opened by libraries.
+    """Check that a folder has only regular files and folders, after links, because libraries open what it names.
 
-    A link that leads nowhere is nothing. Raises BundleError, or OSError where something cannot be looked at.
+    Broken links are ignored. Raises BundleError, or OSError if something cannot be examined.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -89,17 +89,17 @@ def check_only_files(folder: Path) -> None:
                 mode = entry.stat().st_mode
             except FileNotFoundError:
                 continue
-            if not stat.S_ISDIR(mode):  # a link to a folder leads elsewhere, and nothing there is ours to judge
+            if not stat.S_ISDIR(mode):  # a link to a folder leads elsewhere, which is not ours to judge
                 _check_mode(folder / entry.name, mode)
 
 
 def is_file_name(name: str) -> bool:
-    """Whether this can be the name of a file in a given folder, and of nothing elsewhere."""
+    """Whether this can be the name of a file in a given folder, and nothing outside of it."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 def stays_inside(name: str) -> bool:
-    """Whether a relative path leads to something below the folder that it starts from, by its words alone."""
+    """Whether a relative path stays below the folder that it starts from, judged by its text."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 

@@ -1,13 +1,11 @@
 """How a network learns from images on one device.
 
-Knows torch, the optimisers and the device. Knows nothing of data sets, files or terminals.
-
-On a GPU: page-locked host memory and copies that overlap with compute, and by default automatic mixed precision
-(bfloat16, or float16 with loss scaling where the chip lacks it) and channels_last. On a CPU these two pay on some
-processors only, and are used where they are asked for, as is a compiled network anywhere.
+On a GPU: page-locked host memory and copies that overlap with compute and, by default, automatic mixed precision
+(bfloat16, or float16 with loss scaling if the chip lacks it) and channels_last. On a CPU these two pay only on some
+processors, so they are optional, as is a compiled network everywhere.
 
 Sources of the method: AdamW (Loshchilov and Hutter, 2019), label smoothing (Szegedy et al., 2016), averaged weights
-(Polyak and Juditsky, 1992); those of the learning rate stand in `convoy.models.training.schedule`.
+(Polyak and Juditsky, 1992); for learning rates see `convoy.models.training.schedule`.
 """
 
 from __future__ import annotations
@@ -39,12 +37,12 @@ from convoy.models.weights.versions import versions_of, with_versions
 
 @dataclass(frozen=True, slots=True)
 class FitPlan:
-    """How to learn. `optimizer` is "adamw" or "sgd"; `mean` and `std` are per channel, of values from 0 to 1.
+    """How to learn. `optimizer` is "adamw" or "sgd"; `mean` and `std` are per channel, for values from 0 to 1.
 
-    `warm_up` is a fraction of the run. `class_weights` has one factor of the loss per class, or is None: all alike.
-    `ema_decay` None: the weights are taken as they are, not averaged over steps. `trained` names the parameters that
-    learn, None: all; where it is given, the rest of the network stays as it is, its running statistics too.
-    `precision` is that of the forward pass; the weights are fp32.
+    `warm_up` is a fraction of the run. `class_weights` has one loss factor per class; None means equal weights.
+    `ema_decay` None means that weights are not averaged over steps. `trained` names the parameters that learn, None
+    means all; if it is given, the rest of the network is frozen, with its running statistics. `precision` is that of
+    the forward pass; the weights are fp32.
     """
 
     optimizer: str
@@ -69,8 +67,9 @@ class FitPlan:
 
 
 class Evaluation(NamedTuple):
-    """`accuracy` is the fraction of images whose highest logit, in float32, is at their label; `loss` the mean
-    cross-entropy."""
+    """`accuracy` is the fraction of images whose highest logit, in float32, is at their label; `loss` is the mean
+    cross-entropy.
+    """
 
     accuracy: float
     loss: float
@@ -84,7 +83,7 @@ class KeptEpoch(NamedTuple):
 
 
 def choose_device(wanted: str) -> torch.device:
-    """ "auto" is the GPU if there is one. Raises FormRefused where a GPU is wanted and there is none."""
+    """Choose a device; "auto" is the GPU if there is one. Raises FormRefused if a requested GPU is missing."""
     present = torch.cuda.is_available()
     if wanted == "cuda" and not present:
         raise FormRefused("there is no GPU that torch can use here; train with --device cpu")
@@ -92,14 +91,14 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def mixed_precision(device: torch.device) -> TrainPrecision:
-    """What `--amp` means on this device: bf16, on a GPU without it fp16."""
+    """The precision of `--amp` on this device: bf16, or fp16 on a GPU without it."""
     if device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False):
         return "bf16"
     return "fp16"
 
 
 def seeded(seed: int, build: Callable[[], nn.Module]) -> nn.Module:
-    """What `build` makes with torch's random state at `seed`; afterwards that state is as it was."""
+    """Call `build` with torch's random state at `seed`, and restore the state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
@@ -107,10 +106,10 @@ def seeded(seed: int, build: Callable[[], nn.Module]) -> nn.Module:
 
 @contextmanager
 def _threads_for(network: nn.Module) -> Iterator[None]:
-    """torch's threads for as long as this network learns: one where it is small, else as many as there were."""
+    """Use one torch thread while a small network learns, otherwise the usual number."""
     before = torch.get_num_threads()
-    # A step of a network below this many parameters is over before a second thread has woken up. Where other
-    # programs want the cores too, threads that wait for each other made such a step over ten times slower.
+    # Below this many parameters, a step ends before a second thread has woken up. If other programs use the cores,
+    # waiting threads made such a step more than ten times slower.
     small = sum(parameter.numel() for parameter in network.parameters()) < 200_000
     torch.set_num_threads(1 if small else before)
     try:
@@ -120,9 +119,9 @@ def _threads_for(network: nn.Module) -> Iterator[None]:
 
 
 class Trainer:
-    """One network on one device, by `plan`. `records` are the epochs that are done, `kept` the best of them.
+    """One network on one device, trained by `plan`. `records` are the finished epochs, `kept` is the best of them.
 
-    Raises FormRefused where torch compiles nothing here.
+    Raises FormRefused if torch cannot compile here.
     """
 
     def __init__(self, network: nn.Module, plan: FitPlan, device: torch.device) -> None:
@@ -140,7 +139,7 @@ class Trainer:
         weight = None if plan.class_weights is None else torch.tensor(plan.class_weights, device=device)
         self._loss = nn.CrossEntropyLoss(weight, label_smoothing=plan.label_smoothing)
         self._average = None if plan.ema_decay is None else _average(self._network, plan.ema_decay)
-        # The network itself is what is measured, averaged and written, so names and results are those of any run.
+        # The network itself is measured, averaged and written, so names and results are those of any run.
         self._learner: Callable[..., Any] = _compiled(self._network) if plan.is_compiled else self._network
         self._has_stepped = False
         self._dropout_state: dict[str, Tensor] = {}
@@ -150,14 +149,13 @@ class Trainer:
 
     @property
     def layout(self) -> Layout:
-        """How pictures and weights lie in memory."""
+        """The memory layout of images and weights."""
         return "channels_last" if self.plan.channels_last else "contiguous"
 
     def fit(self, training: Feed, validation: Feed | None, on_epoch: Callable[[EpochRecord], None]) -> None:
-        """Learns for all epochs that are not done, and tells of each, after `kept` is up to date.
+        """Train for all remaining epochs, and report each after updating `kept`.
 
-        Raises FormRefused when the loss is no longer a number, the GPU's memory does not suffice, or the network does
-        not compile.
+        Raises FormRefused if the loss is not a number, the GPU's memory is not enough, or the network does not compile.
         """
         with _threads_for(self._network), self._dropout_apart():
             steps = math.ceil(len(training.labels) / self.plan.batch_size)
@@ -178,7 +176,7 @@ class Trainer:
                 on_epoch(record)
 
     def evaluate(self, feed: Feed) -> Evaluation:
-        """On all images of `feed`, with the weights as they are."""
+        """Evaluate on all images of `feed`, with the current weights."""
         network = self._answering
         network.eval()
         right = torch.zeros((), dtype=torch.int64, device=self._device)
@@ -192,7 +190,7 @@ class Trainer:
         return Evaluation(right.item() / len(feed.labels), loss.item() / len(feed.labels))
 
     def take_kept(self) -> KeptEpoch:
-        """The best epoch, whose weights the network has from now on."""
+        """Load the weights of the best epoch into the network, and return it."""
         assert self.kept is not None, "no epoch is done"
         self._answering.load_state_dict(self.kept.weights)
         return self.kept
@@ -202,7 +200,7 @@ class Trainer:
         return {name: tensor.cpu().numpy() for name, tensor in self._answering.state_dict().items()}
 
     def state(self) -> dict[str, Any]:
-        """All that learning goes on from after an epoch: tensors, numbers and texts, in dicts and lists."""
+        """Everything needed to continue after an epoch: tensors, numbers and texts, in dicts and lists."""
         assert self.kept is not None, "no epoch is done"
         return {
             "network": self._network.state_dict(),
@@ -215,7 +213,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any], records: Sequence[EpochRecord], kept: EpochRecord) -> None:
-        """Stand where `state` was taken. Raises RuntimeError or ValueError where it is another network's."""
+        """Continue from a `state`. Raises RuntimeError or ValueError if it belongs to another network."""
         self._network.load_state_dict(state["network"])
         if self._average is not None:
             self._average.load_state_dict(state["average"])
@@ -232,7 +230,7 @@ class Trainer:
         return self._network if self._average is None else self._average.module
 
     def _schedule(self, steps: int) -> LambdaLR:
-        """torch's own, of our curve. It stands at the first step that is not done."""
+        """torch's scheduler with our curve, at the first step that is not done."""
         plan, done = self.plan, len(self.records) * steps
         for group in self._optimizer.param_groups:
             group["initial_lr"] = plan.learning_rate
@@ -263,21 +261,21 @@ class Trainer:
         )
 
     def _epoch(self, training: Feed, schedule: LambdaLR) -> float:
-        """One pass over all images in random order; the mean loss. Waits for the device once, at the end."""
+        """One pass over all images in random order. Returns the mean loss. Waits for the device once, at the end."""
         self._network.train(self.plan.trained is None)
         images = len(training.labels)
         order = torch.split(torch.randperm(images, generator=self._generator), self.plan.batch_size)
         total = torch.zeros((), device=self._device)
         for batch in training.batches(order):
             pixels, wanted = self._on_device(batch)
-            # To compile once more for the smaller batch at the end would cost more than that one step does.
+            # Compiling again for the smaller last batch would cost more than the step.
             network = self._learner if len(wanted) == min(self.plan.batch_size, images) else self._network
             total += self._first_step(network, pixels, wanted) * len(wanted)
             schedule.step()
         return total.item() / images
 
     def _first_step(self, network: Callable[..., Any], pixels: Tensor, wanted: Tensor) -> Tensor:
-        """A step; the first with a compiled network is what compiles it, and nearly all that can fail in it is that."""
+        """A step. The first one with a compiled network compiles it, which is nearly all that can fail."""
         if self._has_stepped or network is self._network:
             return self._step(network, pixels, wanted)
         try:
@@ -305,19 +303,19 @@ class Trainer:
         if isinstance(outputs, Tensor):
             loss: Tensor = self._loss(outputs.float(), wanted)
             return loss
-        # GoogLeNet and Inception learn from heads half way, too; which those are, their named tuple says.
+        # GoogLeNet and Inception also learn from auxiliary heads, which their named tuple names.
         loss = self._loss(outputs.logits.float(), wanted)
         for name, logits in outputs._asdict().items():
             if name != "logits" and logits is not None:
-                # What a second head inside of a network counts beside the one that answers (Szegedy et al., 2014).
+                # The weight of an auxiliary head's loss (Szegedy et al., 2014).
                 loss = loss + 0.3 * self._loss(logits.float(), wanted)
         return loss
 
     def _on_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Images on the device, as float [n, C, H, W] from 0 to 1, and their labels."""
+        """Copy images to the device, as float [n, C, H, W] from 0 to 1, and their labels."""
         images, wanted = batch
         if self._on_gpu:
-            # Page-locked memory lets the copy run beside the kernels of the batch before; it crosses as uint8.
+            # Page-locked memory lets the copy overlap with the previous batch's kernels; it is copied as uint8.
             images, wanted = images.pin_memory(), wanted.pin_memory()
         pixels = images.to(self._device, non_blocking=self._on_gpu).permute(0, 3, 1, 2)
         return pixels.float() / 255, wanted.to(self._device, non_blocking=self._on_gpu)
@@ -330,7 +328,7 @@ class Trainer:
 
     @contextmanager
     def _dropout_apart(self) -> Iterator[None]:
-        """Layers that draw at random do so from torch's own state: from the seed, or where an earlier run stopped."""
+        """Let random layers use torch's own random state: from the seed, or from where an earlier run stopped."""
         with torch.random.fork_rng(devices=[self._device] if self._on_gpu else []):
             torch.manual_seed(self.plan.seed)
             if "cpu" in self._dropout_state:
@@ -358,8 +356,8 @@ def _average(network: nn.Module, decay: float) -> AveragedModel:
 
 
 def _compiled(network: nn.Module) -> Callable[..., Any]:
-    """Shares all parameters with `network`. Compiled for one size of batch, at its first call."""
-    # torch counts what it compiled of a class, and after some networks runs further ones uncompiled without a word.
+    """Compile the network, sharing all parameters. It is compiled for one batch size at its first call."""
+    # torch limits compilations per class and then silently runs further networks uncompiled.
     torch.compiler.reset()
     try:
         compiled: Callable[..., Any] = torch.compile(network, dynamic=False)
@@ -369,8 +367,7 @@ def _compiled(network: nn.Module) -> Callable[..., Any]:
 
 
 def _does_not_compile(error: Exception) -> FormRefused:
-    # After the first paragraph torch tells how to have more told.
-    # The rest of a compiler's message is of no use here.
+    # After the first paragraph torch explains how to log more, which is of no use here.
     why = " ".join(str(error).strip().split("\n\n")[0].split())[:200] or type(error).__name__
     return FormRefused(f"torch.compile does not work here: {why}; train without it")
 

@@ -1,6 +1,6 @@
-"""GPUs as plans are built for them: compute capabilities, and the names by which people know the devices.
+"""GPUs as build targets: compute capabilities, and the devices' common names.
 
-Knows NVIDIA's table of capabilities (developer.nvidia.com/cuda-gpus). Knows no driver and no library.
+From NVIDIA's table (developer.nvidia.com/cuda-gpus).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 
 from convoy.models.errors import UsageError
 
-# Where nobody names a target: a plan for every GPU that the library supports by default.
+# The default target: a plan for every GPU that the library supports by default.
 PORTABLE = "portable"
 # The first with tensor cores for 8-bit floats.
 FP8_SINCE = "8.9"
@@ -31,9 +31,9 @@ _NUMBER = re.compile(r"(?:sm_?)?(\d{2,3})|(\d{1,2})\.(\d)")
 
 
 def parse_targets(text: str) -> tuple[str, ...]:
-    """Compute capabilities, ascending and each once, from "a10,l4", "sm80,sm89", "8.6" or a mixture of these.
+    """Compute capabilities, ascending and unique, from "a10,l4", "sm80,sm89", "8.6" or a mixture of these.
 
-    Empty for "portable". Raises UsageError for what is no GPU.
+    Empty for "portable". Raises UsageError for an unknown GPU.
     """
     parts = [part.strip().lower() for part in text.split(",") if part.strip()]
     if parts == [PORTABLE]:
@@ -44,7 +44,7 @@ def parse_targets(text: str) -> tuple[str, ...]:
 
 
 def as_number(capability: str) -> int:
-    """ "8.9" as 89, which orders and compares."""
+    """ "8.9" as 89, for ordering."""
     major, _, minor = capability.partition(".")
     return int(major) * 10 + int(minor)
 

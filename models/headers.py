@@ -1,7 +1,7 @@
-"""What the header of an image says, read without copying or decoding anything: what it will cost to decode it.
+"""Read an image's header without copying or decoding, to know what decoding will cost.
 
-Knows the formats that `images.py` accepts, as far as Pillow reads them. Where a header is odd the larger reading
-counts; where it is cut off there is none, and whoever decodes says what is wrong with it. Refuses only what has no end.
+Knows the formats that `images.py` accepts, as far as Pillow reads them. If a header is ambiguous, the larger reading
+counts; if it is cut off, there is none, and the decoder raises the error. Refuses only sizes without a bound.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Literal, NamedTuple
 
 from convoy.models.errors import ImageError
 
-# A marker with a length behind it, or the end: not stuffing (00), padding (ff), restarts or start (d0 to d8), TEM (01).
+# A marker with a length, or the end: not stuffing (00), padding (ff), restarts or start (d0 to d8), TEM (01).
 JPEG_SEGMENT = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
 _MOST_PARTS = 5_000
 _MOST_JUNK_BYTES = 64 << 10  # Pillow skips it
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-_COEFFICIENT_BYTES = 6  # of a pixel, in three components without subsampling
+_COEFFICIENT_BYTES = 6  # bytes of a pixel, in three components without subsampling
 _CANVAS_BYTES = 14  # of WebP
 _TIFF_BYTES = {3: 2, 4: 4, 16: 8}  # of its short, long and, since BigTIFF, long of eight bytes
 _STRIP_BYTES = 8  # of a pixel in a strip or tile, which is held beside the image
@@ -27,7 +27,7 @@ _ORIENTATION, _XMP, _TILE_WIDTH, _TILE_HEIGHT = 274, 700, 322, 323
 class Header(NamedTuple):
     """`pixel_bytes` is what Pillow holds of the opened image, `extra_bytes` what opening needs beside that, per pixel.
 
-    `has_alpha`, `is_deep` (over 8 bits of grey), not `is_rgb`, and `may_turn` (EXIF): it may be copied for that.
+    If `has_alpha`, `is_deep` (more than 8 bits of grey), not `is_rgb`, or `may_turn` (EXIF), the image may be copied.
     """
 
     width: int
@@ -45,7 +45,7 @@ class Header(NamedTuple):
 
 
 def read_header(form: str, encoded: memoryview) -> Header | None:
-    """The header of a file of this format; None where it says no size. Raises ImageError for one without end."""
+    """The header of a file in this format; None if it has no size. Raises ImageError if the size has no bound."""
     try:
         match form:
             case "JPEG":
@@ -65,7 +65,7 @@ def read_header(form: str, encoded: memoryview) -> Header | None:
 
 
 def _jpeg(encoded: memoryview) -> Header | None:
-    """What comes in several scans is held as coefficients until the last."""
+    """Progressive images are held as coefficients until the last scan."""
     width = height = components = extra_bytes = 0
     may_turn, position = False, 2
     for _ in range(_MOST_PARTS):
@@ -77,7 +77,7 @@ def _jpeg(encoded: memoryview) -> Header | None:
         kind, start = marker[1][0], marker.end()
         if kind == 0xDA:
             break
-        if kind == 0xD9:  # of tables for an image that follows
+        if kind == 0xD9:  # tables for an image that follows
             position = start
             continue
         position = start + _big(encoded, start)
@@ -98,7 +98,7 @@ def _jpeg(encoded: memoryview) -> Header | None:
 
 
 def _says_orientation(segment: memoryview) -> bool:
-    """Whether EXIF or XMP names another orientation than the usual one, or may."""
+    """Whether EXIF or XMP has, or may have, another orientation than the usual one."""
     if bytes(segment[:6]) != b"Exif\0\0":
         return b"Orientation" in bytes(segment)
     try:
@@ -130,10 +130,10 @@ def _png(encoded: memoryview) -> Header | None:
 
 
 def _gif(encoded: memoryview) -> Header | None:
-    """The first frame counts where it is larger than the screen."""
+    """The first frame counts if it is larger than the screen."""
     width, height = _little(encoded, 6), _little(encoded, 8)
     position = 13 + (3 << (encoded[10] & 7) + 1 if encoded[10] & 0x80 else 0)
-    # Of an extension, which ends with an empty one; but for comments, Pillow does not take its first for that.
+    # An extension ends with an empty block; except for comments, Pillow does not accept it as the first block.
     in_block = reads_on = False
     for _ in range(_MOST_PARTS):
         kind = encoded[position]
@@ -163,7 +163,7 @@ def _bmp(encoded: memoryview) -> Header:
 
 
 def _webp(encoded: memoryview) -> Header | None:
-    """An animation's canvas is held twice, whether there is more than one picture or not, and once as bytes."""
+    """An animation's canvas is held twice, also with a single frame, and once as bytes."""
     kind = bytes(encoded[12:16])
     if kind == b"VP8 ":
         return Header(_little(encoded, 26) & 0x3FFF, _little(encoded, 28) & 0x3FFF, 4, _CANVAS_BYTES, is_rgb=True)
@@ -178,7 +178,7 @@ def _webp(encoded: memoryview) -> Header | None:
 
 
 def _tiff(encoded: memoryview) -> Header | None:
-    """A strip may be the whole image, and is held beside it; a tile may be larger than that."""
+    """A strip may be the whole image and is held beside it; a tile may be larger."""
     tags = _tiff_tags(encoded)
     width, height, samples, bits = (tags.get(tag, 0) for tag in (256, 257, 277, 258))
     if not width or not height:
@@ -190,7 +190,7 @@ def _tiff(encoded: memoryview) -> Header | None:
 
 
 def _tiff_tags(encoded: memoryview) -> dict[int, int]:
-    """Of the first directory, each tag's first value; of a tag that is there twice, the larger one."""
+    """The first value of each tag in the first directory; of a repeated tag, the larger one."""
     read = _little if encoded[0] == ord("I") else _big
     first = read(encoded, 4, 4)
     entries = read(encoded, first)
@@ -200,9 +200,9 @@ def _tiff_tags(encoded: memoryview) -> dict[int, int]:
     for at in range(first + 2, first + 2 + 12 * entries, 12):
         tag, kind, value_at = read(encoded, at), read(encoded, at + 2), at + 8
         value_bytes = _TIFF_BYTES.get(kind, 4)
-        if kind in _TIFF_BYTES and value_bytes * read(encoded, at + 4, 4) > 4:  # there it says where the values are
+        if kind in _TIFF_BYTES and value_bytes * read(encoded, at + 4, 4) > 4:  # the offset of the values
             value_at = read(encoded, value_at, 4)
-        if value_at + value_bytes <= len(encoded):  # Pillow leaves out what lies behind the end, too
+        if value_at + value_bytes <= len(encoded):  # Pillow also ignores values beyond the end
             tags[tag] = max(read(encoded, value_at, value_bytes), tags.get(tag, 0))
     return tags
 

@@ -1,4 +1,4 @@
-"""An image's file as bytes: whoever has a path goes through here before `convoy.models.images`."""
+"""Read an image file. Everything that has a path goes through here before `convoy.models.images`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 from convoy.models.errors import BundleError, ImageError
 from convoy.models.files import open_regular
 
-# By which images are found in folders; what they are is told by their bytes.
+# Suffixes by which images are found in folders; their format is recognised by their bytes.
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"))
 
 
 def read_image_file(path: str | os.PathLike[str]) -> bytes:
-    """All of it. Raises ImageError where it cannot be read; never waits for a pipe or a device."""
+    """Read the whole file. Raises ImageError if it cannot be read; never waits for a pipe or device."""
     try:
         with open_regular(os.fspath(path)) as file:
             return file.read()

@@ -1,33 +1,32 @@
 """The one definition of how encoded bytes become a model's image input.
 
-The server, the exporter and the load tester all decode through this file, so an accuracy measured offline
-is the accuracy that is served. Knows image formats and `ImageSpec`; knows nothing of requests, batches or
-tensors in memory other than the view it is told to write into.
+The server, the exporter and the load tester all decode through this file, so an accuracy measured offline is the
+accuracy that is served. Knows image formats and `ImageSpec`.
 
 The rules, in the order in which they are applied:
 
- 1. Format   Told by the first bytes, never by a name or content type: JPEG, PNG, WebP, GIF, BMP, TIFF.
- 2. Size     Read from the header before a pixel is decoded; more than `max_pixels` is refused, and so are
-             sides that differ more than 100-fold (resizing those needs memory out of all proportion), and a file in
-             which Pillow finds more than `headers.py`, by which memory is had.
- 3. Frame    Of an animation or a multi-page file the first frame counts.
- 4. Cut off  A file whose pixels are not all there is refused; nothing is filled in.
- 5. EXIF     The orientation is applied. An EXIF block that cannot be read counts as absent.
- 6. 16 bits  Grey of 16 bits keeps the upper eight, as decoders do for 16-bit colour. Float is refused.
- 7. Alpha    Alpha, a palette's transparency and a transparent key colour are composited onto white.
- 8. Colour   CMYK, YCbCr, palettes and grey become RGB; for a one-channel model everything becomes grey
-             (ITU-R 601 luma). Colour profiles are ignored, as every training pipeline does.
- 9. Resize   "exact": straight to height x width. "shorter_side": torchvision's `Resize` (the longer side is
-             truncated, not rounded) and then its `CenterCrop`. With `antialias` these are Pillow's filters,
-             bit for bit what torchvision gives for PIL images; without, plain sampling as torch's
-             `interpolate(antialias=False)` on tensors. "nearest" is Pillow's in both cases.
-10. Values   Front "uint8_nhwc" writes the pixels; "float32_nchw" writes (x / 255 - mean) / std.
+    1. Format   Recognised by the first bytes, never by a name or content type: JPEG, PNG, WebP, GIF, BMP, TIFF.
+    2. Size     Read from the header before a pixel is decoded. Refused: more than `max_pixels`; sides that differ more
+                than 100-fold, which need too much memory to resize; and files in which Pillow finds more than
+                `headers.py`, which predicts the memory.
+    3. Frame    The first frame of an animation or multi-page file.
+    4. Cut off  A file with missing pixels is refused; nothing is filled in.
+    5. EXIF     The orientation is applied. An unreadable EXIF block counts as absent.
+    6. 16 bits  16-bit grey keeps the upper eight bits, as decoders do for 16-bit colour. Float is refused.
+    7. Alpha    Alpha, palette transparency and a transparent key colour are composited onto white.
+    8. Colour   CMYK, YCbCr, palettes and grey become RGB; for a one-channel model everything becomes grey
+                (ITU-R 601 luma). Colour profiles are ignored, as in training pipelines.
+    9. Resize   "exact": directly to height x width. "shorter_side": torchvision's `Resize` (the longer side is
+                truncated, not rounded) and then its `CenterCrop`. With `antialias` these are Pillow's filters,
+                bit for bit what torchvision gives for PIL images; without, plain sampling as torch's
+                `interpolate(antialias=False)` on tensors. "nearest" is Pillow's in both cases.
+    10. Values  Front "uint8_nhwc" writes the pixels; "float32_nchw" writes (x / 255 - mean) / std.
 
-Pillow's JPEG draft mode (a smaller decode by scaled DCT) is left out on purpose: it is another filter than
-the model was trained with, and would make the answer depend on the size of the upload.
+Pillow's JPEG draft mode (a smaller decode by scaled DCT) is not used: it is another filter than the one in training,
+and the answer would depend on the size of the upload.
 
-Two ways are shorter and give the same pixels: `jpeg.py` decodes large plain JPEGs into memory that is used again, and
-`windowed.py` computes little more of a resized image than the crop keeps.
+Two faster ways give the same pixels: `jpeg.py` decodes large plain JPEGs into reused memory, and `windowed.py` computes
+little more of a resized image than the crop keeps.
 """
 
 from __future__ import annotations
@@ -57,27 +56,27 @@ from convoy.models.kept_memory import KeptMemory
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec
 from convoy.models.windowed import resized_window, sample_without_antialias
 
-# 64 million pixels is above today's 50-megapixel cameras and costs Pillow 256 MB while it is decoded.
+# 64 million pixels is more than today's 50-megapixel cameras; Pillow needs 256 MB to decode them.
 DEFAULT_MAX_PIXELS = 64_000_000
 MAX_ASPECT = 100
-# Progressive JPEGs have about ten scans, and some hundred segments with a large colour profile. Each scan walks
-# the whole image, so that a small file with a million of them would hold a decoding thread for hours.
+# Progressive JPEGs have about ten scans, and large colour profiles some hundred segments. Each scan covers the whole
+# image, so a small file with a million scans would block a decoding thread for hours.
 MAX_JPEG_SCANS = 100
 MAX_JPEG_SEGMENTS = 5_000
 
-# A file within these limits, for a model as small, takes less time to decode than to hand to another thread.
+# A file within these limits, for a model that is as small, takes less time to decode than to hand to a thread.
 TINY_BYTES = 16 << 10
 TINY_PIXELS = 64 * 64
-# Chunks of a PNG that may become very long, or take long to read.
+# PNG chunks that may be very long, or slow to read.
 _SLOW_CHUNKS = (b"zTXt", b"iTXt", b"iCCP", b"eXIf")
 
 # Two pictures of 12 megapixels.
 KEPT_MEMORY = KeptMemory(most_bytes=128 << 20)
-# What is left of RGBX, and all of RGB and L.
+# The channels to keep of RGBX, RGB and L.
 _RAW_MODES = {1: "L", 3: "RGB"}
 
-# Hostile bytes make Pillow warn (odd EXIF, odd TIFF tags) with texts of the attacker's choosing. The outcome is
-# an image or an ImageError in any case. `warnings.catch_warnings` is not thread-safe, hence one filter, once.
+# Hostile bytes make Pillow warn (odd EXIF, odd TIFF tags) with text chosen by the attacker. The result is an image or
+# an ImageError in any case. `warnings.catch_warnings` is not thread-safe, so there is one filter, set once.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 _UPRIGHT = {
@@ -89,8 +88,8 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# Opened by class and not by `Image.open`: that would try formats we do not name, and apply a pixel limit
-# that belongs to the whole process, as a warning, before ours can speak.
+# Opened by class and not by `Image.open`, which would try other formats, and warn by a process-wide pixel limit before
+# ours applies.
 _OPENERS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "JPEG": JpegImageFile,
     "PNG": PngImageFile,
@@ -112,7 +111,7 @@ _SIGNATURES = {
 
 
 def sniff(encoded: bytes | memoryview) -> str | None:
-    """The image format that the first bytes announce, one of `FORMATS`, or None."""
+    """The image format of the first bytes, one of `FORMATS`, or None."""
     start = bytes(encoded[:12])
     for signature, name in _SIGNATURES.get(start[:2], ()):
         if start.startswith(signature):
@@ -123,15 +122,15 @@ def sniff(encoded: bytes | memoryview) -> str | None:
 def decode_image_into(
     encoded: bytes | memoryview, image: ImageSpec, out: memoryview, max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> Extent:
-    """Decodes one image and writes one sample into `out`. Returns the width and height that a viewer would show.
+    """Decode one image and write one sample into `out`. Returns the width and height that a viewer would show.
 
-    `out` is a writable view of exactly the sample's bytes: uint8 [height, width, channels] for front
-    "uint8_nhwc", else float32 [channels, height, width]. When an error is raised, what `out` holds is
-    undefined. Safe to call from many threads at once; decoding and resizing release the GIL.
+    `out` is a writable view of exactly the sample's bytes: uint8 [height, width, channels] for front "uint8_nhwc",
+    otherwise float32 [channels, height, width]. After an error, the contents of `out` are undefined. Thread-safe;
+    decoding and resizing release the GIL.
 
-    Raises ImageError where the bytes are no image that the rules above accept; Pillow's own limit of 178 million
-    pixels stays in force for GIF, TIFF and WebP whatever `max_pixels` is. A wrong size of `out` is
-    a bug of the caller and raises ValueError.
+    Raises ImageError if the bytes are not an image that the rules accept. For GIF, TIFF and WebP, Pillow's own limit of
+    178 million pixels applies as well, whatever `max_pixels` is. A wrong size of `out` is a bug in the caller and
+    raises ValueError.
     """
     whole = bytes(encoded)
     with ExitStack() as memory:
@@ -143,10 +142,10 @@ def decode_image_into(
 def fit_image_into(
     opened: Image.Image, image: ImageSpec, out: memoryview, max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> Extent:
-    """The same for an image that is open in Pillow, by the rules behind the first: what its file would give.
+    """The same for an open Pillow image, by the rules after the first, with the result that its file would give.
 
-    Of several frames the one counts that it stands at. The image stays as it is, but for being loaded, which one
-    thread may do at a time. Raises ImageError.
+    Uses the current frame. The image is loaded, which only one thread may do at a time, and not changed otherwise.
+    Raises ImageError.
     """
     try:
         if not all(opened.size):
@@ -158,14 +157,14 @@ def fit_image_into(
         raise
     except Image.DecompressionBombError as error:
         raise ImageError(f"this image has too many pixels; at most {max_pixels} are allowed") from error
-    except Exception as error:  # its file may be broken or gone, and Pillow raises nearly anything then
+    except Exception as error:  # its file may be broken or gone, and Pillow then raises nearly anything
         raise ImageError(f"this image is broken or cut off and cannot be decoded ({_brief(error)})") from error
     _write(_resized(pixels, image), image, out)
     return pixels.size
 
 
 def header_of(opened: Image.Image) -> Header:
-    """What `decoding_bytes` asks of an image that is open in Pillow."""
+    """The header of an open image, for `decoding_bytes`."""
     is_deep = opened.mode == "F" or opened.mode.startswith("I")
     return Header(
         *opened.size,
@@ -178,7 +177,7 @@ def header_of(opened: Image.Image) -> Header:
 
 
 def _write(pixels: bytes, image: ImageSpec, out: memoryview) -> None:
-    """Rule 10, of uint8 [height, width, channels]."""
+    """Rule 10, for uint8 [height, width, channels]."""
     if image.front == "uint8_nhwc":
         out[:] = pixels
         return
@@ -191,15 +190,15 @@ def _write(pixels: bytes, image: ImageSpec, out: memoryview) -> None:
 
 
 def decoding_bytes(header: Header, image: ImageSpec) -> int:
-    """How much memory `decode_image_into` holds at most, beside its arguments and a copy of the file.
+    """The peak memory of `decode_image_into`, beside its arguments and a copy of the file.
 
-    Pillow's images, each of which lives as long as the next is made of it, and numpy's copies of them.
+    Counts Pillow's images, each of which lives until the next is made from it, and numpy's copies of them.
     """
     pixel_bytes = header.pixel_bytes * (2 if header.may_turn else 1) + header.extra_bytes
     if header.is_deep:
         pixel_bytes += 12
     elif header.has_alpha:
-        pixel_bytes += 9  # as RGBA, the mask of that, and white below it
+        pixel_bytes += 9  # as RGBA, its mask, and the white background
     elif image.channels == 1 or not header.is_rgb:
         pixel_bytes += 4
     resized_bytes = 4 * full_size((max(1, header.width), max(1, header.height)), image)[0] * header.height
@@ -222,14 +221,14 @@ def refuse_oversized(size: tuple[int, int], max_pixels: int, advice: str = "send
 
 
 def _refuse_unannounced(size: tuple[int, int], name: str, encoded: bytes) -> None:
-    """What could not be foreseen has no memory, and may be large; `size` is what Pillow found."""
+    """Refuse a size that the header did not announce, for which no memory was reserved; `size` is what Pillow found."""
     header = read_header(name, memoryview(encoded))
     if header is None or min(size) > min(header[:2]) or max(size) > max(header[:2]):
         raise ImageError(f"the header of this {name} image does not say that it is {size[0]}x{size[1]}; save it anew")
 
 
 def is_tiny(kind: str, encoded: memoryview, image: ImageSpec) -> bool:
-    """Whether a JPEG or PNG (`kind`) is surely decoded faster than it is handed to another thread; by its header."""
+    """Whether a JPEG or PNG (`kind`), by its header, certainly decodes faster than handing it to a thread."""
     if kind not in ("JPEG", "PNG") or len(encoded) > TINY_BYTES or image.height * image.width > TINY_PIXELS:
         return False
     whole = bytes(encoded)
@@ -243,12 +242,12 @@ def is_tiny(kind: str, encoded: memoryview, image: ImageSpec) -> bool:
 
 
 def _has_few_segments(jpeg: bytes) -> bool:
-    """Whether it has at most as many markers as usual files, and no EXIF block."""
+    """Whether it has no more markers than usual files, and no EXIF block."""
     return jpeg.count(b"\xff") - jpeg.count(b"\xff\x00") <= 64 and b"Exif" not in jpeg
 
 
 def _has_few_chunks(png: bytes) -> bool:
-    """Whether it has at most as many chunks as usual files, and none that takes long."""
+    """Whether it has no more chunks than usual files, and no slow ones."""
     position, chunks = 8, 0
     while position < len(png) and chunks <= 16:
         position += 12 + int.from_bytes(png[position : position + 4])  # length, kind, content, checksum
@@ -268,7 +267,7 @@ def preprocess(
 
 
 def _upright_pixels(encoded: bytes, image: ImageSpec, max_pixels: int, memory: ExitStack) -> Image.Image:
-    """Rules 1 to 8: an RGB, RGBX or L image of the size that a viewer would show, until `memory` is closed."""
+    """Rules 1 to 8: an RGB, RGBX or L image of the size that a viewer would show, valid until `memory` is closed."""
     if not encoded:
         raise ImageError(f"the image is empty; send the bytes of a {_or(FORMATS)} file")
     name = sniff(encoded)
@@ -286,14 +285,14 @@ def _upright_pixels(encoded: bytes, image: ImageSpec, max_pixels: int, memory: E
             return _in_colour(_turned_upright(opened, opened), image.channels)
     except ImageError:
         raise
-    except Image.DecompressionBombError as error:  # GIF, TIFF and WebP have sizes of their own inside
+    except Image.DecompressionBombError as error:  # GIF, TIFF and WebP contain further sizes
         raise ImageError(f"this {name} image has too many pixels; at most {max_pixels} are allowed") from error
     except Exception as error:  # on hostile bytes Pillow's decoders raise nearly anything
         raise ImageError(f"this {name} image is broken or cut off and cannot be decoded ({_brief(error)})") from error
 
 
 def _decode_large(opened: ImageFile, encoded: bytes, image: ImageSpec, memory: ExitStack) -> Image.Image | None:
-    """An RGBX or L image in memory that is used again, valid until `memory` is closed; None for what Pillow decodes."""
+    """An RGBX or L image in reused memory, valid until `memory` is closed; None if Pillow must decode it."""
     is_resized_by_pillow = image.antialias or image.interpolation == "nearest"
     if opened.format != "JPEG" or opened.width * opened.height < LARGE_PIXELS or not is_resized_by_pillow:
         return None
@@ -304,7 +303,7 @@ def _decode_large(opened: ImageFile, encoded: bytes, image: ImageSpec, memory: E
 
 
 def _refuse_endless(encoded: bytes) -> None:
-    """Counts a JPEG's segments up to its end marker; what is appended behind (videos, depth maps) is not decoded."""
+    """Count a JPEG's segments up to its end marker; what is appended (videos, depth maps) is not decoded."""
     scans, position = 0, 2
     for _ in range(MAX_JPEG_SEGMENTS):
         marker = JPEG_SEGMENT.search(encoded, position)
@@ -314,17 +313,17 @@ def _refuse_endless(encoded: bytes) -> None:
         if scans > MAX_JPEG_SCANS:
             break
         position = marker.end()
-        if marker[1] != b"\xd9":  # of tables for an image that follows
+        if marker[1] != b"\xd9":  # tables for an image that follows
             position += int.from_bytes(encoded[position : position + 2])
     raise ImageError(f"the JPEG has over {MAX_JPEG_SCANS} scans or {MAX_JPEG_SEGMENTS} segments; save it anew")
 
 
 def _turned_upright(image: Image.Image, says_how: Image.Image) -> Image.Image:
-    """By the metadata of an image that is open in Pillow."""
+    """Rotate an open Pillow image by its metadata."""
     try:
         orientation = says_how.getexif().get(0x0112, 1)
         turn = _UPRIGHT.get(orientation)
-    except Exception:  # whatever is wrong with the EXIF block, the pixels are sound
+    except Exception:  # the pixels are valid, whatever is wrong with the EXIF block
         return image
     return image if turn is None else image.transpose(turn)
 
@@ -348,7 +347,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _resized(source: Image.Image, image: ImageSpec) -> bytes:
-    """Rule 9: the pixels of uint8 [height, width, channels]."""
+    """Rule 9: the pixels as uint8 [height, width, channels]."""
     width, height = full_size(source.size, image)
     left, top = crop_corner((width, height), image)
     window = (left, top, left + image.width, top + image.height)

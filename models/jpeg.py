@@ -1,9 +1,9 @@
-"""Large JPEGs of the plain kind, decoded by simplejpeg into memory that is used again.
+"""Decode large plain JPEGs with simplejpeg into reused memory.
 
-Knows JPEG's segments; knows nothing of models. Pillow and simplejpeg both decode with libjpeg-turbo and give the same
-pixels. simplejpeg gives a pixel four bytes as Pillow does, so that its pixels become an image without a copy, and it
-holds no lock from the header to the last pixel. Unusual colours and codings, and whatever the library would warn of,
-give None here: Pillow decodes them, with its rules and errors.
+Pillow and simplejpeg both decode with libjpeg-turbo and give the same pixels. simplejpeg writes four bytes per pixel as
+Pillow does, so its pixels become an image without a copy, and it releases the GIL from the header to the last pixel.
+For unusual colours and codings, and whatever the library would warn about, the functions here return None: Pillow
+decodes those, with its rules and errors.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ try:
 except ImportError:  # no wheel for this platform
     simplejpeg = None
 
-# From here on pixels of four bytes pay, although a fourth of them is resized for nothing: in memory that is used again
-# decoding takes half of Pillow's time, and other threads are not held up by page faults.
+# From this size on, four bytes per pixel pay, although a fourth of them is resized for nothing: in reused memory,
+# decoding takes half of Pillow's time, and other threads are not delayed by page faults.
 LARGE_PIXELS = 1 << 19
 
 _FRAMES = b"\xc0\xc1\xc2"  # Huffman-coded: baseline, extended, progressive
@@ -30,19 +30,19 @@ _APP0, _APP14, _APP15 = 0xE0, 0xEE, 0xEF  # Adobe's segment, APP14, names the co
 
 
 class _Layout(NamedTuple):
-    """How pixels lie in memory: by simplejpeg's name and by Pillow's."""
+    """The memory layout of pixels, by simplejpeg's name and by Pillow's."""
 
     colours: str
     mode: str
     pixel_bytes: int
 
 
-# By channels, those that Pillow can read where they are.
+# By channels: the layouts that Pillow can read in place.
 _LARGE = {1: _Layout("GRAY", "L", 1), 3: _Layout("RGBX", "RGBX", 4)}
 
 
 def _has_pillows_library() -> bool:
-    """Whether Pillow decodes with the library that is in simplejpeg, too; others and old ones differ in some pixels."""
+    """Whether Pillow uses the same library as simplejpeg; others and older ones differ in some pixels."""
     major = (features.version("libjpeg_turbo") or "").partition(".")[0]
     return simplejpeg is not None and major.isdigit() and int(major) >= 3
 
@@ -51,15 +51,15 @@ _AVAILABLE = _has_pillows_library()
 
 
 class PlainJpeg(NamedTuple):
-    """A file that is decoded here: what its frame header says."""
+    """A file that is decoded here, by its frame header."""
 
     width: int
     height: int
-    channels: int  # 1: grey, 3: RGB once decoded
+    channels: int  # 1: grey, 3: RGB after decoding
 
 
 def plain_jpeg(encoded: bytes) -> PlainJpeg | None:
-    """What the frame header says, of a file that both libraries decode alike; None for others. Metadata is not read."""
+    """Read the frame header of a file that both libraries decode alike; None for others. Metadata is not read."""
     body = _plain_frame(encoded) if _AVAILABLE else None
     return None if body is None else PlainJpeg(int.from_bytes(body[3:5]), int.from_bytes(body[1:3]), body[5])
 
@@ -70,21 +70,22 @@ def large_jpeg_bytes(plain: PlainJpeg) -> int:
 
 
 def large_jpeg(encoded: bytes, plain: PlainJpeg, memory: npt.NDArray[np.uint8]) -> Image.Image | None:
-    """The image, whose pixels are in `memory`: mode L, or RGBX, as Pillow would decode them; None for what is Pillow's.
+    """The image, with its pixels in `memory`, in mode L or RGBX, as Pillow would decode it; None if Pillow must decode
+    it.
 
-    `memory`: uint8 of `large_jpeg_bytes`, contiguous.
+    `memory` is uint8 of `large_jpeg_bytes`, contiguous.
     """
     layout, size = _LARGE[plain.channels], (plain.width, plain.height)
     pixels = memory.reshape(plain.height, plain.width, layout.pixel_bytes)
     try:
         simplejpeg.decode_jpeg(encoded, layout.colours, buffer=pixels, strict=True)
-    except Exception:  # also for what is only odd: whether that counts is for Pillow to say
+    except Exception:  # also for warnings: Pillow decides whether they matter
         return None
     return Image.frombuffer(layout.mode, size, pixels, "raw", layout.mode, 0, 1)
 
 
 def _plain_frame(encoded: bytes) -> bytes | None:
-    """The frame header's body, if only the usual segments come before the first scan."""
+    """The frame header's body, if only usual segments come before the first scan."""
     frame, position = None, 2
     while True:
         start, marker = encoded[position : position + 1], encoded[position + 1 : position + 2]
@@ -105,7 +106,7 @@ def _plain_frame(encoded: bytes) -> bytes | None:
 
 
 def _is_plain_colour(frame: bytes) -> bool:
-    """Eight bits of grey, or three components that are not called RGB; without Adobe's segment that is YCbCr."""
+    """Whether it is 8-bit grey, or three components not named RGB, which without Adobe's segment are YCbCr."""
     if len(frame) not in (6 + 3 * 1, 6 + 3 * 3):
         return False
     return frame[0] == 8 and len(frame) == 6 + 3 * frame[5] and frame[6::3] != b"RGB"

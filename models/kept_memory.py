@@ -1,8 +1,8 @@
-"""Memory for pixels that is used again, up to a bound.
+"""Memory for pixels that is reused, up to a bound.
 
-Fresh memory is not there until it is touched: for a picture of 12 megapixels the system makes 12 thousand pages, one
-fault each, and takes them back when it is freed. That is a fifth of what decoding costs, and meanwhile the other
-threads of the process wait for its page tables. Knows nothing of images, and no clock; safe from many threads.
+Fresh memory must be mapped: for a picture of 12 megapixels the system creates 12 thousand pages, one fault each, and
+removes them when it is freed. That is a fifth of the cost of decoding, and meanwhile other threads wait for the
+process's page tables. Thread-safe; has no clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 class _Piece(NamedTuple):
     memory: npt.NDArray[np.uint8]
-    used_in: int  # the turn
+    used_in: int  # the generation of its last use
 
     @property
     def nbytes(self) -> int:
@@ -26,17 +26,17 @@ class _Piece(NamedTuple):
 
 
 class KeptMemory:
-    """Lends pieces of memory, and keeps up to `most_bytes` of those that nobody uses now, the largest of them."""
+    """Lends pieces of memory, and keeps up to `most_bytes` of those not in use, the largest of them."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._lock = Lock()
-        self._free: list[_Piece] = []  # the smallest first
+        self._free: list[_Piece] = []  # smallest first
         self._turn = 0
 
     @contextmanager
     def begin_decode(self, nbytes: int) -> Iterator[npt.NDArray[np.uint8]]:
-        """uint8 [nbytes], whatever it holds, until the block ends. Nobody may read it from then on."""
+        """uint8 [nbytes] with arbitrary contents, valid until the block ends."""
         with self._lock:
             place = next((place for place, piece in enumerate(self._free) if piece.nbytes >= nbytes), None)
             found = None if place is None else self._free.pop(place)
@@ -48,7 +48,7 @@ class KeptMemory:
                 self._keep(_Piece(memory, self._turn))
 
     def give_back_unused(self) -> int:
-        """To the system, what nobody has used since this was called before; how many bytes are kept now."""
+        """Free what was not used since the last call. Returns how many bytes are still kept."""
         with self._lock:
             self._free = [piece for piece in self._free if piece.used_in == self._turn]
             self._turn += 1
@@ -56,7 +56,7 @@ class KeptMemory:
 
     @property
     def kept_bytes(self) -> int:
-        """How much is kept that nobody uses now."""
+        """How much unused memory is kept."""
         with self._lock:
             return self._kept_bytes
 

@@ -1,6 +1,6 @@
-"""What lies in a store and is not served, because it is no model or no version there; and where it would be right.
+"""Find files and folders in a store that are not models or versions, and say where they should be.
 
-Names and kinds only: no file is read. The same for a store on this machine and for one behind a URL.
+Uses names and kinds only; no file is read. The same for a local store and one behind a URL.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from pathlib import Path
 from convoy.models.bundle import MANIFEST
 from convoy.models.store import BARE_MODEL, Store, is_name, is_version, shown_name
 
-# By name, whether it is a folder.
+# Maps names to whether they are folders.
 Entries = Mapping[str, bool]
-# What lies in a folder, by its path in the one that is looked at. Raises OSError.
+# Lists a folder by its relative path. Raises OSError.
 Look = Callable[[str], Entries]
 
 _NAME_RULE = "up to 128 letters, digits, '.', '_' and '-', starting with a letter or digit"
 _VERSION_RULE = "a number of up to nine digits, from 1 on and without leading zeros"
-# Made by file systems in the first folder of a disk.
+# Created by file systems at the root of a disk.
 _NOBODYS = frozenset({"lost+found"})
 
 
 def misplaced_in(store: Store) -> list[str]:
-    """A sentence for each thing in a store on this machine that cannot be a model. Raises OSError."""
+    """A sentence for each thing in a local store that cannot be a model. Raises OSError."""
     if store.only is not None:
         return []
     return [*misplaced_models(str(store.root), _entries(store.root)), *_broken_links(store.root)]
 
 
 def misplaced_of(store: Store, name: str) -> list[str]:
-    """The same for one of its models, and what cannot be a version. Raises OSError."""
+    """The same for one of its models, and for what cannot be a version. Raises OSError."""
     if store.is_flat or store.only not in (None, name):
         return []
     folder = store.root if store.only is not None else store.root / name
@@ -40,18 +40,18 @@ def misplaced_of(store: Store, name: str) -> list[str]:
         if broken := _broken_links(folder):
             return broken
         return misplaced_versions(str(folder), _entries(folder), lambda path: _entries(folder / path))
-    except (FileNotFoundError, NotADirectoryError):  # it has just gone
+    except (FileNotFoundError, NotADirectoryError):  # it was just removed
         return []
 
 
 def _entries(folder: Path) -> Entries:
-    """Raises OSError."""
+    """The folder's entries. Raises OSError."""
     with os.scandir(folder) as entries:
         return {entry.name: _is_folder(entry) for entry in entries}
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Also what cannot be told."""
+    """Whether it is a folder; true if that cannot be determined."""
     try:
         return entry.is_dir()
     except OSError:
@@ -59,7 +59,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _broken_links(folder: Path) -> list[str]:
-    """Of links that lead nowhere: nobody can tell what they were meant as. Raises OSError."""
+    """A sentence for each broken link. Raises OSError."""
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if entry.is_symlink() and not entry.name.startswith("."))
     broken = [name for name in names if not os.path.lexists(os.path.realpath(folder / name))]
@@ -67,7 +67,7 @@ def _broken_links(folder: Path) -> list[str]:
 
 
 def misplaced_models(store: str, entries: Entries) -> list[str]:
-    """Of what lies in a folder of models, a sentence for each that cannot be one, however it looks inside."""
+    """A sentence for each entry of a folder of models that cannot be a model."""
     return [
         *(_no_name(store, name, entries) for name in _folders(entries) if not is_name(name)),
         *(_loose_file(store, name) for name in _graphs(entries)),
@@ -75,10 +75,10 @@ def misplaced_models(store: str, entries: Entries) -> list[str]:
 
 
 def misplaced_versions(folder: str, entries: Entries, look: Look) -> list[str]:
-    """Of what lies in a model's folder, a sentence for each that is meant as a version and is none.
+    """A sentence for each entry of a model's folder that is meant as a version and is not one.
 
-    Where there is nothing else, one that says what the folder lacks. `look` is asked about folders in it that are no
-    versions. Raises OSError.
+    If there is nothing else, a sentence on what the folder lacks. `look` lists folders in it that are not versions.
+    Raises OSError.
     """
     others = [name for name in _folders(entries) if not is_version(name)]
     meant = [name for name in others if _is_meant_as_version(name, look(name))]
@@ -89,7 +89,7 @@ def misplaced_versions(folder: str, entries: Entries, look: Look) -> list[str]:
 
 
 def _folders(entries: Entries) -> list[str]:
-    """Those that may be anybody's, sorted: what begins with a dot is hidden."""
+    """Visible folders, sorted."""
     return sorted(
         name for name, is_folder in entries.items() if is_folder and not name.startswith(".") and name not in _NOBODYS
     )
@@ -119,7 +119,7 @@ def _loose_file(store: str, name: str) -> str:
 
 
 def _is_meant_as_version(name: str, inside: Entries) -> bool:
-    """Other folders may lie beside versions: assets, notes, somebody's tools."""
+    """Whether it is meant as a version; other folders, such as assets and notes, may lie beside versions."""
     return _holds_model(inside) or re.fullmatch(r"[vV]?[0-9]+", name) is not None
 
 
@@ -148,5 +148,5 @@ def _what_it_lacks(folder: str, entries: Entries, others: Iterable[str], look: L
 
 
 def _part(name: str) -> str:
-    """A name in a path: with control characters written out, and no longer than a line."""
+    """A name in a path, with control characters escaped, cut to a line."""
     return shown_name(name)[1:-1]

@@ -1,8 +1,8 @@
-"""The identity of an ONNX model: a digest over its file and over the weights it keeps beside it.
+"""The identity of an ONNX model: a digest over its file and over external weights.
 
-A model above 2 GiB, and any that asks for it, keeps its tensors in other files of its folder. Those must
-count: the same graph over other weights is another model, and a plan cached for the one must not serve the
-other. Knows just enough of the format to find the names; needs no onnx library.
+A model above 2 GiB, and any that asks for it, keeps its tensors in other files of its folder. Those must count: the
+same graph with other weights is another model, and must not get its cached plans. Reads just enough of the format to
+find the names, without the onnx library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from convoy.models.errors import BundleError, JobError
 from convoy.models.files import check_regular, open_regular
 from convoy.models.onnx_wire import fields
 
-# The messages of an ONNX file in which tensors may lie, by the numbers of the fields in which they do.
+# The messages of an ONNX file that may contain tensors, with the numbers of those fields.
 _MESSAGES: dict[str, dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
@@ -33,15 +33,14 @@ _KEY, _VALUE = 1, 2  # of an entry, which is text by name
 
 
 def onnx_digest(path: Path) -> str:
-    """The model's sha256; with external data, a sha256 over those of the file and of everything it names.
+    """The model's sha256; with external data, a sha256 over those of all its files.
 
-    Raises JobError where external data is missing or lies outside the model's folder, OSError where the
-    model cannot be read.
+    Raises JobError if external data is missing or outside the model's folder, and OSError if the model cannot be read.
     """
     own = sha256_file(path)
     try:
         names = external_data(path)
-    except BundleError:  # what no library reads has nothing beside it
+    except BundleError:  # an unreadable file has no external data
         names = ()
     beside = {location: _inside(path, location) for location in names}
     if not beside:
@@ -53,18 +52,18 @@ def onnx_digest(path: Path) -> str:
 
 
 def external_files(path: Path) -> dict[str, Path]:
-    """Where the external data really lies, by the names that the model gives it, sorted; each is a regular file.
+    """The real paths of external data by the names in the model, sorted; each is a regular file.
 
-    Raises JobError where one is missing, no file, or outside the model's folder, OSError where the model cannot be
+    Raises JobError if one is missing, not a file, or outside the model's folder, and OSError if the model cannot be
     read.
     """
     return {location: _inside(path, location) for location in external_data(path)}
 
 
 def check_onnx_files(path: Path) -> tuple[str, ...]:
-    """The files that a library will open for a model, judged before it does: the model's own and its external data.
+    """Check the files that a library will open for a model: its own and its external data.
 
-    Gives the names of the external data, without detours, as they lie in the model's folder. Raises BundleError.
+    Returns the normalised names of the external data in the model's folder. Raises BundleError.
     """
     try:
         return tuple(os.path.normpath(location) for location in external_files(path))
@@ -77,9 +76,9 @@ def check_onnx_files(path: Path) -> tuple[str, ...]:
 
 
 def external_data(path: Path) -> tuple[str, ...]:
-    """The names of the files beside `path` that hold its tensors, sorted; empty where it holds them itself.
+    """The names of the files beside `path` with its tensors, sorted; empty if it contains them itself.
 
-    Those of every tensor that names one, whether it is used or not. Raises BundleError for what is no ONNX file.
+    Includes tensors that are not used. Raises BundleError if it is not an ONNX file.
     """
     with open_regular(path) as handle:
         if os.fstat(handle.fileno()).st_size == 0:
@@ -92,8 +91,8 @@ def external_data(path: Path) -> tuple[str, ...]:
 
 
 def _locations(data: mmap.mmap) -> Iterator[str]:
-    """All that the tensors of a model name. Raises ValueError and IndexError where it is no model."""
-    left = [("model", 0, len(data))]  # no recursion: graphs lie in graphs as deep as a file likes
+    """All locations that tensors of a model name. Raises ValueError and IndexError if it is not a model."""
+    left = [("model", 0, len(data))]  # no recursion, because graphs may be nested arbitrarily deep
     while left:
         kind, start, end = left.pop()
         if kind == "entry":
@@ -109,7 +108,7 @@ def _locations(data: mmap.mmap) -> Iterator[str]:
 
 def _inside(model: Path, location: str) -> Path:
     folder = model.parent.resolve()
-    # resolve() also follows links: where the bytes really lie is what counts.
+    # resolve() also follows links: the real location counts.
     file = None if "\0" in location else (folder / location).resolve()
     if file is None or not file.is_relative_to(folder):
         raise JobError(f"{model}: its external data {location!r} lies outside its folder; do not use this model")

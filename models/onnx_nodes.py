@@ -1,7 +1,7 @@
-"""Which nodes of an ONNX graph compute with sizes alone, and which with what the clients send.
+"""Which nodes of an ONNX graph compute only with sizes, and which with clients' values.
 
-Reads just enough of the file's protobuf to follow names from node to node; needs no onnx library and leaves the
-weights where they are. Knows nothing of what any operator computes, but that Shape and Size look at no value.
+Reads just enough of the file's protobuf to follow names from node to node, without the onnx library and without reading
+weights. Of operators, only Shape and Size are known to ignore values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from convoy.models.onnx_wire import fields
 
 _Found = TypeVar("_Found")
 
-# Operators whose output tells of their input's sizes and of none of its values.
+# Operators whose output depends only on the sizes of their input.
 SIZE_READERS = ("Shape", "Size")
 _GRAPH = 7  # of ModelProto
 _NODE, _INPUT, _INITIALIZER = 1, 11, 5  # of GraphProto
@@ -28,7 +28,7 @@ _HALVES = (10, 16)  # TensorProto.FLOAT16, BFLOAT16
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node. `sees_values`: its outputs depend on what the clients send, and not on its sizes alone."""
+    """One node. `sees_values` means that its outputs depend on clients' values, and not only on sizes."""
 
     name: str
     op_type: str
@@ -44,7 +44,7 @@ class _RawNode:
 
 
 def read_nodes(path: Path) -> tuple[Node, ...]:
-    """The nodes of the main graph in the file's order. Raises BundleError for what is no ONNX file, OSError."""
+    """The nodes of the main graph in the file's order. Raises BundleError if it is not an ONNX file, OSError."""
     return _read(path, _nodes)
 
 
@@ -76,7 +76,7 @@ def _nodes(data: mmap.mmap) -> tuple[Node, ...]:
         elif part == _INITIALIZER:
             constants.add(_named(data, first, last, _TENSOR_NAME))
     seen, judged = inputs - constants, []
-    for node in nodes:  # every node comes behind those that it needs
+    for node in nodes:  # nodes are in topological order
         sees = node.op_type not in SIZE_READERS and any(name in seen for name in node.inputs)
         if sees:
             seen.update(node.outputs)

@@ -1,6 +1,6 @@
-"""Protobuf as it lies in an ONNX file: the fields of a message, without their meaning and without the onnx library.
+"""Protobuf in an ONNX file: the fields of a message, without their meaning and without the onnx library.
 
-Reads what every parser of protobuf reads: fields in any order and as often as they like, unknown ones, groups.
+Reads everything that protobuf parsers read: fields in any order and repeated, unknown fields, groups.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _MOST_BITS = 70
 def fields(
     data: mmap.mmap | bytes, start: int, end: int, numbers: dict[int, int] | None = None
 ) -> Iterator[tuple[int, int, int]]:
-    """Every field of a message that has a length: its number, and where its bytes begin and end.
+    """Each length-delimited field of a message: its number, and the start and end of its bytes.
 
-    Those that are a number are put into `numbers`. Raises ValueError and IndexError for what is no message.
+    Numeric fields are put into `numbers`. Raises ValueError and IndexError if it is not a message.
     """
-    groups: list[int] = []  # that are open; what is in them is of a kind that nobody knows
+    groups: list[int] = []  # open groups; their contents are of unknown type
     while start < end:
         tag, start = _varint(data, start)
         number, kind = tag >> 3, tag & 7

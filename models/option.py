@@ -1,6 +1,6 @@
-"""What the command line says of one field of a record of options, beside the field itself.
+"""How a field of a record of options appears on the command line, declared beside the field.
 
-Knows words. Knows no command line: `convoy.command` makes the options of them, for `Annotated[kind, Option(...)]`.
+`convoy.command` makes the options, for `Annotated[kind, Option(...)]`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 
 class Option(NamedTuple):
-    """`name` is `--the-field` where none is given, of a bool with its `--no-the-field`; `is_argument` has none.
+    """`name` defaults to `--the-field`, for a bool also `--no-the-field`; an `is_argument` has none.
 
-    `read` makes the field's value of the text that was typed, where that is more than the field's kind says, and raises
-    UsageError; then `typed_default` is what it reads where nothing was typed. `words` are all that the field takes,
-    where its kind, which may be a Literal, does not say so. `group` is the heading of `--help` under which it stands.
+    `read` converts the typed text if the field's type does not do that, and raises UsageError; `typed_default` is the
+    text to read if nothing was typed. `words` lists the allowed values if the field's type, such as a Literal, does
+    not. `group` is its heading in `--help`.
     """
 
     help: str

@@ -1,10 +1,9 @@
-"""Which plan may be used: finds it, verifies every byte, says why where there is none; and how its files are written.
+"""Find a plan that may be used and verify every byte of it, or say why there is none; and write its files.
 
-A plan is executable code, so nothing is handed out unless three things hold: the record is for the very key
-that was asked for, the bytes have the record's sha256, and plan, record and folder belong to us (or to root)
-and nobody else may write them. The hash alone would prove nothing against someone who can write both files;
-the ownership is what makes a plan ours. Folders further up are not judged: whoever can write those can move
-our files about, but cannot make files that belong to us. Hence a shared volume may hold the cache.
+A plan is executable code, so it is used only if three things hold: its record is for the requested key, its bytes have
+the record's sha256, and plan, record and folder belong to this user (or root) and are writable by no one else. The hash
+alone proves nothing against someone who can write both files; ownership does. Parent folders are not checked: whoever
+can write those can move our files, but cannot create files that belong to us. So a shared volume can hold the cache.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ PARTIAL_PREFIX = ".writing-"
 
 @dataclass(frozen=True, slots=True)
 class PlanQuery:
-    """What somebody who serves looks for: a plan of this file that this version of a library can run on `gpu`."""
+    """A server's search: a plan of this file that this version of a library can run on `gpu`."""
 
     onnx_sha256: str
     library: LibraryName
@@ -55,21 +54,21 @@ class PlanQuery:
 
 
 class NotTrusted(Exception):
-    """The file or folder is not ours alone; the message says why and what to do."""
+    """The file or folder does not belong to us alone; the message says why and what to do."""
 
 
 def default_plan_cache() -> Path:
-    """Where plans are kept unless the operator says otherwise: they can all be built again."""
+    """The default place for plans, which can all be built again."""
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "convoy"
     try:
         return Path.home() / ".cache" / "convoy"
-    except RuntimeError:  # a container's user may be a mere number
+    except RuntimeError:  # a container's user may be a number without a name
         return Path(tempfile.gettempdir()) / f"convoy-cache-{os.geteuid()}"
 
 
 def plan_folder(given: Path | None) -> Path:
-    """The folder that was asked for, or the default. Raises UsageError where it begins with an unknown ~user."""
+    """The given folder, or the default. Raises UsageError if it begins with an unknown ~user."""
     try:
         return (given or default_plan_cache()).expanduser()
     except RuntimeError as error:
@@ -77,7 +76,7 @@ def plan_folder(given: Path | None) -> Path:
 
 
 def find_plan(cache: Path, key: PlanKey) -> Plan | NoPlan:
-    """The plan for `key`, its every byte verified, or the reason why there is none. Never raises OSError."""
+    """The plan for `key`, with every byte verified, or the reason why there is none. Never raises OSError."""
     paths = PlanPaths.of(cache, key)
     try:
         _check_trust(paths.folder, paths.folder.lstat())
@@ -98,7 +97,7 @@ def find_plan(cache: Path, key: PlanKey) -> Plan | NoPlan:
 
 
 def search_plan(cache: Path, query: PlanQuery) -> Plan | NoPlan:
-    """The plan for `query` with the fewest targets and the smallest batches that will do. Never raises OSError."""
+    """The plan for `query` with the fewest targets and the smallest sufficient batches. Never raises OSError."""
     folder = cache / query.onnx_sha256
     records = list(_read_all(folder))
     refused = [found.reason for path, found in records if isinstance(found, NoPlan) and is_record(path, query.library)]
@@ -124,12 +123,12 @@ def _answers(record: PlanRecord, query: PlanQuery) -> bool:
 
 
 def _is_current(record: PlanRecord) -> bool:
-    """What another version of the builder made of the same options has another key."""
+    """Plans of another version of the builder have another key, even with the same options."""
     return record.key == plan_key(record.key.onnx_sha256, record.key.target, record.options)
 
 
 def _breadth(record: PlanRecord) -> tuple[bool, int, int]:
-    """What was made for few devices and sizes first: it can only be the better for it."""
+    """Sort order: plans for few devices and sizes first, which are at least as good."""
     capabilities = record.key.target.capabilities
     return not capabilities, len(capabilities), record.options.batch_sizes[-1]
 
@@ -154,12 +153,12 @@ def _read_all(folder: Path) -> Iterator[tuple[Path, PlanRecord | NoPlan]]:
 
 
 def read_trusted(path: Path) -> bytes:
-    """The bytes of a file that is ours alone. Raises NotTrusted and OSError.
+    """The bytes of a file that belongs to us alone. Raises NotTrusted and OSError.
 
-    What is judged is what is read: the open file, not its name. A link is not followed.
+    The open file is checked, not its name. Links are not followed.
     """
     try:
-        # O_NONBLOCK: a pipe in a file's place must not stop the server.
+        # O_NONBLOCK: a pipe with the file's name must not block the server.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -187,15 +186,15 @@ def is_trusted(path: Path) -> bool:
 
 
 def write_trusted(path: Path, data: bytes, stem: str) -> None:
-    """Write aside, sync, rename: readers see the old bytes or the new ones, and `read_trusted` takes them.
+    """Write aside, sync, rename, so that readers see the old bytes or the new ones and `read_trusted` accepts them.
 
-    `stem` is the plan's, by which the leftovers of a writer that died are known. Raises OSError.
+    `stem` is the plan's, by which leftovers of dead writers are recognised. Raises OSError.
     """
     replace_file(path, data, prefix=f"{PARTIAL_PREFIX}{stem}-", mode=0o644)
 
 
 def _check_trust(path: Path, status: os.stat_result) -> None:
-    # Root can run code as us anyway, and a cache baked into an image belongs to root.
+    # Root can run code as this user anyway, and a cache in an image belongs to root.
     if status.st_uid not in (os.geteuid(), 0):
         raise NotTrusted(f"{path}: belongs to user {status.st_uid}; a plan is code, so only our own or root's is run")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -203,14 +202,14 @@ def _check_trust(path: Path, status: os.stat_result) -> None:
 
 
 def records_in(cache: Path) -> Iterator[PlanRecord | NoPlan]:
-    """Every plan's record in the cache, whatever it is for, or why it cannot be read. The plans are not looked at."""
+    """Every plan's record in the cache, or why it cannot be read. The plans are not checked."""
     for folder in sorted(path for path in cache.glob("*") if path.is_dir()):
         for _, found in _read_all(folder):
             yield found
 
 
 def read_record(plan: Path) -> PlanRecord | NoPlan:
-    """The record that vouches for the plan in this file. Raises NotTrusted and OSError."""
+    """The record of the plan in this file. Raises NotTrusted and OSError."""
     return _read_any_record(plan.with_name(f"{plan.name.removesuffix('.plan')}.json"))
 
 
@@ -234,7 +233,7 @@ def _read_any_record(path: Path) -> PlanRecord | NoPlan:
 
 
 def _absence(cache: Path, key: PlanKey) -> str:
-    """Why there is nothing: the targets that this model does have plans for are most of the answer."""
+    """Why there is none: the targets of the model's existing plans explain most cases."""
     found = sorted(path.name for path in (cache / key.onnx_sha256).glob("*.plan"))
     if not found:
         return f"no plan for {key.target}"

@@ -1,18 +1,18 @@
 """Plans: TensorRT engines built for certain GPUs, kept in a cache beside the store and never in it.
 
     CACHE/<ONNX digest>/trt<version>-sm<capability>-<digest>.plan    the engine
-                        trt<version>-sm<capability>-<digest>.json    the record that vouches for its bytes
-                        trt<version>-sm<capability>-<digest>.lock    held by whoever builds it
-                        rtx<version>-<targets>-<digest>.*            the same of TensorRT for RTX
-                        rtx<version>-<targets>-<digest>-<gpu>.kernels    what its compiler made of it on a device
-                        rtx<version>-<targets>-<digest>-<gpu>-<batch>.captures    who captures its graphs faster there
+                        trt<version>-sm<capability>-<digest>.json    the record with the hash of its bytes
+                        trt<version>-sm<capability>-<digest>.lock    held while it is built
+                        rtx<version>-<targets>-<digest>.*            the same for TensorRT for RTX
+                        rtx<version>-<targets>-<digest>-<gpu>.kernels    kernels compiled from it on a device
+                        rtx<version>-<targets>-<digest>-<gpu>-<batch>.captures    the faster way to capture graphs
     CACHE/timing-trt<version>-sm<capability>.cache                   measured kernel times, shared by all builds
 
-TensorRT's plans are for one kind of GPU and built on it. Those of TensorRT for RTX are built anywhere and are for every
-GPU among their targets: the device's own kernels are made there, and kept.
+TensorRT's plans are built on the kind of GPU that they are for. Those of TensorRT for RTX are built anywhere, for
+several kinds of GPU; the device's kernels are compiled there and kept.
 
-Knows the records, the keys and where files lie, not what is in them: `convoy.models.plan_cache` finds and verifies
-plans. Knows neither library nor how a plan is built. The server and the builder share it.
+Knows records, keys and file names; `convoy.models.plan_cache` finds and verifies plans. The server and the builder
+share it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ SCHEMA_VERSION = 2
 RECIPE = 2
 
 LibraryName = Literal["tensorrt", "tensorrt-rtx"]
-# Whether every batch size has a profile of its own, or one profile spans them all.
+# Whether every batch size has its own profile, or one profile spans them all.
 Profiles = Literal["each", "range"]
 HardwareCompatibility = Literal["none", "same_compute_capability"]
 BuildState = Literal["waiting", "building", "built", "failed"]
 _PATH_PART = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+]*")
 _PREFIXES: dict[LibraryName, str] = {"tensorrt": "trt", "tensorrt-rtx": "rtx"}
-# What a plan without named targets runs on, by the documentation of TensorRT for RTX: this and later.
+# The devices of a plan without named targets, by the documentation of TensorRT for RTX: this and later.
 _OLDEST_PORTABLE = "8.0"
 
 
@@ -55,11 +55,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What the builder is asked for, as far as it changes the plan.
+    """The options of a build that affect the plan.
 
     The batch sizes, ascending, are those that a server runs. `workspace_mb` (MiB) bounds a kernel's scratch memory;
-    None leaves it to TensorRT. With "same_compute_capability" the plan serves every GPU of the same
-    capability, at some cost in speed; with "none" only GPUs of the same name. Raises UsageError.
+    None leaves it to TensorRT. With "same_compute_capability" the plan runs on every GPU of that capability, at some
+    cost in speed; with "none" only on GPUs of the same name. Raises UsageError.
     """
 
     precision: Precision
@@ -76,9 +76,9 @@ class BuildOptions:
             raise UsageError(f"the workspace must be at least 1 MiB, got {self.workspace_mb}")
 
     def serves(self, wanted: BuildOptions) -> bool:
-        """Whether a plan that was built so is as good as one that is built as `wanted`, or does more.
+        """Whether a plan built with these options is at least as good as one built as `wanted`.
 
-        Where each size has its own profile, a batch is padded to the next: one that doubles it is no use.
+        If each size has its own profile, a batch is padded to the next one; padding that doubles it is not acceptable.
         """
         if (self.precision, self.profiles) != (wanted.precision, wanted.profiles):
             return False
@@ -93,9 +93,9 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class PlanTarget:
-    """What a plan is built with and for.
+    """The library and the devices of a plan.
 
-    `capabilities` ascend; none of them: wherever the library's plans run by default. `gpu_name` is None where any GPU
+    `capabilities` is ascending; empty means wherever the library's plans run by default. `gpu_name` is None if any GPU
     of these capabilities will do.
     """
 
@@ -111,27 +111,27 @@ class PlanTarget:
 
     @property
     def where(self) -> str:
-        """The devices, for people."""
+        """The devices, as text."""
         if not self.capabilities:
             return f"compute capability {_OLDEST_PORTABLE} and later"
         return f"compute capability {', '.join(self.capabilities)}"
 
     def covers(self, gpu: Gpu) -> bool:
-        """Whether a plan for this target may run on `gpu`; what a library does not support it refuses itself."""
+        """Whether a plan for this target may run on `gpu`; a library refuses devices that it does not support."""
         if not self.capabilities:
             return as_number(gpu.compute_capability) >= as_number(_OLDEST_PORTABLE)
         return gpu.compute_capability in self.capabilities and self.gpu_name in (None, gpu.name)
 
     @property
     def stem(self) -> str:
-        """The beginning of the names of its files."""
+        """The beginning of its files' names."""
         parts = [f"sm{capability}" for capability in self.capabilities] or [PORTABLE]
         return f"{_PREFIXES[self.library]}{self.version}-{'+'.join(parts)}"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanKey:
-    """All that a plan depends on; `onnx_sha256` is `convoy.models.onnx_digest.onnx_digest` of its file."""
+    """Everything that a plan depends on; `onnx_sha256` is `convoy.models.onnx_digest.onnx_digest` of its file."""
 
     onnx_sha256: str
     target: PlanTarget
@@ -149,15 +149,16 @@ def plan_key(onnx_sha256: str, target: PlanTarget, options: BuildOptions) -> Pla
 
 
 def tensorrt_target(version: str, gpu: Gpu, options: BuildOptions) -> PlanTarget:
-    """What TensorRT builds on `gpu`: a plan for GPUs of the same name, unless asked for more."""
+    """TensorRT's target on `gpu`: GPUs of the same name, unless more is asked for."""
     is_for_any = options.hardware_compatibility == "same_compute_capability"
     return PlanTarget("tensorrt", version, (gpu.compute_capability,), None if is_for_any else gpu.name)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanAudit:
-    """What runs in which precision, by the library's own account: the number of layers that compute in each
-    (the narrowest of a layer's data types), and of all others, which mostly move or convert data."""
+    """What runs in which precision, as the library reports: the number of layers that compute in each (the narrowest of
+    a layer's data types), and the number of others, which mostly move or convert data.
+    """
 
     by_precision: dict[str, int]
     moving: int
@@ -169,11 +170,11 @@ class PlanAudit:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """What is known of a plan.
+    """What is known about a plan.
 
-    `scratch_bytes` is the device memory that a context needs, per profile; empty where no device was there to be asked,
-    and then `device_name` is empty, too. `audit` is None where the library did not tell what it built. `warnings` are
-    the parser's and the builder's own.
+    `scratch_bytes` is the device memory that a context needs, per profile; empty if there was no device, and then
+    `device_name` is empty too. `audit` is None if the library did not report it. `warnings` are the parser's and the
+    builder's.
     """
 
     schema_version: int
@@ -192,7 +193,7 @@ class PlanRecord:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A verified plan. `data` are the very bytes that were hashed: deserialise these and not the file again."""
+    """A verified plan. `data` are the very bytes that were hashed: deserialise these and do not read the file again."""
 
     path: Path
     record: PlanRecord
@@ -201,7 +202,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class NoPlan:
-    """There is no plan to use, and why; building it anew is always the remedy."""
+    """There is no plan to use, and why; building it again is always the remedy."""
 
     reason: str
 
@@ -210,8 +211,8 @@ class NoPlan:
 class BuildEvent:
     """One line of JSON on the builder's stdout, under `--json-progress`.
 
-    progress: `text` is TensorRT's phase, `step` of `total` done, `parent` the phase around it; note: for the
-    log; done: `text` is the plan's path; failed: `text` is the error, and the builder exits with 1 or 2.
+    progress: `text` is TensorRT's phase, `step` of `total` done, `parent` the enclosing phase; note: for the log; done:
+    `text` is the plan's path; failed: `text` is the error, and the builder exits with 1 or 2.
     """
 
     kind: Literal["progress", "note", "done", "failed"]
@@ -224,10 +225,10 @@ class BuildEvent:
 
 @dataclass(frozen=True, slots=True)
 class PlanBuild:
-    """How far a build of `file` is: `step` of `total` in the builder's `phase`.
+    """The state of a build of `file`: `step` of `total` in the builder's `phase`.
 
-    `reason` says why it failed, or why the plan does not serve although it was built; `refused`: the library does not
-    take the file, and would not on another try.
+    `reason` says why it failed, or why the plan does not serve although it was built. `refused` means that the library
+    does not accept the file, so a retry is pointless.
     """
 
     state: BuildState
@@ -243,7 +244,7 @@ class PlanBuild:
 
 @dataclass(frozen=True, slots=True)
 class PlanPaths:
-    """Where a key's files lie."""
+    """The file names of a key."""
 
     folder: Path
     stem: str
@@ -266,18 +267,18 @@ class PlanPaths:
         return self.folder / f"{self.stem}.lock"
 
     def kernels(self, gpu_name: str, driver: str) -> Path:
-        """What was compiled of the plan on such a GPU; it fits no other, nor another driver."""
+        """Kernels compiled from the plan on such a GPU; they fit no other GPU or driver."""
         return self.folder / f"{self.stem}-{_sha256_of([gpu_name, driver])[:16]}.kernels"
 
 
 def is_record(path: Path, library: LibraryName | None = None) -> bool:
-    """Whether a file of the cache is named as a plan's record is; of this library's, where one is given."""
+    """Whether a file of the cache has the name of a plan's record, of this library if one is given."""
     prefixes = tuple(_PREFIXES.values()) if library is None else (_PREFIXES[library],)
     return path.suffix == ".json" and path.name.startswith(prefixes)
 
 
 def timing_cache_path(cache: Path, key: PlanKey) -> Path:
-    """Where the kernel times for this TensorRT and device are remembered; they fit no other."""
+    """The file with kernel times for this TensorRT and device; they fit no other."""
     return cache / f"timing-{key.target.stem}.cache"
 
 

@@ -1,4 +1,4 @@
-"""The levels of urgency that a model's requests may have. Knows nothing of how they are kept."""
+"""The priority levels of a model's requests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from convoy.models.errors import BundleError
 
 @dataclass(frozen=True, slots=True)
 class Priorities:
-    """Into how many levels a model's requests fall, 1 the most urgent, and where those belong that name none of them.
+    """How many levels a model has, with 1 the most urgent, and the level of requests without a priority.
 
-    Who says nothing of levels has one above the ordinary and one below it.
+    By default there is one level above the ordinary one and one below it.
     """
 
     levels: int = 3

@@ -1,9 +1,8 @@
 """Typed records to JSON and back, strictly.
 
-Knows dataclasses, tuples, dicts with string keys, literals, optional values and JSON's scalars. Knows
-nothing of what the records mean. A value of the wrong type, a missing field without default and an
-unknown field are errors that name the path, because a manifest that is guessed at serves wrong answers.
-A field that was added later has a default, so that older files stay readable.
+Supports dataclasses, tuples, dicts with string keys, literals, optional values and JSON's scalars. A value of the wrong
+type, a missing field without a default and an unknown field are errors that name the path, because guessing at a
+manifest would serve wrong answers. Fields that were added later have defaults, so that older files stay readable.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ RecordType = TypeVar("RecordType")
 
 
 class RecordError(ValueError):
-    """The JSON does not have the shape of the record; the message starts with the path."""
+    """The JSON does not match the record; the message starts with the path."""
 
 
 def to_jsonable(record: object) -> Any:
@@ -32,7 +31,7 @@ def to_jsonable(record: object) -> Any:
 
 
 def from_jsonable(kind: type[RecordType], data: Any, where: str) -> RecordType:
-    """`data` as a `kind`; `where` is the path that error messages start with.
+    """Parse `data` as a `kind`; error messages start with the path `where`.
 
     Raises RecordError.
     """

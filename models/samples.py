@@ -1,8 +1,7 @@
 """Labelled images and their split into train, calibration and test.
 
-Knows samples, parts and the path from a sample to a model's input. Knows nothing of where images come from
-(`convoy.models.datasets` does), of training or of engines. A sample is always encoded bytes, so that whoever uses it
-goes through `convoy.models.images`, the server's own path.
+`convoy.models.datasets` reads them from their sources. A sample is always encoded bytes, so that everything that uses
+it goes through `convoy.models.images`, the server's own code.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ NO_OTHER_NAMES: Mapping[str, str] = MappingProxyType({})
 class Sample:
     """One labelled image. `content` is a file to read when needed, or uint8 pixels [H, W, 3] to encode.
 
-    `sha256` is over the file's bytes, or over the pixels where there is no file: the bytes of a PNG
-    depend on the zlib that wrote it, and the split must not.
+    `sha256` is over the file's bytes, or over the pixels if there is no file: the bytes of a PNG depend on the zlib
+    that wrote it, and the split must not.
     """
 
     name: str
@@ -48,7 +47,7 @@ class Sample:
     content: Path | Pixels
 
     def encoded(self) -> bytes:
-        """The image as it would arrive in a request. Raises ImageError when its file cannot be read."""
+        """The image as it would arrive in a request. Raises ImageError if its file cannot be read."""
         if isinstance(self.content, Path):
             return read_image_file(self.content)
         return encode_png(self.content)
@@ -56,27 +55,27 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Samples by part; `label` of a sample is an index into `labels`."""
+    """Samples by part; the `label` of a sample is an index into `labels`."""
 
     name: str
     labels: tuple[str, ...]
     parts: Mapping[Part, Sequence[Sample]]
 
     def part(self, part: Part) -> Sequence[Sample]:
-        """The samples of one part. Raises JobError when there are none."""
+        """The samples of one part. Raises JobError if there are none."""
         if not self.parts[part]:
             raise JobError(f"data set {self.name} has no {part} images; add images or make the folder {part}/")
         return self.parts[part]
 
     def part_sha256(self, part: Part) -> str:
-        """One hash over all images of a part, whatever their order."""
+        """One hash over all images of a part, independent of their order."""
         return content_sha256(self.parts[part])
 
     def in_order_of(self, labels: Sequence[str], known_as: Mapping[str, str] = NO_OTHER_NAMES) -> Dataset:
-        """The same samples with their labels renumbered to be indices into `labels`, matched by name.
+        """The same samples with labels renumbered as indices into `labels`, matched by name.
 
-        `known_as` gives for the name of a class here its name there, where that is another. `labels` may have more
-        classes. Raises JobError when they lack one that is here.
+        `known_as` maps class names here to names there, if they differ. `labels` may have more classes. Raises JobError
+        if they lack one that is here.
         """
         place = {label: index for index, label in enumerate(labels)}
         names = [known_as.get(label, label) for label in self.labels]
@@ -96,7 +95,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class DecodedPart:
-    """`images` [N, ...] as the spec's front says, `labels` int64 [N], and the names of what did not decode."""
+    """`images` [N, ...] as the spec's front says, `labels` int64 [N], and the names of images that did not decode."""
 
     images: Pixels | npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64]
@@ -106,7 +105,7 @@ class DecodedPart:
 def decode(
     samples: Sequence[Sample], image: ImageSpec, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> DecodedPart:
-    """All samples through `convoy.models.images`. Broken ones are skipped; more than 1 % of them is a JobError.
+    """Decode all samples through `convoy.models.images`. Skips broken ones; raises JobError if more than 1 % are.
 
     `progress` is called with the number of images done and the total.
     """
@@ -125,31 +124,31 @@ def decode(
 
 
 def refuse_broken(names: Sequence[str], total: int) -> None:
-    """Raises JobError where more than 1 % of the images are broken."""
+    """Raise JobError if more than 1 % of the images are broken."""
     if len(names) > MAX_BROKEN_FRACTION * total:
         raise JobError(f"{len(names)} of {total} images cannot be read: {some(names)}; remove or repair them")
 
 
 def content_sha256(samples: Sequence[Sample]) -> str:
-    """One hash over all of the images, whatever their order."""
+    """One hash over all images, independent of their order."""
     return hashlib.sha256("".join(sorted(sample.sha256 for sample in samples)).encode()).hexdigest()
 
 
 def split_by_content(samples: Sequence[Sample], test_percent: int = TEST_PERCENT) -> dict[Part, Sequence[Sample]]:
-    """Each sample into the part that the sha256 of its image names.
+    """Assign each sample to a part by the sha256 of its image.
 
-    The same on every machine and in every order; it does not move when images are added, and puts equal
-    images into the same part, so that nothing is evaluated on what it was trained or calibrated on.
+    The result is the same on every machine and in every order, does not change for existing images when others are
+    added, and puts equal images into the same part, so nothing is evaluated on what it was trained or calibrated on.
     """
     places = split_by_hash([sample.sha256 for sample in samples], test_percent)
     return {part: tuple(samples[place] for place in members) for part, members in places.items()}
 
 
 def split_by_hash(hashes: Sequence[str], test_percent: int = TEST_PERCENT) -> dict[Part, list[int]]:
-    """The places of the hashes (hexadecimal) that fall into each part."""
+    """The positions of the hashes (hexadecimal) that belong to each part."""
     parts: dict[Part, list[int]] = {part: [] for part in PARTS}
     for place, sha256 in enumerate(hashes):
-        # The last bits, not the first: image stores shard by the first, which would skew a part of a shard.
+        # The last bits, because image stores shard by the first, which would skew a shard's parts.
         percent = int(sha256[-8:], 16) % 100
         in_test, in_calibration = percent < test_percent, percent < test_percent + CALIBRATION_PERCENT
         parts["test" if in_test else "calibration" if in_calibration else "train"].append(place)

@@ -1,8 +1,7 @@
-"""What a model takes and gives, in the field's terms.
+"""A model's inputs and outputs: names, dtypes, shapes, image preprocessing and labels.
 
-Knows tensor names, dtypes, shapes, image preprocessing and labels. Knows nothing of files, engines or
-requests. Dtypes are the Open Inference Protocol's names (`UINT8`, `FP32`, ...), because that is what
-clients see and what every other format translates from without loss.
+Dtypes are the Open Inference Protocol's names (`UINT8`, `FP32`, ...), which clients see and which translate to every
+other format without loss.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from convoy.models.errors import BundleError
 from convoy.models.priorities import ORDINARY_PRIORITIES, Priorities
 from convoy.models.tasks import CLASS_TASKS, DetectionOutputs, SegmentationOutput, Task
 
-# Open Inference Protocol name -> numpy. BYTES are byte strings of any length; BF16 is unknown to numpy, so it is
-# two opaque bytes. `convoy.models.tensors` turns both into bytes and back.
+# Open Inference Protocol name -> numpy. BYTES are byte strings of any length; numpy has no BF16, so it is two opaque
+# bytes. `convoy.models.tensors` converts both to bytes and back.
 NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype(np.uint8),
@@ -37,7 +36,7 @@ NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
     "BF16": np.dtype("V2"),
 }
 
-# The other way, for what numpy has numbers of.
+# The reverse, for types that numpy has as numbers.
 OIP_NAMES: dict[np.dtype[np.generic], str] = {
     dtype: name for name, dtype in NUMPY_DTYPES.items() if dtype.kind in "biuf"
 }
@@ -52,9 +51,9 @@ Activation = Literal["softmax", "sigmoid", "none"]
 class TensorSpec:
     """One named input or output.
 
-    `shape` is that of one sample, without the batch dimension, when the model's `max_batch_size` is
-    at least 1; otherwise it is the whole shape. -1 stands for a size known only at run time. `example` is a shape
-    without such sizes that the model is known to run at; empty where none was looked for.
+    `shape` is that of one sample, without the batch dimension, if the model's `max_batch_size` is at least 1; otherwise
+    it is the whole shape. -1 is a size known only at run time. `example` is a shape without -1 at which the model is
+    known to run; empty if none was determined.
     """
 
     name: str
@@ -73,11 +72,11 @@ class TensorSpec:
 
     @cached_property
     def drawn_shape(self) -> tuple[int, ...]:
-        """A shape to run the model at where no request says one: the example, else a 1 for each free size."""
+        """The shape for runs without a request: the example, or 1 for each dynamic size."""
         return self.example or tuple([1 if size < 0 else size for size in self.shape])
 
     def without_batch(self) -> TensorSpec:
-        """The spec of one sample, of one with the whole shape."""
+        """Convert a spec with a whole shape to that of one sample."""
         return replace(self, shape=self.shape[1:], example=self.example[1:])
 
     @cached_property
@@ -86,19 +85,19 @@ class TensorSpec:
 
     @cached_property
     def is_strings(self) -> bool:
-        """Whether an element is a byte string, so that no shape tells how many bytes there are."""
+        """Whether elements are byte strings, so that the shape does not determine the number of bytes."""
         return self.dtype == "BYTES"
 
     @cached_property
     def sample_bytes(self) -> int | None:
-        """Bytes of one sample, or None where a size is known only at run time."""
+        """Bytes of one sample, or None if a size is known only at run time."""
         if self.is_strings or any(size < 0 for size in self.shape):
             return None
         return math.prod(self.shape) * self.numpy_dtype.itemsize
 
 
 def fits(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether a tensor of these sizes is one of this shape, in which -1 stands for any size."""
+    """Whether a tensor of these sizes has this shape, in which -1 is any size."""
     return len(sizes) == len(shape) and all(b in (-1, a) for a, b in zip(sizes, shape, strict=True)) and -1 not in sizes
 
 
@@ -106,11 +105,11 @@ def fits(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 class ImageSpec:
     """How encoded bytes become the model's one image input.
 
-    `resize_mode` "shorter_side" scales so that the shorter side is `resize_px` and then crops the centre
-    to `height` x `width`; "exact" scales straight to `height` x `width` and ignores `resize_px`.
-    `mean` and `std` apply to values scaled to [0, 1], one per channel. With front "uint8_nhwc" they are
-    already inside the graph and the tensor is uint8 [N, height, width, channels]; with "float32_nchw" the
-    host applies them and the tensor is float32 [N, channels, height, width].
+    `resize_mode` "shorter_side" scales so that the shorter side is `resize_px` and then crops the centre to `height` x
+    `width`; "exact" scales directly to `height` x `width` and ignores `resize_px`. `mean` and `std` apply to values
+    scaled to [0, 1], one per channel. With front "uint8_nhwc" they are already inside the graph and the tensor is uint8
+    [N, height, width, channels]; with "float32_nchw" the host applies them and the tensor is float32 [N, channels,
+    height, width].
     """
 
     height: int
@@ -138,7 +137,7 @@ class ImageSpec:
 
     @staticmethod
     def plain(height: int, width: int, channels: Literal[1, 3], front: Front) -> ImageSpec:
-        """Straight to a size, with values in [0, 1] as they are."""
+        """Resize exactly to a size, with values in [0, 1] and no normalisation."""
         return ImageSpec(
             height=height,
             width=width,
@@ -171,13 +170,13 @@ class ImageSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a model takes and gives.
+    """A model's inputs, outputs and labels.
 
-    `max_batch_size` 0 means that the model has no batch dimension: shapes are whole and a run serves one
-    request. `labels` is empty where there are none. `activation` turns outputs into scores at the edge: softmax for one
-    class of several (of log-probabilities, it gives their powers), sigmoid for classes that stand each for itself, none
-    for what are scores already. Two labels for one output name what a low and a high score of it stand for. `labels`
-    are those of the first output, `further_labels` those of the others, in order; empty where there are none.
+    `max_batch_size` 0 means that the model has no batch dimension: shapes are whole, and a run serves one request.
+    `labels` is empty if there are none. `activation` turns outputs into scores: softmax for one class of several (of
+    log-probabilities it gives their exponentials), sigmoid for independent classes, none for what are scores already.
+    Two labels for one output name the meaning of a low and a high score. `labels` are those of the first output,
+    `further_labels` those of the others, in order; empty if there are none.
     """
 
     name: str
@@ -194,7 +193,7 @@ class ModelSpec:
     further_labels: tuple[tuple[str, ...], ...] = ()
 
     def labels_of(self, output: int) -> tuple[str, ...]:
-        """The labels of one output, by its place."""
+        """The labels of an output, by index."""
         return (self.labels, *self.further_labels)[output] if output <= len(self.further_labels) else ()
 
     @cached_property
@@ -203,11 +202,11 @@ class ModelSpec:
 
     @cached_property
     def is_binary(self) -> bool:
-        """Whether one output tells two classes apart."""
+        """Whether one output distinguishes two classes."""
         return len(self.labels) == 2 and self.outputs[0].shape[-1:] == (1,)
 
     def output_index(self, name: str) -> int:
-        """Which of the outputs has this name. Raises ValueError."""
+        """The index of the output with this name. Raises ValueError."""
         return [output.name for output in self.outputs].index(name)
 
     def __post_init__(self) -> None:

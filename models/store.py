@@ -1,9 +1,10 @@
-"""A store: a folder of models, each a folder of numbered versions; or one model alone, in the place of that folder.
+"""A store: a folder of models, each a folder of numbered versions; or a single model in place of that folder.
 
-Knows which versions are there, which number comes next, and how a finished folder becomes a version. No name
-leads out of it: whatever names a model, on a wire or on a command line, is checked here before a path is made of it.
-A link that lies in the store leads where its owner wants it to.
-Knows nothing of what is inside a version; `convoy.models.bundle` reads bundles and the server reads bare models.
+Finds versions, assigns the next number, and turns a finished folder into a version. Every name of a model, from a
+request or a command line, is checked here before a path is made of it, so no name leads out of the store. Links in the
+store are followed.
+
+`convoy.models.bundle` reads bundles, and the server reads bare models.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from convoy.models.bundle import MANIFEST
 from convoy.models.errors import JobError, UsageError
 from convoy.models.files import sync
 
-# What comes with Convoy, to try it on.
+# The demo store that comes with Convoy.
 DEMO_STORE = Path(__file__).parent / "demo"
 BARE_MODEL = "model.onnx"
 CONFIG = "config.pbtxt"
-# A version being written; the leading dot keeps every reader away from it.
+# A version being written; readers ignore names with a leading dot.
 _PARTIAL_PREFIX = ".writing-"
 _SHOWN_LETTERS = 100
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# As in Triton: a version is a number without leading zeros; every other folder is not a version.
+# As in Triton: a version is a number without leading zeros; other folders are not versions.
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
 
@@ -42,26 +43,27 @@ class StoredVersion:
     name: str
     version: int
     folder: Path
-    is_flat: bool = False  # nothing is around its folder that were the model's
+    is_flat: bool = False  # its parent folder is not the model's
 
     @property
     def model_folder(self) -> Path:
-        """Where a bare model's configuration and labels are."""
+        """The folder of a bare model's configuration and labels."""
         return self.folder if self.is_flat else self.folder.parent
 
     @property
     def is_bundle(self) -> bool:
-        """Whether it claims to be a bundle; without a manifest it can only be a bare model, whose configuration may
-        give its file another name."""
+        """Whether it claims to be a bundle. Without a manifest it can only be a bare model, whose configuration may
+        give its file another name.
+        """
         bare = (self.folder / BARE_MODEL, self.model_folder / CONFIG)
         return os.path.lexists(self.folder / MANIFEST) or not any(map(os.path.lexists, bare))
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """`only` is the name of the one model that `root` is; None where it is a folder of models.
+    """A store. `only` is the name of the single model that `root` is, or None for a folder of models.
 
-    `is_flat`: of that one, `root` is a version's folder, and that counts as version 1.
+    `is_flat` means that `root` is the folder of that model's only version, which counts as version 1.
     """
 
     root: Path
@@ -70,33 +72,35 @@ class Store:
 
     @staticmethod
     def at(root: Path, model_name: str | None = None) -> Store:
-        """The store at an existing folder. `model_name` is the one's that the folder may be. Raises UsageError."""
+        """The store at an existing folder. `model_name` names the model if the folder is a single one. Raises
+        UsageError.
+        """
         if not root.is_dir():
             raise UsageError(f"there is no store at {root}; create the folder, or name another one with --store")
         try:
             layout = find_layout(lambda path: _folders(root / path), lambda path: os.path.lexists(root / path))
-        except OSError:  # whoever looks into it is told
+        except OSError:  # reading it will report the error
             layout = StoreLayout.MODELS
         return Store.of_layout(root, layout, model_name)
 
     @staticmethod
     def of_layout(root: Path, layout: StoreLayout, model_name: str | None) -> Store:
-        """The same where it is known what the folder holds. Raises UsageError."""
+        """The same for a known layout. Raises UsageError."""
         if layout is StoreLayout.MODELS:
             return Store(root)
         return Store(root, name_of_only(root, model_name), layout is StoreLayout.ONE_VERSION)
 
     def names(self) -> list[str]:
-        """The names of all models, sorted; also of those whose folder cannot be looked into. Raises OSError."""
+        """The names of all models, sorted, including folders that cannot be read. Raises OSError."""
         if self.only is not None:
             self.root.stat()
             return [self.only]
         return sorted(name for name in _folders(self.root) if is_name(name))
 
     def versions(self, name: str) -> list[StoredVersion]:
-        """All versions of a model, highest first; empty where there are none. One that cannot be read is among them.
+        """All versions of a model, highest first, including those that cannot be read; empty if there are none.
 
-        Raises OSError where the model's folder cannot be read, UsageError where the name is none.
+        Raises OSError if the model's folder cannot be read, and UsageError for an invalid name.
         """
         check_name(name)
         if self.only not in (None, name):
@@ -111,16 +115,15 @@ class Store:
         return [self.version(name, number) for number in sorted(numbers, reverse=True)]
 
     def version(self, name: str, number: int) -> StoredVersion:
-        """Where a version lies, whether it is there or not. Raises UsageError where the name is none."""
+        """The place of a version, whether it exists or not. Raises UsageError for an invalid name."""
         folder = self.root / check_name(name) if name != self.only else self.root
         return StoredVersion(name, number, folder if self.is_flat else folder / str(number), self.is_flat)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """An empty folder beside the model's versions; a body that ends well makes it version max+1.
+        """An empty folder beside the model's versions, which becomes version max+1 if the body succeeds.
 
-        A body that raises, or is interrupted, leaves nothing behind. Raises JobError for a full or
-        read-only disk.
+        If the body raises or is interrupted, nothing remains. Raises JobError for a full or read-only disk.
         """
         parent = self.root / check_name(name)
         existed = parent.exists()
@@ -145,7 +148,7 @@ class Store:
             versions = self.versions(name)
             target = partial.parent / str(versions[0].version + 1 if versions else 1)
             try:
-                # rename() refuses a non-empty target, so two exports at once get two numbers.
+                # rename() refuses a non-empty target, so two concurrent exports get two numbers.
                 partial.rename(target)
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
@@ -156,7 +159,7 @@ class Store:
 
 
 class StoreLayout(Enum):
-    """What a folder holds that is to be a store."""
+    """The layout of a folder that is to be a store."""
 
     MODELS = auto()  # NAME/1/manifest.json
     VERSIONS = auto()  # 1/manifest.json
@@ -164,10 +167,10 @@ class StoreLayout(Enum):
 
 
 def find_layout(folders: Callable[[str], Iterable[str]], exists: Callable[[str], bool]) -> StoreLayout:
-    """What lies in a store tells; both are asked about paths in it.
+    """Determine the layout of a store through two functions that look at paths in it.
 
-    `folders` gives the names of those in a folder, "" the store itself; `exists` whether something is there. Something
-    that is out of place in a folder of models does not make it one model. Raises OSError.
+    `folders` returns the names of folders in a folder, "" being the store itself; `exists` says whether something is
+    there. A misplaced entry in a folder of models does not make it a single model. Raises OSError.
     """
     if _is_version(exists):
         return StoreLayout.ONE_VERSION
@@ -196,7 +199,7 @@ def is_name(name: str) -> bool:
 
 
 def name_of_only(root: Path | str, model_name: str | None) -> str:
-    """The name that was given to the one model that a store is. Raises UsageError where there is none."""
+    """Check the name for a store that is a single model. Raises UsageError if there is none."""
     if not model_name:
         raise UsageError(
             f"{root} is one model and not a folder of models, so nothing there says its name; "
@@ -206,7 +209,7 @@ def name_of_only(root: Path | str, model_name: str | None) -> str:
 
 
 def check_name(name: str) -> str:
-    """The name itself. Raises UsageError if it cannot be a folder and a part of a URL."""
+    """Return the name. Raises UsageError if it cannot be a folder and a part of a URL."""
     if not is_name(name):
         raise UsageError(
             f"{shown_name(name)} cannot be a model's name; use up to 128 letters, digits, '.', '_' and '-', "
@@ -216,17 +219,17 @@ def check_name(name: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """A name of anybody's in quotes, as it fits into a message."""
+    """An arbitrary name in quotes, shortened for a message."""
     return repr(name if len(name) <= _SHOWN_LETTERS else f"{name[:_SHOWN_LETTERS]}...")
 
 
 def _folders(folder: Path) -> Iterator[str]:
-    """The names of the folders in a folder, and of what might be one if only it could be told. Raises OSError."""
+    """The names of folders, and of entries whose kind cannot be determined. Raises OSError."""
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
                 is_folder = entry.is_dir()
-            except OSError:  # a link that goes round in a circle, a disk that is away: whoever opens it is told why
+            except OSError:  # a circular link or a missing disk: opening it reports the error
                 is_folder = True
             if is_folder:
                 yield entry.name
@@ -234,7 +237,7 @@ def _folders(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn a full, read-only or forbidden disk into a JobError that says what to do."""
+    """Turn errors of a full, read-only or forbidden disk into a JobError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -246,7 +249,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 def sync_tree(folder: Path) -> None:
-    """Make everything in a folder readable by all, and its bytes and names survive a power cut. Raises OSError."""
+    """Make everything in a folder readable by all, and durable. Raises OSError."""
     for path in folder.rglob("*"):
         if path.is_file():
             path.chmod(0o644)

@@ -1,9 +1,7 @@
-"""What a model's outputs are for, and which of them hold what: the words with which a spec declares it.
+"""The task of a model's outputs, and which output holds what, as a spec declares it.
 
-Knows names, shapes and dtypes of outputs. Knows nothing of files, of requests, nor how an answer is made of outputs:
-all that is declared here is data, so that no code of a model's author runs to read its outputs.
-
-Shapes are those of one sample, without the batch dimension. -1 stands for a size known only at run time.
+Everything declared here is data, so no code of a model's author runs to read its outputs. Shapes are those of one
+sample, without the batch dimension. -1 is a size known only at run time.
 """
 
 from __future__ import annotations
@@ -15,16 +13,16 @@ from typing import Literal, Protocol
 
 from convoy.models.errors import BundleError
 
-# "classify": one class of several. "multilabel": classes that stand each for itself. "segment": a class for each pixel.
-# "detect": boxes with a class and a score. "none": tensors in, tensors out, and nothing is known of their meaning.
+# "classify": one class of several. "multilabel": independent classes. "segment": a class for each pixel. "detect":
+# boxes with a class and a score. "none": tensors in, tensors out, with unknown meaning.
 Task = Literal["classify", "multilabel", "segment", "detect", "none"]
 CLASS_TASKS: tuple[Task, ...] = ("classify", "multilabel")
-# How the four numbers of a box are read: corners; a corner, width and height; or the centre, width and height.
+# The four numbers of a box: corners; a corner, width and height; or centre, width and height.
 BoxForm = Literal["xyxy", "xywh", "cxcywh"]
-# Of pixels of the network's input, or as shares of its width and height.
+# In pixels of the network's input, or as shares of its width and height.
 BoxUnit = Literal["pixels", "fractions"]
 
-# A class map is one byte a pixel, and the last number stands for a pixel that the network did not see.
+# A class map has one byte per pixel; the last value marks pixels that the network did not see.
 MAX_MAP_CLASSES = 255
 
 _FLOATS = ("FP16", "FP32", "FP64")
@@ -42,17 +40,17 @@ class _Tensor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SegmentationOutput:
-    """Which output holds a class for each pixel.
+    """The output that holds a class for each pixel.
 
     `class_map` is float [C, H, W], a score per class, of which the largest counts; or integer [H, W], the class itself.
-    With C = 1, a score of 0.5 and more (after the spec's activation) is class 1, and less is class 0. H and W need not
-    be the input's: the map covers the input all the same.
+    With C = 1, a score of at least 0.5 (after the spec's activation) is class 1, and less is class 0. H and W may
+    differ from the input's: the map always covers the whole input.
     """
 
     class_map: str
 
     def check(self, outputs: Sequence[_Tensor]) -> int | None:
-        """How many classes the map tells apart, None where its shape does not say. Raises BundleError."""
+        """The number of classes in the map, None if its shape does not tell. Raises BundleError."""
         output = _found("segment", "class map", self.class_map, outputs)
         shape = output.shape
         if len(shape) == 2 and output.dtype in _INTEGERS:
@@ -66,11 +64,11 @@ class SegmentationOutput:
 
 @dataclass(frozen=True, slots=True)
 class AnchorLevel:
-    """The anchors that stand on one grid of a detector: one of each size at each of its cells.
+    """The anchors of one grid of a detector: one of each size at each cell.
 
-    The centre of those in row r and column c is at x = (c + `offset`) * `step_x_px`, y = (r + `offset`) * `step_y_px`
-    in pixels of the network's input; `sizes_px` are pairs of width and height. They come row by row, within
-    a row column by column, within a cell in the order of the sizes.
+    In row r and column c they are centred at x = (c + `offset`) * `step_x_px`, y = (r + `offset`) * `step_y_px`, in
+    pixels of the network's input; `sizes_px` are pairs of width and height. Their order is row by row, within a row
+    column by column, within a cell in the order of the sizes.
     """
 
     rows: int
@@ -99,19 +97,18 @@ class AnchorLevel:
 
 @dataclass(frozen=True, slots=True)
 class DetectionOutputs:
-    """Which outputs hold boxes, and what is left to do until they are detections.
+    """The outputs that hold boxes, and the steps that turn them into detections.
 
-    `boxes` is float [K, 4], read by `box_form` and `box_unit`. With `anchors` it holds instead what a box differs from
-    the anchor of its row, (dx, dy, dw, dh) times `anchor_weights`: the centre moved by dx widths and dy heights, the
-    size times e to the dw and dh, of which at most ln(1000 / 16) counts (Girshick et al., 2014). `scores` is
-    float [K, C], a score per class, or [K]; then `labels` is integer [K], or None where there is one class. `count`,
-    integer [] or [1], says how many rows count; without it all do. A row with a label below 0 or with a score of 0 is
-    padding.
+    `boxes` is float [K, 4], read by `box_form` and `box_unit`. With `anchors` it holds the difference from the anchor
+    of its row, (dx, dy, dw, dh) times `anchor_weights`: the centre moved by dx widths and dy heights, the size times e
+    to the dw and dh, of which at most ln(1000 / 16) counts (Girshick et al., 2014). `scores` is float [K, C], a score
+    per class, or [K]; then `labels` is integer [K], or None if there is one class. `count`, integer [] or [1], is the
+    number of valid rows; without it all are valid. Rows with a label below 0 or a score of 0 are padding.
 
-    `background` is the class that stands for no object. `threshold` is the least score that is answered where a
-    request names none, after the spec's activation. `iou_threshold` is how much boxes of one class may overlap
-    (intersection over union) before the lower score goes; None: the graph has seen to it. At most `max_candidates` go
-    into that, the best, and at most `max_boxes` come out where a request does not say how many.
+    `background` is the class that stands for no object. `threshold` is the default minimum score, after the spec's
+    activation. `iou_threshold` is how much boxes of one class may overlap (intersection over union) before the lower
+    score is dropped; None if the graph does that itself. At most `max_candidates` boxes, the best, go into that step,
+    and at most `max_boxes` come out by default.
     """
 
     boxes: str
@@ -140,11 +137,11 @@ class DetectionOutputs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The outputs that are needed: boxes, scores, and those of labels and count that there are."""
+        """The needed outputs: boxes, scores, and labels and count if there are any."""
         return tuple(name for name in (self.boxes, self.scores, self.labels, self.count) if name is not None)
 
     def check(self, outputs: Sequence[_Tensor]) -> int | None:
-        """How many classes the scores tell apart, None where their shape does not say. Raises BundleError."""
+        """The number of classes of the scores, None if their shape does not tell. Raises BundleError."""
         boxes = _found("detect", "boxes", self.boxes, outputs)
         scores = _found("detect", "scores", self.scores, outputs)
         if len(boxes.shape) != 2 or boxes.shape[1] != 4 or boxes.dtype not in _FLOATS:

@@ -1,8 +1,7 @@
-"""A tensor's bytes, as the protocol and the engines exchange them, to and from numpy arrays.
+"""Convert tensors' bytes, as the protocol and the engines exchange them, to and from numpy arrays.
 
-Most dtypes are numpy's own. Two are not: BYTES, whose elements are byte strings of any length, each
-travelling as its length (u32, little-endian) and then its bytes; and BF16, which numpy does not know, so
-that an element is two opaque bytes. Knows nothing of requests or engines.
+Most dtypes are numpy's. Two are not: BYTES, whose elements are byte strings of any length, each sent as its length
+(u32, little-endian) and its bytes; and BF16, which numpy lacks, so an element is two opaque bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _LENGTH = Struct("<I")
 
 
 class TensorBytes(NamedTuple):
-    """A tensor: its whole shape, and its bytes wherever they lie."""
+    """A tensor: its whole shape, and its bytes."""
 
     shape: tuple[int, ...]
     data: memoryview
@@ -34,7 +33,7 @@ class MalformedStrings(ValueError):
 
 
 def pack(elements: Iterable[bytes]) -> bytearray:
-    """Byte strings, each behind its length."""
+    """Pack byte strings, each after its length."""
     packed = bytearray()
     for element in elements:
         packed += _LENGTH.pack(len(element))
@@ -48,7 +47,7 @@ def unpack(data: memoryview) -> list[bytes]:
 
 
 def objection_to_strings(data: memoryview, count: int, subject: str, *, text_only: bool) -> str:
-    """Why `data` is not `count` byte strings, or nothing when it is; `subject` names the tensor.
+    """Why `data` is not `count` byte strings, or empty if it is; `subject` names the tensor.
 
     With `text_only` each of them must be UTF-8.
     """
@@ -73,7 +72,7 @@ def to_bytes(array: np.ndarray, spec: TensorSpec) -> memoryview:
 
 
 def from_bytes(data: memoryview, spec: TensorSpec, shape: tuple[int, ...]) -> np.ndarray:
-    """The array of these bytes: a view of them, a copy of strings. Raises MalformedStrings."""
+    """The array of these bytes: a view, or a copy of strings. Raises MalformedStrings."""
     if not spec.is_strings:
         return np.frombuffer(data, spec.numpy_dtype).reshape(shape)
     elements = unpack(data)
@@ -85,9 +84,9 @@ def from_bytes(data: memoryview, spec: TensorSpec, shape: tuple[int, ...]) -> np
 def random_values(
     generator: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], *, are_indices: bool = False
 ) -> np.ndarray:
-    """Numbers from 0 to 100 in the tensor's dtype; as strings, their digits.
+    """Random numbers from 0 to 100 in the tensor's dtype; for strings, their digits.
 
-    With `are_indices` whole numbers beyond bytes are 0 or 1, which every table has that a network looks things up in.
+    With `are_indices`, integers wider than bytes are 0 or 1, which are valid in every lookup table.
     """
     if spec.dtype == "BOOL" or (are_indices and spec.numpy_dtype.kind in "iu" and spec.numpy_dtype.itemsize > 1):
         return generator.integers(0, 2, shape).astype(spec.numpy_dtype)
@@ -104,7 +103,7 @@ def random_values(
 
 
 def as_numbers(array: np.ndarray) -> np.ndarray:
-    """The same array where it holds numbers that numpy knows; BF16 as FP32."""
+    """The array as numbers, if it holds numbers; BF16 as FP32."""
     if array.dtype.kind != "V":
         return array
     return np.asarray(array.view("<u2").astype("<u4") << 16).view("<f4")

@@ -1,6 +1,6 @@
-"""TLS as both ends are told of it: files in PEM, tried as soon as they are read, and what the libraries make of them.
+"""TLS for both ends: PEM files, checked when they are read.
 
-A server keeps the texts and not the files: what was tried is what serves, whatever becomes of the files.
+A server keeps the contents and not the files, so what was checked is what serves, whatever happens to the files.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from convoy.models.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """The chain of certificates that a server shows, its key, and who has signed its clients' where those must show
-    one; all PEM.
-    """
+    """A server's certificate chain, its key, and the CA of its clients' certificates if they must have one; all PEM."""
 
     chain: str
     key: str = field(repr=False)
@@ -28,7 +26,9 @@ class ServerTls:
 
     @staticmethod
     def read(cert_file: Path, key_file: Path | None, client_ca_file: Path | None) -> ServerTls:
-        """Without a `key_file` the key is in `cert_file`, too. Raises UsageError where that makes no TLS."""
+        """Read the files. Without a `key_file`, `cert_file` also has the key. Raises UsageError if they do not fit
+        together.
+        """
         cert = _File("--tls-cert-file", cert_file)
         key = cert if key_file is None else _File("--tls-key-file", key_file)
         ca = None if client_ca_file is None else _File("--tls-client-ca-file", client_ca_file)
@@ -38,7 +38,7 @@ class ServerTls:
         return read
 
     def context(self) -> ssl.SSLContext:
-        """For HTTP/1.1 over TLS 1.2 or later. Raises ssl.SSLError."""
+        """A context for HTTP/1.1 over TLS 1.2 or later. Raises ssl.SSLError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION
@@ -52,7 +52,7 @@ class ServerTls:
 
 
 class ClientTlsNames(NamedTuple):
-    """How whoever named the files calls them, for errors."""
+    """The names of the files for error messages, such as option names."""
 
     ca_file: str = "--ca-file"
     cert_file: str = "--client-cert-file"
@@ -64,8 +64,8 @@ _OPTIONS = ClientTlsNames()
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Files of a client: who has signed the server's certificate (None: whom this machine trusts), and what it shows of
-    its own. Raises UsageError where TLS cannot be spoken with them.
+    """A client's files: the CA of the server's certificate (None: those that this machine trusts), and the client's own
+    certificate. Raises UsageError if they cannot be used.
     """
 
     ca_file: str | None = None
@@ -79,7 +79,7 @@ class ClientTls:
         self.context()
 
     def context(self) -> ssl.SSLContext:
-        """For any library that takes one. Raises UsageError."""
+        """A context for any library that takes one. Raises UsageError."""
         ca, cert, key = self._files()
         for one in (ca, cert, key):
             if one is not None:
@@ -112,7 +112,7 @@ class _File(NamedTuple):
         return f"{self.option} {self.path}"
 
     def text(self) -> str:
-        """Raises UsageError."""
+        """Read a file. Raises UsageError."""
         try:
             return self.path.read_text()
         except (OSError, ValueError) as error:
@@ -121,7 +121,7 @@ class _File(NamedTuple):
 
 @contextmanager
 def _explained(cert: _File | None, key: _File | None, ca: _File | None) -> Iterator[None]:
-    """What the library says in codes, in words."""
+    """Explain the library's error codes."""
     try:
         yield
     except (ssl.SSLError, ValueError) as error:
@@ -143,13 +143,13 @@ def _words(cert: _File | None, key: _File | None, ca: _File | None, error: Excep
 
 
 def _no_password() -> str:
-    """Else the library would ask the terminal."""
+    """Otherwise the library would prompt on the terminal."""
     return ""
 
 
 @contextmanager
 def _as_file(text: str) -> Iterator[str]:
-    """A name under which the library, which reads nothing but files, finds the text; it never comes to a disk."""
+    """A file name for text, for a library that only reads files; it is never written to a disk."""
     descriptor = os.memfd_create("convoy-pem")
     try:
         os.write(descriptor, text.encode())

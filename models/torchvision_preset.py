@@ -1,4 +1,4 @@
-"""torchvision's recipe for evaluation in our words. Knows the preset's fields, and imports no torchvision."""
+"""Convert torchvision's evaluation presets to our preprocessing, without importing torchvision."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def preset_image(preset: Any) -> ImageSpec:
 
 
 def segmentation_image(preset: Any) -> ImageSpec:
-    """The preset `SemanticSegmentation`, which scales the shorter side and lets the longer be what it is: here straight
-    to a square, for a graph takes pictures of one size. Raises JobError."""
+    """The preset `SemanticSegmentation`, which scales the shorter side and keeps the aspect ratio. A graph takes
+    pictures of one size, so here it scales to a square. Raises JobError.
+    """
     size = preset.resize_size[0]
     return ImageSpec(
         height=size,
@@ -43,7 +44,7 @@ def segmentation_image(preset: Any) -> ImageSpec:
 
 
 def known_interpolation(name: str) -> Interpolation:
-    """The name itself. Raises JobError for one that we do not have."""
+    """Return the name. Raises JobError for one that Convoy does not have."""
     if name not in get_args(Interpolation):
         raise JobError(f"the interpolation {name!r} is not known here")
     return cast("Interpolation", name)

@@ -1,9 +1,8 @@
-"""Training: a data set and a network of the zoo in, a checkpoint with a telling header out.
+"""Training: from a data set and a network to a checkpoint with a complete header.
 
-Knows the order of the work; how a network learns is in `convoy.models.fit`. Knows nothing of
-terminals: it prints nothing and reports through the callback it is given. Images are read through
-`convoy.models.images`, so the accuracy on the test part is that of the server's own path. torch is imported only
-when training starts.
+Knows the order of the work; `convoy.models.fit` trains. It prints nothing and reports through a callback. Images are
+read through `convoy.models.images`, so the accuracy on the test part is that of the server's own code. torch is
+imported only when training starts.
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ if TYPE_CHECKING:
 
 LEARNING_RATES: dict[Optimizer, float] = {"adamw": 0.004, "sgd": 0.05}
 WEIGHT_DECAYS: dict[Optimizer, float] = {"adamw": 0.05, "sgd": 5e-4}
-# A mirrored photograph shows the same thing; a mirrored digit does not, nor need a class in a user's folder.
+# A mirrored photograph shows the same thing. A mirrored digit does not, and a class of a user's folder need not.
 _MIRRORED_SOURCES = frozenset({"cifar10"})
-# Larger images are evaluated in batches of the size that they are learned from, for the sake of memory.
+# Larger images are evaluated in batches of the training size, to save memory.
 _EVALUATION_BATCH, _SMALL_IMAGE_PIXELS = 256, 64 * 64
 
 
 @dataclass(frozen=True, slots=True)
 class TrainProgress:
-    """Where a run stands: images read, or epochs done and the last of them (None before the first).
+    """The progress of a run: images read, or epochs done and the last of them (None before the first).
 
-    `says` is something to be told once, whatever else goes on.
+    `says` is a message to show once.
     """
 
     stage: Literal["reading images", "training"]
@@ -74,11 +73,11 @@ class TrainProgress:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What came out. Accuracy, in the header, is a fraction; `epoch_s` is the median over the epochs, `total_s`
-    includes reading the images. `precision` is that of the forward pass; `skipped` names broken images.
+    """The result. Accuracy, in the header, is a fraction; `epoch_s` is the median over the epochs, `total_s` includes
+    reading the images. `precision` is that of the forward pass; `skipped` names broken images.
 
-    `out` is where the weights lie, those of `kept`, the best of `epochs`. Fewer of them than were planned were done
-    where the run was interrupted. `images_by_class` are those to learn from, by label. `page` shows it all.
+    `out` is the checkpoint with the weights of `kept`, the best of `epochs`, of which there are fewer than planned if
+    the run was interrupted. `images_by_class` counts the training images by label. `page` shows everything.
     """
 
     out: Path
@@ -99,7 +98,7 @@ class TrainResult:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One row of a comparison: what came out of this variant, or one line on why nothing did."""
+    """One row of a comparison: the result of this variant, or one line on why there is none."""
 
     variant: TrainingVariant
     result: TrainResult | None
@@ -110,13 +109,13 @@ Report = Callable[[TrainProgress], None]
 
 
 def train(options: TrainOptions, report: Report = lambda progress: None) -> TrainResult:
-    """Trains, measures the best epoch on the test part and writes the checkpoint to `options.out`.
+    """Train, measure the best epoch on the test part and write the checkpoint to `options.out`.
 
-    On a CPU the same seed, thread count and torch version give the same weights, whether or not the run was interrupted
-    and resumed. Raises UsageError for a data set that is not there, FormRefused when the device is missing, training
-    diverges, or the network does not compile or fit into memory, JobError when torch is missing, images are missing or
-    broken, or a file cannot be written. An interrupt before the first epoch is
-    done leaves no file; a later one ends the training, and the best epoch until then comes out.
+    On a CPU, the same seed, thread count and torch version give the same weights, also if the run was interrupted and
+    resumed. Raises UsageError for a missing data set; FormRefused if the device is missing, training diverges, or the
+    network does not compile or fit into memory; JobError if torch is missing, images are missing or broken, or a file
+    cannot be written. An interrupt before the end of the first epoch leaves no file; a later one ends the training with
+    the best epoch so far.
     """
     started_s = time.perf_counter()
     _require_torch()
@@ -177,10 +176,10 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
 def compare(
     options: TrainOptions, variants: Sequence[str], report: Report = lambda progress: None
 ) -> tuple[Compared, ...]:
-    """Trains each of `variants`, such as "cpu" and "cuda:fp16:compiled", once, everything else equal.
+    """Train each of `variants`, such as "cpu" and "cuda:fp16:compiled", once, with everything else equal.
 
-    One that cannot be trained here gives a row that says why. The checkpoint that stays is that of the last one that
-    trained. Raises UsageError for what is no variant, JobError when none trained, and as `train` does.
+    A variant that cannot be trained here gives a row that says why. The checkpoint of the last successful variant is
+    kept. Raises UsageError for an unknown variant, JobError if none trained, and otherwise as `train` does.
     """
     wanted = parse_variants(variants)
     if options.resume:
@@ -201,7 +200,7 @@ def compare(
 
 
 def _has_bf16() -> bool:
-    """Whether Linux says so of this processor; elsewhere nobody is warned."""
+    """Whether Linux reports BF16 for this processor; on other systems no one is warned."""
     try:
         return "bf16" in Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -214,7 +213,7 @@ def _require_torch() -> None:
 
 
 def _initial_network(options: TrainOptions, labels: tuple[str, ...], report: Report) -> InitialNetwork:
-    """The network as it begins. Before images are read, so that what does not fit is known by then."""
+    """The network at its start, made before images are read so that misfits are found early."""
     from convoy.models import fit
     from convoy.models.training import networks
 
@@ -252,15 +251,15 @@ def _split_data(options: TrainOptions, dataset: Dataset, initial: InitialNetwork
 
 
 def balanced(images_by_class: Sequence[int]) -> tuple[float, ...]:
-    """One factor per class, so that every class counts alike and the mean over all images is 1."""
+    """One factor per class, so that all classes have equal weight and the mean over all images is 1."""
     present = sum(1 for images in images_by_class if images)
     return tuple(sum(images_by_class) / (present * images) if images else 0.0 for images in images_by_class)
 
 
 def imbalance(labels: Sequence[str], images_by_class: Sequence[int], options: TrainOptions) -> str:
-    """What is to be said of classes with very different numbers of training images; empty where they have not."""
+    """A note on classes with very different numbers of training images; empty if they are similar."""
     fewest, most = min(images_by_class), max(images_by_class)
-    # How many times more images the largest class may have than the smallest before that is said.
+    # The ratio of the largest to the smallest class from which on to say so.
     if most < 3 * fewest or (options.class_weights != "none" and fewest):
         return ""
     rare, common = labels[images_by_class.index(fewest)], labels[images_by_class.index(most)]
@@ -269,7 +268,7 @@ def imbalance(labels: Sequence[str], images_by_class: Sequence[int], options: Tr
 
 
 def default_rate(options: TrainOptions) -> float:
-    """The peak learning rate where none is named: what has learned already moves a tenth as far."""
+    """The default peak learning rate: a tenth for weights that have already learned."""
     is_tuned = options.weights is not None and not options.freeze
     return LEARNING_RATES[options.optimizer] * (0.1 if is_tuned else 1)
 
@@ -305,13 +304,13 @@ def _plan(options: TrainOptions, data: SplitData, initial: InitialNetwork, devic
 
 
 def _asked(options: TrainOptions, data: SplitData, initial: InitialNetwork) -> dict[str, str]:
-    """All that decides what is learned, by its name."""
+    """Everything that determines what is learned, by option name."""
     images = {f"{part} images": f"{record.images} of {record.sha256[:12]}" for part, record in data.split.items()}
     return options.deciding() | images | ({"weights": initial.started_from} if initial.started_from else {})
 
 
 def _take_up(trainer: Trainer, unfinished: UnfinishedFile, options: TrainOptions, report: Report) -> None:
-    """Go on from where an interrupted run stood, if that is wanted. Raises JobError where it is another run."""
+    """Continue an interrupted run if `--resume` asks for it. Raises JobError if it is another run."""
     if not options.resume:
         if unfinished.path.exists():
             _tell(
@@ -370,7 +369,7 @@ def _tell(report: Report, text: str) -> None:
 
 
 def _place(out: Path, *, is_interrupted: bool) -> Path:
-    """Where the weights go: an interrupted run does not replace what a whole one left."""
+    """Where to write the weights: an interrupted run does not replace those of a complete one."""
     if not is_interrupted or not out.exists():
         return out
     with suppress(JobError):

@@ -1,7 +1,4 @@
-"""What the user sees of `convoy train`: a bar while it runs, and what came out.
-
-Knows rich and the recipe's reports. Trains nothing itself.
-"""
+"""The console output of `convoy train`: a progress bar, and the result."""
 
 from __future__ import annotations
 
@@ -23,8 +20,9 @@ from convoy.models.training.variants import TrainingVariant
 
 
 def run(options: TrainOptions, variants: tuple[str, ...] | None, console: Console) -> None:
-    """Train once, or each of `variants` once. Raises UsageError, and JobError for a job that cannot be done or was
-    interrupted; the best epoch until then is kept."""
+    """Train once, or each of `variants` once. Raises UsageError, and JobError if the job fails or is interrupted; the
+    best epoch so far is kept.
+    """
     try:
         with _bars(console) as bars:
             if variants is None:
@@ -116,8 +114,8 @@ def _seen(last: EpochRecord | None) -> str:
 
 
 def comparison_table(rows: tuple[Compared, ...]) -> Table:
-    """A row for each variant, whole at 80 columns; beneath it stands why one could not be trained."""
-    # Headings are broken where that leaves the figures room.
+    """A row per variant, at most 80 columns wide, and below it why one could not be trained."""
+    # Headings are broken to leave room for the figures.
     table = Table(*_HEADINGS, box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for column in table.columns:
         column.no_wrap = True

@@ -1,7 +1,4 @@
-"""What a training is asked to do, checked once, at birth.
-
-Knows the options' meanings, defaults and limits, and needs neither torch nor numpy for that.
-"""
+"""The options of a training, checked at construction. Needs neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -23,12 +20,12 @@ Layout = Literal["contiguous", "channels_last"]
 Optimizer = Literal["adamw", "sgd"]
 ClassWeights = Literal["none", "balanced"]
 
-# Before the name of a network of torchvision, as in a SOURCE of `convoy export`.
+# The prefix of torchvision's networks, as in a SOURCE of `convoy export`.
 TORCHVISION = "torchvision:"
-# What `--weights` says for the weights that torchvision publishes.
+# The value of `--weights` for torchvision's published weights.
 IMAGENET = "imagenet"
 
-# What may change between an interrupted run and the one that goes on: it does not change what is learned.
+# Options that may change between an interrupted run and its continuation, because they do not affect the result.
 _FREE = frozenset({"out", "device", "data_root", "loader_workers", "log", "resume", "tensorboard"})
 
 
@@ -36,11 +33,11 @@ _FREE = frozenset({"out", "device", "data_root", "loader_workers", "log", "resum
 class TrainOptions:
     """What to train and how.
 
-    `learning_rate` is the peak of the schedule. It, `weight_decay` and `warm_up` are None for what goes with the
-    optimiser and the schedule. `amp` None means mixed precision exactly where there is a GPU, `channels_last` None that
-    layout there; `precision` names the one that `amp` leaves to the device. `compile` is of the steps that learn: what
-    is measured and written is the network itself. `validation` is a share or a folder. `data_root` None is the user's
-    cache.
+    `learning_rate` is the peak of the schedule. It, `weight_decay` and `warm_up` default to values that fit the
+    optimiser and the schedule (None). `amp` None means mixed precision on a GPU only, and `channels_last` None that
+    layout there; `precision` names the one that `amp` leaves to the device. `compile` applies to training steps; the
+    network itself is measured and written. `validation` is a share or a folder. `data_root` None is the user's cache.
+
     Raises UsageError for values out of range.
     """
 
@@ -143,11 +140,11 @@ class TrainOptions:
             raise UsageError(f"--seed must be from 0 to 2**63 - 1, got {self.seed}")
 
     def beside(self, ending: str) -> Path:
-        """The file of this training that has `ending`, beside the checkpoint: `cnn.training.ENDING`."""
+        """The file of this training with `ending`, beside the checkpoint: `cnn.training.ENDING`."""
         return self.out.with_name(f"{self.out.stem}.training.{ending}")
 
     def deciding(self) -> dict[str, str]:
-        """By option's name, all that decides what is learned."""
+        """Everything that determines what is learned, by option name."""
         hints = get_type_hints(type(self), include_extras=True)
         return {
             _option_name(field.name, hints[field.name]): str(getattr(self, field.name))
@@ -157,7 +154,7 @@ class TrainOptions:
 
 
 def parse_validation(text: str) -> float | Path:
-    """A share of the training images, as `0.1` or `10%`, or a folder. Raises UsageError for what is neither."""
+    """Parse a share of the training images, such as `0.1` or `10%`, or a folder. Raises UsageError."""
     is_percent = text.endswith("%")
     try:
         share = float(text.removesuffix("%")) / (100 if is_percent else 1)
@@ -176,6 +173,6 @@ def _option_name(field: str, hint: object) -> str:
 
 
 def refuse_unknown(option: str, value: str, allowed: Sequence[str]) -> None:
-    """Raises UsageError for a value that is not one of `allowed`."""
+    """Raise UsageError for a value that is not in `allowed`."""
     if value not in allowed:
         raise UsageError(f"{option} {value} is not known; use one of: {', '.join(allowed)}")

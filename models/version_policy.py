@@ -1,4 +1,4 @@
-"""Which versions of a model are wanted. Knows no store; what is loaded for it is decided elsewhere."""
+"""Which versions of a model to serve."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """So many of the highest versions that are sound."""
+    """The highest valid versions, this many."""
 
     count: int = 1
 
 
 LATEST = Latest()
-# Or all of them, or these numbers.
+# Or all versions, or these numbers.
 Policy = Latest | Literal["all"] | tuple[int, ...]
 
 
 def allows(policy: Policy, version: int) -> bool:
-    """Whether a version may be served; of the latest, every one may."""
+    """Whether a version may be served; with Latest, any may."""
     return not isinstance(policy, tuple) or version in policy

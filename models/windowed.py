@@ -1,17 +1,17 @@
-"""The part of a resized image that a crop keeps, without most of the rest: with Pillow, or without antialiasing.
+"""Compute only the part of a resized image that a crop keeps, with Pillow's filters or without antialiasing.
 
-Of Pillow's, the result is bit for bit that of resizing everything and cropping then. Where that is not sure, everything
-is resized.
+With Pillow's filters the result is bit for bit that of resizing everything and then cropping. If that is not certain,
+everything is resized.
 
-Source of the method: Pillow's `Resample.c`. A pixel's weights follow from where its centre falls in the source, which
-is `start + (i + 0.5) * scale` of a box whose edges are 32-bit floats. A part is equal to the whole when
+Source of the method: Pillow's `Resample.c`. A pixel's weights depend on the position of its centre in the source,
+`start + (i + 0.5) * scale` of a box whose edges are 32-bit floats. A part is equal to the whole if
 
- 1. it begins and ends where such a float is exact, so that scale and weights are the same: anywhere on a side of 256,
-    whose positions are binary fractions, else at every n-th pixel, where a centre may be off by the last bit of a
-    double (which in 97 thousand windows changed none of the weights, as these have 22 bits);
- 2. the filter reads on beyond the part, which it does: it ends at the image's edge and not at the box's;
- 3. the passes over rows and columns, between which there is a rounding to eight bits, come in the same order. Up to
-    Pillow 12 that is fixed; since 13 it depends on how many pixels either side loses, and a part loses more.
+    1. it begins and ends where such a float is exact, so that scale and weights are the same: anywhere on a side of
+       256, whose positions are binary fractions, else at every n-th pixel, where a centre may be off by the last bit of
+       a double (which changed none of the weights in 97 thousand windows, because these have 22 bits);
+    2. the filter reads beyond the part, which it does: it ends at the image's edge and not at the box's;
+    3. the passes over rows and columns, with a rounding to eight bits in between, come in the same order. Up to
+       Pillow 12 the order is fixed; since 13 it depends on how many pixels each side loses, and a part loses more.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def _cropped(image: Image.Image, window: Box) -> Image.Image:
 
 
 def _extents(source: Image.Image, size: _Extent, window: Box, kernel: Image.Resampling) -> tuple[_Extent, _Extent]:
-    """The columns and the rows of the result to compute, so that those of `window` are as if all were."""
+    """The columns and rows to compute so that those of `window` are as if all had been computed."""
     left, top, right, bottom = window
     whole = (0, size[0]), (0, size[1])
-    if kernel == Image.Resampling.NEAREST:  # takes pixels by other sums
+    if kernel == Image.Resampling.NEAREST:  # uses other sums
         return whole
     columns = _exact_extent(source.width, size[0], left, right)
     rows = _exact_extent(source.height, size[1], top, bottom)
@@ -57,31 +57,31 @@ def _extents(source: Image.Image, size: _Extent, window: Box, kernel: Image.Resa
 
 
 def _exact_extent(of_px: int, to_px: int, first: int, last: int) -> _Extent:
-    """The narrowest part around [first, last) of a side resized from `of_px` to `to_px` that fulfils 1."""
+    """The narrowest part around [first, last) of a side resized from `of_px` to `to_px` that satisfies rule 1."""
     step = to_px // math.gcd(of_px, to_px)
-    step //= step & -step  # a float divides by powers of two
+    step //= step & -step  # a float divides exactly by powers of two
     first, last = first - first % step, last + -last % step
     edges = first * of_px / to_px, last * of_px / to_px
     return (first, last) if struct.unpack("2f", struct.pack("2f", *edges)) == edges else (0, to_px)
 
 
 def _rows_come_first(of: _Extent, to: _Extent) -> bool:
-    """Whether the image is made less high before it is made less wide, as Pillow 13 decides."""
+    """Whether the height is reduced before the width, as Pillow 13 decides."""
     return of[1] - to[1] > max(0, 2 * (of[0] - to[0]))
 
 
 # Resizing by plain sampling, without antialiasing. Pillow cannot do this: its `resize` always antialiases, and its
-# `transform` uses a sharper cubic than the one that models are trained with. Source of the method:
-# `torch.nn.functional.interpolate(antialias=False, align_corners=False)`, the definition behind torchvision's tensor
-# transforms. Output pixel i samples the input at (i + 0.5) * in / out - 0.5 with the kernel at its own width, whatever
-# the scale; samples beyond the border repeat it.
+# `transform` uses a sharper cubic than training does. Source of the method:
+# `torch.nn.functional.interpolate(antialias=False, align_corners=False)`, which torchvision's tensor transforms use.
+# Output pixel i samples the input at (i + 0.5) * in / out - 0.5 with the kernel at its own width, whatever the scale;
+# samples beyond the border repeat it.
 
 
 Floats = npt.NDArray[np.float64]
 
 
 def _cubic(distance: Floats) -> Floats:
-    """Keys' cubic convolution with a = -0.75, torch's choice."""
+    """Keys' cubic convolution with a = -0.75, as in torch."""
     a, x = -0.75, np.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * x * a - 4 * a
@@ -92,7 +92,7 @@ def _lanczos(distance: Floats) -> Floats:
     return np.where(np.abs(distance) < 3, np.sinc(distance) * np.sinc(distance / 3), 0.0)
 
 
-# Weight as a function of distance in pixels, and the distance from which on it is zero.
+# The weight as a function of the distance in pixels, and the distance from which on it is zero.
 KERNELS: dict[str, tuple[Callable[[Floats], Floats], int]] = {
     "bilinear": (lambda distance: 1 - np.abs(distance), 1),
     "bicubic": (_cubic, 2),
@@ -105,8 +105,8 @@ def sample_without_antialias(
 ) -> npt.NDArray[np.uint8]:
     """The part `window` (left, top, right, bottom) of `pixels` resized to `size` (width, height).
 
-    `pixels` is uint8 [height, width] or [height, width, channels] and so is the result. `kernel` is a key
-    of `KERNELS`. Only the pixels that the window needs are read.
+    `pixels` is uint8 [height, width] or [height, width, channels], and so is the result. `kernel` is a key of
+    `KERNELS`. Only the pixels that the window needs are read.
     """
     left, top, right, bottom = window
     columns, column_weights = _taps(pixels.shape[1], size[0], range(left, right), kernel)

@@ -1,4 +1,4 @@
-"""A YAML file of options: plain data, with the line of each option for error messages."""
+"""Read a YAML file of options: plain data, with the line of each option for error messages."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from convoy.models.errors import UsageError
 
 
 class YamlOptions(NamedTuple):
-    """`values` by option, and the line (from 1) of each option by the keys that lead to it."""
+    """`values` by option, and the line (from 1) of each option, by the keys that lead to it."""
 
     values: Mapping[str, Any]
     lines: Mapping[tuple[str, ...], int]
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Plain data without objects. Keys are text, also those of models that are called `1`."""
+    """Plain data without objects. Keys are text, also for models with names such as `1`."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
         seen: dict[str, int] = {}
@@ -33,7 +33,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return {str(key): value for key, value in super().construct_mapping(node, deep).items()}
 
 
-# YAML 1.1 also takes yes, no, on and off for booleans; here only true and false are.
+# YAML 1.1 also has yes, no, on and off as booleans; here only true and false are.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool" or first in "tTfF"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -41,7 +41,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(path: Path) -> YamlOptions:
-    """The options of a file; an empty file has none. Raises UsageError, which names the file."""
+    """Read the options of a file; an empty file has none. Raises UsageError, which names the file."""
     try:
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text, _Loader)

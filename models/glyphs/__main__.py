@@ -13,7 +13,7 @@ from convoy.models.samples import encode_png
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw what the command line says and write it. Returns the exit code."""
+    """Draw and write a set. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m convoy.models.glyphs", description=__doc__)
     parser.add_argument("folder", type=Path, help="where to write; must not be there yet")
     parser.add_argument("--seed", type=int, default=0, help="another seed draws other pictures (0)")
@@ -32,8 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write_folder(folder: Path, wanted: GlyphSet) -> None:
-    """Write every picture as a PNG file. Raises JobError where the folder is there, or takes no two names that differ
-    in case alone."""
+    """Write every picture as a PNG file. Raises JobError if the folder exists, or if its file system ignores case."""
     parts = drawn(wanted, None)
     try:
         folder.mkdir(parents=True)

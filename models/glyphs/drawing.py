@@ -1,12 +1,11 @@
-"""One character after the other, from a seed: every face, size, place, slant, blur, noise and ground by chance.
+"""Draw characters from a seed: random face, size, place, slant, blur, noise and background.
 
-Knows faces and pixels. Knows nothing of parts or files. After FreeType has drawn the outline everything is computed
-with whole numbers from the generator's raw bits, so that a seed means the same bytes on every processor and with every
-NumPy. Image `n` of a character depends on nothing but the seed, the stream, the character, the faces and `n`: fewer
-images are the first ones.
+After FreeType has drawn the outline, everything is computed with integers from the generator's raw bits, so a seed
+gives the same bytes on every processor and with every NumPy. Image `n` of a character depends only on the seed, the
+stream, the character, the faces and `n`: a smaller set is a prefix of a larger one.
 
-Source of the method: text drawn for networks to learn from, Jaderberg et al., Synthetic Data and Artificial Neural
-Networks for Natural Scene Text Recognition, 2014, here for single characters.
+Source of the method: synthetic text for training, Jaderberg et al., Synthetic Data and Artificial Neural Networks for
+Natural Scene Text Recognition, 2014, here for single characters.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from PIL import Image, ImageDraw, ImageFont
 from convoy.models.glyphs.faces import Face
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-# Another version draws other pictures; what was kept of an earlier one is not taken.
+# Another version draws other pictures; pictures kept from an earlier one are not used.
 DRAWING_VERSION = 1
 
 Ints = npt.NDArray[np.int32]
 
-# Of 32 pixels; other sizes are drawn in proportion.
+# Of 32 pixels; other sizes are in proportion.
 _UNIT_PX = 32
 _EM_PX = (20, 31)
 _SHIFT_PX = 3
@@ -40,17 +39,17 @@ _LEAST_CONTRAST = 72
 _TINT = 32
 _MOST_RELIEF = 48
 _MOST_NOISE = 20
-# The ground is uneven: heights at so many points a side, with slopes between them.
+# The background is uneven: heights at this many points per side, interpolated in between.
 _RELIEF_POINTS = 5
-# Of whole numbers that stand for fractions.
+# Denominators of integer fractions.
 _FRACTION_BITS = 12
 _ONE = 1 << _FRACTION_BITS
-# Pixels of the drawn outline a side for each pixel of the picture, and points that are looked up for each, a side.
+# Outline pixels per picture pixel and side, and sampled points per pixel and side.
 _OUTLINE_SCALE = 3
 _POINTS = 2
 _PARAMETERS = 17
 _NOISE_BYTES = 4
-# That many bytes, evenly distributed from 0 to 255, have this sum on average and this deviation.
+# The mean and deviation of the sum of this many uniform bytes.
 _NOISE_MEAN, _NOISE_DEVIATION = 510, 148
 # More would not fit into a processor's cache.
 _IMAGES_AT_ONCE = 128
@@ -59,9 +58,9 @@ _IMAGES_AT_ONCE = 128
 def draw(
     character: str, faces: Sequence[Face], count: int, seed: int, stream: int, px: int, *, is_grey: bool
 ) -> npt.NDArray[np.uint8]:
-    """`count` pictures of one of `CHARACTERS`: uint8 [count, px, px, 3]; where `is_grey`, the three are alike.
+    """`count` pictures of one of `CHARACTERS`: uint8 [count, px, px, 3]; if `is_grey`, the three channels are equal.
 
-    `stream` keeps apart what is drawn from the same seed. `px` is even.
+    `stream` separates pictures drawn from the same seed. `px` is even.
     """
     outlines = np.stack([_outline(face, character, px) for face in faces])
     bits = np.random.PCG64(np.random.SeedSequence([seed, stream, CHARACTERS.index(character)]))
@@ -78,7 +77,7 @@ def _shares(bits: np.random.PCG64, count: int, px: int) -> Iterator[npt.NDArray[
 
 
 def _outline(face: Face, character: str, px: int) -> npt.NDArray[np.uint8]:
-    """The character as large as it gets, white on black in the middle of a square with room around it."""
+    """The character at its largest, white on black, in the middle of a square with a margin."""
     side = _OUTLINE_SCALE * px
     em = 2 * side // 3
     canvas = Image.new("L", (side, side))
@@ -88,10 +87,10 @@ def _outline(face: Face, character: str, px: int) -> npt.NDArray[np.uint8]:
     return np.asarray(canvas)
 
 
-# All faces there are: to open them for each character takes longer than to draw a few pictures of it.
+# All faces: opening them for each character would take longer than drawing a few pictures.
 @lru_cache(maxsize=128)
 def _font(path: Path, em: int) -> ImageFont.FreeTypeFont:
-    # Not raqm, which is not everywhere; one character needs no shaping.
+    # Not raqm, which is not everywhere; single characters need no shaping.
     return ImageFont.truetype(str(path), em, layout_engine=ImageFont.Layout.BASIC)
 
 
@@ -116,23 +115,23 @@ def _draw(
 
 
 class _Chance:
-    """Whole numbers for each image, from one word of random bits each."""
+    """Integers for each image, from one word of random bits each."""
 
     def __init__(self, words: npt.NDArray[np.uint64]) -> None:
         self._words = iter(words.T)
 
     def between(self, low: int, high: int) -> Ints:
-        """Each number from `low` to `high` alike, [n]."""
+        """Uniform numbers from `low` to `high`, [n]."""
         upper = next(self._words) >> np.uint64(32)
         chosen: Ints = (upper * np.uint64(high - low + 1) >> np.uint64(32)).astype(np.int32) + np.int32(low)
         return chosen
 
 
 def _placed(outlines: npt.NDArray[np.uint8], chance: _Chance, px: int) -> Ints:
-    """How much of each pixel is ink, from 0 to 256, [n, px, px]: an outline scaled, slanted, turned and shifted."""
+    """The ink of each pixel, from 0 to 256, [n, px, px]: an outline scaled, slanted, rotated and shifted."""
     side = outlines.shape[1]
     face = chance.between(0, len(outlines) - 1)
-    # In eighths of a pixel of 32.
+    # In eighths of a pixel, for 32 pixels.
     em = chance.between(8 * _EM_PX[0], 8 * _EM_PX[1])
     degrees = chance.between(-_TILT_DEGREES, _TILT_DEGREES)
     slant = chance.between(-_SLANT_PERCENT, _SLANT_PERCENT)[:, None, None]
@@ -143,7 +142,7 @@ def _placed(outlines: npt.NDArray[np.uint8], chance: _Chance, px: int) -> Ints:
     y = line[None, :, None] - shift_y * (2 * _POINTS * px) // (8 * _UNIT_PX)
     x = x + slant * y // 100
     cosine, sine = (table[degrees + _TILT_DEGREES][:, None, None] for table in _turns())
-    # Outline pixels for each half point, as a fraction: the outline's em is two thirds of its side.
+    # Outline pixels per half point, as a fraction: the outline's em is two thirds of its side.
     per_half = (2 * side * _ONE * 8 * _UNIT_PX) // (3 * em * 2 * _POINTS * px)
     scale = per_half[:, None, None].astype(np.int64)
     middle = side * _ONE // 2 - _ONE // 2
@@ -156,7 +155,7 @@ def _placed(outlines: npt.NDArray[np.uint8], chance: _Chance, px: int) -> Ints:
 
 
 def _turns() -> tuple[Ints, Ints]:
-    """Cosine and sine of every whole number of degrees, as fractions."""
+    """Cosine and sine of every whole degree, as fractions."""
     angles = [math.radians(degrees) for degrees in range(-_TILT_DEGREES, _TILT_DEGREES + 1)]
     cosine, sine = (np.array([round(_ONE * of(angle)) for angle in angles], np.int32) for of in (math.cos, math.sin))
     return cosine, sine
@@ -190,10 +189,10 @@ def _blurred(ink: Ints) -> Ints:
 
 
 def _colours(chance: _Chance, *, is_grey: bool) -> tuple[Ints, Ints]:
-    """The colours of ground and ink, [n, 3] each, that differ in brightness by no less than the least contrast."""
+    """The colours of background and ink, [n, 3] each, with at least the minimum contrast in brightness."""
     ground = chance.between(0, 255)
     contrast = chance.between(_LEAST_CONTRAST, 255)
-    # Away from the ground, on the side where there is room.
+    # Away from the background, on the side with room.
     is_darker = ground > 127
     colour = np.where(is_darker, np.maximum(ground - contrast, 0), np.minimum(ground + contrast, 255))
     tints = [np.stack([chance.between(-_TINT, _TINT) for _ in range(3)], axis=1) for _ in range(2)]
@@ -203,10 +202,10 @@ def _colours(chance: _Chance, *, is_grey: bool) -> tuple[Ints, Ints]:
 
 
 def _relief(chance: _Chance, words: npt.NDArray[np.uint64], px: int) -> Ints:
-    """How much brighter each pixel of the ground and the ink is than its colour, [n, px, px]."""
+    """How much brighter each pixel of background and ink is than its colour, [n, px, px]."""
     height = chance.between(0, _MOST_RELIEF)
     points = (words >> np.uint64(48)).astype(np.int32).reshape(-1, _RELIEF_POINTS, _RELIEF_POINTS) - (1 << 15)
-    # How far each pixel is along the way from the first point to the last, in 64ths of a gap.
+    # The position of each pixel between the first and the last point, in 64ths of a gap.
     along = np.arange(px, dtype=np.int32) * (64 * (_RELIEF_POINTS - 1)) // px
     gap, part = along >> 6, along & 63
     rows = (points[:, gap] * (64 - part)[None, :, None] + points[:, gap + 1] * part[None, :, None]) >> 6
@@ -216,7 +215,7 @@ def _relief(chance: _Chance, words: npt.NDArray[np.uint64], px: int) -> Ints:
 
 
 def _noise(words: npt.NDArray[np.uint64], px: int) -> Ints:
-    """Nearly normal, [n, px, px, 3], around 0 with a deviation of `_NOISE_DEVIATION`."""
+    """Approximately normal noise, [n, px, px, 3], around 0 with a deviation of `_NOISE_DEVIATION`."""
     parts = np.ascontiguousarray(words.astype("<u8")).view(np.uint8).reshape(len(words), px, px, 3, _NOISE_BYTES)
     noise: Ints = parts.sum(axis=-1, dtype=np.int32) - _NOISE_MEAN
     return noise

@@ -1,7 +1,7 @@
-"""The free fonts that characters are drawn from: which package brings each, and whether it is for learning or testing.
+"""The free fonts that characters are drawn from: the package of each, and whether it is for training or testing.
 
-Knows families and files. Knows nothing of drawing. All faces of one family are on one side, so that a test face has no
-bold or slanted sister among those that were learned from, and families that were drawn to go together are, too.
+All faces of a family are on one side, so no test face has a bold or slanted sibling in the training set, and so are
+families that were designed together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from convoy.models.errors import JobError
 
 @dataclass(frozen=True, slots=True)
 class FontFamily:
-    """A typeface: `package` is the module that has its files in `folder`, as `pattern` with each of `styles` in it."""
+    """A typeface: `package` is the module with its files in `folder`, named by `pattern` with each of `styles`."""
 
     name: str
     package: str
@@ -27,7 +27,7 @@ class FontFamily:
 
     @property
     def distribution(self) -> str:
-        """What pip calls the package."""
+        """The name of the package for pip."""
         return self.package.replace("_", "-")
 
 
@@ -83,7 +83,7 @@ FAMILIES = (
 
 
 def installed_faces(*, is_test: bool) -> tuple[Face, ...]:
-    """The faces to learn from, or those to test on. Raises JobError where packages or files of them are missing."""
+    """The faces for training or for testing. Raises JobError if packages or files are missing."""
     families = [family for family in FAMILIES if family.is_test == is_test]
     missing = {family.distribution for family in families if importlib.util.find_spec(family.package) is None}
     if missing:
@@ -101,7 +101,7 @@ def installed_faces(*, is_test: bool) -> tuple[Face, ...]:
 
 
 def _files(family: FontFamily) -> list[Path]:
-    # Found without being imported: matplotlib takes a second.
+    # Found without an import: matplotlib takes a second.
     spec = importlib.util.find_spec(family.package)
     assert spec is not None
     assert spec.origin is not None

@@ -1,7 +1,4 @@
-"""A whole set of drawn characters: how many pictures each part has, from which faces, and the file that keeps them.
-
-Knows parts, streams and the file. Knows nothing of how a character is drawn.
-"""
+"""A whole set of drawn characters: the number of pictures and the faces of each part, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ from convoy.models.glyphs.drawing import CHARACTERS, DRAWING_VERSION, draw
 from convoy.models.glyphs.faces import Face, installed_faces
 from convoy.models.samples import Part, Pixels
 
-# Pictures of each character. 62 times the last are more than 10,000 to test on.
+# Pictures of each character. 62 times the last are more than 10,000 for testing.
 PER_CHARACTER: Mapping[Part, int] = {"train": 640, "calibration": 32, "test": 164}
-# Apart from each other whatever the seed; a part's number never changes.
+# Streams keep the parts apart for every seed; a part's number never changes.
 _STREAMS: Mapping[Part, int] = {"train": 0, "calibration": 1, "test": 2}
 MOST_PX = 128
 
@@ -33,9 +30,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class GlyphSet:
-    """Which set: its pictures are `px` x `px`, and `training_images` of each character are there to learn from.
+    """The parameters of a set: pictures of `px` x `px`, and `training_images` per character for training.
 
-    The other parts are in proportion to it. Raises JobError for what cannot be drawn.
+    The other parts are in proportion. Raises JobError for what cannot be drawn.
     """
 
     seed: int = 0
@@ -52,16 +49,16 @@ class GlyphSet:
             raise JobError(f"the seed of glyphs is from 0 to 2**63 - 1, not {self.seed}")
 
     def images(self, part: Part) -> int:
-        """How many pictures of each character a part has, at least one."""
+        """The number of pictures of each character in a part, at least one."""
         return -(-PER_CHARACTER[part] * self.training_images // PER_CHARACTER["train"])
 
 
 def drawn(wanted: GlyphSet, cache: Path | None, progress: Progress = lambda done, total: None) -> Drawn:
-    """The pictures of each part, uint8 [characters, images, px, px, 3], read-only where they come from `cache`.
+    """The pictures of each part, uint8 [characters, images, px, px, 3], read-only if they come from `cache`.
 
-    They are drawn once and kept in that folder; None keeps nothing. What lies there under another name was drawn from
-    other fonts, by another FreeType or by another version of this. `progress` is told characters done and their total.
-    Raises JobError where fonts are missing or the disk does not take the file.
+    They are drawn once and kept in that folder; None keeps nothing. Files with other names were drawn from other fonts,
+    by another FreeType or by another version. `progress` is called with the number of characters done and the total.
+    Raises JobError if fonts are missing or the disk refuses the file.
     """
     faces = {part: installed_faces(is_test=part == "test") for part in PER_CHARACTER}
     counts = [wanted.images(part) for part in PER_CHARACTER]
@@ -101,14 +98,14 @@ def _parts(whole: Pixels, counts: list[int]) -> Drawn:
 
 
 def _key(wanted: GlyphSet, faces: Mapping[Part, tuple[Face, ...]]) -> str:
-    """A hash over all that decides the pictures."""
+    """A hash over everything that determines the pictures."""
     fonts = [hashlib.sha256(face.path.read_bytes()).hexdigest() for part in faces for face in faces[part]]
     said = f"{DRAWING_VERSION} {features.version('freetype2')} {wanted} {fonts}"
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> Pixels | None:
-    """What was kept, looked up in the file when it is wanted; None where there is none or it is not whole."""
+    """The kept pictures, memory-mapped; None if there are none or the file is incomplete."""
     try:
         kept = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):

@@ -1,5 +1,5 @@
-"""Pages for people: HTML and SVG that need nothing but themselves, and know nothing of what they show.
+"""Self-contained HTML pages and SVG charts.
 
-It lies here because export, the load tester and the campaign all draw, and what is common to them is below all of
-them: this room imports none of ours.
+It is part of `models` because export, the load tester and the campaign share it, and `models` is below all of them. It
+imports nothing of ours.
 """

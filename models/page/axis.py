@@ -1,4 +1,4 @@
-"""Axes: where a value stands between two ends, and which values get a number. Pure."""
+"""Axes: the position of a value between two ends, and the values that get a label. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TAIL_TICKS = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`label` carries the unit. A log axis needs `low` above 0.
+    """`label` contains the unit. A log axis needs `low` above 0.
 
-    "tail" is for shares of requests: each further nine takes the same room (as in HDR histograms), so that the
-    slowest requests are seen; it ends below 1. `marked` are the values that get a number; None: round values.
+    "tail" is for shares of requests: each further nine takes the same space (as in HDR histograms), so the slowest
+    requests are visible; it ends below 1. `marked` are the values with a label; None means round values.
     """
 
     label: str
@@ -28,12 +28,12 @@ class Axis:
     marked: tuple[float, ...] | None = None
 
     def place(self, value: float) -> float:
-        """0 at the low end, 1 at the high one; never outside."""
+        """0 at the low end, 1 at the high end; never outside."""
         low, high, at = (self._bent(one) for one in (self.low, self.high, max(value, self.low)))
         return min(1.0, max(0.0, (at - low) / (high - low)))
 
     def ticks(self) -> list[float]:
-        """The values that get a line and a number."""
+        """The values that get a line and a label."""
         if self.marked is not None:
             return list(self.marked)
         if self.kind == "tail":
@@ -41,7 +41,7 @@ class Axis:
         return _log_ticks(self.low, self.high) if self.kind == "log" else _round_ticks(self.low, self.high)
 
     def says(self, value: float) -> str:
-        """The number at a tick."""
+        """The label of a tick."""
         return f"{100 * value:.6g} %" if self.kind == "tail" else number(value)
 
     def _bent(self, value: float) -> float:
@@ -51,7 +51,7 @@ class Axis:
 
 
 def spanning(label: str, values: Sequence[float], *, from_zero: bool = True) -> Axis:
-    """An axis over all values; logarithmic where they differ more than twentyfold and zero need not be shown."""
+    """An axis over all values; logarithmic if they differ more than twentyfold and zero need not be shown."""
     positive = [value for value in values if value > 0] or [1.0]
     low, high = min(positive), max(positive)
     if not from_zero and high > 20 * low:
@@ -60,7 +60,7 @@ def spanning(label: str, values: Sequence[float], *, from_zero: bool = True) -> 
 
 
 def number(value: float) -> str:
-    """Three digits that count, thousands apart: 0.0123, 4.56, 78.9, 12,300."""
+    """Three significant digits with thousands separators: 0.0123, 4.56, 78.9, 12,300."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "–"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -77,7 +77,7 @@ def _round_ticks(low: float, high: float) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with their doubles and fivefolds where there is room; thinned where there is not."""
+    """Powers of ten, with their multiples of two and five if there is room; thinned out if there is not."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1,)):
         ticks = [factor * 10.0**power for power in decades for factor in factors]

@@ -1,7 +1,7 @@
-"""A chart as inline SVG: two axes, and lines, bands, bars, dots and areas over them.
+"""A chart as inline SVG: two axes, with lines, bands, bars, dots and areas.
 
-Knows pixels. Colours and strokes are those of `chart.css`, by class, so that one drawing serves light, dark and
-print; names stand in a legend below, where they cannot overlap.
+Colours and strokes are in `chart.css`, by class, so one drawing serves light, dark and print. Names are in a legend
+below, where they cannot overlap.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from convoy.models.page.markup import add, element
 
 WIDTH, HEIGHT = 560.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 12.0, 46.0
-ROOM_PX = 32.0  # between two numbers below the axis
+ROOM_PX = 32.0  # between two labels below the axis
 DIGIT_PX = 7.0  # in the widest of the usual fonts
 TITLE_PX = 18.0  # what the title of the y axis takes on the left
 # What stands in the legend for a class that is drawn with another shape than a line.
@@ -28,10 +28,10 @@ Point = tuple[float, float]
 
 
 class Chart:
-    """Draws in the order of the calls. `about` is for those who cannot see it; `width` and `height` are pixels.
+    """Draws in the order of the calls. `about` is the text for screen readers; `width` and `height` are pixels.
 
-    `class_` names what is drawn in `chart.css`, and its colour: "line k0", "dashed bad", "dot k3". What something
-    `means` stands in the legend.
+    `class_` is a class of `chart.css` with its colour: "line k0", "dashed bad", "dot k3". `means` is the text for the
+    legend.
     """
 
     def __init__(
@@ -45,20 +45,20 @@ class Chart:
         self._draw_axes()
 
     def line(self, points: Sequence[Point], class_: str, means: str = "") -> None:
-        """Through the points in order."""
+        """Connect the points in order."""
         self.explain(means, class_)
         if points:
             path = "M" + " L".join(f"{self._px(x):.1f} {self._py(y):.1f}" for x, y in points)
             self._draw("path", d=path, class_=class_)
 
     def broken_line(self, points: Sequence[tuple[float, float | None]], class_: str) -> None:
-        """Through the points in order, with gaps where there is no value."""
+        """Connect the points in order, with gaps where there is no value."""
         for there, group in groupby(points, lambda point: point[1] is not None):
             if there:
                 self.line([(x, y) for x, y in group if y is not None], f"{class_} round")
 
     def band(self, points: Sequence[tuple[float, float, float]], class_: str) -> None:
-        """Between a lower and an upper value at each x."""
+        """Fill between a lower and an upper value at each x."""
         around = [(x, low) for x, low, _ in points] + [(x, high) for x, _, high in reversed(points)]
         corners = " ".join(f"{self._px(x):.1f},{self._py(y):.1f}" for x, y in around)
         self._draw("polygon", points=corners, class_=f"band {class_}")
@@ -70,19 +70,19 @@ class Chart:
         self._draw("path", d=f"M{at:.1f} {top:.1f} V{foot:.1f} {ends}", class_=f"whisker {class_}")
 
     def dot(self, x: float, y: float, says: str, class_: str, means: str = "") -> None:
-        """A dot that says something when the mouse rests on it."""
+        """A dot with a tooltip."""
         self.explain(means, class_)
         self._draw("circle", element("title", says), cx=self._px(x), cy=self._py(y), r=5, class_=class_)
 
     def bar(self, x_from: float, x_to: float, y: float, says: str, class_: str) -> None:
-        """From the floor up."""
+        """A bar from the floor up."""
         left, top = self._px(x_from), self._py(y)
         width = max(1.0, self._px(x_to) - left)
         shape = {"x": left, "y": top, "width": width, "height": self._floor - top}
         self._draw("rect", element("title", says), class_=f"bar {class_}", **shape)
 
     def area(self, x_from: float, x_to: float, says: str, class_: str) -> None:
-        """A part of the x axis in which something happens, and what, from top to floor."""
+        """Mark a range of the x axis with a text, from top to floor."""
         left = self._px(x_from)
         shape = {"x": left, "y": TOP, "width": self._px(x_to) - left, "height": self._floor - TOP}
         self._draw("rect", element("title", says), class_=class_, **shape)
@@ -99,16 +99,16 @@ class Chart:
         self._draw("path", d=f"M{self._px(x):.1f} {TOP} V{self._floor}", class_=class_)
 
     def words(self, x: float, y: float, text: str, class_: str = "tick") -> None:
-        """A short text that begins a little right of x."""
+        """A short text that begins a little to the right of x."""
         add(self.svg, element("text", text, x=self._px(x) + 3, y=self._py(y) + 3.5, class_=class_))
 
     def explain(self, text: str, class_: str) -> None:
-        """One more entry of the legend, if there is a text for it."""
+        """Add an entry to the legend, if there is a text for it."""
         if text:
             self.legend.append((text, class_))
 
     def figure(self, note: str = "") -> Element:
-        """The chart under its name, above its legend."""
+        """The chart below its title and above its legend."""
         return element(
             "figure",
             element("figcaption", self.name),
@@ -150,13 +150,13 @@ class Chart:
 
 
 def left_of(y: Axis) -> float:
-    """Where the y axis stands: as far to the right as its longest number and its title need."""
+    """The position of the y axis, which leaves room for its longest label and its title."""
     longest = max((len(y.says(value)) for value in y.ticks()), default=0)
     return max(LEFT, TITLE_PX + DIGIT_PX * longest + 6)
 
 
 def _explained(text: str, class_: str) -> Element:
-    """A sample of what is drawn in this class, and what it means."""
+    """A sample of this class and its meaning."""
     shape, place = _SAMPLES.get(class_.partition(" ")[0], ("path", {"d": "M0 6 H22"}))
     sample = element(
         "svg", element(shape, class_=class_, **place), viewBox="0 0 22 12", class_="key", aria_hidden="true"

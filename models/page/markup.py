@@ -1,7 +1,4 @@
-"""HTML and SVG as trees, so that every text and every attribute is escaped by construction.
-
-Knows elements, tables and the frame of a page. Knows nothing of what they show.
-"""
+"""HTML and SVG as trees, so that every text and attribute is escaped."""
 
 from __future__ import annotations
 
@@ -18,24 +15,24 @@ CHART_STYLE = Path(__file__).with_name("chart.css").read_text(encoding="utf-8")
 
 
 def page(title: str, body: Element, style: str = "") -> str:
-    """A whole page under the common style; `style` is what this page has beside it, as CSS."""
+    """A whole page with the common style; `style` is additional CSS."""
     frame = Template(_FRAME.read_text(encoding="utf-8"))
     return frame.substitute(title=html.escape(title), style=CHART_STYLE + style, body=rendered(body))
 
 
 def section(title: str, *content: Element | None) -> list[Element]:
-    """A heading and what stands under it; nothing where there is nothing to tell."""
+    """A heading and its contents; nothing if there are none."""
     there = [one for one in content if one is not None]
     return [element("h2", title), *there] if there else []
 
 
 def card(name: str, figure: str, note: str) -> Element:
-    """One figure to be seen first: what it is, its value, and what to know of it."""
+    """A key figure: its name, its value, and a note."""
     return element("div", element("span", name), element("b", figure), element("span", note), class_="card")
 
 
 def element(tag: str, *content: Content, **attributes: str | float) -> Element:
-    """An element with its content in order; None is left out. `class_` is `class`, `stroke_width` `stroke-width`."""
+    """An element with its content in order; None is left out. `class_` is `class`, `stroke_width` is `stroke-width`."""
     made = Element(tag, {name.rstrip("_").replace("_", "-"): _text(value) for name, value in attributes.items()})
     for one in content:
         add(made, one)
@@ -43,7 +40,7 @@ def element(tag: str, *content: Content, **attributes: str | float) -> Element:
 
 
 def add(parent: Element, one: Content) -> None:
-    """One more piece of content; ElementTree hangs text that follows an element on that element."""
+    """Add content; in ElementTree, text after an element belongs to that element."""
     if isinstance(one, Element):
         parent.append(one)
     elif one and len(parent):
@@ -53,7 +50,7 @@ def add(parent: Element, one: Content) -> None:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Content]], *, class_: str = "figures") -> Element:
-    """A table whose first column names the rows; it scrolls by itself where the page is narrower."""
+    """A table whose first column names the rows; it scrolls on narrow pages."""
     head = element("thead", element("tr", *(element("th", heading, scope="col") for heading in headings)))
     lines = [element("tr", element("th", row[0], scope="row"), *map(_cell, row[1:])) for row in rows]
     made = element("table", head if any(headings) else None, element("tbody", *lines), class_=class_)
@@ -61,7 +58,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Content]], *, class_:
 
 
 def spanning_cell(words: str, columns: int) -> Element:
-    """One cell of a `table` in the place of so many, where there is one thing to say and not so many figures."""
+    """One cell of a `table` that spans several columns, for a remark instead of figures."""
     return element("td", words, colspan=columns, class_="span")
 
 

@@ -1,6 +1,6 @@
-"""Images in batches, in an order that is given, for whoever learns from them or measures.
+"""Images in batches, in a given order, for training and evaluation.
 
-Pixels are uint8 [n, H, W, C], labels int64 [n], both on the host. Knows nothing of epochs, networks or devices.
+Pixels are uint8 [n, H, W, C], labels int64 [n], both on the host.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Feed(Protocol):
-    """`labels` are those of all images, in the order that the indices of a batch mean."""
+    """`labels` are those of all images, in the order that a batch's indices refer to."""
 
     @property
     def labels(self) -> Tensor: ...
 
     def batches(self, order: Sequence[Tensor]) -> Iterator[Batch]:
-        """One batch for each tensor of indices."""
+        """Yield one batch for each tensor of indices."""
         ...
 
 
 class MemoryFeed:
-    """Images that were decoded once and lie in memory."""
+    """Images that were decoded once and are kept in memory."""
 
     def __init__(self, part: DecodedPart) -> None:
         self._images = torch.from_numpy(part.images)
@@ -49,16 +49,16 @@ class MemoryFeed:
 
 
 class Survey(NamedTuple):
-    """Of one image that was decoded: per channel the mean of its values from 0 to 255, and of their squares."""
+    """Statistics of a decoded image: per channel, the mean of its values from 0 to 255 and of their squares."""
 
     mean: npt.NDArray[np.float64]
     square: npt.NDArray[np.float64]
 
 
 class WorkerFeed:
-    """Images that processes decode when they are due, so that memory holds a few batches and not all of them.
+    """Images that worker processes decode when they are needed, so that memory holds only a few batches.
 
-    The pixels are those of `MemoryFeed`. Raises JobError where an image is gone or broken meanwhile.
+    The pixels are those of `MemoryFeed`. Raises JobError if an image is gone or broken meanwhile.
     """
 
     def __init__(self, samples: Sequence[Sample], image: ImageSpec, workers: int) -> None:
@@ -73,7 +73,7 @@ class WorkerFeed:
 
 
 def survey(samples: Sequence[Sample], image: ImageSpec, workers: int) -> Iterator[Survey | None]:
-    """What each image is like, in order; None for a broken one."""
+    """The statistics of each image, in order; None for a broken one."""
     loader = _loader(_Surveying(samples, image), workers, batch_size=None)
     with _told_in_one_line():
         yield from loader
@@ -123,12 +123,12 @@ class _Surveying(TorchDataset[Survey | None]):
 
 
 def surveyed(pixels: Pixels) -> Survey:
-    """One image, [H, W, C]."""
+    """The statistics of one image, [H, W, C]."""
     return Survey(pixels.mean(axis=(0, 1)), np.square(pixels, dtype=np.float64).mean(axis=(0, 1)))
 
 
 def _loader(dataset: TorchDataset[Any], workers: int, **how: Any) -> DataLoader[Any]:
-    # New processes, not forks of this one: it has threads. A generator of its own leaves torch's random state alone.
+    # Spawned, not forked: this process has threads. A separate generator leaves torch's random state alone.
     return DataLoader(
         dataset,
         num_workers=workers,
@@ -146,7 +146,7 @@ def _as_it_is(one: Any) -> Any:
 
 
 def _begin_worker(number: int) -> None:
-    # Ctrl-C reaches every process of the terminal; only the one that trains answers it.
+    # Ctrl-C reaches every process of the terminal; only the training process handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

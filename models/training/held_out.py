@@ -1,6 +1,6 @@
-"""The validation part: images that nobody learns from, which choose the best epoch.
+"""The validation part: images that are not trained on and choose the best epoch.
 
-Either a share of the training images, chosen by content as the parts are, or a folder of its own.
+Either a share of the training images, chosen by content as the parts are, or a separate folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from convoy.models.train_options import parse_validation
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """What is left to learn from, and what is held out; `left_out` of the folder's images are in the data set, too."""
+    """The training images and the validation images; `left_out` images of the folder are also in the data set."""
 
     training: Sequence[Sample]
     validation: Sequence[Sample]
@@ -25,8 +25,7 @@ class HeldOut:
 
 
 def hold_out(dataset: Dataset, wanted: str | None) -> HeldOut:
-    """The training part, and what `--validation` says. Raises UsageError, and JobError where a part has no image or the
-    folder other classes."""
+    """Split as `--validation` says. Raises UsageError, and JobError if a part is empty or has other classes."""
     samples = dataset.part("train")
     if wanted is None:
         return HeldOut(samples, ())
@@ -55,5 +54,5 @@ def _from_folder(dataset: Dataset, folder: Path) -> HeldOut:
 
 
 def _is_apart(sample: Sample, share: float) -> bool:
-    # Not the bits that chose the part: within one of them those are no longer evenly spread.
+    # Not the bits that chose the part: within a part those are not evenly distributed.
     return int(sample.sha256[-16:-8], 16) < share * 2**32

@@ -1,6 +1,6 @@
-"""What each epoch leaves for other programs: a line of CSV, and scalars for TensorBoard where that is wanted.
+"""The log of each epoch for other programs: a line of CSV, and optionally scalars for TensorBoard.
 
-What is not known is an empty cell. Knows nothing of how the figures come about.
+Unknown values are empty cells.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from convoy.models.errors import JobError
 from convoy.models.training.epochs import EpochRecord
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(EpochRecord))
-# As TensorBoard groups its charts.
+# In TensorBoard's groups of charts.
 _TAGS = {
     "loss": "loss/training",
     "validation_loss": "loss/validation",
@@ -30,16 +30,16 @@ _TAGS = {
 
 
 class EpochLog:
-    """Where each epoch is written to; either place may be None. Nothing is written before the first epoch."""
+    """Where each epoch is written; either place may be None. Nothing is written before the first epoch."""
 
     def __init__(self, table: Path | None, tensorboard: Path | None, before: Sequence[EpochRecord]) -> None:
-        """`before` are the epochs of a run that goes on. Raises JobError where TensorBoard is not installed."""
+        """`before` are the epochs of a resumed run. Raises JobError if TensorBoard is not installed."""
         self._table = table
         self._before: list[EpochRecord] | None = list(before)
         self._board = None if tensorboard is None else _board(tensorboard, len(before))
 
     def add(self, record: EpochRecord) -> None:
-        """One more epoch is done. Raises JobError when the disk does not take it."""
+        """Log an epoch. Raises JobError if the disk refuses it."""
         if self._table is not None:
             self._add_line(self._table, record)
         if self._board is not None:
@@ -50,12 +50,12 @@ class EpochLog:
             self._board.flush()
 
     def close(self) -> None:
-        """Write what TensorBoard's writer still holds."""
+        """Flush TensorBoard's writer."""
         if self._board is not None:
             self._board.close()
 
     def _add_line(self, table: Path, record: EpochRecord) -> None:
-        # The first time the whole table: a run that goes on may have been killed between its file and this one.
+        # The first time, write the whole table: the earlier run may have been killed between its file and this one.
         is_first = self._before is not None
         records = [*self._before, record] if self._before is not None else [record]
         self._before = None
@@ -70,7 +70,7 @@ class EpochLog:
 
 
 def refuse_no_tensorboard() -> None:
-    """Raises JobError where it is not installed."""
+    """Raise JobError if TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise JobError("--tensorboard needs tensorboard, which is not installed; pip install tensorboard")
 
@@ -79,5 +79,5 @@ def _board(folder: Path, done: int) -> Any:
     refuse_no_tensorboard()
     from torch.utils.tensorboard import SummaryWriter
 
-    # What an interrupted run wrote after the epoch from which this one goes on is no longer true.
+    # Drop what an interrupted run wrote after the epoch from which this one continues.
     return SummaryWriter(str(folder), purge_step=done + 1 if done else None)

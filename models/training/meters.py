@@ -1,7 +1,7 @@
-"""What an epoch costs beside its time: memory and energy, where the machine tells.
+"""The memory and energy of an epoch, if the machine tells.
 
-Energy is read from counters that run anyway: a GPU's own through NVML, a processor's packages through Linux's powercap
-(RAPL), which since 2020 only root may read. It is all that the device used meanwhile, whoever for.
+Energy comes from counters: a GPU's through NVML, a processor's packages through Linux's powercap (RAPL), which since
+2020 only root may read. It includes what other processes used.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ _MICRO, _MILLI = 1e-6, 1e-3
 
 
 class EnergyMeter:
-    """Joules since the last reading, or None where nothing on this machine tells."""
+    """Joules since the last reading, or None if there is no counter."""
 
     def __init__(self, device: torch.device, powercap: Path = POWERCAP) -> None:
         self._read_j = _gpu_counter(device) if device.type == "cuda" else _package_counters(powercap)
         self._last_j: float | None = None
 
     def start(self) -> None:
-        """Count from now on."""
+        """Start to count."""
         self._last_j = self._read_j()
 
     def used_j(self) -> float | None:
-        """Since `start`."""
+        """Joules since `start`."""
         now_j = self._read_j()
         return None if now_j is None or self._last_j is None else now_j - self._last_j
 
 
 def start_peak(device: torch.device) -> None:
-    """Forget a GPU's earlier peak; that of a process cannot be forgotten."""
+    """Reset a GPU's peak; that of a process cannot be reset."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """On a GPU the most that torch had allocated since `start_peak`, else the most that this process ever held."""
+    """On a GPU, torch's peak allocation since `start_peak`; otherwise the peak of this process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     unit_bytes = 1 if sys.platform == "darwin" else 1024
@@ -55,11 +55,11 @@ def _gpu_counter(device: torch.device) -> Callable[[], float | None]:
         import pynvml
 
         pynvml.nvmlInit()
-        # By its id: NVML counts GPUs that CUDA_VISIBLE_DEVICES hides.
+        # By id, because NVML also counts GPUs that CUDA_VISIBLE_DEVICES hides.
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
         handle: Any = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except Exception:  # no library, no driver, no such counter: each has errors of its own
+    except Exception:  # no library, no driver, no such counter: each has its own errors
         return lambda: None
 
     def read_j() -> float | None:
@@ -71,7 +71,7 @@ def _gpu_counter(device: torch.device) -> Callable[[], float | None]:
 
 
 def _package_counters(powercap: Path) -> Callable[[], float | None]:
-    """The sum over processors. A counter begins anew at its range, within hours at full load; that is added up."""
+    """The sum over processors. Counters wrap around within hours at full load; that is corrected."""
     folders = [folder for folder in sorted(powercap.glob("intel-rapl:*")) if folder.name.count(":") == 1]
     last_uj: dict[Path, int] = {}
     turns_uj: dict[Path, int] = dict.fromkeys(folders, 0)

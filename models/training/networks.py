@@ -1,7 +1,6 @@
-"""What learns: a network of the zoo or of torchvision, with a head for the data's classes, and weights to begin with.
+"""The network to train: from the zoo or torchvision, with a head for the data's classes, and initial weights.
 
-Knows how each is built, which of its tensors are the head, and where weights come from. Knows nothing of learning. The
-head is whatever changes its shape with the number of classes, so that no network needs a row of its own.
+The head is whatever changes its shape with the number of classes, so networks need no entry of their own.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from convoy.models.train_options import IMAGENET, TORCHVISION, TrainOptions
 from convoy.models.weights.reading import FittedWeights, FoundWeights, fitted, read_weights
 from convoy.models.weights.versions import versions_of, with_versions
 
-# These two want to be told whether they draw their weights in a way of their own.
+# These two have an argument for their own weight initialisation.
 _EXTRA: dict[str, dict[str, Any]] = {"googlenet": {"init_weights": False}, "inception_v3": {"init_weights": False}}
 
 
-# Their published weights learned from values between -1 and 1; torchvision gets there inside of the network.
+# Their published weights expect values between -1 and 1; torchvision converts inside the network.
 _CENTRED = frozenset({"googlenet", "inception_v3"})
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Weights to start from. `says` is for the header; `header` what a checkpoint of ours says of itself."""
+    """Initial weights. `says` is for the header; `header` is that of one of our checkpoints."""
 
     weights: FoundWeights
     says: str
@@ -44,8 +43,9 @@ class Start:
 
 
 class InitialNetwork(NamedTuple):
-    """A network as it begins, and how it sees: whether the mean and deviation of `image` are settled, and not the
-    data's. `started_from` is for the header; `learns` names the parameters that do, None: all."""
+    """A network at its start and its preprocessing: whether mean and deviation of `image` are fixed, rather than the
+    data's. `started_from` is for the header; `learns` names the trainable parameters, None means all.
+    """
 
     network: nn.Module
     image: ImageSpec
@@ -55,10 +55,10 @@ class InitialNetwork(NamedTuple):
 
 
 def image_of(arch: str, size_px: int | None, start: Start | None) -> tuple[ImageSpec, bool]:
-    """How images are prepared for a network, and whether their mean and deviation are settled, and not the data's.
+    """The preprocessing for a network, and whether its mean and deviation are fixed, rather than the data's.
 
-    A checkpoint of ours brings its own way; torchvision's networks have the published one, with its mean and deviation
-    where there are weights that learned with them. Raises UsageError for a size that the zoo's networks do not take.
+    One of our checkpoints brings its own; torchvision's networks use the published one, with its mean and deviation if
+    there are weights trained with them. Raises UsageError for a size that the zoo's networks do not take.
     """
     if start is not None and start.header is not None:
         image = replace(start.header.image, front="uint8_nhwc")
@@ -75,13 +75,13 @@ def image_of(arch: str, size_px: int | None, start: Start | None) -> tuple[Image
 
 
 def build(arch: str, classes: int, image: ImageSpec) -> nn.Module:
-    """A freshly drawn network. Raises UsageError for an unknown one, JobError where it does not take such images."""
+    """A freshly initialised network. Raises UsageError for an unknown one, JobError if it does not take such images."""
     network = _drawn(arch, classes)
     network.eval()
     try:
         with torch.inference_mode():
             network(torch.zeros(1, image.channels, image.height, image.width))
-    except (RuntimeError, ValueError, AssertionError) as error:  # each network has its own words for it
+    except (RuntimeError, ValueError, AssertionError) as error:  # each network has its own messages for it
         why = " ".join(str(error).split())
         raise JobError(
             f"{arch} does not take images of {image.height}x{image.width} ({why}); change --image-size"
@@ -90,7 +90,7 @@ def build(arch: str, classes: int, image: ImageSpec) -> nn.Module:
 
 
 def head(arch: str, classes: int) -> frozenset[str]:
-    """The names of the tensors that the number of classes shapes."""
+    """The names of the tensors whose shape depends on the number of classes."""
     shapes = []
     for count in (classes, classes + 1):
         made = _without_tensors(arch, count)
@@ -99,7 +99,7 @@ def head(arch: str, classes: int) -> frozenset[str]:
 
 
 def read_start(options: TrainOptions, labels: tuple[str, ...]) -> Start:
-    """What `--weights` names. Raises JobError where it cannot be read or downloaded, or is another network's."""
+    """Read what `--weights` names. Raises JobError if it cannot be read or is for another network."""
     assert options.weights is not None
     if options.weights == IMAGENET:
         return _published_start(options.arch)
@@ -116,9 +116,9 @@ def read_start(options: TrainOptions, labels: tuple[str, ...]) -> Start:
 
 
 def fill(network: nn.Module, start: Start, head_names: frozenset[str]) -> FittedWeights:
-    """Put the weights into the network; what was put. Raises JobError where they do not fit.
+    """Load the weights into the network. Returns what was loaded. Raises JobError if they do not fit.
 
-    The head is left as it was drawn where the weights are of other classes, by number or by name.
+    The head stays as initialised if the weights are for other classes, by number or by name.
     """
     weights = fitted(
         start.weights,
@@ -167,18 +167,18 @@ def _models() -> Any:
 def _published(name: str) -> Any:
     models = _models()
     if name not in models.list_models(module=models):
-        _torchvision(name, 2)  # says what there is
+        _torchvision(name, 2)  # the message lists the choices
     return models.get_model_weights(name).DEFAULT
 
 
 def _published_image(name: str) -> ImageSpec:
-    """torchvision's recipe for evaluation, as the network sees it that we build."""
+    """torchvision's evaluation preset, for the network as we build it."""
     image = preset_image(_published(name).transforms())
     return replace(image, mean=(0.5,) * 3, std=(0.5,) * 3) if name in _CENTRED else image
 
 
 def _resized(image: ImageSpec, size_px: int) -> ImageSpec:
-    """The recipe for another size, with its proportion of resize to crop."""
+    """The preset for another size, with the same ratio of resize to crop."""
     resize_px = round(size_px * image.resize_px / max(image.height, image.width))
     return replace(image, height=size_px, width=size_px, resize_px=resize_px)
 

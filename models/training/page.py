@@ -1,7 +1,4 @@
-"""A training as one HTML page that needs nothing but itself: how well it learned, how that went, and how it was done.
-
-Knows the checkpoint's header and the epochs, and what a reader should see in them.
-"""
+"""A training as one self-contained HTML page: the result, the course, and the settings."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _EPOCHS = "epochs done"
 
 @dataclass(frozen=True, slots=True)
 class TrainingStory:
-    """What the page tells. `out` is the checkpoint; `images_by_class` are those that were learned from, by label."""
+    """The contents of the page. `out` is the checkpoint; `images_by_class` counts the training images, by label."""
 
     out: Path
     header: CheckpointHeader
@@ -101,7 +98,7 @@ def _x(story: TrainingStory) -> Axis:
 
 
 def _draw(chart: Chart, points: Sequence[Point], colour: str, means: str = "") -> None:
-    """A line, or where it would have no length a dot."""
+    """A line, or a dot if there is only one point."""
     if len(points) == 1:
         chart.dot(*points[0], means or chart.name, f"dot {colour}", means)
     else:

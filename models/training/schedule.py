@@ -11,17 +11,17 @@ from typing import Literal
 
 Schedule = Literal["one_cycle", "cosine", "step"]
 
-# The part of the run in which the rate rises, by default.
+# The default share of the run in which the rate rises.
 WARM_UP_SHARES: dict[Schedule, float] = {"one_cycle": 0.25, "cosine": 0.05, "step": 0.05}
 START_FACTOR = 0.04
-# Three equal stages after the warm-up, each at a tenth of the rate before.
+# Three equal stages after the warm-up, each at a tenth of the previous rate.
 STAGES = 3
 
 
 def factor(schedule: Schedule, fraction: float, warm_up: float) -> float:
-    """The factor when `fraction` of all steps is done; it rises over the first `warm_up` of them. Both from 0 to 1.
+    """The factor when `fraction` of all steps is done; it rises over the first `warm_up` of them. Both are from 0 to 1.
 
-    "one_cycle" rises in a cosine, the others in a straight line. Then "one_cycle" and "cosine" fall in a cosine to 0.
+    "one_cycle" rises in a cosine, the others linearly. Then "one_cycle" and "cosine" fall in a cosine to 0.
     """
     if fraction < warm_up:
         risen = fraction / warm_up

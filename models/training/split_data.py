@@ -1,4 +1,4 @@
-"""A data set as a network learns from it: read, split, measured, each part in batches."""
+"""A data set prepared for training: read, split, measured, each part in batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SplitData:
-    """`image` has the mean and deviation by which the network is to see; `skipped` names broken images."""
+    """`image` has the mean and deviation that the network uses; `skipped` names broken images."""
 
     dataset: str
     labels: tuple[str, ...]
@@ -33,12 +33,12 @@ class SplitData:
 
     @property
     def images_by_class(self) -> list[int]:
-        """How many images of each class there are to learn from."""
+        """The number of training images of each class."""
         return torch.bincount(self.training.labels, minlength=len(self.labels)).tolist()
 
 
 class _ReadPart(NamedTuple):
-    """`surveys` are of the images that are not broken, in order; nobody asked for them where they are None."""
+    """`surveys` are those of the valid images, in order; None if they were not needed."""
 
     feed: Feed
     skipped: tuple[str, ...]
@@ -48,10 +48,10 @@ class _ReadPart(NamedTuple):
 def read_split_data(
     dataset: Dataset, held_out: HeldOut, image: ImageSpec, is_settled: bool, workers: int, progress: Progress
 ) -> SplitData:
-    """All images: decoded into memory, or where there are `workers` looked at once by them and decoded whenever they
-    are due. The mean and deviation of `image` are those of the training images unless they are settled.
+    """All images: decoded into memory or, with `workers`, checked by them now and decoded when needed. The mean and
+    deviation of `image` are those of the training images unless they are fixed.
 
-    Raises JobError when images are missing or broken.
+    Raises JobError if images are missing or broken.
     """
 
     def read(samples: Sequence[Sample], is_surveyed: bool) -> _ReadPart:
@@ -76,7 +76,7 @@ def read_split_data(
 
 def _into_memory(samples: Sequence[Sample], image: ImageSpec, is_surveyed: bool, progress: Progress) -> _ReadPart:
     part = decode(samples, image, progress)
-    # Image by image, because float64 of a whole data set would not fit.
+    # Image by image, because float64 of a whole data set would not fit into memory.
     surveys = [surveyed(pixels) for pixels in part.images.astype(np.uint8, copy=False)] if is_surveyed else None
     return _ReadPart(MemoryFeed(part), part.skipped, surveys)
 
@@ -106,7 +106,7 @@ def split_record(dataset: Dataset, held_out: HeldOut) -> dict[str, PartRecord]:
 
 
 def _with_statistics(image: ImageSpec, surveys: Sequence[Survey]) -> ImageSpec:
-    """Mean and deviation per channel over all pixels; never 0, so that a blank channel does not divide by it."""
+    """Mean and deviation per channel over all pixels; never 0, so that a constant channel does not divide by zero."""
     mean = np.mean([one.mean for one in surveys], axis=0) / 255
     square = np.mean([one.square for one in surveys], axis=0) / 255**2
     std = np.sqrt(np.maximum(square - mean**2, 1e-6))

@@ -1,7 +1,7 @@
-"""A run that is not over, on disk: written after an epoch, taken up by `--resume`, removed when the run is over.
+"""An unfinished run on disk: written after an epoch, read by `--resume`, removed at the end.
 
-torch writes and reads it, tensors and plain values only (`weights_only`). It names the options and the images that the
-run was started with, so that nothing else goes on from it.
+torch writes and reads it, with tensors and plain values only (`weights_only`). It records the run's options and images,
+so that nothing else continues from it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from convoy.models.records import from_jsonable, to_jsonable
 from convoy.models.training.epochs import EpochRecord
 
 _SCHEMA_VERSION = 1
-# The most of a run's time that goes into writing it, where nobody said beforehand that it may be killed.
+# The largest share of a run's time for writing it, unless it was announced that the run may be killed.
 COST_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedRun:
-    """`asked` is what the run was started with, by option. `kept` is the best of the epochs that are done."""
+    """`asked` are the run's options. `kept` is the best of the finished epochs."""
 
     asked: dict[str, str]
     records: tuple[EpochRecord, ...]
@@ -45,7 +45,7 @@ class _Found:
 
 
 class UnfinishedFile:
-    """The file of one run, which is known by what was `asked` of it."""
+    """The file of one run, which is identified by its options `asked`."""
 
     def __init__(self, path: Path, asked: Mapping[str, str], clock_s: Callable[[], float] = time.monotonic) -> None:
         self.path = path
@@ -55,8 +55,9 @@ class UnfinishedFile:
         self._waiting: _Found | None = None
 
     def keep(self, records: Sequence[EpochRecord], kept: EpochRecord, state: dict[str, Any], *, at_once: bool) -> None:
-        """One more epoch is done. It is written unless that would cost more than `COST_SHARE` of the time; then a copy
-        waits for a later epoch, or for `write_waiting`. Raises JobError when the disk does not take it."""
+        """Save an epoch. If writing would cost more than `COST_SHARE` of the time, a copy waits for a later epoch or
+        for `write_waiting`. Raises JobError if the disk refuses it.
+        """
         found = _Found(UnfinishedRun(self._asked, tuple(records), kept), state)
         if at_once or self._clock_s() >= self._due_s:
             self._write(found)
@@ -64,7 +65,7 @@ class UnfinishedFile:
             self._waiting = _Found(found.run, tree_map(_copied, state))
 
     def write_waiting(self) -> None:
-        """Write what was not yet. Raises JobError when the disk does not take it."""
+        """Write what is not written yet. Raises JobError if the disk refuses it."""
         if self._waiting is not None:
             self._write(self._waiting)
 
@@ -79,7 +80,7 @@ class UnfinishedFile:
         self._due_s = now_s + (now_s - started_s) / COST_SHARE
 
     def read(self) -> _Found | None:
-        """What is there, or None. Raises JobError where it is broken, or was started with other options."""
+        """Read the file, or return None. Raises JobError if it is broken or belongs to other options."""
         if not self.path.exists():
             return None
         try:
@@ -87,14 +88,14 @@ class UnfinishedFile:
             if found["schema"] != _SCHEMA_VERSION:
                 raise ValueError(f"schema {found['schema']}, this version reads {_SCHEMA_VERSION}")
             run = from_jsonable(UnfinishedRun, json.loads(found["run"]), "it")
-        except Exception as error:  # a zip, pickle or storage error, by what is broken
+        except Exception as error:  # a zip, pickle or storage error
             why = " ".join(str(error).split()) or type(error).__name__
             raise JobError(f"{self.path} is no unfinished run that can be read ({why}); leave --resume out") from error
         self._refuse_other(run.asked)
         return _Found(run, found["state"])
 
     def remove(self) -> None:
-        """The run is over."""
+        """Remove the file at the end of the run."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
@@ -109,5 +110,5 @@ class UnfinishedFile:
 
 
 def _copied(one: Any) -> Any:
-    """On the host, where later steps do not change it."""
+    """A copy on the host that later steps do not change."""
     return one.detach().to("cpu", copy=True) if isinstance(one, Tensor) else one

@@ -1,6 +1,7 @@
-"""What `convoy train --compare` trains: one device, precision, layout and way to run the network after the other.
+"""The variants of `convoy train --compare`: devices, precisions, layouts and ways to run the network, one after the
+other.
 
-Knows the words and what they mean for a training's options. Trains nothing and needs no torch.
+Parses their names; needs no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from convoy.models.errors import UsageError
 from convoy.models.train_options import Layout, TrainOptions, TrainPrecision
 
 DEVICES = ("cpu", "cuda")
-# Stands for every word of all that a variant leaves unsaid.
+# Defaults for what a variant does not name.
 ALL = "all"
 RUNS = ("eager", "compiled")
 _ASPECTS: dict[str, tuple[str, ...]] = {
@@ -31,7 +32,7 @@ _GRAMMAR = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingVariant:
-    """One training of a comparison. What is None is as the command's other options have it."""
+    """One training of a comparison. Fields that are None are as in the command's other options."""
 
     device: str
     precision: str | None = None
@@ -42,7 +43,7 @@ class TrainingVariant:
         return ":".join(filter(None, (self.device, self.precision, self.layout, self.run)))
 
     def options(self, options: TrainOptions) -> TrainOptions:
-        """Those of this training, where `options` are the command's."""
+        """The options of this training, from the command's `options`."""
         changes: dict[str, Any] = {"device": self.device}
         if self.precision is not None:
             changes |= {"precision": self.precision, "amp": None}
@@ -54,9 +55,9 @@ class TrainingVariant:
 
 
 def parse_variants(texts: Sequence[str]) -> tuple[TrainingVariant, ...]:
-    """What is to be trained for these, such as `cpu:bf16:channels_last`, each once, in this order.
+    """Parse names such as `cpu:bf16:channels_last`, each once, in this order.
 
-    Raises UsageError, with the words that there are, for what is no variant.
+    Raises UsageError with the allowed words for an unknown variant.
     """
     if not texts:
         raise UsageError(f"--compare needs variants; {_GRAMMAR}")

@@ -1,4 +1,4 @@
-"""Figures of a training in words, the same on the terminal and on the page."""
+"""Figures of a training as text, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def memory(size_bytes: int | None) -> str:
 
 
 def energy(energy_j: float | None) -> str:
-    """In joules, or thousands of them."""
+    """In joules or kilojoules."""
     if energy_j is None:
         return NOT_KNOWN
     return f"{number(energy_j / 1000)} kJ" if energy_j >= 1000 else f"{number(energy_j)} J"
 
 
 def total_energy_j(epochs: Sequence[EpochRecord]) -> float | None:
-    """Of all epochs, or None where one of them is not known."""
+    """Of all epochs, or None if one of them is unknown."""
     known = [one.energy_j for one in epochs if one.energy_j is not None]
     return sum(known) if len(known) == len(epochs) else None
 
 
 def peak_memory_bytes(epochs: Sequence[EpochRecord]) -> int | None:
-    """The most that was held in any epoch."""
+    """The peak over all epochs."""
     return max((one.peak_memory_bytes for one in epochs if one.peak_memory_bytes is not None), default=None)

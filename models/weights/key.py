@@ -1,4 +1,4 @@
-"""What `--weights-key` may be said of. Imports no library, for whoever reads options needs it."""
+"""Where `--weights-key` is allowed. Imports no library, because option parsing needs it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from convoy.models.errors import UsageError
 
 
 def refuse_needless_key(key: str | None, weights: Path | None) -> None:
-    """Raises UsageError where `--weights-key` is said of what has no entries."""
+    """Raise UsageError if `--weights-key` is given for a source without entries."""
     if key is not None and (weights is None or weights.suffix == ".safetensors"):
         raise UsageError("--weights-key chooses between the entries of a .pth; pass such a file with --weights")

@@ -1,7 +1,6 @@
-"""The names of other people's weights, and those that the network has for them.
+"""Map the names of weights from other tools to the network's.
 
-Wrappers put something before every name, and pruning makes two tensors of one. What is certain is undone and told.
-Knows names, shapes and one product; knows no file.
+Wrappers add a prefix to every name, and pruning splits a tensor in two. What is certain is undone and reported.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from convoy.models.weights.versions import Versions, renamed
 
 Tensors = Mapping[str, torch.Tensor]
 
-# `torch.compile` puts this before the names of whatever it was given, which may be a part.
+# `torch.compile` adds this prefix to whatever it was given, which may be a part.
 _COMPILED = "_orig_mod."
-# How often batches were counted; answers do not come from it.
+# Counts batches; does not affect answers.
 _COUNTER = "num_batches_tracked"
-# What torch's moving average of weights counts beside them.
+# An entry that torch's averaged weights add.
 _AVERAGED = "n_averaged"
 
 
 class Renamed(NamedTuple):
-    """Tensors, and the versions of parts, under the network's own names; `said` has a line for each thing done."""
+    """Tensors, and versions of parts, under the network's names; `said` has a line for each change."""
 
     tensors: dict[str, torch.Tensor]
     versions: Versions
@@ -35,9 +34,9 @@ class Renamed(NamedTuple):
 
 
 def fitted(found: Tensors, expected: Tensors, versions: Versions | None = None) -> Renamed:
-    """The tensors under the network's own names as far as they are sure. `versions` are those of the file's parts.
+    """The tensors under the network's names, as far as that is certain. `versions` are those of the file's parts.
 
-    Raises JobError where several prefixes fit.
+    Raises JobError if several prefixes fit.
     """
     said: list[str] = []
     weights, own = _uncompiled(found, expected, versions or {}, said)
@@ -57,7 +56,7 @@ def _uncompiled(
 
 
 def _unpruned(found: Tensors, expected: Tensors, said: list[str]) -> dict[str, torch.Tensor]:
-    """The product of each pair that `torch.nn.utils.prune` leaves, instead of the pair."""
+    """Replace each pair that `torch.nn.utils.prune` leaves by its product."""
     stems = [name.removesuffix("_orig") for name in found if name.endswith("_orig")]
     pruned = [
         stem for stem in stems if f"{stem}_mask" in found and stem not in found and f"{stem}_orig" not in expected
@@ -97,7 +96,7 @@ def _unwrapped(
 
 
 def _whole_prefixes(found: Tensors, expected: Tensors, wanted: list[str]) -> list[str]:
-    """Those under which every wanted name is there; of several, those that fit the shapes, too."""
+    """Prefixes under which every wanted name exists; of several, those that also fit the shapes."""
     first = f".{wanted[0]}"
     prefixes = [name.removesuffix(wanted[0]) for name in found if name.endswith(first)]
     whole = [prefix for prefix in prefixes if all(f"{prefix}{name}" in found for name in wanted)]
@@ -106,7 +105,7 @@ def _whole_prefixes(found: Tensors, expected: Tensors, wanted: list[str]) -> lis
 
 
 def _common_prefix(found: Tensors, expected: Tensors) -> str:
-    """What every name begins with and none of the network's does, so that what differs is told by its own name."""
+    """A prefix of all names that the network's lack, so that error messages show the real difference."""
     prefix = ""
     while True:
         inside = [name.removeprefix(prefix) for name in found if name.startswith(prefix) and name != _AVERAGED]

@@ -1,8 +1,7 @@
-"""A checkpoint that may come from anywhere, read for a network: which entry, which names, and whether it fits.
+"""Read a checkpoint of any origin for a network: which entry, which names, and whether it fits.
 
-Reads tensors and nothing else: safetensors, or torch's files with `weights_only`. An object of a class that is not
-here, or that may not be run, becomes a stand-in that does nothing, and its name is told. `convoy train` and `convoy
-export` take the same files.
+Reads only tensors: safetensors, or torch's files with `weights_only`. Objects of missing or forbidden classes become
+inert stand-ins, whose names are reported. `convoy train` and `convoy export` accept the same files.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def misfit(found: Shapes, expected: Shapes) -> str | None:
-    """What is missing, unknown or of another shape; None when the weights fit."""
+    """What is missing, unknown or of another shape; None if the weights fit."""
     missing = [name for name in expected if name not in found]
     unknown = [name for name in found if name not in expected]
     differing = [
@@ -44,14 +43,14 @@ _UNKNOWN = re.compile(r"Unsupported global: GLOBAL (\S+) was not an allowed glob
 
 class _Kind(type):
     def __eq__(cls, other: object) -> bool:
-        # Only what is equal to a dict may be filled like one, and a class of the user's may well be a kind of dict.
+        # Only what is equal to a dict may be filled like one, and a user's class may be a kind of dict.
         return cls is other or other is dict
 
     __hash__ = type.__hash__
 
 
 class StandIn(metaclass=_Kind):
-    """What the file calls an object of a foreign class; it keeps the state that the object had, and does nothing."""
+    """A stand-in for an object of a foreign class; it keeps the object's state and does nothing."""
 
     def __new__(cls, *args: object, **kwargs: object) -> StandIn:
         return object.__new__(cls)
@@ -64,9 +63,9 @@ class StandIn(metaclass=_Kind):
 
 
 def load_tensors(path: Path) -> tuple[Any, list[str]]:
-    """What the file holds, on the CPU, and the names of the classes that were left out.
+    """The contents of the file, on the CPU, and the names of the classes that were left out.
 
-    Raises JobError where it cannot be read so, such as for whole programs.
+    Raises JobError if it cannot be read this way, such as for whole programs.
     """
     foreign: list[str] = []
     while True:
@@ -76,7 +75,7 @@ def load_tensors(path: Path) -> tuple[Any, list[str]]:
         except Exception as error:  # a zip, pickle or storage error, by format; torch's advice is to trust the file
             unknown = _UNKNOWN.search(str(error))
             name = "" if unknown is None else unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"
-            # Each is met by reading the file once more.
+            # Each is found by reading the file once more.
             if not name or name in foreign or len(foreign) == 100:
                 raise JobError(
                     f"{path.name} is not plain tensors; save the network's state_dict as safetensors"
@@ -85,7 +84,7 @@ def load_tensors(path: Path) -> tuple[Any, list[str]]:
 
 
 def tensors_of_module(value: object) -> Iterator[tuple[str, Any]]:
-    """The state_dict of a network that was saved whole, by name; nothing for what is no such network."""
+    """The state_dict of a network that was saved whole, by name; empty if it is not one."""
     state = value.state if isinstance(value, StandIn) and hasattr(value, "state") else None
     if not isinstance(state, dict) or not isinstance(state.get("_modules"), dict):
         return
@@ -99,7 +98,7 @@ def tensors_of_module(value: object) -> Iterator[tuple[str, Any]]:
             yield f"{child}.{name}", tensor
 
 
-# Where trainers put the weights that they were training, the ones first that say so most clearly.
+# Where trainers keep the weights, the clearest names first.
 _USUAL = (
     "state_dict",
     "model_state_dict",
@@ -115,8 +114,9 @@ _USUAL = (
 
 
 class FoundWeights(NamedTuple):
-    """The tensors of `file`, and what was chosen or left out to have them; as torch's state_dict they may carry the
-    versions of the network's parts."""
+    """The tensors of `file`, and what was chosen or left out; as torch's state_dict they may carry the versions of the
+    network's parts.
+    """
 
     file: str
     tensors: Mapping[str, torch.Tensor]
@@ -124,8 +124,9 @@ class FoundWeights(NamedTuple):
 
 
 class FittedWeights(NamedTuple):
-    """Tensors under the network's own names, a state_dict with the versions of its parts. `said` is what was chosen,
-    changed and left out of the file for that, empty where it is taken as it is; `has_head`: they have the head, too."""
+    """Tensors under the network's names: a state_dict with the versions of its parts. `said` lists what was chosen,
+    changed and left out, empty if the file is used as it is; `has_head` means that they include the head.
+    """
 
     tensors: dict[str, torch.Tensor]
     said: str
@@ -140,10 +141,10 @@ def fitted(
     head: frozenset[str] = frozenset(),
     may_have_head: bool = True,
 ) -> FittedWeights:
-    """The weights for a network whose tensors are `expected`. Raises JobError, listing what does not fit, and `advice`.
+    """The weights for a network whose tensors are `expected`. Raises JobError with what does not fit, and `advice`.
 
-    Those named `head` are taken where all are there and have the network's shapes, unless `may_have_head` is False:
-    then they are of other classes, and left out.
+    Those named `head` are used if all exist with the network's shapes, unless `may_have_head` is False: then they are
+    for other classes and left out.
     """
     body = {name: tensor for name, tensor in expected.items() if name not in head}
     weights, versions, changes = names.fitted(found.tensors, body, versions_of(found.tensors))
@@ -162,9 +163,9 @@ def fitted(
 
 
 def read_weights(path: Path, key: str | None = None) -> FoundWeights:
-    """The tensors of a `.safetensors` or a `.pth`, of which `key` names the entry, with dots where it lies in others.
+    """The tensors of a `.safetensors` or a `.pth` file; `key` names the entry, with dots for nested ones.
 
-    Raises JobError where the file is not there, or is not plain tensors.
+    Raises JobError if the file is missing or does not contain plain tensors.
     """
     if not path.is_file():
         raise JobError(f"there is no checkpoint at {path}; check the path, or run `convoy train`")
@@ -205,7 +206,7 @@ def _told(taken: str, others: list[str], file: str, *, is_asked_for: bool) -> st
 
 
 def _weights_of(value: Any) -> dict[str, torch.Tensor] | None:
-    """The named tensors that the value is, or has if it is a network that was saved whole."""
+    """The named tensors of a value: itself, or those of a network that was saved whole."""
     if isinstance(value, dict):
         is_weights = bool(value) and all(isinstance(one, torch.Tensor) for one in value.values())
         return value if is_weights else None
@@ -213,14 +214,14 @@ def _weights_of(value: Any) -> dict[str, torch.Tensor] | None:
 
 
 def _entries(found: Any, prefix: str = "", depth: int = 3) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """Every set of named tensors in the file, by its keys with dots between them."""
+    """Every set of named tensors in the file, by its keys joined with dots."""
     if not isinstance(found, dict) or depth == 0:
         return
     for key, value in found.items():
-        if not isinstance(key, str):  # an optimiser numbers the parameters that it keeps averages of
+        if not isinstance(key, str):  # an optimiser numbers the parameters whose averages it keeps
             continue
         weights = _weights_of(value)
-        # A set of scalars is some trainer's notes; a network's weights are never that alone.
+        # A set of scalars is a trainer's notes; a network's weights are never only scalars.
         if weights is not None and any(tensor.ndim for tensor in weights.values()):
             yield f"{prefix}{key}", weights
         else:

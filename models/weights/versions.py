@@ -1,7 +1,7 @@
-"""The versions of a network's parts, which torch keeps beside the tensors of a state_dict, as its `_metadata`.
+"""The versions of a network's parts, which torch keeps in a state_dict as its `_metadata`.
 
-A part may read older tensors of its own otherwise, or refuse those of no version, as torchvision's MNASNet does. Files
-of safetensors have none. Knows names; knows nothing of what a version means.
+By its version, a part may read older tensors differently or refuse them, as torchvision's MNASNet does. safetensors
+files have none.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-# What is said of each part, by its name; the network itself is called "".
+# The metadata of each part, by name; the network itself is called "".
 Versions = Mapping[str, Mapping[str, Any]]
 
 
 def versions_of(state: object) -> Versions:
-    """Those that a state_dict carries; empty where it has none. Its file may be untrusted."""
+    """The versions in a state_dict; empty if it has none. Its file may be untrusted."""
     found = getattr(state, "_metadata", None)
     if not isinstance(found, Mapping):
         return {}
@@ -27,9 +27,9 @@ def versions_of(state: object) -> Versions:
 def with_versions(
     tensors: Mapping[str, torch.Tensor], own: Versions, found: Versions | None = None
 ) -> OrderedDict[str, torch.Tensor]:
-    """A state_dict to load: of each part the version that was `found`, else the network's `own`.
+    """A state_dict to load: each part has the version that was `found`, or else the network's `own`.
 
-    Its tensors have the network's own names and shapes, so that no older form is to be expected of them.
+    Its tensors have the network's names and shapes, so no older form is expected.
     """
     state = OrderedDict(tensors)
     state._metadata = {**own, **(found or {})}  # type: ignore[attr-defined]
@@ -37,9 +37,9 @@ def with_versions(
 
 
 def renamed(versions: Versions, change: Callable[[str], str | None]) -> Versions:
-    """The versions under new names; `change` gets and gives a part's name with a dot behind it, or None to drop it.
+    """The versions under new names; `change` maps a part's name with a trailing dot to another, or to None to drop it.
 
-    Where two parts get one name, as a wrapper and what it wraps, the longer name's version stays.
+    If two parts get the same name, as a wrapper and its contents, the longer name's version stays.
     """
     changed: dict[str, Mapping[str, Any]] = {}
     for name in sorted(versions, key=len):

@@ -1,7 +1,7 @@
 """The CNNs that ship with Convoy, by name.
 
-Knows which there are and what images each takes, without importing torch; a network is built, and torch
-imported, only by `create`. A new network is one new file and one new row in `_ZOO`.
+Knows their names and inputs without importing torch; only `create` builds a network and imports torch. A new network is
+one new file and one new row in `_ZOO`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ZooEntry:
-    """Where the builder stands (`module:function`, called with the number of classes) and its input in pixels."""
+    """The builder (`module:function`, called with the number of classes) and the input in pixels."""
 
     builder: str
     channels: Literal[1, 3]
@@ -52,7 +52,7 @@ def names() -> tuple[str, ...]:
 
 
 def entry(name: str) -> ZooEntry:
-    """The row of one network. Raises UsageError for a name that is not there."""
+    """The row of a network. Raises UsageError for an unknown name."""
     if name not in _ZOO:
         raise UsageError(
             f"the zoo has no network {name!r}; choose one of: {', '.join(_ZOO)}; torchvision's are torchvision:NAME"

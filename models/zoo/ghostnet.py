@@ -1,7 +1,7 @@
 """GhostNet for small images: half of each layer's channels are made from the other half by depthwise convolutions.
 
 Source of the method: Han et al., GhostNet: More Features from Cheap Operations, 2020. The blocks are the original's,
-and one of its halvings is left out.
+with one downsampling step fewer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STEM, _LAST = 32, 960
 
 
 class GhostModule(nn.Module):
-    """A 1x1 convolution for half of the outputs, and a depthwise one of 3x3 that makes the other half of them.
+    """A 1x1 convolution for half of the outputs, and a depthwise 3x3 convolution that makes the other half from them.
 
     float32 [N, inputs, H, W] -> [N, outputs, H, W]; `outputs` is even.
     """
@@ -45,7 +45,7 @@ class GhostModule(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Each channel times a factor from 0 to 1 that its whole picture decides (Hu et al., 2018)."""
+    """Scale each channel by a factor from 0 to 1, computed from the whole image (Hu et al., 2018)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class SqueezeExcite(nn.Module):
 
 
 class GhostBottleneck(nn.Module):
-    """Two ghost modules around a depthwise convolution that halves, added to what they read."""
+    """Two ghost modules, with a depthwise convolution for downsampling in between, and a residual connection."""
 
     def __init__(self, inputs: int, kernel: int, expanded: int, outputs: int, excites: bool, stride: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""RepVGG for small images: three ways side by side while it learns, one plain convolution when it answers.
+"""RepVGG for small images: three parallel branches in training, one plain convolution in inference.
 
-Source of the method: Ding et al., RepVGG: Making VGG-style ConvNets Great Again, 2021. The three ways are linear, so
-that `reparameterize` can add them up into one kernel; what a network computes stays the same.
+Source of the method: Ding et al., RepVGG: Making VGG-style ConvNets Great Again, 2021. The branches are linear, so
+`reparameterize` can add them up into one kernel; the network's function stays the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RepVGGBlock(nn.Module):
 
     @torch.no_grad()
     def reparameterize(self) -> None:
-        """Leave one convolution of 3x3 instead of the three ways, as they are in evaluation mode."""
+        """Replace the three branches by one 3x3 convolution, as they are in evaluation mode."""
         if self.fused is not None:
             return
         assert isinstance(self.wide, nn.Sequential)
@@ -69,7 +69,7 @@ def _folded(way: nn.Sequential) -> tuple[Tensor, Tensor]:
 
 
 def _normalised(kernel: Tensor, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Kernel and bias of a convolution with this kernel that this normalisation follows, in evaluation mode."""
+    """Kernel and bias of a convolution with this kernel followed by this normalisation, in evaluation mode."""
     assert norm.running_var is not None
     assert norm.running_mean is not None
     factor = norm.weight / torch.sqrt(norm.running_var + norm.eps)

@@ -10,7 +10,7 @@ class SimpleCNN(nn.Module):
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
-        # Without padding 32 -> 30 -> 15 -> 13 -> 6, which makes the 32 * 6 * 6 features of the linear layer.
+        # Without padding 32 -> 30 -> 15 -> 13 -> 6, which gives the 32 * 6 * 6 features of the linear layer.
         self.conv1 = nn.Conv2d(3, 16, kernel_size=3)
         self.conv2 = nn.Conv2d(16, 32, kernel_size=3)
         self.relu = nn.ReLU()

@@ -1,8 +1,8 @@
-"""Networks of torchvision for images of 32 pixels, weights' names included.
+"""torchvision's networks for images of 32 pixels, with the same weight names.
 
-They were made for 224 pixels and halve them five times, which leaves nothing of 32 to see for their last layers: so one
-halving is left out. ResNet-18 is as it is. EfficientNet, RegNet, ConvNeXt and DenseNet are smaller than the published
-ones, so that a CPU trains them in minutes.
+The originals are for 224 pixels and halve them five times, which would leave too little of 32 pixels for the last
+layers; so one downsampling step is left out. ResNet-18 is unchanged. EfficientNet, RegNet, ConvNeXt and DenseNet are
+smaller than published, so that a CPU trains them in minutes.
 
 Sources: He et al., Deep Residual Learning, 2015; Sandler et al., MobileNetV2, 2018; Howard et al., Searching for
 MobileNetV3, 2019; Tan and Le, EfficientNet, 2019; Radosavovic et al., Designing Network Design Spaces, 2020; Liu et
@@ -78,7 +78,7 @@ def mobilenet_v2(num_classes: int = 10) -> nn.Module:
 def mobilenet_v3(num_classes: int = 10) -> nn.Module:
     """MobileNetV3-Large: float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes]."""
     blocks = [InvertedResidualConfig(*row, 1, 1.0) for row in _LARGE_V3]
-    # A tenth of this is the published momentum, for running means of thousands of steps; here are few more in all.
+    # A tenth of this is the published momentum, for running means over thousands of steps; here there are far fewer.
     norm = partial(nn.BatchNorm2d, eps=0.001, momentum=0.1)
     network: nn.Module = MobileNetV3(blocks, 1280, num_classes=num_classes, dropout=0.0, norm_layer=norm)
     return network
@@ -100,7 +100,7 @@ def regnet(num_classes: int = 10) -> nn.Module:
 
 
 def convnext(num_classes: int = 10) -> nn.Module:
-    """A ConvNeXt of 32 to 256 channels, whose patches have 2 pixels a side.
+    """A ConvNeXt of 32 to 256 channels, with patches of 2 x 2 pixels.
 
     float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes].
     """
@@ -112,8 +112,8 @@ def convnext(num_classes: int = 10) -> nn.Module:
     ]
     network = ConvNeXt(blocks, num_classes=num_classes, layer_scale=1.0)
     network.features[0][0] = nn.Conv2d(3, 32, kernel_size=2, stride=2)
-    # The published weights begin at 0.02 and blocks at a millionth, for wide layers and hundreds of epochs; layers that
-    # read as few values as here would pass nothing on, and in a few epochs learn nothing.
+    # The published weights begin at 0.02 and blocks at a millionth, for wide layers and hundreds of epochs. Layers with
+    # as few inputs as here would pass nothing on and learn nothing in a few epochs.
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="linear")
@@ -121,7 +121,7 @@ def convnext(num_classes: int = 10) -> nn.Module:
 
 
 def densenet(num_classes: int = 10) -> nn.Module:
-    """A DenseNet of three blocks, each layer of which reads what all before it wrote.
+    """A DenseNet of three blocks, in which each layer reads the outputs of all layers before it.
 
     float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes].
     """

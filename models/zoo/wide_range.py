@@ -1,10 +1,10 @@
-"""Depthwise separable networks whose channels lie three decades apart: what INT8 with one range a tensor is worst at.
+"""Depthwise separable networks whose channels differ in scale by three decades: the worst case for per-tensor INT8.
 
 The layers are MobileNet's (Howard et al., 2017) with SiLU or Hardswish. Before each activation a channel is multiplied
-by a gain, from 0.03 to 30 by chance, and divided by it behind; so a channel is anything from nearly linear to nearly a
-ReLU, and the network learns as any other. `reparameterize` puts the gains into the normalisation before and the
-convolution behind, which changes nothing of what it computes: from then on the channels themselves lie three decades
-apart, as those of published networks may (Nagel et al., Data-Free Quantization, 2019, section 3).
+by a random gain from 0.03 to 30, and divided by it afterwards. So a channel is anything from nearly linear to nearly a
+ReLU, and the network learns like any other. `reparameterize` folds the gains into the normalisation before and the
+convolution after, which leaves the function unchanged: then the channels themselves differ by three decades, as those
+of published networks may (Nagel et al., Data-Free Quantization, 2019, section 3).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DECADES = 3.0
 class GainedLayer(nn.Module):
     """A convolution, its normalisation and an activation whose channels have gains.
 
-    float32 [N, inputs, H, W] -> [N, outputs, H / stride, W / stride]. `gains` float32 [outputs].
+    float32 [N, inputs, H, W] -> [N, outputs, H / stride, W / stride]. `gains` is float32 [outputs].
     """
 
     def __init__(self, convolution: nn.Conv2d, activation: nn.Module) -> None:
@@ -45,7 +45,7 @@ class GainedLayer(nn.Module):
         return answer
 
     def fold(self, reader: nn.Conv2d | nn.Linear) -> None:
-        """Put the gains into the normalisation, and their inverse into the layers that read this one."""
+        """Fold the gains into the normalisation, and their inverses into the layers that read this one."""
         self.norm.weight.mul_(self.gains)
         self.norm.bias.mul_(self.gains)
         if isinstance(reader, nn.Conv2d) and reader.groups > 1:
@@ -62,7 +62,7 @@ class WideRangeNet(nn.Module):
         super().__init__()
         layers: list[nn.Module] = [GainedLayer(_convolution(3, _STEM, 3, stride=2), activation())]
         inputs = _STEM
-        # Outputs and stride of each pair of a depthwise convolution and one of 1x1.
+        # Outputs and stride of each pair of a depthwise and a 1x1 convolution.
         for outputs, stride in ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
             layers.append(GainedLayer(_convolution(inputs, inputs, 3, stride=stride, groups=inputs), activation()))
             layers.append(GainedLayer(_convolution(inputs, outputs, 1), activation()))
@@ -77,7 +77,7 @@ class WideRangeNet(nn.Module):
 
     @torch.no_grad()
     def reparameterize(self) -> None:
-        """Leave the channels as far apart as their gains, without factors beside the activations."""
+        """Fold all gains, so that the channels differ in scale without factors beside the activations."""
         layers = [layer for layer in self.layers if isinstance(layer, GainedLayer)]
         readers: list[nn.Conv2d | nn.Linear] = [*(layer.convolution for layer in layers[1:]), self.classifier]
         for layer, reader in zip(layers, readers, strict=True):
