@@ -37,10 +37,10 @@ def alerts(objective: Objective) -> dict[str, tuple[Alert, ...]]:
 
 def _of_availability(objective: Objective) -> tuple[Alert, Alert]:
     allowed = left(objective.availability)
-    said = f"{_VALUE} of the calls to {_JOB} failed, were refused or were late over the last"
+    said = f"{_VALUE} of the calls to {_JOB} failed, were refused or were late in the last"
     promised = f"(objective: {objective.availability:.6g} succeed)"
     look = (
-        "The dashboard Overview shows outcomes and reasons, Model shows the affected model, and the log has the errors. "
+        "The dashboard Overview shows outcomes and reasons, Model the affected model, and the log has the errors. "
         "If calls fail, the model or its engine is at fault: roll back to the previous version. If calls are refused "
         "or late, the load is too high: add servers or reduce the load."
     )
@@ -53,7 +53,7 @@ def _of_availability(objective: Objective) -> tuple[Alert, Alert]:
 
 def _of_latency(objective: Objective) -> tuple[Alert, Alert]:
     allowed = left(objective.latency_share)
-    said = f"{_VALUE} of the responses of {_JOB} took longer than {objective.latency_s:g} s over the last"
+    said = f"{_VALUE} of the responses of {_JOB} took longer than {objective.latency_s:g} s in the last"
     promised = f"(objective: {objective.latency_share:.6g} are faster)"
     look = (
         "The dashboard Stages shows where the time goes. Queue: the load is too high, so add servers. Decode: give the "
@@ -159,8 +159,8 @@ def _of_engines() -> tuple[Alert, ...]:
             _TICKET,
             f"{_VERSION} serves without its TensorRT plan",
             "`why_not_others` in `/stats` and the log have the reason. Not built: the library rejects the file, or "
-            "memory was short. Not proved: the plan's results differ from the model's, so export another precision. The "
-            "fallback serves meanwhile; check whether it is fast enough.",
+            "memory was short. Not proved: the plan's results differ from the model's, so export another precision. "
+            "The fallback serves meanwhile; check whether it is fast enough.",
         ),
         Alert(
             "ConvoyVersionRefused",

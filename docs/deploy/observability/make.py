@@ -29,10 +29,10 @@ def runbook(objective: Objective) -> str:
     lines = ["| alert | severity | meaning |", "|---|---|---|"]
     for some in alerts(objective).values():
         for one in some:
-            said = one.summary.replace("{{ $value | humanizePercentage }}", "*value*")
+            said = one.summary.replace("{{ $value | humanizePercentage }}", "*N* %")
             for label in ("job", "instance", "model", "version", "device"):
                 said = said.replace(f"{{{{ $labels.{label} }}}}", f"*{label}*")
-            lasts = f", for {one.lasts}" if one.lasts else ""
+            lasts = f" after {one.lasts}" if one.lasts else ""
             lines.append(f"| `{one.name}` | {one.severity}{lasts} | {said[0].upper()}{said[1:]} |")
     return "\n".join(lines) + "\n"
 
