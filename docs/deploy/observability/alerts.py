@@ -37,7 +37,7 @@ def alerts(objective: Objective) -> dict[str, tuple[Alert, ...]]:
 
 def _of_availability(objective: Objective) -> tuple[Alert, Alert]:
     allowed = left(objective.availability)
-    said = f"{_VALUE} of the calls to {_JOB} failed, were refused or were late in the last"
+    said = f"{_VALUE} of the calls to {_JOB} did not succeed in the last"
     promised = f"(objective: {objective.availability:.6g} succeed)"
     look = (
         "The dashboard Overview shows outcomes and reasons, Model the affected model, and the log has the errors. "
