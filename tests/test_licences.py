@@ -1,4 +1,4 @@
-"""docs/licences.md names all that an install brings, and its licence: `python -m tests.test_licences` writes it."""
+"""docs/internals/licences.md names all that an install brings: `python -m tests.test_licences` writes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from tests.support.stores import ROOT
 
-PAGE = ROOT / "docs" / "licences.md"
+PAGE = ROOT / "docs" / "internals" / "licences.md"
 MARK = "<!-- python -m tests.test_licences -->\n"
 # What an install for serving may bring, by extra; training and export are for one's own machine.
 EXTRAS = ("", "cpu", "openvino", "rtx", "s3", "batch", "otel", "signing")

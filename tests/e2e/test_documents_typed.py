@@ -189,6 +189,7 @@ SCENES = {
     "docs/python.md": Scene(street),
     "docs/ray.md": Scene(),
     "docs/serving.md": Scene(digits),
+    "docs/upgrading.md": Scene(digits),
     **LONG,
 }
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 
-def tool(name: str, whence: str = "docs/deploy/README.md says whence it comes") -> str:
+def tool(name: str, hint: str = "CONTRIBUTING.md says where to get it") -> str:
     """Where the program is; a test without it is left out and says so."""
     found = found_tool(name)
     if found is None:
-        pytest.skip(f"{name} is not installed; {whence}")
+        pytest.skip(f"{name} is not installed; {hint}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What is promised of calls, and how fast it is spent: the expressions that rules and dashboards have in common."""
+"""The objective and its burn rate: the expressions that rules and dashboards share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from convoy.app.telemetry.metrics import LATENCY_BUCKETS_S
 
-# What the server should have done. What clients did wrong or gave up is nobody's failure.
+# Client errors and cancelled calls do not count.
 DUE, NOT_DONE = "answered|failed|refused|late", "failed|refused|late"
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 # How much faster than allowed an objective may be spent: over a long window, and still so over a short one. Chapter 5
