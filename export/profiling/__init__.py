@@ -1,1 +1,1 @@
-"""How fast is it, and how fast could it be on this device?"""
+"""How fast each variant is, and how fast it could be on this device."""

@@ -1,10 +1,10 @@
-"""What the network needs and what this device gives: the two halves of a roofline.
+"""The roofline: what the network needs and what this device offers.
 
-Williams, Waterman & Patterson, "Roofline: an insightful visual performance model for multicore
-architectures", CACM 52(4), 2009. The need is counted while the runtime runs one sample, from the shapes in its profile:
-convolutions and matrix products exactly, poolings and element-wise operators at one operation per element. The
-ceilings are measured, not read from a data sheet, through the runtime that serves and with its threads: a large matrix
-product for arithmetic, and the sum of two arrays far larger than most caches for memory (STREAM's Add; McCalpin, 1995).
+Williams, Waterman & Patterson, "Roofline: an insightful visual performance model for multicore architectures", CACM
+52(4), 2009. The need is counted while the runtime runs one sample, from the shapes in its profile: convolutions and
+matrix products exactly, poolings and element-wise operators at one operation per element. The ceilings are measured
+through the serving runtime with its threads: a large matrix product for arithmetic, and the sum of two arrays far
+larger than most caches for memory (STREAM's Add; McCalpin, 1995).
 """
 
 from __future__ import annotations
@@ -40,19 +40,20 @@ _READERS = {
     *("ReduceSum", "Softmax"),
 }
 _PRODUCTS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
-# Runtimes compute these where they stand: in the operator before, or over its output.
+# The runtime fuses these into the operator before, or computes them in place.
 _IN_PLACE = {"BatchNormalization", "Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid"}
 
 
-# How much a network computes and moves for one sample, counted while the runtime runs one. The runtime's own profile
-# tells the shapes that every operator really saw, where inference from the graph gives up at the first computed
-# shape. Convolutions and matrix products are counted exactly, poolings and element-wise operators roughly, at one
-# operation per element; what only renames or rearranges data computes nothing.
+# What a network computes and moves for one sample. The runtime's profile has the real shapes of every operator, where
+# shape inference stops at the first computed shape. Convolutions and matrix products are counted exactly, poolings and
+# element-wise operators roughly, at one operation per element; renaming and rearranging data counts as no computation.
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of one sample: operations, and the bytes of all tensors between operators; of the network: its weights'."""
+    """For one sample: operations, and the bytes of all tensors between operators; for the network: the bytes of its
+    weights.
+    """
 
     flop: float
     activation_bytes: float
@@ -61,7 +62,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator's run: the shapes it read and wrote, and the bytes of its weights and of what it wrote."""
+    """One operator's run: the shapes that it read and wrote, and the bytes of its weights and outputs."""
 
     name: str
     kind: str
@@ -72,9 +73,9 @@ class Operator:
 
 
 def count_work(path: Path, inputs: tuple[TensorSpec, ...], *, batched: bool = True) -> Work:
-    """The work of a float graph; `inputs` are per-sample specs if `batched`, else whole ones.
+    """The work of a float graph; `inputs` are per-sample specs if `batched`, otherwise whole ones.
 
-    Raises JobError where the runtime does not run the graph on zeros.
+    Raises JobError if the runtime cannot run the graph on zeros.
     """
     first = (1,) if batched else ()
     arrays = {spec.name: np.zeros((*first, *spec.drawn_shape), spec.numpy_dtype) for spec in inputs}
@@ -92,7 +93,7 @@ def _multiplications(operator: Operator) -> float:
     if operator.kind == "ConvTranspose":
         return float(math.prod(first) * math.prod(weights[1:]))
     if operator.kind == "Conv":
-        # Weights [M, C / group, kernel...]: each output sums over all but the first.
+        # Weights [M, C / group, kernel...]: each output sums over all but the first dimension.
         return float(written * math.prod(weights[1:]))
     if operator.kind == "Gemm":
         # (MK)(KN)(MN) is the square of MKN, whichever of them is transposed.
@@ -101,9 +102,9 @@ def _multiplications(operator: Operator) -> float:
 
 
 def multiply_adds(path: Path, inputs: tuple[TensorSpec, ...]) -> dict[str, float]:
-    """Of one sample, by name of the node, for each convolution and matrix product of a float graph.
+    """For one sample, by node name, the multiply-adds of each convolution and matrix product of a float graph.
 
-    `inputs` are per-sample specs. Raises JobError where the runtime does not run the graph on zeros.
+    `inputs` are per-sample specs. Raises JobError if the runtime cannot run the graph on zeros.
     """
     arrays = {spec.name: np.zeros((1, *spec.drawn_shape), spec.numpy_dtype) for spec in inputs}
     found = _run_once(path, arrays, Level.ORT_DISABLE_ALL)
@@ -111,7 +112,7 @@ def multiply_adds(path: Path, inputs: tuple[TensorSpec, ...]) -> dict[str, float
 
 
 def flop(operator: Operator) -> float:
-    """A multiplication and an addition are two."""
+    """A multiply-add counts as two."""
     if operator.kind in _MOVES:
         return 0.0
     first, written = operator.inputs[0], sum(math.prod(shape) for shape in operator.outputs)
@@ -123,14 +124,14 @@ def flop(operator: Operator) -> float:
 def _run_once(
     path: Path,
     arrays: dict[str, np.ndarray],
-    # Folds what is constant, and batch normalisation into convolutions, but fuses nothing beyond the standard.
+    # Folds constants, and batch normalisation into convolutions, but fuses nothing non-standard.
     level: Level = Level.ORT_ENABLE_BASIC,
 ) -> list[Operator]:
     with tempfile.TemporaryDirectory(prefix="convoy-work-") as folder:
         options = session_options(level=level)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
-        # Weights that were packed for a kernel would not be in the profile.
+        # Weights packed for a kernel would not be in the profile.
         options.add_session_config_entry("session.disable_prepacking", "1")
         try:
             session = new_session(path, options)
@@ -158,7 +159,7 @@ def _operator(event: dict[str, Any]) -> Operator:
     )
 
 
-# A product so large that kernels run at full speed, so small that one of many runs finds all cores free.
+# Large enough for full speed, and small enough that one of many runs finds all cores free.
 _MATRIX = 768
 _ROWS_PER_THREAD = 384
 _ARRAY_FLOATS = 16 << 20
@@ -166,7 +167,7 @@ _BUDGET_S = 2.0
 
 
 def measure_roofline(fp32: OpenVariant, threads: int) -> Roofline:
-    """The roofline of the fp32 graph on this CPU. Raises JobError where the runtime cannot run the probes."""
+    """The roofline of the fp32 graph on this CPU. Raises JobError if the runtime cannot run the probes."""
     work = count_work(fp32.path, fp32.engine.inputs, batched=fp32.engine.batched)
     gflop_per_s, int8_gop_per_s, gb_per_s = _ceilings(threads)
     return Roofline(
@@ -182,10 +183,10 @@ def measure_roofline(fp32: OpenVariant, threads: int) -> Roofline:
 
 @cache
 def _ceilings(threads: int) -> tuple[float, float, float]:
-    """What the device attains a second: 10^9 operations in float32 and in 8 bits, and 10^9 bytes.
+    """The device's rates per second: 10^9 operations in float32 and in 8 bits, and 10^9 bytes.
 
-    A multiplication and an addition are two operations. Three probes run on `threads` threads for about two seconds,
-    once in a process: they are the device's. Raises JobError.
+    A multiply-add counts as two operations. Three probes run on `threads` threads for about two seconds, once per
+    process. Raises JobError.
     """
     operations = 2.0 * _ROWS_PER_THREAD * threads * _MATRIX**2
     with tempfile.TemporaryDirectory(prefix="convoy-roofline-") as temporary:
@@ -196,7 +197,7 @@ def _ceilings(threads: int) -> tuple[float, float, float]:
 
 
 def _fastest_s(probes: Sequence[Callable[[], None]]) -> list[float]:
-    """Seconds of each one's fastest run: a ceiling is what is attained undisturbed, so all share the quiet times."""
+    """Seconds of the fastest run of each: a ceiling is what is reached undisturbed, so they run in turns."""
     for run in probes:
         run()
     fastest_s, end_s, rounds = [float("inf")] * len(probes), time.monotonic() + _BUDGET_S, 0
@@ -237,7 +238,7 @@ def _prepared(
     constants: dict[str, np.ndarray],
     output: np.ndarray,
 ) -> Callable[[], None]:
-    """A graph of one node, bound to memory that is there already; the result runs it once, into `output`."""
+    """A graph of one node, bound to existing memory; the result runs it once, into `output`."""
 
     def tensor(name: str, array: np.ndarray) -> Any:
         return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
@@ -262,7 +263,7 @@ def _prepared(
             session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime's errors share no base class
             raise JobError(f"ONNX Runtime cannot run {operator} to measure this device ({error})") from error
-        # The memory is bound by its address; these keep it.
+        # The memory is bound by address; these references keep it alive.
         _ = inputs, output
 
     return run

@@ -1,19 +1,19 @@
-"""What a network's outputs are for, and what turns them into scores, decided by its graph and its outputs together.
+"""The task of a network's outputs, and the activation that turns them into scores, from its graph and its outputs.
 
-Nothing is promised of a task that is not sure: outputs that could mean several things are served as tensors.
+If a task is not certain, outputs that could mean several things are served as tensors.
 
-    the graph ends in          the outputs                        scores are
-    softmax                    sum to one                         the outputs, as they are
-    log-softmax                powers sum to one                  their softmax, which is their powers
-    sigmoid                    lie in 0..1                        the outputs, as they are
-    what has no bounds         any that do not sum to one         their softmax; of a single output, its sigmoid
-    a clip                     sum to one                         the outputs, as they are
-    arithmetic on these        sum to one, or their powers do     as above
-    what says nothing          sum to one, or their powers do     as above
-    what says nothing          go beyond 0..1                     as of what has no bounds
+    the graph ends in          the outputs                          scores are
+    softmax                    sum to one                           the outputs, as they are
+    log-softmax                exponentials sum to one              their softmax, which is their exponentials
+    sigmoid                    are in 0..1                          the outputs, as they are
+    an unbounded operator      any that do not sum to one           their softmax; of a single output, its sigmoid
+    a clip                     sum to one                           the outputs, as they are
+    arithmetic on these        sum to one, or exponentials do       as above
+    unknown operators          sum to one, or exponentials do       as above
+    unknown operators          exceed 0..1                          as for an unbounded operator
 
-Anything else could be this or that, and a guess would be served as a probability: it is refused, and `--activation`
-settles it. Knows arrays and endings; knows nothing of files.
+Everything else is ambiguous, and a guess would be served as a probability: it is refused, and `--activation` settles
+it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import OIP_NAMES, Activation, TensorSpec
 from convoy.models.tasks import DetectionOutputs, SegmentationOutput, Task
 
-# What the outputs of a detector are looked for under.
+# The key under which a detector's outputs are stored.
 _BOXES, _SCORES, _LABELS, _COUNT = "boxes", "scores", "labels", "count"
 
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """`remark` says for people what was left open, and how to settle it."""
+    """`remark` says what was left open and how to settle it."""
 
     task: Task
     segmentation: SegmentationOutput | None = None
@@ -52,9 +52,9 @@ def purpose_of(
     takes_images: bool,
     detection: DetectionOutputs | None = None,
 ) -> Purpose:
-    """The purpose of a network with these outputs, whose task is `asked` for by the user, or given by its publisher.
+    """The purpose of a network with these outputs. The user asked for the task `asked`, or its publisher gives it.
 
-    `detection` is how its boxes are read, where that is known. Raises JobError where the outputs do not fit the task.
+    `detection` says how its boxes are read, if that is known. Raises JobError if the outputs do not fit the task.
     """
     if asked is None:
         return _guessed(outputs, labels, takes_images=takes_images)
@@ -110,7 +110,7 @@ def _segmentation(outputs: Sequence[TensorSpec]) -> SegmentationOutput:
 
 
 def _detection(outputs: Sequence[TensorSpec]) -> DetectionOutputs:
-    """By name, for shapes alone would tell boxes from anything with four columns."""
+    """By name, because shapes alone do not distinguish boxes from other arrays with four columns."""
     named = {one.name: one for one in outputs}
     if _BOXES not in named or _SCORES not in named:
         raise JobError(
@@ -123,7 +123,7 @@ def _detection(outputs: Sequence[TensorSpec]) -> DetectionOutputs:
         scores=_SCORES,
         labels=_LABELS if has_labels else None,
         count=_COUNT if _COUNT in named else None,
-        # One score a box is what is left when overlaps have gone; a score for each class is what the head gave.
+        # One score per box remains after suppression of overlaps; a score per class is the head's output.
         iou_threshold=None if has_labels else 0.5,
     )
     found.check(outputs)
@@ -131,7 +131,7 @@ def _detection(outputs: Sequence[TensorSpec]) -> DetectionOutputs:
 
 
 def specs_of(reference: Rows, elsewhere: Sequence[Rows]) -> tuple[TensorSpec, ...]:
-    """The outputs as they were seen; what differs `elsewhere`, at other sizes of input, is free."""
+    """The outputs as seen; sizes that differ `elsewhere`, at other input sizes, are dynamic."""
     specs = []
     for name, array in reference.items():
         example = array.shape[1:]
@@ -151,7 +151,7 @@ def _listed(outputs: Sequence[TensorSpec]) -> str:
 
 Look = Literal["shares", "log_shares", "within_0_1", "free"]
 
-# What float32 sums of a few thousand shares are off by stays far below; what sums to one by chance, far above.
+# Far above the rounding of float32 sums over a few thousand classes, and far below sums that are one by chance.
 _TOLERANCE = 1e-3
 _SHOWN: dict[Look, str] = {
     "shares": "sum to one",
@@ -164,7 +164,7 @@ _OVERRULE = "say which with --activation softmax, sigmoid or none"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`reason` says for people what was found and what follows; `are_shares`: the scores are probabilities."""
+    """`reason` says what was found and what follows; `are_shares` means that the scores are probabilities."""
 
     activation: Activation
     reason: str
@@ -172,7 +172,7 @@ class Decision:
 
 
 def look_of(outputs: np.ndarray) -> Look:
-    """What the outputs [n, classes] of some samples are alike."""
+    """What the outputs [n, classes] of some samples have in common."""
     values = outputs.astype(np.float64)
     is_within = bool((values >= -_TOLERANCE).all() and (values <= 1 + _TOLERANCE).all())
     several = values.shape[1] > 1
@@ -188,10 +188,10 @@ def _sums_to_one(values: np.ndarray) -> bool:
 
 
 def decide(ending: Ending, outputs: np.ndarray, *, real: bool, samples: str = "images") -> Decision:
-    """The activation for a graph with this ending that gave these `outputs` [n, classes]; `real`: not to random inputs,
-    but to what is called `samples`.
+    """The activation for a graph with this ending and these `outputs` [n, classes]; `real` means that they are not for
+    random inputs, but for what `samples` names.
 
-    Raises JobError where neither can tell.
+    Raises JobError if neither is conclusive.
     """
     look, count = look_of(outputs), outputs.shape[1]
     inputs = f"{len(outputs)} {samples if real else 'random inputs'}"
@@ -214,10 +214,10 @@ def decide(ending: Ending, outputs: np.ndarray, *, real: bool, samples: str = "i
 
 
 def activation_of(purpose: Purpose, reference: Rows, asked: Activation | None) -> Decision:
-    """The same for maps of classes and for boxes, from what the outputs [n, ...] are alike. Raises JobError.
+    """The same for class maps and boxes, from what the outputs [n, ...] have in common. Raises JobError.
 
-    The class of a pixel is that of the largest score either way; of boxes it decides what a score is, so that free ones
-    are asked about.
+    The class of a pixel has the largest score either way. For boxes the activation decides what a score is, so
+    unbounded scores must be settled by the user.
     """
     if purpose.segmentation is not None:
         scores = reference[purpose.segmentation.class_map]
@@ -253,7 +253,7 @@ def overruled(
     samples: str = "images",
     why: str = "",
 ) -> Decision:
-    """What `--activation` says, or `why`, and what would have been found. Raises JobError for what has no meaning."""
+    """What `--activation` says, or `why`, and what would have been found. Raises JobError if it makes no sense."""
     if activation == "softmax" and outputs.shape[1] == 1:
         raise JobError("the network has one output, whose softmax is always 1; pass --activation sigmoid or none")
     try:

@@ -1,8 +1,8 @@
-"""What the end of a graph says of its outputs: probabilities, their logarithms, sigmoids, or numbers without bounds.
+"""What the end of a graph says about its outputs: probabilities, their logarithms, sigmoids, or unbounded numbers.
 
-Walks back from the output through what changes no value (Identity, Reshape, Flatten, ...) and knows the spellings of
-softmax, log-softmax and sigmoid that exporters and people write. Looks at operators only: whether the outputs are what
-their operators promise is for `convoy.export.proof.activation` to check, so that a spelling is taken on a likeness.
+Walks back from the output through operators that change no values (Identity, Reshape, Flatten, ...) and knows the
+spellings of softmax, log-softmax and sigmoid that exporters and people write. Looks only at operators;
+`convoy.export.proof.activation` checks the outputs, so a likely spelling is enough here.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from convoy.export.rows import Rows
 from convoy.export.variants.onnx_graph import array, constants, producers
 from convoy.models.spec import ModelSpec
 
-# "unbounded": nothing limits the values, as behind a linear layer. "clipped": cut off at a bound, which may or may not
-# be meant as a probability's. "derived": calculated from probabilities or their logarithms, as percent are, so that no
-# values make logits of them. "unknown": these operators say nothing.
+# "unbounded": nothing limits the values, as after a linear layer. "clipped": cut off at a bound, which may or may not
+# be a probability's. "derived": computed from probabilities or their logarithms, such as percentages, so never logits.
+# "unknown": the operators say nothing.
 Kind = Literal["softmax", "log_softmax", "sigmoid", "unbounded", "clipped", "derived", "unknown"]
 
 _UNCHANGED = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast", "Dropout", "Transpose"})
@@ -30,27 +30,27 @@ _LINEAR = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose", "BatchNormalizat
 _RECTIFIERS = frozenset(
     {"Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "Softplus", "ThresholdedRelu", "Gelu", "HardSwish", "Mish"}
 )
-# The mean of bounded values is bounded likewise, that of others is not; the same for a part of them.
+# The mean of bounded values is bounded, that of others is not; the same holds for a part of them.
 _MEANS_AND_PARTS = frozenset(
     {"GlobalAveragePool", "AveragePool", "ReduceMean", "Slice", "Gather", "GlobalMaxPool", "MaxPool", "ReduceMax"}
 )
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Sum", "Mean", "Concat"})
-# Beyond arithmetic, what still makes no logits of probabilities. (A Log of shares, or an Exp of their logarithms, is
-# known before.)
+# Beyond arithmetic, operators that do not turn probabilities into logits. (Log of probabilities and Exp of their
+# logarithms are recognised before.)
 _DERIVING = _ARITHMETIC | {"Log", "Exp", "Pow", "Sqrt", "Abs", "Round", "Reciprocal", "ReduceSum", "Where", "Max"}
 _OF_PROBABILITIES = frozenset({"softmax", "log_softmax", "sigmoid", "derived"})
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """`words` names the operators that were recognised, for people."""
+    """`words` names the recognised operators."""
 
     kind: Kind
     words: str
 
 
 def read_ending(path: Path) -> Ending:
-    """How the one output of the ONNX file comes to be."""
+    """How the only output of the ONNX file is computed."""
     graph = onnx.load(str(path), load_external_data=False).graph
     return _EndingReader(graph).read(graph.output[0].name, 64)
 
@@ -86,7 +86,7 @@ class _EndingReader(_GraphReader):
         return Ending("unknown", f"{inner.words}, {node.op_type}")
 
     def _written_out(self, node: Any) -> Ending | None:
-        """Softmax, log-softmax and sigmoid as arithmetic."""
+        """Softmax, log-softmax and sigmoid written as arithmetic."""
         kind = node.op_type
         if kind == "Div" and self._is_share(node.input[0], node.input[1]):
             return Ending("softmax", "a division by the sum")
@@ -108,7 +108,7 @@ class _EndingReader(_GraphReader):
         return None
 
     def _arithmetic(self, node: Any, steps: int) -> Ending | None:
-        """Sums, differences and multiples of what has no bounds have none; those of probabilities are derived."""
+        """Sums, differences and multiples of unbounded values are unbounded; those of probabilities are derived."""
         if node.op_type in _DERIVING:
             derived = self._derived(node, steps)
             if derived is not None:
@@ -126,7 +126,7 @@ class _EndingReader(_GraphReader):
     def _derived(self, node: Any, steps: int) -> Ending | None:
         parts = self._parts(node, steps)
         of_probabilities = [part for part in parts if part.kind in _OF_PROBABILITIES]
-        # A product of those and of something else, as x * sigmoid(x), is as free as the other factor.
+        # A product of those and something else, such as x * sigmoid(x), is as unbounded as the other factor.
         if not of_probabilities or (node.op_type == "Mul" and len(of_probabilities) < len(parts)):
             return None
         return Ending("derived", f"{of_probabilities[0].words}, {node.op_type}")
@@ -142,7 +142,7 @@ class _EndingReader(_GraphReader):
         return self._source(summed.input[0]) == self._source(value)
 
     def _is_log_of_sum(self, tensor: str, steps: int) -> bool:
-        """log(sum(exp(...))), perhaps with the largest value, which was taken out before, added again."""
+        """log(sum(exp(...))), possibly with the maximum subtracted before and added again."""
         node = self._node(tensor, _REPEATED)
         if node is None or steps == 0:
             return False
@@ -166,11 +166,11 @@ class _EndingReader(_GraphReader):
         return values is not None and bool(np.all(array(values) == 1))
 
     def _node(self, tensor: str, unchanged: frozenset[str] = _UNCHANGED) -> Any | None:
-        """The node that makes the values of `tensor`."""
+        """The node that computes `tensor`."""
         return self._made.get(self._source(tensor, unchanged))
 
     def _source(self, tensor: str, unchanged: frozenset[str] = _UNCHANGED) -> str:
-        """The tensor whose values `tensor` has, further up."""
+        """The earlier tensor that has the values of `tensor`."""
         node = self._made.get(tensor)
         while node is not None and node.op_type in unchanged:
             tensor = node.input[0]
@@ -178,13 +178,12 @@ class _EndingReader(_GraphReader):
         return tensor
 
 
-# Which outputs have a scale of their own: probabilities, and numbers that are normalised to -1..1. Of those a
-# difference means the same whatever the size of the answer, so that it is measured absolutely: where a picture shows no
-# object, all scores of a detector are next to nothing, and a rounding is large beside them. The graph tells it, or what
-# is declared of an output does. Values alone do not: small numbers are not therefore normalised.
+# Which outputs have a scale of their own: probabilities, and numbers normalised to -1..1. Their errors are measured
+# absolutely: if a picture shows no object, all scores of a detector are close to 0, and rounding is large in
+# comparison. The graph or a declaration decides that, not the values: small numbers need not be normalised.
 
 
-# Their values are within -1..1 whatever goes in.
+# Their values are within -1..1 for every input.
 _BOUNDED = frozenset(
     {"Sigmoid", "HardSigmoid", "Softmax", "Hardmax", "Tanh", "Softsign", "LpNormalization", "Sin", "Cos", "Erf"}
 )
@@ -215,7 +214,7 @@ def normalised_outputs(graph: Path, spec: ModelSpec, reference: Rows) -> frozens
 
 
 def declared_shares(spec: ModelSpec) -> frozenset[str]:
-    """The outputs whose values are probabilities as they come, by the task."""
+    """The outputs whose values are probabilities, by the task."""
     if spec.activation != "none":
         return frozenset()
     if spec.detection is not None:
@@ -233,7 +232,7 @@ class _RangeReader(_GraphReader):
         self._known: dict[str, bool] = {}
 
     def is_bounded(self, tensor: str, steps: int = 200) -> bool:
-        """Whether the values are within -1..1 for what is known of the operators behind them."""
+        """Whether the known operators bound the values by -1..1."""
         if tensor not in self._known:
             self._known[tensor] = steps > 0 and self._look(tensor, steps - 1)
         return self._known[tensor]
@@ -248,7 +247,7 @@ class _RangeReader(_GraphReader):
         if kind in _BOUNDED:
             return True
         if kind in _PASSING:
-            # The second output of these two has numbers of places.
+            # The second output of these two has indices.
             return self.is_bounded(inputs[0], steps) and not (kind in ("TopK", "MaxPool") and tensor != node.output[0])
         if kind == "Clip":
             is_cut = len(inputs) == 3 and all(map(self._is_small, inputs[1:]))
@@ -260,7 +259,7 @@ class _RangeReader(_GraphReader):
         return kind == "Div" and self._is_norm(inputs[1], inputs[0], steps)
 
     def _is_norm(self, total: str, value: str, steps: int) -> bool:
-        """Whether `total` is the sum or the length of `value`, kept above zero, and for all of a row."""
+        """Whether `total` is the sum or the norm of `value`, kept above zero, over a whole row."""
         node = self._made.get(total)
         while node is not None and node.op_type in ("Expand", "Clip", "Max", "Identity", "Add", "Unsqueeze", "Reshape"):
             node = self._made.get(node.input[0])

@@ -1,19 +1,20 @@
-"""What is a good answer? One judge for each task: how alike are two answers, and how good is one where that is known.
+"""What is a good answer? One judge per task: the similarity of two answers, and the score of one if the target is
+known.
 
-    task         alike is                                        with targets, a score is
+    task         similarity                                      score, with targets
     classify     the same best class                             right or wrong (top-1)         targets [n]
     multilabel   the share of classes on the same side           the share that is right        targets [n, classes]
     segment      the share of pixels of the same class           the mean IoU of classes        targets [n, h, w]
-    detect       F1 of the best boxes, matched by class and IoU  by --metric alone
-    none         1 less the relative error of the worst output   by --metric alone
+    detect       F1 of the best boxes, matched by class and IoU  only by --metric
+    none         1 less the relative error of the worst output   only by --metric
 
-A function of the user's, `--metric file.py:function`, may give the score instead:
+A user's function, `--metric file.py:function`, may compute the score instead:
 
-    scores = function(outputs, targets)      a number for each sample, more is better
+    scores = function(outputs, targets)      a number per sample, more is better
 
-`outputs` is the one array [n, ...], or a dict of arrays by name where there are several; `targets` [n, ...] are those
-of the data set. The function runs in a process of its own, `convoy.export.proof.metric_child`, because it may import
-anything. That process ends with the export.
+`outputs` is the only array [n, ...], or a dict of arrays by name if there are several; `targets` [n, ...] are those of
+the data set. The function runs in its own process, `convoy.export.proof.metric_child`, because it may import anything.
+That process ends with the export.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ from convoy.models.tasks import DetectionOutputs, Task
 
 
 def decisions(outputs: np.ndarray, activation: Activation) -> np.ndarray:
-    """bool of the outputs' shape: which classes are said to be there; a logit says so from 0, a share from one half."""
+    """bool of the outputs' shape: which classes are present; logits from 0 up, probabilities from one half up."""
     above: np.ndarray = outputs >= (0.5 if activation == "none" else 0.0)
     return above
 
 
 def class_maps(outputs: np.ndarray, activation: Activation) -> np.ndarray:
-    """int64 [n, H, W] of what `class_numbers` takes, [n, ...]; -1 in all of a map that would not be answered."""
+    """int64 [n, H, W] from the input of `class_numbers`, [n, ...]; all -1 in a map that would not be answered."""
     return np.stack([_class_map(one, activation) for one in outputs])
 
 
@@ -65,15 +66,15 @@ def _class_map(values: np.ndarray, activation: Activation) -> np.ndarray:
 
 
 def mean_iou(maps: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """float64 [n]: intersection over union, its mean over the classes that are in a sample's map or target.
+    """float64 [n]: intersection over union, averaged over the classes in a sample's map or target.
 
-    Pixels whose target is 255 do not count; a sample without others is right.
+    Pixels with target 255 do not count; a sample without others is right.
     """
     return np.array([_mean_iou(one, target) for one, target in zip(maps, targets, strict=True)])
 
 
 def _mean_iou(one: np.ndarray, target: np.ndarray) -> float:
-    # In masks 255 is a pixel without a label, by the convention of Pascal VOC.
+    # In masks, 255 is an unlabelled pixel, by the convention of Pascal VOC.
     counts = target != 255
     found, wanted = one[counts], target[counts].astype(np.int64)
     if not len(wanted):
@@ -87,10 +88,10 @@ def _mean_iou(one: np.ndarray, target: np.ndarray) -> float:
 
 
 def boxes_f1(answers: Rows, others: Rows, spec: ModelSpec) -> np.ndarray:
-    """float64 [n]: how many of the boxes of one are among those of the other, as F1 = 2 matched / all of both.
+    """float64 [n]: how well the boxes of two answers match, as F1 = 2 matched / all of both.
 
-    Boxes are those that a server would answer; where none reaches the threshold, the best below it. A match is of the
-    same class, with an IoU of 0.5 and more; each box is matched once, best first.
+    Uses the boxes that a server would answer or, if none reaches the threshold, the best below it. A match has the same
+    class and an IoU of at least 0.5; each box is matched once, best first.
     """
     said = spec.detection
     assert said is not None, "only detectors have boxes; this is a bug"
@@ -118,15 +119,15 @@ def _f1(answers: Rows, others: Rows, spec: ModelSpec, said: DetectionOutputs, sa
 def _boxes(rows: Rows, spec: ModelSpec, said: DetectionOutputs, sample: int) -> InputBoxes:
     """Raises ModelFailed."""
     values = {name: rows[name][sample] for name in said.names}
-    # What boxes share of each other is the same on any scale.
+    # The overlap of boxes is the same on every scale.
     window = (1, 1) if spec.image is None else (spec.image.width, spec.image.height)
     found = find_boxes(values, said, spec.activation, window, said.threshold, said.max_boxes)
-    # An untrained network's reach no threshold; then the best are the best.
+    # An untrained network's boxes do not reach the threshold; then the best ones count.
     return found if len(found.scores) else find_boxes(values, said, spec.activation, window, 0.0, said.max_boxes)
 
 
 def _iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Intersection over union of all pairs; boxes without an area have none."""
+    """Intersection over union of all pairs; 0 for boxes without an area."""
     low = np.maximum(boxes[:, None, :2], others[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
     both = (high - low).clip(0).prod(axis=2)
@@ -138,15 +139,15 @@ def _iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 Like = Callable[[Rows, Rows], np.ndarray]
 ScoreOf = Callable[[Rows, np.ndarray], np.ndarray]
-# The metric's name, both functions, and how alike answers are in words, of percent and of what is left to a hundred.
+# The metric's name, both functions, and the wording of the similarity, for percent and for the rest to a hundred.
 _Parts = tuple[str, Like, ScoreOf | None, str]
-# The tasks beside classify whose targets make scores by themselves.
+# The tasks beside classify whose targets give scores by themselves.
 _SCORED: tuple[Task, ...] = ("multilabel", "segment")
 _SAME_CLASS = "agrees with fp32 on {0:.1f} % of"
 
 
 def what_scores(task: Task) -> str:
-    """What has to be given at export for a score of this task, as it is typed."""
+    """The options to give for a score of this task."""
     if task == "classify":
         return "--evaluate"
     return "--evaluate FILE.npz" if task in _SCORED else "--evaluate FILE.npz and --metric"
@@ -154,9 +155,10 @@ def what_scores(task: Task) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClassJudge:
-    """Of a classifier: its first output [n, classes] is right or wrong.
+    """Judges a classifier: its first output [n, classes] is right or wrong.
 
-    `metric` says what a score is. `scores_targets`: targets make scores. Without, only likeness to fp32 is known.
+    `metric` names the score. `scores_targets` means that targets give scores; without, only the similarity to fp32 is
+    known.
     """
 
     spec: ModelSpec
@@ -165,11 +167,11 @@ class ClassJudge:
 
     @property
     def key(self) -> str:
-        """What the judgement depends on beside the answers."""
+        """Everything that the judgement depends on beside the answers."""
         return self.spec.activation
 
     def judged(self, answers: Rows, reference: Rows, targets: np.ndarray | None) -> Outcomes:
-        """Of one variant's answers, against fp32's; without targets these are the measure. Raises JobError."""
+        """Judge one variant's answers against fp32's, which are the reference without targets. Raises JobError."""
         name, activation = self.spec.outputs[0].name, self.spec.activation
         if targets is not None:
             targets = _class_numbers(targets, max(2, answers[name].shape[1]))
@@ -181,15 +183,15 @@ class ClassJudge:
         return Outcomes(**arrays)
 
     def likeness(self, agreement: float) -> str:
-        """How alike fp32's answers others are, in words that end before what was answered."""
+        """The similarity to fp32's answers, as the beginning of a sentence about what was answered."""
         return _SAME_CLASS.format(100 * agreement)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreJudge:
-    """Of everything else: `like` gives 0..1 for each sample, `score` a number for each, of which more is better.
+    """Judges other tasks: `like` gives 0..1 for each sample, `score` a number for each, of which more is better.
 
-    It is asked as `ClassJudge` is.
+    Has the interface of `ClassJudge`.
     """
 
     metric: str
@@ -311,9 +313,9 @@ _CHILD = ("-P", "-B", "-m", "convoy.export.proof.metric_child")
 
 @contextmanager
 def metric_judge(metric: tuple[Path, str] | None, spec: ModelSpec) -> Iterator[Judge]:
-    """The judge of the spec's task, with the user's function instead of its score while the context lasts.
+    """The judge of the spec's task with the user's function as its score, while the context lasts.
 
-    How alike answers are stays what it was. Raises JobError for a function that is not there.
+    The similarity stays as it is. Raises JobError if the function does not exist.
     """
     judge = judge_of(spec)
     if metric is None:
@@ -328,7 +330,7 @@ def metric_judge(metric: tuple[Path, str] | None, spec: ModelSpec) -> Iterator[J
     with tempfile.TemporaryFile() as log, child_process([*_CHILD, str(file), name], subprocess.PIPE, log) as child:
         process = MetricProcess(file, name, child, log)
         process.asked(b"")
-        # What else the file imports is not known, so that no score is kept for the next run.
+        # The file may import anything, so no score is cached for the next run.
         key = f"{judge.key} {uuid.uuid4().hex}"
         alike = judge.alike if isinstance(judge, ScoreJudge) else _SAME_CLASS
         yield ScoreJudge(process.shown, key, like, process.scores, alike, _shares(spec))
@@ -342,7 +344,7 @@ class MetricProcess:
         self._child, self._log = child, log
 
     def scores(self, outputs: Rows, targets: np.ndarray) -> np.ndarray:
-        """float64 [n], finite. Raises JobError for what the function may not do, and with its own errors."""
+        """float64 [n], finite. Raises JobError for invalid results and for the function's own errors."""
         if len(targets) != count_of(outputs):
             raise JobError(f"there are {len(targets)} targets for {count_of(outputs)} samples; this is a bug")
         file = io.BytesIO()
@@ -351,7 +353,7 @@ class MetricProcess:
         return np.array(self.asked(file.getvalue())["scores"], np.float64)
 
     def asked(self, frame: bytes) -> dict[str, list[float]]:
-        """The child's answer to a frame; an empty one only asks whether it is ready."""
+        """The child's answer to a frame; an empty frame asks whether it is ready."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         try:

@@ -1,7 +1,7 @@
 """`python -m convoy.export.proof.metric_child FILE FUNCTION`: answers frames of outputs and targets with scores.
 
-A frame is its length in 8 bytes and so many bytes: an `.npz` on the way in, JSON on the way out. What the function
-prints goes to the log. Ends when its parent closes the pipe.
+A frame is its length in 8 bytes, followed by that many bytes: an `.npz` on the way in, JSON on the way out. What the
+function prints goes to the log. Ends when its parent closes the pipe.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _LENGTH = struct.Struct("<Q")
 
 
 def write_frame(stream: IO[bytes], content: bytes) -> None:
-    """Raises OSError where nobody reads."""
+    """Write a frame. Raises OSError if no one reads."""
     stream.write(_LENGTH.pack(len(content)) + content)
     stream.flush()
 
 
 def read_frame(stream: IO[bytes]) -> bytes:
-    """Raises EOFError at the end."""
+    """Read a frame. Raises EOFError at the end."""
     head = stream.read(_LENGTH.size)
     content = stream.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else b""
     if len(head) < _LENGTH.size or len(content) < _LENGTH.unpack(head)[0]:
@@ -41,7 +41,7 @@ def read_frame(stream: IO[bytes]) -> bytes:
 
 def main(file: Path, name: str) -> None:
     """Answer until the pipe is closed."""
-    # What the user's code prints must not come between the frames.
+    # What the user's code prints must not mix with the frames.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     function: Callable[..., Any] | None = None

@@ -1,7 +1,4 @@
-"""What a variant answered, sample by sample, and the scores that follow from it.
-
-Knows labels and answers as arrays. Knows nothing of engines, files or budgets.
-"""
+"""What a variant answered, sample by sample, and the resulting scores, as arrays."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from convoy.export.rows import Rows
 from convoy.models.bundle import TOP_1, Accuracy, ClassAccuracy
 from convoy.models.spec import Activation
 
-# Of a probability, a millionth is no more than a rounding error: float32's own sigmoid is off by more than 1e-9.
+# For a probability, a millionth is rounding: float32's own sigmoid is off by more than 1e-9.
 LEAST_SHARE = 0.01
-# How long a normalised answer counts as at least where two exact graphs are compared: their errors are absolute.
+# The minimum norm of a normalised answer when two exact graphs are compared: their errors are absolute.
 WHOLE = 1.0
 _TOP = 5
 
@@ -39,22 +36,22 @@ class _PerSample:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """All of the parts' samples, in order."""
+        """All samples of the parts, in order."""
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _fields(cls)})
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """By field name."""
+        """The arrays by field name."""
         return {name: getattr(self, name) for name in _fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes(_PerSample):
-    """One variant on n images of classes: `labels` and `top1` int64 [n], `in_top5` bool [n], `errors` and `scores`
+    """One variant on n classified images: `labels` and `top1` int64 [n], `in_top5` bool [n], `errors` and `scores`
     float64 [n].
 
-    An error is ||a - b|| / ||b|| of the answer against fp32's, infinite where an answer is not finite; with several
-    outputs `errors` is [n, outputs]. A score is that of the best class. `positions` int64 [n] are the images' places in
-    their set.
+    An error is ||a - b|| / ||b|| of the answer against fp32's, infinite if an answer is not finite; with several
+    outputs `errors` is [n, outputs]. A score is that of the best class. `positions` int64 [n] are the images' indices
+    in their set.
     """
 
     labels: np.ndarray
@@ -72,19 +69,20 @@ class Outcomes(_PerSample):
         activation: Activation = "softmax",
         positions: np.ndarray | None = None,
     ) -> Outcomes:
-        """From float32 [n, outputs] of the variant and of fp32; a single output tells two classes apart.
+        """From float32 [n, outputs] of the variant and of fp32; a single output distinguishes two classes.
 
-        Without `labels` fp32's own answers count as them. `positions` None: the images are a whole set, in order.
+        Without `labels`, fp32's answers are the labels. `positions` None means that the images are a whole set, in
+        order.
         """
         if labels is None:
             labels = Outcomes.of(reference, reference, np.zeros(len(reference), np.int64), activation).top1
         errors = relative_errors(answers, reference, least_size=LEAST_SHARE if activation == "none" else 0.0)
         is_single = answers.shape[1] == 1
         if is_single:
-            # A logit is on the side of the second class above 0, a probability above one half.
+            # A logit means the second class above 0, a probability above one half.
             beyond = answers - (0.5 if activation == "none" else 0.0)
             answers = np.concatenate([-beyond, beyond], axis=1)
-        # A class is among the five best when fewer than five score higher.
+        # A class is among the five best if fewer than five score higher.
         own = np.take_along_axis(answers, labels[:, None], axis=1)
         in_top5 = (answers > own).sum(axis=1) < _TOP
         scores = best_scores(answers, activation, is_single=is_single)
@@ -104,10 +102,10 @@ class Outcomes(_PerSample):
     def accuracy(
         self, reference: Any, labels: Sequence[str], budget_points: float, *, looks: int = 1, metric: str = TOP_1
     ) -> Accuracy:
-        """The scores against the outcomes of the fp32 reference. `labels` name the classes.
+        """The accuracy against the outcomes of the fp32 reference. `labels` name the classes.
 
-        `looks` is how many variants were held against these very images until one passed; the bound's error is
-        divided among them (Bonferroni), for the best of several tries is always a little lucky.
+        `looks` is how many variants were tried on these very images until one passed. The bound's error is divided
+        among them (Bonferroni), because the best of several tries is always a little lucky.
         """
         count = len(self.labels)
         lost = int((reference.right & ~self.right).sum())
@@ -135,9 +133,9 @@ class Outcomes(_PerSample):
 
 
 def best_scores(answers: np.ndarray, activation: Activation, *, is_single: bool = False) -> np.ndarray:
-    """The score of the best class, float64 [n], of answers [n, outputs]; not a number where none of them is finite.
+    """The score of the best class, float64 [n], of answers [n, outputs]; NaN if none of them is finite.
 
-    `is_single`: of what lies beyond the border between two classes, as `Outcomes.of` makes it of a single output.
+    `is_single` means that two classes were made of a single output, as in `Outcomes.of`.
     """
     best: np.ndarray = answers.max(axis=1).astype(np.float64)
     if activation == "none":
@@ -154,7 +152,7 @@ def best_scores(answers: np.ndarray, activation: Activation, *, is_single: bool 
 class ScoredOutcomes(_PerSample):
     """One variant on n samples that are not simply right or wrong: float64 [n] each, and `errors` [n, outputs].
 
-    `scores` say how good an answer is, and more is better. `agreements` in 0..1 say how alike fp32's answer it is.
+    `scores` rate the answers; more is better. `agreements` in 0..1 are similarities to fp32's answers.
     """
 
     scores: np.ndarray
@@ -162,13 +160,13 @@ class ScoredOutcomes(_PerSample):
     errors: np.ndarray
 
     def agreement(self, reference: Any) -> float:
-        """How alike fp32's answers these are, on average; `reference` was what they were held against."""
+        """The mean similarity to fp32's answers; `reference` is what they were compared with."""
         return float(self.agreements.mean())
 
     def accuracy(
         self, reference: Any, labels: Sequence[str], budget_points: float, *, looks: int = 1, metric: str = "score"
     ) -> Accuracy:
-        """The mean score instead of the top-1, and what it lost; a point is a hundredth. Otherwise as of `Outcomes`.
+        """The mean score instead of the top-1, and the loss; a point is a hundredth. Otherwise as in `Outcomes`.
 
         Scores that are all 0 or 1 have the exact bound, others a bootstrap's.
         """
@@ -196,10 +194,10 @@ AnyOutcomes = Outcomes | ScoredOutcomes
 
 
 def relative_errors(answers: np.ndarray, expected: np.ndarray, *, least_size: float = 0.0) -> np.ndarray:
-    """||a - b|| / ||b|| of each sample, both [n, ...]; infinite where an answer is not finite.
+    """||a - b|| / ||b|| of each sample, both [n, ...]; infinite if an answer is not finite.
 
-    A ||b|| below `least_size` counts as that much. Of whole numbers and truths, which name something and measure
-    nothing, it is the share that differs.
+    A ||b|| below `least_size` counts as that much. For integers and booleans, which are labels and not measures, it is
+    the share that differs.
     """
     count = len(expected)
     if expected.dtype.kind not in "fV":
@@ -214,7 +212,7 @@ def relative_errors(answers: np.ndarray, expected: np.ndarray, *, least_size: fl
 
 
 def errors_by_output(answers: Rows, expected: Rows, shares: Collection[str] = ()) -> np.ndarray:
-    """The same of every output, in the order of `expected`: float64 [n, outputs]; `shares` are probabilities."""
+    """The same for every output, in the order of `expected`: float64 [n, outputs]; `shares` are probabilities."""
     return np.stack(
         [
             relative_errors(answers[name], exact, least_size=LEAST_SHARE if name in shares else 0.0)
@@ -225,16 +223,16 @@ def errors_by_output(answers: Rows, expected: Rows, shares: Collection[str] = ()
 
 
 LEVEL = 0.05
-# The share of the error that is spent on what was lost. Most of it: `won` is often 0, and its bound then is too.
+# The share of the error for losses. Most of it: `won` is often 0, and then its bound is too.
 _SHARE_OF_LOST = 0.9
 
 
 def loss_bound_points(lost: int, won: int, images: int, *, level: float = LEVEL) -> float:
     """The upper end of the one-sided confidence interval of the accuracy lost, in percentage points.
 
-    Exact for every number of images, and conservative: the true loss lies above it in at most `level` of all
-    samples. Method: the loss is P(turned wrong) - P(turned right); each is bounded by Clopper and Pearson's
-    exact interval (Biometrika 26, 1934), and the two errors add up to `level` (Bonferroni).
+    Exact for every number of images, and conservative: the true loss is above it in at most `level` of all samples.
+    Method: the loss is P(turned wrong) - P(turned right); each is bounded by Clopper and Pearson's exact interval
+    (Biometrika 26, 1934), and the two errors add up to `level` (Bonferroni).
     """
     upper = binomial_upper(lost, images, level * _SHARE_OF_LOST)
     lower = 1 - binomial_upper(images - won, images, level * (1 - _SHARE_OF_LOST))
@@ -242,10 +240,10 @@ def loss_bound_points(lost: int, won: int, images: int, *, level: float = LEVEL)
 
 
 def score_loss_bound_points(lost: np.ndarray, *, level: float = LEVEL) -> float | None:
-    """The same for scores: `lost` float64 [n] is what each sample lost. None for fewer than 30 samples.
+    """The same for scores: `lost` float64 [n] is the loss of each sample. None for fewer than 30 samples.
 
     Method: percentile bootstrap of the paired differences' mean (Efron & Tibshirani, An Introduction to the Bootstrap,
-    1993, ch. 13), which needs some tens of samples, and knows of no loss that none of them shows.
+    1993, ch. 13), which needs some tens of samples and cannot see a loss that none of them shows.
     """
     count = len(lost)
     if count < 30:
@@ -256,7 +254,7 @@ def score_loss_bound_points(lost: np.ndarray, *, level: float = LEVEL) -> float 
 
 
 def binomial_upper(hits: int, trials: int, level: float) -> float:
-    """The largest p for which as few as `hits` of `trials` would be seen with a probability of `level` or more."""
+    """The largest p for which `hits` or fewer of `trials` have a probability of at least `level`."""
     return 1.0 if hits >= trials else float(betaincinv(hits + 1, trials - hits, 1 - level))
 
 

@@ -1,8 +1,9 @@
-"""Every variant made, held against the labels, and made again with more layers kept where it fell short.
+"""Measure every variant against the labels, and make it again with more layers in higher precision if it loses too
+much.
 
-Knows the loop between making and measuring. Each further look that a variant takes at the evaluation images is
-paid for with a wider bound (`Outcomes.accuracy`), and there are few of them: many would find a lucky file. A file that
-cannot be made, checked or measured is left out with its reason (`LeftOut`), and the others go on without it.
+Each further try of a variant on the evaluation images widens its bound (`Outcomes.accuracy`), and there are only a few
+tries: many would find a lucky file. A file that cannot be made, checked or measured is left out with its reason
+(`LeftOut`), and the others continue without it.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from convoy.models.store import disk_errors
 _Result = TypeVar("_Result")
 
 
-# Files that cannot be made, checked or measured, each with its reason. The others go on without them. Whatever a
-# library raises about one file says nothing of the rest, so every exception counts, memory that ran out included. An
-# interrupt ends all, and so does a disk that takes no more: the bundle would not fit either.
+# Files that cannot be made, checked or measured, each with its reason. The others continue without them. Whatever a
+# library raises about one file says nothing about the rest, so every exception counts, including a lack of memory. An
+# interrupt ends everything, and so does a full disk, on which the bundle would not fit either.
 
 
 def in_words(reasons: Mapping[str, str]) -> str:
-    """Reasons by file, in one line; files of one reason together. Empty where there are none."""
+    """Reasons by file, in one line, with files of the same reason together. Empty if there are none."""
     files: dict[str, list[str]] = {}
     for file, reason in reasons.items():
         files.setdefault(reason, []).append(file)
@@ -54,7 +55,7 @@ class LeftOut:
 
     @contextmanager
     def where_it_fails(self, recipe: Recipe) -> Iterator[None]:
-        """Note the recipe's file where the block raises any exception, and go on behind it."""
+        """Record any exception of the block under the recipe's file, and continue after the block."""
         try:
             yield
         except Exception as error:
@@ -69,7 +70,7 @@ class LeftOut:
     def without_failing(
         self, recipes: Sequence[Recipe], work: Callable[[Sequence[Recipe]], _Result]
     ) -> tuple[Sequence[Recipe], _Result]:
-        """What `work` gives for all recipes, or for those that it does not fail for; and which these are.
+        """The result of `work` for all recipes, or for those on which it succeeds; and which these are.
 
         The first is the reference: what fails for it alone is raised.
         """
@@ -89,7 +90,7 @@ class LeftOut:
             return left, alone
         try:
             return left, work(left)
-        except Exception as error:  # each does by itself, and all together do not, as where memory is short
+        except Exception as error:  # each succeeds alone but not all together, as when memory is short
             if _is_of_the_disk(error):
                 raise
             self.reasons |= {recipe.file: reason for recipe in left[1:]}
@@ -97,7 +98,7 @@ class LeftOut:
 
 
 def _is_of_the_disk(error: Exception) -> bool:
-    """Whether it is, or was made of, what the system says of a disk that is full or takes nothing."""
+    """Whether it is, or was caused by, an error of a full or read-only disk."""
     refused = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
     return any(isinstance(one, OSError) and one.errno in refused for one in (error, error.__cause__))
 
@@ -116,7 +117,7 @@ Proved = tuple[Made, Score]
 
 @dataclass(frozen=True, slots=True)
 class Prover:
-    """Scores the variants that lie in `folder`; by the judge of the task, unless there is another."""
+    """Scores the variants in `folder`, with the judge of the task or another one."""
 
     spec: ModelSpec
     folder: Path
@@ -127,9 +128,9 @@ class Prover:
     judge: Judge | None = None
 
     def make_and_score(self, recipes: Sequence[Recipe], maker: Maker | None, left_out: LeftOut) -> list[Proved]:
-        """The files of all recipes with their scores; `maker` is None where only fp32 is wanted.
+        """The files of all recipes with their scores; `maker` is None if only fp32 is wanted.
 
-        What cannot be made or scored is `left_out`. Raises JobError when the images cannot be read.
+        What cannot be made or scored is `left_out`. Raises JobError if the images cannot be read.
         """
         made: dict[str, Made] = {}
         for recipe in recipes:
@@ -146,7 +147,7 @@ class Prover:
         return improved
 
     def _improved(self, made: Made, score: Score, maker: Maker) -> Proved:
-        """Tried again where it lost too much; what is given back, and lies in the folder, is the best of it."""
+        """Try again if a file lost too much. Returns the best result, which is then in the folder."""
         best, tried = (made, score), made
         for looks in range(2, 3 + 1):
             if not self._loses_too_much(score):
@@ -154,7 +155,7 @@ class Prover:
             kept, written = self.folder / f"best-{made.recipe.file}", self.folder / made.recipe.file
             with disk_errors(self.folder):
                 shutil.copyfile(written, kept)
-            # The calibration images promised more than they kept, so they are believed less each time.
+            # The calibration images were too optimistic, so they are trusted less each time.
             again = maker.retry(tried, caution=float(looks - 1))
             if again is None:
                 break
@@ -192,7 +193,7 @@ def _lost_points(score: Score) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyGate:
-    """`budget_points` of top-1 a variant may lose against fp32; `strict` wants that proved."""
+    """A variant may lose `budget_points` of top-1 against fp32; `strict` requires that this is proved."""
 
     budget_points: float
     strict: bool = False
@@ -202,7 +203,7 @@ class AccuracyGate:
         return accuracy.loss_points <= self.budget_points and (accuracy.is_proved or not self.strict)
 
     def verdict(self, score: Score, *, real: bool = True, samples: str = "images") -> tuple[bool, str]:
-        """Whether the variant may serve, and why, for people. `real`: the inputs were not random, and are `samples`."""
+        """Whether the variant may serve, and why. `real`: the inputs were not random; `samples` names them."""
         accuracy = score.accuracy
         if accuracy is None:
             what = "samples" if real else "random inputs"
@@ -224,7 +225,7 @@ class AccuracyGate:
 
 
 def _by_output(score: Score) -> str:
-    """The error of each output, where there are several."""
+    """The error of each output, if there are several."""
     if len(score.output_errors) < 2:
         return ""
     each = ", ".join(f"{100 * error:.2g} % in {name}" for name, error in score.output_errors.items())

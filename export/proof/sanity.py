@@ -1,8 +1,7 @@
-"""Is the reference itself right? Its answers held against chance, against what is said of it, and against the labels.
+"""Is the reference itself right? Its answers against chance, against stated accuracies, and against the labels.
 
-The gate compares variants with fp32, which says nothing where fp32 is wrong: with the labels in another order, with
-another preprocessing than in training, with weights that were never trained. Labels in another order are named. Knows
-answers, labels and claims; measures nothing and knows no files.
+The gate compares variants with fp32, which is worthless if fp32 is wrong: with labels in another order, with another
+preprocessing than in training, with untrained weights. Permuted labels are named.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from convoy.export.proof.outcomes import Outcomes, at_least, at_most
 from convoy.models.bundle import Accuracy
 
 _SHOWN_NAMES = 6
-# Of which two orders of three classes would look alike by chance.
+# Two orders of three classes could look alike by chance.
 _FEWEST_SORTED = 3
 
 
 def shift_of(order: Mapping[int, int], classes: int) -> int:
-    """By how many places every one of the classes is answered beside itself, around the end; 0 where not all are.
+    """The offset by which every class is answered as another, cyclically; 0 if not all are.
 
-    Two swapped classes are no shift.
+    Two swapped classes are not an offset.
     """
     distances = {(answered - label) % classes for label, answered in order.items()}
     return distances.pop() if len(distances) == 1 and classes > 2 and len(order) > 1 else 0
 
 
 def described(order: Mapping[int, int], labels: Sequence[str]) -> str:
-    """What sort of order it is, where it is one that has a name; else nothing.
+    """The name of an order, if it has one; otherwise empty.
 
-    `order` has the class that the images of each class are answered as, by their numbers, for the classes of which that
-    is known. Nothing is said that does not hold for every one of them.
+    `order` has the class that the images of each class are answered as, by index, for the classes of which that is
+    known. A name is only given if it holds for every one of them.
     """
     moved = {label: answered for label, answered in order.items() if label != answered}
     if not moved:
@@ -56,7 +55,7 @@ def _reversed(order: Mapping[int, int], labels: Sequence[str]) -> str:
 
 
 def _sorted(order: Mapping[int, int], labels: Sequence[str], key: Callable[[str], object], by: str) -> str:
-    """Whether the outputs are sorted by the names, which the labels then are not."""
+    """Whether the outputs are sorted by name, and the labels are not."""
     if len(set(labels)) < len(labels) or len(order) < _FEWEST_SORTED:
         return ""
     place = {name: index for index, name in enumerate(sorted(labels, key=key))}  # type: ignore[arg-type]
@@ -72,7 +71,7 @@ def _by_numbers(name: str) -> list[tuple[int, int, str]]:
 
 
 def _in_cycles(moved: Mapping[int, int], labels: Sequence[str]) -> str:
-    """Swapped pairs, or more in a circle; nothing where it is not known how a circle closes."""
+    """Swapped pairs, or longer cycles; empty if a cycle cannot be closed."""
     cycles: list[list[int]] = []
     left = dict(moved)
     while left:
@@ -92,15 +91,15 @@ def _in_cycles(moved: Mapping[int, int], labels: Sequence[str]) -> str:
     return f"{len(cycles[0])} of them are in a circle: {circle}"
 
 
-# One of a hundred networks that answer at random is let through, and one of a hundred that are as good as said refused.
+# One in a hundred networks that answer at random passes, and one in a hundred that are as good as stated is refused.
 LEVEL = 0.01
 # A p-value at the level of 1 % is then off by less than a third of it, two times of three.
 _SHUFFLES = 999
-# Of what guessing leaves wrong, how much a network must get right to be called useful: where all images were seen, and
-# where more follow, which may yet show a weak one.
+# How much a useful network must get right of what guessing gets wrong: if all images were seen, and if more follow,
+# which may still show a weak one.
 _USEFUL_SHARE, _USEFUL_SHARE_IN_SAMPLE = 0.5, 0.1
-# The share of the images that another order must gain: a few classes that are taken for their siblings are a fault of
-# the network, or of the images, and not of the labels.
+# The share of the images that another order must gain: a few confused classes are a fault of the network or the images,
+# and not of the labels.
 _LEAST_GAIN = 0.05
 _SHOWN_CLASSES = 4
 _CHECK = "; check --preprocess and --input first, then the weights and the order of --labels"
@@ -109,7 +108,7 @@ _LABELS_FIRST = "check that --labels lists the classes in the order of the netwo
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A top-1 that `who` states, in percent; `same_images`: of the very images that were evaluated."""
+    """A top-1 that `who` states, in percent; `same_images` means on the very images that were evaluated."""
 
     percent: float
     who: str
@@ -120,8 +119,8 @@ class Claim:
 class Expectations:
     """What is expected of the reference's top-1.
 
-    `min_percent` is the least that is good enough. A claim may be missed by `margin_points`. `untrained`: the weights
-    are random on purpose, so that chance is all that can be expected.
+    `min_percent` is the required minimum. A claim may be missed by `margin_points`. `untrained` means that the weights
+    are random on purpose, so only chance is expected.
     """
 
     min_percent: float | None = None
@@ -132,7 +131,7 @@ class Expectations:
 
 @dataclass(frozen=True, slots=True)
 class Sanity:
-    """What was found, and what of it speaks against publishing; both for people."""
+    """What was found, and which of it speaks against publishing."""
 
     findings: tuple[str, ...] = ()
     objections: tuple[str, ...] = ()
@@ -149,7 +148,9 @@ def judge_reference(
     is_sample: bool = False,
     samples: str = "images",
 ) -> Sanity:
-    """The verdict on fp32's answers, to `samples`. `is_sample`: more follow, and only what is sure by now counts."""
+    """The verdict on fp32's answers to `samples`. `is_sample` means that more follow, so only what is already certain
+    counts.
+    """
     right, count = int(outcomes.right.sum()), len(outcomes.labels)
     shown = f"{100 * right / count:.2f} % of {count:,} {samples} are right"
     findings: list[str] = []
@@ -174,7 +175,7 @@ def judge_reference(
 
 
 def judge_score(accuracy: Accuracy, expected: Expectations) -> Sanity:
-    """The same of a mean score, of which no chance is known; what is expected is in hundredths of it."""
+    """The same for a mean score, which has no chance level; expectations are in hundredths."""
     percent, samples = 100 * accuracy.top1, f"{accuracy.images:,} samples"
     shown = f"{accuracy.metric} is {accuracy.in_words} on {samples}"
     findings: list[str] = [shown]
@@ -190,10 +191,10 @@ def judge_score(accuracy: Accuracy, expected: Expectations) -> Sanity:
 
 
 def chance_of(outcomes: Outcomes) -> float:
-    """The share of the images that these very answers would get right if they had nothing to do with the images.
+    """The share of images that these answers would get right if they were unrelated to the images.
 
-    That is what a network that always gives the same answer gets, too, however uneven the classes are; the agreement by
-    chance of Cohen (Educational and Psychological Measurement 20, 1960).
+    A constant answer gets this too, however uneven the classes are: the agreement by chance of Cohen (Educational and
+    Psychological Measurement 20, 1960).
     """
     classes = int(max(outcomes.labels.max(), outcomes.top1.max())) + 1
     of_labels, of_answers = (np.bincount(own, minlength=classes) for own in (outcomes.labels, outcomes.top1))
@@ -203,7 +204,7 @@ def chance_of(outcomes: Outcomes) -> float:
 def _against_chance(
     outcomes: Outcomes, shown: str, findings: list[str], objections: list[str], *, is_sample: bool, samples: str
 ) -> None:
-    """One-sided test on shuffled labels; what it leaves open is refused only where the network surely is of no use."""
+    """One-sided test on shuffled labels. If it is inconclusive, only a network that is certainly useless is refused."""
     right, count, chance = int(outcomes.right.sum()), len(outcomes.labels), chance_of(outcomes)
     told = f"{shown}, where guessing would get {100 * chance:.2f} %"
     useful = chance + (_USEFUL_SHARE_IN_SAMPLE if is_sample else _USEFUL_SHARE) * (1 - chance)
@@ -218,13 +219,13 @@ def _against_chance(
 
 
 def _luck_of_perfection(labels: np.ndarray) -> float:
-    """The share of the orders of the labels that are all right where one is: 1 where all images are of one class."""
+    """The share of the orders of the labels that are all right if one is: 1 if all images have the same class."""
     of_class = np.bincount(labels)
     return math.exp(float(gammaln(of_class + 1).sum() - gammaln(len(labels) + 1)))
 
 
 def _as_good_when_shuffled(outcomes: Outcomes) -> float:
-    """The p-value of the right answers, from shuffles of the labels among the images; never 0, and always the same."""
+    """The p-value of the right answers, from shuffled labels; never 0, and reproducible."""
     generator, right = np.random.default_rng(0), int(outcomes.right.sum())
     labels = outcomes.labels.copy()
     reached = 0
@@ -237,22 +238,22 @@ def _as_good_when_shuffled(outcomes: Outcomes) -> float:
 def _against_claim(
     claim: Claim, right: int, count: int, shown: str, margin: float, *, is_same: bool
 ) -> tuple[bool, str]:
-    """Whether the top-1 is below what is said, less the margin; and both, in words.
+    """Whether the top-1 is below the claim, less the margin; and both as text.
 
-    On the very same images (`is_same`) there is no chance, but two libraries may differ about one image. Otherwise an
-    exact binomial test.
+    On the very same images (`is_same`) there is no chance, but two libraries may differ on one image. Otherwise it is
+    an exact binomial test.
     """
     floor = max(0.0, claim.percent - margin)
-    # Shares of counts do not come out even in floating point, and what is stated is rounded.
+    # Shares of counts are inexact in floating point, and stated values are rounded.
     is_below = right + 1 + 1e-6 < floor / 100 * count if is_same else at_most(right, count, floor / 100) < LEVEL
     on = ", on the same images" if claim.same_images else ""
     return is_below, f"{claim.who} says {claim.percent:.2f} %{on}; {shown}"
 
 
 def _mixed_up(outcomes: Outcomes, labels: Sequence[str], *, is_sample: bool) -> tuple[str, bool]:
-    """The classes that are answered under another's name, where the images of most of them are, in words.
+    """The classes of which most images are answered as another class, as text.
 
-    And whether there are enough such images to be sure that the labels are wrong. The words are empty where there are
+    And whether there are enough such images to be certain that the labels are wrong. The text is empty if there are
     none.
     """
     classes = len(labels)
@@ -262,7 +263,7 @@ def _mixed_up(outcomes: Outcomes, labels: Sequence[str], *, is_sample: bool) -> 
     np.add.at(confusion, (outcomes.labels, outcomes.top1), 1)
     rows, columns = linear_sum_assignment(-confusion)
     order = dict(zip(rows.tolist(), columns.tolist(), strict=True))
-    # Of these most images are answered as the class that the assignment gives them.
+    # Most images of these are answered as the class that the assignment gives them.
     known = {
         row: column
         for row, column in order.items()
@@ -294,9 +295,9 @@ def _mixed_up(outcomes: Outcomes, labels: Sequence[str], *, is_sample: bool) -> 
 
 
 def _is_substantial(gained: int, lost: int, count: int, *, is_sample: bool) -> bool:
-    """Whether another order gains `_LEAST_GAIN`, and not by chance: a sign test of the images that it changes.
+    """Whether another order gains `_LEAST_GAIN`, significantly: a sign test on the images that it changes.
 
-    Of a sample, the gain itself must be beyond doubt.
+    For a sample, the gain itself must be significant.
     """
     if gained - lost < _LEAST_GAIN * count:
         return False
@@ -306,22 +307,22 @@ def _is_substantial(gained: int, lost: int, count: int, *, is_sample: bool) -> b
 
 
 def _shift(outcomes: Outcomes, confusion: np.ndarray, known: Mapping[int, int]) -> int:
-    """By how many places all answers lie beside the labels, around the end; 0 where they do not beyond doubt.
+    """The offset of all answers from the labels, cyclically; 0 if it is not significant.
 
-    `known` is what the images of a class are answered as, where that is sure: all of it must be shifted alike. Where
-    there are too few images of each class for that, nearly all classes that show anything must be.
+    `known` is what the images of a class are answered as, if that is certain: all must have the same offset. With too
+    few images per class, nearly all informative classes must.
     """
     classes, count = len(confusion), len(outcomes.labels)
     distances = np.bincount((outcomes.top1 - outcomes.labels) % classes, minlength=classes)
     best = int(distances.argmax())
-    # Every distance might have been the largest by chance: the level is divided among them (Bonferroni).
+    # Every offset might be the largest by chance: the level is divided among them (Bonferroni).
     if best == 0 or classes < 3 or distances[best] < 2 * distances[0] or 3 * distances[best] < count:
         return 0
     if known and shift_of(known, classes) != best:
         return 0
     seen = np.flatnonzero(confusion.max(axis=1) >= 2)
     elsewhere = confusion[seen].argmax(axis=1) != (seen + best) % classes
-    # The share of classes of a few images each whose answers may lie elsewhere than a shift says.
+    # The share of classes with few images whose answers may differ from an offset.
     if not known and elsewhere.sum() > 0.1 * len(seen):
         return 0
     shifted = replace(outcomes, labels=(outcomes.labels + best) % classes)

@@ -1,8 +1,7 @@
 """Is it still right? The fp32 graph against torch, and every variant against the labels.
 
-Knows the comparisons and the one bound that is not negotiable. Knows nothing of files or budgets' consequences
-(`convoy.export.proof.proving` does). All answers come from the serving engine, and all images through
-`convoy.models.images` from their encoded bytes.
+Has the comparisons and the one fixed bound; `convoy.export.proof.proving` has the consequences. All answers come from
+the serving engine, and all images pass through `convoy.models.images` from their encoded bytes.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from convoy.export.variants.variant import OpenVariant
 from convoy.models.bundle import Accuracy, sha256_file
 from convoy.models.errors import JobError
 
-# Two correct float32 implementations of a CNN differ by rounding alone, some 1e-6.
+# Two correct float32 implementations of a CNN differ only by rounding, about 1e-6.
 MAX_FP32_ERROR = 1e-4
 ON_NOISE = " on noise of both signs"
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One variant's: `accuracy` is None without labels; error and agreement are against fp32's own answers.
+    """One variant's scores: `accuracy` is None without labels; error and agreement are against fp32's own answers.
 
-    `outcomes` are those of the labelled samples, from which the rest follows. `output_errors` are by output. `likeness`
-    says the agreement in words, and `wanted` what would give a score, where there are no labels.
+    `outcomes` are those of the labelled samples. `output_errors` are by output. `likeness` describes the agreement, and
+    `wanted` says what would give a score, if there are no labels.
     """
 
     accuracy: Accuracy | None
@@ -47,7 +46,7 @@ class Score:
 
 
 def relative_error(answers: np.ndarray, expected: np.ndarray, *, least_size: float = 0.0) -> float:
-    """The largest ||a - b|| / ||b|| of any sample; both are [n, ...]. Infinite where an answer is not finite."""
+    """The largest ||a - b|| / ||b|| of any sample; both are [n, ...]. Infinite if an answer is not finite."""
     return float(relative_errors(answers, expected, least_size=least_size).max())
 
 
@@ -61,12 +60,12 @@ def check_against_torch(
     original: str = "torch",
     on: str = "",
 ) -> dict[str, float]:
-    """The fp32 graph against the answers of `original` to `samples`, at batch 1, 3 and the largest.
+    """Check the fp32 graph against the answers of `original` to `samples`, at batch 1, 3 and the largest.
 
-    `step` advances by every sample at every batch size, of which `compared_batches` tells how many there are. Errors
-    are relative; of `normalised` outputs they are absolute where the answer is shorter than 1. `on` names samples that
-    are not the usual ones: answers to these that are not finite are not compared. Returns the largest error of each
-    output. Raises JobError when one is above `MAX_FP32_ERROR` at any batch size.
+    `step` advances by every sample at every batch size; `compared_batches` has their number. Errors are relative; for
+    `normalised` outputs they are absolute if the answer is shorter than 1. `on` names unusual samples, for which
+    answers that are not finite are skipped. Returns the largest error of each output. Raises JobError if one is above
+    `MAX_FP32_ERROR` at any batch size.
     """
     rows = _finite_rows(reference) if on else np.arange(count_of(samples))
     if not len(rows):
@@ -106,7 +105,7 @@ def check_against_torch(
 def _depends_on_the_batch(
     fp32: OpenVariant, samples: Rows, name: str, answers: np.ndarray, batch: int, allowed: float
 ) -> bool:
-    """Whether the graph itself answers `name` otherwise in batches of another size."""
+    """Whether the graph itself answers `name` differently in batches of another size."""
     for other in compared_batches(fp32):
         if other != batch:
             try:
@@ -119,7 +118,7 @@ def _depends_on_the_batch(
 
 
 def _finite_rows(reference: Rows) -> np.ndarray:
-    """int64 [n], the samples all of whose answers are finite."""
+    """int64 [n], the samples whose answers are all finite."""
     are_finite = np.ones(count_of(reference), bool)
     for array in reference.values():
         if array.dtype.kind == "f":
@@ -128,21 +127,21 @@ def _finite_rows(reference: Rows) -> np.ndarray:
 
 
 def _allowed(exact: np.ndarray, *, is_noise: bool) -> float:
-    """Of numbers `MAX_FP32_ERROR`; of what was decided by them, such as a class per pixel, a few close calls."""
+    """`MAX_FP32_ERROR` for numbers; a few close calls for decisions made from them, such as a class per pixel."""
     if exact.dtype.kind == "f":
         return MAX_FP32_ERROR
-    # Noise says nothing clearly.
+    # Noise gives no clear answers.
     return 2e-2 if is_noise else 1e-3
 
 
 def compared_batches(fp32: OpenVariant) -> list[int]:
-    """The batch sizes at which the graph is held against torch."""
+    """The batch sizes at which the graph is compared with torch."""
     largest = fp32.engine.info.batch_sizes[-1]
     return sorted({1, min(3, largest), largest})
 
 
 def _in_batches(candidate: OpenVariant, samples: Rows, batch: int, step: Step) -> dict[str, np.ndarray]:
-    """Answers to all samples, every run with exactly `batch` of them: the last one is filled up from the start."""
+    """Answers to all samples, in runs of exactly `batch`: the last one is filled up from the start."""
     count = count_of(samples)
     indices = np.arange(-(-count // batch) * batch) % count
     answers = []
@@ -183,9 +182,8 @@ def measure_accuracy(
 ) -> tuple[Score, ...]:
     """Scores on labelled samples; the first candidate is the fp32 reference. Without labels they have no accuracy.
 
-    Every image is decoded once and answered by all whose answers the cache does not hold. `looks` is how many
-    times a variant of this kind was held against these images. Raises JobError when more than 1 % of the images
-    are broken or none is left.
+    Every image is decoded once and answered by all candidates that are not cached. `looks` is how often a variant of
+    this kind was tried on these images. Raises JobError if more than 1 % of the images are broken or none is left.
     """
     judge = judge or judge_of(candidates[0].spec)
     outcomes = observe(candidates, images, progress, "measure accuracy", cache, judge)
@@ -219,7 +217,7 @@ def observe(
     missing = [candidate for candidate, found in zip(candidates, known, strict=True) if found is None]
     fresh: dict[str, AnyOutcomes] = {}
     if missing:
-        # The reference answers along with every other: errors are differences from it.
+        # The reference answers with every other candidate: errors are differences from it.
         asked = [candidates[0], *(candidate for candidate in missing if candidate is not candidates[0])]
         largest = candidates[0].engine.info.batch_sizes[-1]
         with progress.step(step, images.count) as bar:
@@ -237,7 +235,7 @@ def observe(
 
 
 def _keys(candidates: Sequence[OpenVariant], images: SampleSet, judge: Judge) -> list[str]:
-    # The fingerprint tells CPU and library: on others, or in a twin, an image on the edge may fall to the other side.
+    # The fingerprint names CPU and library: on others, a borderline image may fall to the other side.
     own = [
         (sha256_file(candidate.path), candidate.engine.info.device_fingerprint, str(candidate.is_twin))
         for candidate in candidates

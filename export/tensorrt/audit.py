@@ -1,8 +1,7 @@
 """What of a plan really runs in the precision on its label.
 
-Knows the engine inspector's JSON, in the words of TensorRT 10 and of 11, and the list in which the builder of TensorRT
-for RTX tells the same in its log; needs no TensorRT. People have
-shipped FP32 engines named fp16 for months: a plan's label is checked here, not believed.
+Reads the engine inspector's JSON of TensorRT 10 and 11, and the same list in the log of TensorRT for RTX's builder.
+FP32 engines named fp16 have been shipped for months, so a plan's label is checked here.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from convoy.models.bundle import Precision
 from convoy.models.errors import FileRefused, JobError
 from convoy.models.plans import PlanAudit
 
-# Under this share of the computing layers a plan is not what its label says. Sound graphs are far above: what
-# range keeps in FP32 is a few layers, and INT8 leaves out small convolutions but not nine in ten. Graphs whose
-# conversion silently did nothing are at zero or at a stray layer.
+# Below this share of computing layers, a plan is not what its label says. Sound graphs are far above: only a few layers
+# stay in FP32 for their range, and INT8 leaves out small convolutions, but not nine in ten. Graphs whose conversion
+# silently did nothing are at zero or have a single stray layer.
 SMALLEST_SHARE = 0.1
 
-# Layers that convert or move data: in a label's precision they prove nothing, in another they disprove nothing.
+# Layers that convert or move data prove nothing about a precision.
 _HEAVY = frozenset(("convolution", "correlation", "gemm", "runtime_fusion"))
 _CONVERTING = frozenset(("cast", "dequantize", "quantize", "reformat"))
 _ARRANGING = frozenset(("concatenation", "copy", "gather", "reshape", "shape", "shuffle", "slice", "transpose"))
 _MOVING = _CONVERTING | _ARRANGING | {"constant", "identity", "noop", "shape_call", "signal", "wait"}
-# A word in the inspector's text -> precision, narrowest first. BF16 and UINT8 come before the words inside them.
+# A word in the inspector's text -> precision, narrowest first. BF16 and UINT8 come before the words that they contain.
 _WORDS = (
     ("bfloat16", "bf16"),
     ("bf16", "bf16"),
@@ -48,7 +47,7 @@ UNKNOWN = "unknown"
 
 
 def read_audit(report: str) -> PlanAudit:
-    """Count the layers in the inspector's JSON. Raises JobError for what is not that JSON."""
+    """Count the layers in the inspector's JSON. Raises JobError if it is not that JSON."""
     try:
         layers = json.loads(report)["Layers"]
     except (ValueError, KeyError, TypeError) as error:
@@ -63,12 +62,12 @@ def _counted(layers: list[Any]) -> PlanAudit:
 
 
 def read_listing(text: str) -> PlanAudit | None:
-    """Count the layers in the builder's list; None where it names none, for a log is no interface.
+    """Count the layers in the builder's list; None if it names none, because a log is not an interface.
 
-    What counts is convolutions and products, by what goes into them: they answer in FP32 whatever they compute in, and
-    the kernels between them fuse everything from a shuffle to a quantisation. Where there are none, all count.
+    Counts convolutions and products by their inputs: they output FP32 whatever they compute in, and kernels between
+    them fuse everything from a shuffle to a quantisation. If there are none, all layers count.
 
-    Name: node_conv2d, LayerType: correlation, Inputs: [ { Name: images, ..., Datatype: Half, ...}], Constants: ...
+        Name: node_conv2d, LayerType: correlation, Inputs: [ { Name: images, ..., Datatype: Half, ...}], Constants: ...
     """
     layers = [layer for line in text.splitlines() if line.startswith("Name: ") and (layer := _listed(line))]
     if not layers:
@@ -79,7 +78,7 @@ def read_listing(text: str) -> PlanAudit | None:
 
 
 def _listed(line: str) -> dict[str, Any]:
-    """A line as the inspector would give it; empty for one that is no layer."""
+    """A line in the inspector's form; empty if it is not a layer."""
     kind = _LISTED_TYPE.search(line)
     if kind is None:
         return {}
@@ -95,12 +94,12 @@ _LISTED_DATA_TYPE = re.compile(r"Datatype: (\w+)")
 
 
 def says_nothing(audit: PlanAudit) -> bool:
-    """Whether the inspector told no data type at all, as it may before shapes are known."""
+    """Whether the inspector reported no data types at all, as it may before shapes are known."""
     return set(audit.by_precision) <= {UNKNOWN}
 
 
 def check_audit(audit: PlanAudit, precision: Precision, name: str) -> None:
-    """Raises FileRefused if hardly any layer runs in `precision`. FP32 is what remains and needs no proof."""
+    """Raise FileRefused if hardly any layer runs in `precision`. FP32 is the default and needs no proof."""
     if precision == "fp32":
         return
     if says_nothing(audit):
@@ -120,16 +119,16 @@ def _moves(layer: Any) -> bool:
 
 
 def _precision(layer: Any) -> str:
-    """The narrowest type that goes in or comes out: an INT8 convolution that answers in FP16 computes in INT8."""
+    """The narrowest input or output type: an INT8 convolution that outputs FP16 computes in INT8."""
     if not isinstance(layer, dict):
-        return UNKNOWN  # only the name, as without detailed verbosity
+        return UNKNOWN  # only the name, without detailed verbosity
     tensors = [tensor for side in ("Inputs", "Outputs") for tensor in layer.get(side) or [] if isinstance(tensor, dict)]
     found = {_data_type(tensor) for tensor in tensors} - {None}
     return next((precision for precision in _NARROWEST_FIRST if precision in found), UNKNOWN)
 
 
 def _data_type(tensor: dict[str, Any]) -> str | None:
-    # 10.x has "Format/Datatype" ("Half", or "Row major linear FP16 format"); 11.x has the two apart.
+    # 10.x has "Format/Datatype" ("Half", or "Row major linear FP16 format"); 11.x separates the two.
     for key in ("DataType", "Datatype", "Format/Datatype", "Format"):
         text = str(tensor.get(key, "")).lower()
         for word, precision in _WORDS:

@@ -36,8 +36,9 @@ from convoy.models.plans import (
 
 @dataclass(frozen=True, slots=True)
 class BuildJob:
-    """What to build, for what and where to; `timing_cache` None is the cache's own. `device_name` is the GPU's that
-    builds, or empty. `beside_mb`: a server computes on it meanwhile, and so many MiB may be used for trying kernels."""
+    """What to build, for which devices and where to. `timing_cache` None means the cache's own. `device_name` is the
+    GPU that builds, or empty. If a server computes on it meanwhile, `beside_mb` MiB may be used to try kernels.
+    """
 
     onnx: Path
     cache: Path
@@ -49,7 +50,7 @@ class BuildJob:
 
 
 def build_plan(job: BuildJob, trt: Any, watch: BuildWatch) -> Plan:
-    """The verified plan, from the cache or new. Raises UsageError and JobError; the cache is then as before."""
+    """The verified plan, from the cache or new. Raises UsageError and JobError; the cache is then unchanged."""
     key = plan_key(_digest(job.onnx), job.target, job.options)
     paths = PlanPaths.of(job.cache, key)
     with sole_builder(job.cache, paths, watch):
@@ -87,12 +88,12 @@ class _Built:
 def _build(job: BuildJob, key: PlanKey, trt: Any, watch: BuildWatch) -> _Built:
     library = library_named(job.target.library)
     timing_path = job.timing_cache or timing_cache_path(job.cache, key)
-    # What compiles for devices that are not here measures nothing.
+    # A build for devices that are not here measures nothing.
     timing = None if library.builds_anywhere else read_timing(timing_path, watch)
     capabilities = job.target.capabilities if library.builds_anywhere else ()
     tuned = engine.tune(trt, job.onnx, job.options, capabilities, timing, watch, workspace_mb=_workspace_mb(job))
-    # Also after a failure: with these times the next try gets further. What was timed beside a server's batches is no
-    # measure for others.
+    # Also after a failure, because these times help the next try. Times measured beside a server's batches are not
+    # kept.
     if job.beside_mb is not None:
         watch.note(f"built beside a server, with {_workspace_mb(job)} MiB of workspace at most")
     elif tuned.timing is not None:

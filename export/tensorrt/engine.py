@@ -1,7 +1,4 @@
-"""One build: configuration, network, kernels, and the look into what came out.
-
-Knows TensorRT's builder and runtime; knows nothing of caches on disk, locks or terminals.
-"""
+"""One build: configuration, network, kernels, and the inspection of the result."""
 
 from __future__ import annotations
 
@@ -19,9 +16,9 @@ from convoy.models.plans import BuildOptions, PlanAudit
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What came of building: the engine's bytes or, if there are none, why; and all kernel times known now.
+    """The result of a build: the engine's bytes, or why there are none; and all known kernel times.
 
-    `layers` is the builder's own list of what the engine runs; empty where it gives none.
+    `layers` is the builder's list of the engine's layers; empty if it gives none.
     """
 
     data: bytes | None
@@ -34,7 +31,7 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """What the finished engine says of itself; `scratch_bytes` per profile, none where no device was asked."""
+    """The finished engine's description of itself; `scratch_bytes` is per profile, empty without a device."""
 
     scratch_bytes: tuple[int, ...]
     audit: PlanAudit | None
@@ -50,12 +47,14 @@ def tune(
     *,
     workspace_mb: int | None = None,
 ) -> Tuned:
-    """Let TensorRT choose and time kernels; `timing` are the times of earlier builds, or empty; None measures nothing.
+    """Let TensorRT choose and time kernels. `timing` has the times of earlier builds, or is empty; None measures
+    nothing.
 
-    Kernels may use `workspace_mb` MiB of scratch memory; None: all there is. `capabilities` are for a library that
-    builds for devices that are not here; none leave it to the library. A failed build is an answer and not an error, so
-    that what it measured can be kept.
-    Raises JobError where the network cannot be built at all.
+    Kernels may use `workspace_mb` MiB of scratch memory; None means all there is. `capabilities` are for a library that
+    builds for devices that are not here; empty leaves the choice to the library. A failed build is returned and not
+    raised, so that its measurements can be kept.
+
+    Raises JobError if the network cannot be built at all.
     """
     logger = collecting_logger(trt)
     builder = _builder(trt, logger)
@@ -72,7 +71,7 @@ def tune(
     memory = builder.build_serialized_network(network, config)
     data = None if memory is None else bytes(memory)
     kept = None if times is None else bytes(config.get_timing_cache().serialize())
-    # The builder holds none of these alive by itself.
+    # The builder does not keep these alive.
     del parser, monitor, times
     warnings = tuple(dict.fromkeys(logger.warnings))
     return Tuned(data, explained(logger.errors), kept, shapes, warnings, logger.layers)
@@ -95,7 +94,7 @@ def inspect(trt: Any, data: bytes, options: BuildOptions, shapes: dict[str, tupl
 
 
 def as_listed(layers: str, options: BuildOptions, name: str) -> Inspected:
-    """The same from the builder's own list, where there is no device to load the engine on. Raises JobError, too."""
+    """The same from the builder's list, without a device to load the engine on. Raises JobError as well."""
     audit = read_listing(layers)
     if audit is not None:
         check_audit(audit, options.precision, name)
@@ -111,9 +110,9 @@ def _builder(trt: Any, logger: Any) -> Any:
 
 def _configured(trt: Any, builder: Any, options: BuildOptions, workspace_mb: int | None) -> Any:
     config = builder.create_builder_config()
-    # On by default, and FP32 only in name: what the accuracy gate proved in FP32 must run in FP32.
+    # On by default, and only nominally FP32: what the accuracy gate proved in FP32 must run in FP32.
     config.clear_flag(trt.BuilderFlag.TF32)
-    # Without it the inspector knows names only, and the audit nothing.
+    # Without it the inspector only reports names, and the audit nothing.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if workspace_mb is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace_mb << 20)
@@ -123,7 +122,7 @@ def _configured(trt: Any, builder: Any, options: BuildOptions, workspace_mb: int
 
 
 def _name_targets(trt: Any, config: Any, capabilities: tuple[str, ...]) -> None:
-    """Raises JobError where the library does not take them together."""
+    """Raise JobError if the library does not accept this combination."""
     if not capabilities:
         return
     config.num_compute_capabilities = len(capabilities)
@@ -134,7 +133,7 @@ def _name_targets(trt: Any, config: Any, capabilities: tuple[str, ...]) -> None:
 
 
 def _use_timing(config: Any, known: bytes, watch: BuildWatch) -> Any:
-    """The timing cache in use, from the times known or empty; None where TensorRT takes neither."""
+    """The timing cache in use, from known times or empty; None if TensorRT accepts neither."""
     for times in dict.fromkeys((known, b"")):
         cache = config.create_timing_cache(times)
         if cache is not None and config.set_timing_cache(cache, False):
@@ -148,7 +147,7 @@ def _use_timing(config: Any, known: bytes, watch: BuildWatch) -> Any:
 def _audit_with_shapes(
     trt: Any, engine: Any, inspector: Any, batch: int, shapes: dict[str, tuple[int, ...]]
 ) -> PlanAudit:
-    # A context without memory of its own: it only tells the inspector the first profile's shapes.
+    # A context without memory: it only gives the inspector the first profile's shapes.
     context = engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
     for name, shape in shapes.items():
         context.set_input_shape(name, (batch, *shape[1:]))

@@ -1,6 +1,6 @@
-"""How the builder writes into the cache: one builder per key, each file complete or not there.
+"""How the builder writes into the cache: one builder per key, and each file complete or absent.
 
-The record is written last and vouches for the plan, so a builder that dies leaves what any reader refuses.
+The record is written last, so readers refuse what a builder that died has left.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from convoy.models.store import disk_errors
 
 @contextmanager
 def sole_builder(cache: Path, paths: PlanPaths, watch: BuildWatch) -> Iterator[None]:
-    """The body runs while nobody else builds this key; what a dead builder left is cleared away first.
+    """Run the body while no one else builds this key. Leftovers of dead builders are removed first.
 
-    Raises JobError where the folder cannot be used, or when the time is up while another one builds.
+    Raises JobError if the folder cannot be used, or if another build holds the key until the time is up.
     """
     with disk_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
@@ -37,24 +37,24 @@ def sole_builder(cache: Path, paths: PlanPaths, watch: BuildWatch) -> Iterator[N
             leftover.unlink(missing_ok=True)
         yield
     finally:
-        # Closing releases the lock; so does dying. The file stays: removing it would let two in.
+        # Closing releases the lock, and so does dying. The file stays: removing it would let two builders in.
         os.close(descriptor)
 
 
 def store_plan(paths: PlanPaths, data: bytes, record: PlanRecord) -> None:
-    """Replace whatever there is under this key. Raises JobError for a full or read-only disk."""
+    """Replace whatever exists under this key. Raises JobError for a full or read-only disk."""
     rendered = json.dumps(to_jsonable(record), indent=1, ensure_ascii=False) + "\n"
     with disk_errors(paths.folder):
-        # Never an old record beside a new plan, not even for a moment.
+        # Never an old record beside a new plan, not even briefly.
         paths.record.unlink(missing_ok=True)
         write_trusted(paths.plan, data, paths.stem)
         write_trusted(paths.record, rendered.encode(), paths.stem)
 
 
 def read_timing(path: Path, watch: BuildWatch) -> bytes:
-    """Kernel times of earlier builds; empty where there are none that can be trusted.
+    """Kernel times of earlier builds; empty if there are none that can be trusted.
 
-    They may hold compiled kernels, so the same rule applies to them as to plans.
+    They may contain compiled kernels, so the rule for plans applies to them.
     """
     try:
         return read_trusted(path)
@@ -66,7 +66,7 @@ def read_timing(path: Path, watch: BuildWatch) -> bytes:
 
 
 def write_timing(path: Path, data: bytes, watch: BuildWatch) -> None:
-    """Keep the kernel times; where that fails, the plan is no worse."""
+    """Keep the kernel times. The plan does not depend on it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_trusted(path, data, path.stem)

@@ -1,4 +1,4 @@
-"""For what a plan is built here: the GPU of this machine, or those that were named."""
+"""The devices that a plan is built for: the GPU of this machine, or named ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from convoy.models.plans import BuildOptions, Gpu, PlanTarget, tensorrt_target
 
 
 def find_gpu() -> Gpu:
-    """The first device of this process. Raises JobError where there is none or it cannot be asked."""
+    """The first device of this process. Raises JobError if there is none or it cannot be queried."""
     try:
         cuda: Cuda = probe_cuda(load_runtime())
         found = cuda.properties(0)
@@ -25,9 +25,10 @@ def find_gpu() -> Gpu:
 def resolve_target(
     library: TensorRt, trt: Any, capabilities: tuple[str, ...], options: BuildOptions, gpu: Gpu | None
 ) -> PlanTarget:
-    """What is built. `capabilities` are those asked for; `gpu` is needed by a library that builds only for its own.
+    """The target of a build. `capabilities` are the requested ones; a library that builds only for its own GPU needs
+    `gpu`.
 
-    Raises UsageError for what this library cannot be asked for.
+    Raises UsageError for what this library cannot build.
     """
     if not library.builds_anywhere:
         assert gpu is not None, "a library that builds on the GPU itself was given none; this is a bug"
@@ -44,7 +45,7 @@ def resolve_target(
 
 
 def check_targets(builder: str, known: tuple[str, ...], capabilities: tuple[str, ...]) -> None:
-    """Raises UsageError for a compute capability that `builder` does not know."""
+    """Raise UsageError for a compute capability that `builder` does not know."""
     unknown = [capability for capability in capabilities if capability not in known]
     if unknown:
         raise UsageError(

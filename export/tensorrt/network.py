@@ -1,6 +1,6 @@
 """An ONNX file as a TensorRT network, and its batch sizes as profiles.
 
-Knows the parser and shapes. Every type comes from the graph (strongly typed), so there is nothing to choose.
+The network is strongly typed: every type comes from the graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_ERRORS = 10
 def parse(trt: Any, builder: Any, logger: Any, onnx: Path) -> tuple[Any, Any]:
     """The network, and the parser, which owns its weights and must live as long.
 
-    By path, because external data is found relative to it. Raises FileRefused with one line per problem.
+    Parsed by path, because external data is relative to it. Raises FileRefused with one line per problem.
     """
     network = builder.create_network(_flags(trt))
     parser = trt.OnnxParser(network, logger)
@@ -28,9 +28,9 @@ def parse(trt: Any, builder: Any, logger: Any, onnx: Path) -> tuple[Any, Any]:
 
 
 def add_profiles(builder: Any, config: Any, network: Any, options: BuildOptions) -> dict[str, tuple[int, ...]]:
-    """One profile per batch size, min = opt = max, so that kernels are chosen for exactly this size; or one for all.
+    """Add one profile per batch size, min = opt = max, so that kernels are chosen for that size; or one for all.
 
-    Returns the inputs' shapes, -1 for the batch. Raises FileRefused for a shape that cannot be batched.
+    Returns the inputs' shapes, with -1 for the batch. Raises FileRefused for a shape that cannot be batched.
     """
     batch_sizes = options.batch_sizes
     shapes = {tensor.name: _batched(tensor) for tensor in map(network.get_input, range(network.num_inputs))}
@@ -58,7 +58,7 @@ def _ranges(options: BuildOptions) -> list[tuple[int, int, int]]:
 
 
 def _flags(trt: Any) -> int:
-    # 10.x must be told; 11.x knows nothing else, and may drop the name one day.
+    # 10.x must be told; 11.x has no other mode, and may drop the name.
     flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     return 0 if flag is None else 1 << int(flag)
 
@@ -79,7 +79,7 @@ def _problems(parser: Any, logger: Any, onnx: Path) -> str:
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
     if not errors:
         return f"TensorRT cannot read {onnx}: {explained(logger.errors)}"
-    if all(error.node() < 0 for error in errors):  # it did not get as far as a node
+    if all(error.node() < 0 for error in errors):  # it failed before it reached a node
         why = _flat(errors[0].desc())
         return f"TensorRT cannot read {onnx} ({why}): it is damaged or lacks a file of its own; export it again"
     lines = [f"TensorRT cannot take {onnx}; change these operators in the network and export it again:"]

@@ -1,7 +1,7 @@
-"""How far the build is, and how long it may still take.
+"""The progress of a build, and the time that it has left.
 
-Knows time and events, not TensorRT: `progress_monitor` is the thin link between the two. A callback that
-raised would be swallowed by the bindings, so what happens in one is kept and told after the build.
+`progress_monitor` is the thin link to TensorRT. The bindings would swallow an exception raised in a callback, so errors
+are kept and raised after the build.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from convoy.models.errors import JobError
 from convoy.models.plans import BuildEvent
 
-# TensorRT reports every kernel it times; a reader needs a few lines a second.
+# TensorRT reports every kernel that it times; a reader needs a few lines per second.
 _SHORTEST_INTERVAL_S = 0.2
 _POLL_S = 0.2
 
 
 class BuildWatch:
-    """One build's progress and its limit in seconds; None is no limit.
+    """One build's progress and its limit in seconds; None means no limit.
 
-    `tell` is called with every event worth telling. If it raises OSError, nobody is listening any more and
-    the build is stopped.
+    `tell` is called with every important event. If it raises OSError, no one is listening any more, and the build is
+    stopped.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class BuildWatch:
         return self._clock() - self._start_s
 
     def note(self, text: str) -> None:
-        """Tell something worth logging; it is also kept in the plan's record."""
+        """Report something worth logging; it is also kept in the plan's record."""
         self.notes.append(text)
         self._emit(BuildEvent("note", text, self.elapsed_s))
 
@@ -57,7 +57,7 @@ class BuildWatch:
         self._emit(BuildEvent("progress", phase, self.elapsed_s, parent, 0, total))
 
     def advance(self, phase: str, done: int) -> bool:
-        """So many of the phase's steps are done; False if the build must stop."""
+        """Count finished steps of the phase. Returns False if the build must stop."""
         if self._clock() - self._told_s >= _SHORTEST_INTERVAL_S:
             self._emit(BuildEvent("progress", phase, self.elapsed_s, None, done, self._totals.get(phase, 0)))
         return self._may_go_on()
@@ -68,12 +68,12 @@ class BuildWatch:
         self._emit(BuildEvent("progress", phase, self.elapsed_s, None, total, total))
 
     def pause(self) -> None:
-        """Wait a moment for somebody else. Raises JobError when the time is up."""
+        """Wait a moment for another build. Raises JobError when the time is up."""
         self._sleep(_POLL_S)
         self.check()
 
     def check(self) -> None:
-        """Raises JobError if the build was or must be stopped."""
+        """Raise JobError if the build was or must be stopped."""
         if not self._may_go_on():
             raise JobError(self._stopped)
 
@@ -93,7 +93,7 @@ class BuildWatch:
 
 
 def progress_monitor(trt: Any, watch: BuildWatch) -> Any:
-    """TensorRT's own progress, given to `watch`; it is also the only way to stop a build."""
+    """TensorRT's progress monitor for `watch`; it is also the only way to stop a build."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
