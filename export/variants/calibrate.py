@@ -1,9 +1,9 @@
-"""What values the network's tensors take on real images: one pass, from which every converter takes its ranges.
+"""The values of the network's tensors on real images: one pass, from which every converter takes its ranges.
 
-Min-max, percentile and entropy ranges come from the same histograms, so that both INT8 files and the FP16
-file rest on the same images. Memory is bounded: values are counted batch by batch and thrown away. The range by
-entropy is TensorRT's (Migacz, 8-bit Inference with TensorRT, 2017), in the form of onnxruntime's HistogramCollector.
-`drift_of` tells whether the images of the evaluation leave the ranges of calibration.
+Min-max, percentile and entropy ranges come from the same histograms, so all converted files rest on the same images.
+Memory is bounded: values are counted batch by batch and discarded. The range by entropy is TensorRT's (Migacz, 8-bit
+Inference with TensorRT, 2017), in the form of onnxruntime's HistogramCollector. `drift_of` tells whether the evaluation
+images leave the calibrated ranges.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from convoy.models.errors import JobError
 BINS = 2048
 
 
-# How the values of one tensor are spread, in bounded memory however many there are. The bins are symmetric around
-# zero. A value beyond them doubles the range by merging bins in pairs, so that a first batch of tiny values cannot
-# make a later one cost gigabytes.
+# The distribution of one tensor's values, in bounded memory. The bins are symmetric around zero. A value beyond them
+# doubles the range by merging bins in pairs, so a first batch of tiny values cannot make a later one cost gigabytes.
 
 
 @dataclass(slots=True)
@@ -51,13 +50,13 @@ class ActivationHistogram:
             raise ValueError("not every value is finite")
         self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
         self._widen(max(abs(low), abs(high)))
-        # An odd stride walks through all positions of a power-of-two map instead of hitting one column.
-        # So many values of one tensor and batch are enough for its shape; the extremes are always taken from all.
+        # An odd stride walks through all positions of a power-of-two map instead of a single column. This many values
+        # of one tensor and batch are enough for the distribution; the extremes always come from all values.
         stride = (flat.size // (1 << 18)) | 1
         self.counts += np.histogram(flat[::stride], BINS, (-self.limit, self.limit))[0]
 
     def percentile(self, percent: float) -> tuple[float, float]:
-        """The range that holds `percent` of the values, as much cut off at each end."""
+        """The range that holds `percent` of the values, with equal shares cut off at both ends."""
         cumulated = np.cumsum(self.counts) / max(1, self.counts.sum())
         cut = (100 - percent) / 200
         left = int(np.searchsorted(cumulated, cut))
@@ -67,7 +66,7 @@ class ActivationHistogram:
 
     def _widen(self, limit: float) -> None:
         if self.limit == 0:
-            # All zeros so far, if anything: they lie in the middle whatever the range is.
+            # All zeros so far: they lie in the middle of every range.
             self.limit = max(limit, float(np.finfo(np.float32).tiny))
         while self.limit < limit:
             pairs = self.counts.reshape(-1, 2).sum(axis=1)
@@ -78,21 +77,20 @@ class ActivationHistogram:
 Counts = npt.NDArray[np.int64]
 
 _QUANTISED_BINS = 128
-# What an empty bin gets, in counts: of a bin with nothing in it the divergence would be infinite.
+# The count of an empty bin: with 0, the divergence would be infinite.
 _LEAST = 1e-4
 
 
-# Which range of a tensor's values loses the least when it becomes 8 bits: the one with the smallest divergence.
-# Sources: TensorRT's calibration (Migacz, 8-bit Inference with TensorRT, 2017), in the form of onnxruntime's
-# HistogramCollector, whose ranges these are in double precision; it adds bins in Python, which takes seven times as
-# long.
+# The range of a tensor's values that loses the least in 8 bits: the one with the smallest divergence. Sources:
+# TensorRT's calibration (Migacz, 8-bit Inference with TensorRT, 2017), in the form of onnxruntime's HistogramCollector,
+# whose ranges these are in double precision; it adds bins in Python, which takes seven times as long.
 
 
 def least_divergent(counts: Counts) -> tuple[int, int]:
-    """The first and one past the last of the bins to keep; `counts` are [bins], symmetric around zero, more than 128.
+    """The first bin to keep and one past the last; `counts` are [bins], symmetric around zero, more than 128.
 
-    Tried are all ranges around the middle. What lies outside is what its last bin becomes (the reference); inside, as
-    many bins share one of the 128 as they fill (the candidate).
+    Tries all ranges around the middle. In the reference, values outside fall into the last bin; in the candidate, as
+    many bins share one of 128 levels as they fill.
     """
     middle = len(counts) // 2
     ranges = [(middle - half, min(middle + half + 1, len(counts))) for half in range(_QUANTISED_BINS // 2, middle + 1)]
@@ -100,7 +98,7 @@ def least_divergent(counts: Counts) -> tuple[int, int]:
 
 
 def _divergence(counts: Counts, start: int, end: int) -> float:
-    """Kullback and Leibler's, of the reference from the candidate, for the bins from `start` to `end`."""
+    """The Kullback-Leibler divergence of the reference from the candidate, for the bins from `start` to `end`."""
     inside = counts[start:end]
     reference = inside.copy()
     reference[0] += counts[:start].sum()
@@ -119,7 +117,7 @@ def _divergence(counts: Counts, start: int, end: int) -> float:
 
 
 def _smooth(counts: Counts) -> npt.NDArray[np.float64]:
-    """As shares of one, none of them zero: a little of what is filled goes to what is not."""
+    """Normalise to one without zeros: empty bins get a little of the others' share."""
     empty = counts == 0
     empties = int(empty.sum())
     shares: npt.NDArray[np.float64] = np.where(empty, _LEAST, counts - _LEAST * empties / (len(counts) - empties))
@@ -132,13 +130,13 @@ METHODS: tuple[Method, ...] = get_args(Method)
 Range = tuple[float, float]
 Ranges = Mapping[str, Range]
 
-# Enough for a threshold within half a percent of the range, and for the search to take milliseconds.
+# Enough for a threshold within half a percent of the range, and a search of milliseconds.
 _ENTROPY_BINS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """`graph` is the prepared fp32 file; `ranges` hold lowest and highest per float tensor, by method."""
+    """`graph` is the prepared fp32 file; `ranges` hold the lowest and highest value per float tensor, by method."""
 
     graph: Path
     ranges: Mapping[Method, Ranges]
@@ -146,9 +144,9 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What one variant's file is made of: the prepared graph, with ranges of `method`.
+    """The input of a variant's conversion: the prepared graph, with ranges of `method`.
 
-    The nodes of `keep` stay as they are; with `only`, those nodes alone are converted.
+    The nodes of `keep` stay as they are; with `only`, just those nodes are converted.
     """
 
     calibration: Calibration
@@ -161,7 +159,7 @@ class Conversion:
         return self.calibration.ranges[self.method]
 
     def takes(self, node: str) -> bool:
-        """Whether a node of this name is to be converted, as far as it can be."""
+        """Whether to convert the node of this name, if possible."""
         return node not in self.keep and (self.only is None or node in self.only)
 
 
@@ -173,7 +171,7 @@ def collect(
 ) -> Mapping[Method, Ranges]:
     """The ranges of every float tensor of `graph`, or of `tensors`, over all images.
 
-    Raises JobError when there is no image, or when the network computes NaN or infinity on one.
+    Raises JobError if there are no images, or if the network computes NaN or infinity on one.
     """
     histograms: dict[str, ActivationHistogram] = defaultdict(ActivationHistogram)
     for values in observed(graph, chunks, tensors):
@@ -194,7 +192,7 @@ def collect(
 def observed(
     graph: Path, chunks: Iterable[Chunk], tensors: Collection[str] | None = None
 ) -> Iterator[Mapping[str, np.ndarray]]:
-    """The values that float tensors take, [n, ...] by name, for a few images at a time; of all, or of `tensors`."""
+    """The values of float tensors, [n, ...] by name, a few images at a time; of all tensors, or of `tensors`."""
     model = onnx.load(str(graph))
     given_out = {output.name for output in model.graph.output}
     for node in model.graph.node:
@@ -203,12 +201,12 @@ def observed(
             for name in node.output
             if name and name not in given_out and (tensors is None or name in tensors)
         )
-    # Fused, a tensor between two nodes is not there to be looked at.
+    # With fusion, a tensor between two nodes would not exist.
     session = unoptimised_session(model.SerializeToString(), cpu_budget())
     outputs = [node.name for node in session.get_outputs() if node.type == "tensor(float)"]
     names = [name for name in outputs if tensors is None or name in tensors]
     floats = [given.name for given in session.get_inputs() if given.type == "tensor(float)"]
-    # What cannot be batched has a fixed number of samples; a free one has a name here.
+    # A graph without batches has a fixed number of samples; a dynamic one has a name here.
     fixed = [given.shape[0] for given in session.get_inputs() if given.shape and isinstance(given.shape[0], int)]
     batch, most = 1, min(fixed, default=math.inf)
     for chunk in chunks:
@@ -220,7 +218,7 @@ def observed(
             own = {name: inputs[name] for name in floats} if tensors is None else {}
             yield {**dict(zip(names, values, strict=True)), **own}
             nbytes = sum(value.nbytes for value in values) // count
-            # Intermediate values of one batch; a 224-pixel ResNet-50 makes some 100 MB per image.
+            # Intermediate values of one batch; a 224-pixel ResNet-50 makes about 100 MB per image.
             batch = max(1, int(min(most, count_of(chunk.inputs), (256 << 20) // max(1, nbytes))))
 
 
@@ -241,13 +239,13 @@ _RANGE: dict[Method, Callable[[ActivationHistogram], Range]] = {
 _SHARE = 0.25
 
 
-# Do the calibration images move the network as the images do that it is judged by? An INT8 file cuts off what lies
-# beyond the ranges of calibration, and rounds away what is far below them. Where many tensors do the one or the
-# other, the images are to blame and not the precision, and no budget mends that.
+# Do the calibration images cause the same ranges as the evaluation images? An INT8 file clips what is beyond the
+# calibrated ranges and rounds away what is far below them. If many tensors are affected, the images are at fault and
+# not the precision, and no budget helps.
 
 
 def drift_of(calibrated: Ranges, seen: Ranges) -> str:
-    """How the ranges that were `seen` fall out of the `calibrated` ones, for people; empty where they fit."""
+    """How the ranges that were `seen` differ from the `calibrated` ones, as text; empty if they fit."""
     shared = [name for name in seen if name in calibrated and _width(calibrated[name]) > 0]
     beyond = {name: _beyond(calibrated[name], seen[name]) for name in shared}
     unused = {name: _width(calibrated[name]) / max(_width(seen[name]), 1e-30) for name in shared}

@@ -1,16 +1,15 @@
-"""Channels of one stream brought to one range before INT8 rounds them, which changes nothing in float.
+"""Scale the channels of a stream to one range before INT8 rounds them, which changes nothing in float.
 
-A tensor has one INT8 range for all of its channels, so that a channel a thousand times smaller than the widest
-rounds to zero. Yet between convolutions the scale of a channel is anybody's choice: whoever writes it may multiply it
-and whoever reads it divide it again. Here each channel is raised to the range of its stream's widest. Factors are
-powers of two, which change exponents only: fp32 answers stay what they were to the bit, as far as the runtime computes
-what it computed before. (Of a sigmoid and its product ONNX Runtime makes one operator, which other values then enter.)
+A tensor has one INT8 range for all of its channels, so a channel a thousand times smaller than the widest rounds to
+zero. But between convolutions the scale of a channel is arbitrary: the writer may multiply it and the reader divide it
+again. Here each channel is raised to the range of its stream's widest. Factors are powers of two, which only change
+exponents, so fp32 answers stay bit-identical as long as the runtime uses the same operators. (ONNX Runtime fuses a
+sigmoid and its product into one operator, which then sees other values.)
 
 Method: cross-layer equalisation (Nagel et al., Data-Free Quantization, 2019, section 4.1) with two differences. Ranges
-are those of the activations, measured on the calibration images, since weights have a scale per channel here and need
-none. And what residual additions tie together is scaled as one. `level_inputs` brings channels to one range by a
-product in front of each layer instead, for engines that round a tensor only where a layer reads it. Knows graphs and
-ranges of channels. Knows nothing of how a file is rounded.
+are those of the activations, measured on the calibration images, because weights have a scale per channel and need
+none. And everything that residual additions connect is scaled together. `level_inputs` scales with a product in front
+of each layer instead, for engines that round a tensor only where a layer reads it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Levels = Mapping[str, list[float]]
 
 
 def channels_of(found: Iterable[Stream]) -> dict[str, int]:
-    """How many channels there are in each tensor of the streams."""
+    """The number of channels of each tensor of the streams."""
     return {name: len(places) for stream in found for name, places in stream.places.items()}
 
 
@@ -47,9 +46,9 @@ def measure_levels(graph: Path, channels: Mapping[str, int], chunks: Iterable[Ch
 
 
 def equalize(graph: Path, levels: Levels, target: Path) -> tuple[Path, tuple[str, ...]]:
-    """Write to `target` the graph with its unbalanced streams balanced; returns `target` and the tensors scaled.
+    """Write the graph with balanced streams to `target`; returns `target` and the scaled tensors.
 
-    Where all are balanced nothing is written, and `graph` is returned.
+    If all are balanced, nothing is written, and `graph` is returned.
     """
     model = onnx.load(str(graph))
     scaled: list[str] = []
@@ -75,25 +74,25 @@ def _of_stream(stream: Stream, levels: Levels) -> np.ndarray:
 def scales_for(levels: np.ndarray) -> np.ndarray | None:
     """Powers of two float32 [channels] that raise every channel to more than half of the widest one's level.
 
-    A silent channel's is 1. None where the channels are balanced well enough as they are, or not finite.
+    1 for a silent channel. None if the channels are balanced well enough, or not finite.
     """
     alive = levels > 0
     if not alive.any() or not np.isfinite(levels).all():
         return None
     bits = np.zeros(len(levels))
     bits[alive] = np.log2(levels.max() / levels[alive])
-    # How many of its 8 bits a channel may lack on average before its stream is touched. Trained with batch
-    # normalisation ResNet-18 and MobileNetV2 lack 0.4 to 0.9, where balancing gains nothing; over three decades they
-    # lack 4 to 5.
+    # How many of its 8 bits a channel may lack on average before its stream is scaled. Trained with batch
+    # normalisation, ResNet-18 and MobileNetV2 lack 0.4 to 0.9, where balancing gains nothing; channels over three
+    # decades lack 4 to 5.
     if bits[alive].mean() < 2.0:
         return None
-    # Rounded down, so that the tensor's range stays as it was, and what fitted into FP16 still does.
-    # A channel that was all but silent on the calibration images may wake up on others, and then must not be cut off.
+    # Rounded down, so the tensor's range stays the same, and what fitted into FP16 still does. A channel that was
+    # nearly silent on the calibration images may be active on others and must not be clipped then.
     return np.exp2(np.minimum(np.floor(bits), 12)).astype(np.float32)
 
 
 def _scale(graph: Any, stream: Stream, scales: np.ndarray) -> list[str]:
-    """Put the scales into the weights; the tensors that had to be added."""
+    """Multiply the scales into the weights. Returns the tensors that had to be added."""
     constants = initializers(graph)
     nodes = {node.name: node for node in graph.node}
     for name in stream.writers:
@@ -130,7 +129,7 @@ def for_reader(node: Any, constants: Mapping[str, Any], factors: np.ndarray) -> 
 
 
 def _cross(graph: Any, node: Any, scales: np.ndarray) -> list[str]:
-    """Let a node that is not homogeneous see what it saw before, or keep to the scaled limits; the tensors added."""
+    """Restore the scale for a node that is not homogeneous, or scale its limits. Returns the tensors added."""
 
     def constant(name: str, values: np.ndarray) -> str:
         graph.initializer.append(onnx.numpy_helper.from_array(values.astype(np.float32), name))
@@ -163,15 +162,15 @@ def multiply(tensor: Any, factors: np.ndarray) -> None:
     tensor.CopyFrom(onnx.numpy_helper.from_array(array(tensor) * factors, tensor.name))
 
 
-# Channels brought to one range where a layer reads them in 8 bits, by a product in front of the layer. For engines
-# that round a tensor only where a layer reads it, and compute all that stands before it together with the layer that
-# wrote it: there a product per channel costs nothing, and no operator in between has to be crossed as above. The
-# layer's weights take the inverse, so that in float nothing changes; factors are powers of two. Method: SmoothQuant
-# (Xiao et al., 2023, section 4) with all of the difference on the weights' side, which have a scale per channel.
+# Scale channels to one range where a layer reads them in 8 bits, with a product in front of the layer. For engines that
+# round a tensor only where a layer reads it, and fuse everything before it with the layer that wrote it: there a
+# product per channel is free, and no operator in between must be crossed as above. The layer's weights get the inverse,
+# so nothing changes in float; factors are powers of two. Method: SmoothQuant (Xiao et al., 2023, section 4) with the
+# whole difference on the weights, which have a scale per channel.
 
 
 def read_channels(graph: Any) -> dict[str, int]:
-    """How many channels there are in each tensor [N, channels, ...] that layers with weights of their own read."""
+    """The number of channels of each tensor [N, channels, ...] that layers with their own weights read."""
     found: dict[str, int] = {}
     constants = initializers(graph)
     for tensor, nodes in _readers(graph).items():
@@ -182,9 +181,9 @@ def read_channels(graph: Any) -> dict[str, int]:
 
 
 def level_inputs(graph: Path, levels: Levels, target: Path) -> tuple[Path, tuple[str, ...]]:
-    """Write to `target` the graph with unbalanced inputs of layers balanced; returns `target` and the new tensors.
+    """Write the graph with balanced layer inputs to `target`; returns `target` and the new tensors.
 
-    Where all are balanced nothing is written, and `graph` is returned.
+    If all are balanced, nothing is written, and `graph` is returned.
     """
     model = onnx.load(str(graph))
     constants, added = initializers(model.graph), []
@@ -209,7 +208,7 @@ def level_inputs(graph: Path, levels: Levels, target: Path) -> tuple[Path, tuple
 
 
 def _readers(graph: Any) -> dict[str, list[Any]]:
-    """The layers that read each tensor, where their weights are their own; bytes of images are level."""
+    """The layers that read each tensor with their own weights; bytes of images are balanced already."""
     weights, found = own_weights(graph), defaultdict(list)
     given = {tensor.name for tensor in graph.input}
     front = set(front_nodes(graph))

@@ -1,9 +1,9 @@
-"""FP16 for the GPU, and BF16 for processors that multiply it; what measured values ask for stays in FP32.
+"""FP16 for the GPU, and BF16 for processors that support it; nodes stay in FP32 if measured values require it.
 
-A node stays in FP32 in an FP16 file when a value at its inputs or outputs exceeds 512 on real images, or a constant of
-its exceeds FP16's largest number: sums of products of larger values overflow at 65504. The limits are those of NVIDIA's
-AutoCast (TensorRT Model Optimizer, guide 8). The uint8 front stays as it is, in FP32 and exact. BF16 has FP32's range,
-so that no node has to stay in FP32 for its values.
+A node stays in FP32 in an FP16 file if a value at its inputs or outputs exceeds 512 on real images, or one of its
+constants exceeds FP16's largest number: sums of products of larger values overflow at 65504. The limits are those of
+NVIDIA's AutoCast (TensorRT Model Optimizer, guide 8). The uint8 front stays in FP32 and exact. BF16 has FP32's range,
+so no node must stay in FP32 for its values.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ CONSTANT_LIMIT = 65504.0
 
 
 def convert_to_fp16(conversion: Conversion, target: Path) -> Mapping[str, str]:
-    """Write `target`; the names of the nodes left in FP32 beyond the front, each with its reason.
+    """Write `target`. Returns the names of the nodes left in FP32 beyond the front, each with its reason.
 
-    Inputs and outputs keep their types. Ranges are the exact extremes whatever the method is. Raises JobError
-    when the graph cannot be converted, OSError when the disk is full.
+    Inputs and outputs keep their types. Ranges are the exact extremes, whatever the method. Raises JobError if the
+    graph cannot be converted, and OSError if the disk is full.
     """
     model = onnx.load(str(conversion.calibration.graph))
     kept = out_of_range(model.graph, conversion.calibration.ranges["minmax"])
@@ -46,7 +46,7 @@ def convert_to_fp16(conversion: Conversion, target: Path) -> Mapping[str, str]:
 
 
 def out_of_range(graph: Any, ranges: Ranges, limit: float = 512.0) -> dict[str, str]:
-    """The nodes that FP16 is not wide enough for, each with the value that says so."""
+    """The nodes whose values exceed FP16's range, each with the value."""
     constants = initializers(graph)
     front = set(front_nodes(graph))
     found = {}
@@ -66,9 +66,9 @@ def out_of_range(graph: Any, ranges: Ranges, limit: float = 512.0) -> dict[str, 
 
 
 def as_fp16(model: Any, kept: Iterable[str]) -> Any:
-    """The model in FP16 but for its front, the nodes of `kept`, and the types of its inputs and outputs."""
+    """The model in FP16, except for its front, the nodes of `kept`, and the types of its inputs and outputs."""
     blocked = [*front_nodes(model.graph), *kept]
-    # The package puts its own folder, full of common names, on the import path for everybody.
+    # The package puts its own folder, full of common names, on the import path.
     path = list(sys.path)
     try:
         from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -85,7 +85,7 @@ def as_fp16(model: Any, kept: Iterable[str]) -> Any:
 
 
 def _cast_once(graph: Any) -> None:
-    """Of the casts that the converter writes for each reader of a tensor, all under one name, leave one."""
+    """The converter writes one cast per reader of a tensor, all with one name; keep one."""
     seen: set[str] = set()
     for node in list(graph.node):
         if node.op_type == "Cast" and node.output[0] in seen:
@@ -94,7 +94,7 @@ def _cast_once(graph: Any) -> None:
 
 
 def _join_fp32_islands(graph: Any) -> None:
-    """Take out casts to FP16 and straight back between two FP32 nodes: the very values that do not fit go there."""
+    """Remove casts to FP16 and straight back between two FP32 nodes: the very values that do not fit pass there."""
     makers = producers(graph)
     for node in list(graph.node):
         if node.op_type != "Cast" or attribute(node, "to", None) != onnx.TensorProto.FLOAT:
@@ -116,15 +116,15 @@ def _give_out(graph: Any, makers: Mapping[str, Any], tensor: str, cast: Any) -> 
 
 
 def _is_from_fp32(node: Any) -> bool:
-    """Whether it is the converter's cast of what a node left in FP32 gives."""
+    """Whether it is the converter's cast of the output of a node left in FP32."""
     return node.op_type == "Cast" and str(node.name).endswith("_cast_to_fp16_node")
 
 
 def convert_to_bf16(conversion: Conversion, target: Path) -> Mapping[str, str]:
     """Write `target`: the weights in BF16, cast back at once, in half of FP32's bytes.
 
-    OpenVINO folds the casts and is told to compute in BF16, activations too. Nothing is left in higher precision by
-    rule. Raises OSError when the disk is full.
+    OpenVINO folds the casts and is told to compute in BF16, activations too. No node is left in higher precision by
+    rule. Raises OSError if the disk is full.
     """
     model = onnx.load(str(conversion.calibration.graph))
     graph, constants = model.graph, initializers(model.graph)

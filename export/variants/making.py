@@ -1,7 +1,7 @@
-"""Making the variants: channels balanced, the ranges that measure best, and layers kept where 8 bits still hurt.
+"""Make the variants: balance channels, choose the best ranges, and keep layers in higher precision where 8 bits hurt.
 
-What a file is worth shows on the calibration images alone (`convoy.export.variants.recover`). Whether it may serve is
-decided elsewhere, on images that nothing here has seen. Each file is audited: how much of it runs in which precision.
+The quality of a file is estimated on the calibration images alone (`convoy.export.variants.recover`). Whether it may
+serve is decided elsewhere, on unseen images. Each file is audited: how much of it runs in which precision.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _CHUNK_IMAGES = 32
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """One variant's file and how it came to be. `kept_layers` were found to hurt; rules may keep others.
+    """One variant's file and how it was made. `kept_layers` were found to hurt; rules may keep others.
 
-    `drift` says how the calibration images differ from those of the evaluation, where that was looked into and found.
+    `drift` says how the calibration images differ from the evaluation images, if that was checked and found.
     """
 
     recipe: Recipe
@@ -68,7 +68,7 @@ class Made:
 
 @dataclass
 class Maker:
-    """Makes variants in `folder`, where the fp32 graph lies; `images` are the calibration images."""
+    """Makes variants in `folder`, which has the fp32 graph; `images` are the calibration images."""
 
     spec: ModelSpec
     folder: Path
@@ -84,9 +84,9 @@ class Maker:
     _ladders: dict[str, Ladder] = field(default_factory=dict)
 
     def make(self, recipe: Recipe) -> Made:
-        """Write the variant; one of 8 bits with as many layers kept as the calibration images ask for.
+        """Write the variant; one of 8 bits keeps as many layers as the calibration images require.
 
-        Raises JobError when it cannot be made.
+        Raises JobError if it cannot be made.
         """
         if recipe.make is None:
             return Made(recipe)
@@ -94,13 +94,13 @@ class Maker:
             return self._written(Made(recipe), {})
         ladder = self._ladder(recipe)
         count = 0 if ladder.passes(0) else ladder.climb(1)
-        # Where nothing helps enough, the best of all that was tried stays, and the gate says what it costs.
+        # If nothing helps enough, the best of all tries is kept, and the gate judges it.
         return self._kept(recipe, ladder.best() if count is None else count)
 
     def retry(self, made: Made, caution: float) -> Made | None:
-        """Write a variant of 8 bits again with more layers kept, as `Ladder.passes` with `caution` asks for.
+        """Write a variant of 8 bits again with more layers kept, as `Ladder.passes` with `caution` requires.
 
-        None where that is no use.
+        Returns None if that is pointless.
         """
         if not made.recipe.has_eight_bits:
             return None
@@ -108,12 +108,12 @@ class Maker:
         return None if count is None else self._kept(made.recipe, count)
 
     def trail(self, recipe: Recipe) -> tuple[TradeOff, ...]:
-        """All that has been tried of a variant of 8 bits by now."""
+        """All tries of a variant of 8 bits so far."""
         ladder = self._ladders.get(recipe.file)
         return ladder.trade_offs if ladder else ()
 
     def drift(self, images: SampleSet) -> str:
-        """How the calibration images move the network otherwise than these; empty where they do not."""
+        """How these images cause other ranges than the calibration images; empty if they do not."""
         calibration = self._calibrated(REFERENCE)
         fewer = images.thinned(max(2, min(64, self.images.count)))
         with self.progress.step("compare with fp32", fewer.count) as step:
@@ -136,12 +136,12 @@ class Maker:
 
     @cached_property
     def _counts(self) -> Mapping[str, float]:
-        """The multiply-adds of each layer that 8 bits are made of."""
+        """The multiply-adds of each layer that can be converted to 8 bits."""
         return multiply_adds(self._calibrated(INT8_CPU).graph, self.spec.inputs)
 
     def _ladder(self, recipe: Recipe) -> Ladder:
         if recipe.file not in self._ladders:
-            # Its images are measured before the steps of trying files begin.
+            # Measured before the steps of trying files begin.
             self._calibrated(recipe)
             bench = self._bench
             method = best_method(bench, recipe, self._methods(recipe), self.progress)
@@ -153,13 +153,13 @@ class Maker:
         return self._ladders[recipe.file]
 
     def _methods(self, recipe: Recipe) -> tuple[Method, ...]:
-        """FP8 takes min-max unless told otherwise: cutting outliers off would only gain it floats yet smaller."""
+        """FP8 uses min-max by default: clipping outliers would only gain even smaller floats."""
         if self.choice != "auto":
             return (self.choice,)
         return METHODS if recipe.precision == "int8" else ("minmax",)
 
     def _sensitive_layers(self, recipe: Recipe) -> Sensitivity:
-        """One pass for the INT8 files of ONNX Runtime and TensorRT: the layers that hurt are the same."""
+        """One pass for the INT8 files of ONNX Runtime and TensorRT: the same layers hurt."""
         tried = INT8_CPU if recipe.precision == "int8" and recipe.target != "openvino" else recipe
         if tried.file not in self._sensitivities:
             bench, method = self._bench, self._ladder(tried).method
@@ -167,7 +167,7 @@ class Maker:
             calibration = self._calibrated(tried)
             key = step_key(step, sha256_file(calibration.graph), self.images.key, method)
             counts = self._counts
-            # All that stands between layers is computed with one of them by OpenVINO, and can only go with it.
+            # OpenVINO fuses everything between layers with one of them, so it can only be converted together.
             names = [name for name in layers(calibration) if name in counts or tried.target != "openvino"]
             shares = {name: counts.get(name, 0.0) / sum(counts.values()) for name in names}
             kept = self.cache.read(key)
@@ -186,14 +186,14 @@ class Maker:
         return Bench(self.spec, self._calibrated, self.images, self.folder, self.progress, self.judge)
 
     def _calibrated(self, recipe: Recipe) -> Calibration:
-        """What the variant is made of: the prepared fp32 graph, for 8 bits with its channels balanced."""
+        """The input of the variant: the prepared fp32 graph, for 8 bits with balanced channels."""
         if not recipe.has_eight_bits:
             return self._plain
         return self._levelled if recipe.target == "openvino" else self._balanced
 
     @cached_property
     def _plain(self) -> Calibration:
-        """The prepared graph and its ranges. What fails for one variant fails for all, and is not tried again."""
+        """The prepared graph and its ranges. What fails for one variant fails for all and is not tried again."""
         if self._unprepared is not None:
             raise self._unprepared
         try:
@@ -219,7 +219,7 @@ class Maker:
             return self._changed(*level_inputs(graph, levels, self.folder / "levelled.onnx"))
 
     def _changed(self, graph: Path, scaled: tuple[str, ...]) -> Calibration:
-        """Only what was scaled is measured again: all other tensors are what they were, to the bit."""
+        """Measure only what was scaled; all other tensors are bit-identical."""
         if not scaled:
             return self._plain
         again = self._ranges(graph, scaled)
@@ -239,7 +239,7 @@ class Maker:
         return levels
 
     def _ranges(self, graph: Path, tensors: tuple[str, ...] = ()) -> Mapping[Method, Ranges]:
-        """The ranges of all methods, of all tensors or these, from one pass over the images or from the cache."""
+        """The ranges by all methods, of all tensors or these, from one pass over the images or from the cache."""
         key = step_key("ranges", sha256_file(graph), self.images.key, *tensors)
         kept = self.cache.read(key)
         if kept is not None:
@@ -260,12 +260,12 @@ def _prepared(folder: Path) -> Path:
         raise JobError(f"nothing but fp32 can be made of this network ({one_line(str(error))})") from error
 
 
-# The audit: what of a file really runs in 8, 16 or 32 bits. A pair of nodes that was not fused leaves the layer between
-# in float, and the file no faster than before: so the optimised graph is read, not the written one. That is possible
-# where the runtime optimises for the variant's own device; a variant for another device is counted as it is written.
+# The audit: what of a file really runs in 8, 16 or 32 bits. A quantise-dequantise pair that was not fused leaves the
+# layer in float, and the file no faster. So the optimised graph is read, not the written one, if the runtime optimises
+# for the variant's own device; a variant for another device is counted as written.
 
 
-# These change how a value is written down, not the value.
+# These change the form of a value, not the value.
 _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "ReorderInput", "ReorderOutput"})
 _MOVES = frozenset(
     {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Concat", "Split", "Gather"}
@@ -289,9 +289,9 @@ _COMPUTING = frozenset({"int8", "fp8", "fp16", "fp32", "fp64", "bf16"})
 def audit(
     path: Path, target: Target, kept: Mapping[str, str], multiply_adds: Mapping[str, float] | None = None
 ) -> NodeAudit:
-    """Counts of the nodes that compute, by precision; conversions between precisions count as "conversion".
+    """Counts of computing nodes by precision; conversions between precisions count as "conversion".
 
-    `multiply_adds` are those of the float graph's nodes; with them the share that is done in 8 bits is counted, too.
+    With `multiply_adds` of the float graph's nodes, the share done in 8 bits is counted, too.
     """
     if target == "cpu":
         with tempfile.TemporaryDirectory(prefix="convoy-audit-") as folder:
@@ -303,7 +303,7 @@ def audit(
 
 
 def _share(path: Path, target: Target, multiply_adds: Mapping[str, float]) -> float:
-    """Of the multiply-adds those of layers in 8 bits: as OpenVINO has compiled them, for others as the file says.
+    """The share of multiply-adds in layers of 8 bits: as OpenVINO has compiled them, for others as the file says.
 
     The graph that ONNX Runtime has optimised has other names.
     """
@@ -327,8 +327,8 @@ def _optimised(path: Path, aside: Path) -> Any:
 def count_nodes(graph: Any) -> Counter[str]:
     """How many nodes compute in which precision, and how many only convert.
 
-    A node computes in the type of its first input. Behind a dequantisation of both input and weight, a layer
-    is what TensorRT makes a kernel of 8 bits of, and is counted so.
+    A node computes in the type of its first input. A layer behind dequantisations of both input and weight counts as 8
+    bits, because TensorRT makes an 8-bit kernel of it.
     """
     types = {tensor.name: _ONNX_NAMES.get(tensor.data_type, "other") for tensor in graph.initializer}
     for tensor in (*graph.input, *graph.value_info):
@@ -351,13 +351,13 @@ def count_nodes(graph: Any) -> Counter[str]:
 
 
 def _bf16(node: Any, makers: Mapping[str, Any], types: Mapping[str, str]) -> str:
-    """BF16 where the weight is cast from that: so OpenVINO computes the layer."""
+    """BF16 if the weight is cast from it, which is how OpenVINO then computes the layer."""
     casts = [makers[name] for name in node.input[1:2] if name in makers and makers[name].op_type == "Cast"]
     return "bf16" if casts and types.get(casts[0].input[0]) == "bf16" else ""
 
 
 def _eight_bits(node: Any, makers: Mapping[str, Any], types: Mapping[str, str]) -> str:
-    """The 8 bits that a layer computes in; empty where it does not."""
+    """The 8-bit type that a layer computes in; empty if it does not."""
     if node.op_type.startswith("QLinear") or node.op_type in ("QGemm", "ConvInteger", "MatMulInteger"):
         return "int8"
     pairs = [makers[name] for name in node.input[:2] if name in makers and makers[name].op_type == "DequantizeLinear"]
@@ -374,6 +374,6 @@ def _result(node: Any, first: str, types: Mapping[str, str]) -> str:
     if node.op_type == "DequantizeLinear":
         return types.get(node.input[1], "fp32")
     if node.op_type == "QGemm":
-        # Without a scale for its result, which would be the eighth input, it gives floats.
+        # Without a scale for its result, its eighth input, it outputs floats.
         return "int8" if len(node.input) > 7 and node.input[7] else "fp32"
     return first

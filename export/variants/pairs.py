@@ -1,9 +1,9 @@
 """INT8 for TensorRT and for OpenVINO, and FP8: quantise-dequantise pairs where engines fuse them, weights per channel.
 
-The rules are TensorRT's ("Explicit quantization"; NVIDIA's Model Optimizer is their executable form). Pairs stand at
-the inputs of convolutions and matrix products and never at their outputs or biases, so that convolution, activation and
-addition become one kernel. Of a residual addition the skip input is quantised and the convolution's own branch is not.
-The tests hold files against these rules.
+The rules are TensorRT's ("Explicit quantization"; NVIDIA's Model Optimizer is their executable form). Pairs are at the
+inputs of convolutions and matrix products and never at their outputs or biases, so that convolution, activation and
+addition become one kernel. At a residual addition the skip input is quantised and the convolution's own branch is not.
+The tests check files against these rules.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from convoy.models.errors import JobError
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 PRODUCTS = frozenset({"Gemm", "MatMul"})
 _POOLS = frozenset({"GlobalAveragePool", "AveragePool"})
-# Scales are FP16, too; below this one its spacing of 2**-24 puts them off by more than 1 %.
+# Scales are FP16, too; below this value its spacing of 2**-24 changes them by more than 1 %.
 SMALLEST_SCALE = 2.0**-18
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """One form of 8 bits. A scale is a range over `largest`, the largest number of the 8 bits.
+    """One form of 8 bits. A scale is a range divided by `largest`, the largest 8-bit number.
 
-    `unfit` names the layers that its kernels do not take or do not pay for, each with the reason. `rewrite` gets
-    the graph in FP32 with INT8 pairs, and gives it with pairs of this form. `signed` are activations in symmetric
-    S8, others in U8 with a zero point. Where it `rounds_skips` residual additions and pools behind layers have pairs,
-    too. The rest of the graph is FP16 where `is_half`.
+    `unfit` names the layers that its kernels do not support or do not speed up, each with the reason. `rewrite`
+    converts an FP32 graph with INT8 pairs to pairs of this form. `signed` activations are symmetric S8, others U8 with
+    a zero point. If it `rounds_skips`, residual additions and pools behind layers have pairs, too. If it `is_half`, the
+    rest of the graph is FP16.
     """
 
     largest: float
@@ -49,16 +49,16 @@ class Scheme:
     is_half: bool = True
 
     def quantize(self, conversion: Conversion, target: Path) -> Mapping[str, str]:
-        """Write `target`; the layers that could have 8 bits and have not, each with its reason.
+        """Write `target`. Returns the layers that could have 8 bits and do not, each with its reason.
 
-        Raises JobError when the graph cannot be quantised or converted, OSError when the disk is full.
+        Raises JobError if the graph cannot be quantised or converted, and OSError if the disk is full.
         """
         calibration = conversion.calibration
         graph = onnx.load(str(calibration.graph)).graph
         unfit = self.unfit(graph)
         wide: dict[str, str] = {}
         if self.is_half:
-            # Sums are taken in 32 bits, so only the result must fit into FP16, with room for images not seen.
+            # Sums are in 32 bits, so only the result must fit into FP16, with a margin for unseen images.
             wide = out_of_range(graph, calibration.ranges["minmax"], CONSTANT_LIMIT / 2)
             wide |= _too_fine(graph, conversion.ranges, self)
         constant = {tensor.name for tensor in graph.initializer}
@@ -89,7 +89,7 @@ class Scheme:
 
 
 def _too_fine(graph: Any, ranges: Ranges, scheme: Scheme) -> dict[str, str]:
-    """The nodes with an input of so small values that FP16 cannot hold its scale."""
+    """The nodes with an input of such small values that FP16 cannot hold its scale."""
     return {
         node.name: f"values below {largest:.1g} have no scale in FP16"
         for node in graph.node
@@ -129,7 +129,7 @@ def _options(graph: Any, *, signed: bool) -> dict[str, Any]:
         "ActivationSymmetric": signed,
         "WeightSymmetric": True,
         "QuantizeBias": False,
-        # Engines of CPUs take weights as they are stored, TensorRT rounds them itself.
+        # CPU engines use weights as stored; TensorRT rounds them itself.
         "AddQDQPairToWeight": signed,
         "DedicatedQDQPair": False,
         "QDQDisableWeightAdjustForInt32Bias": True,
@@ -139,7 +139,7 @@ def _options(graph: Any, *, signed: bool) -> dict[str, Any]:
 
 
 def _free_the_others(graph: Any, quantised: set[str]) -> None:
-    """Hand tensors over as they are to all but the quantised nodes; the quantiser lets every reader read its pair."""
+    """Connect all but the quantised nodes to the original tensors; the quantiser connects every reader to the pair."""
     makers = producers(graph)
     for node in graph.node:
         if node.name in quantised or node.op_type in ("QuantizeLinear", "DequantizeLinear"):
@@ -149,7 +149,7 @@ def _free_the_others(graph: Any, quantised: set[str]) -> None:
 
 
 def _free_the_convolutions_branch(graph: Any) -> None:
-    """At each addition, hand the convolution's own result over as it is; the skip input stays quantised."""
+    """At each addition, use the convolution's result unquantised; the skip input stays quantised."""
     makers = producers(graph)
     for node in graph.node:
         if node.op_type != "Add":
@@ -164,7 +164,7 @@ def _free_the_convolutions_branch(graph: Any) -> None:
 
 
 def before_pair(name: str, makers: Mapping[str, Any]) -> str | None:
-    """The tensor that a quantise-dequantise pair gives as `name`; None where there is no pair."""
+    """The tensor before the quantise-dequantise pair that gives `name`; None if there is no pair."""
     dequantize = makers.get(name)
     if dequantize is None or dequantize.op_type != "DequantizeLinear":
         return None
@@ -172,12 +172,12 @@ def before_pair(name: str, makers: Mapping[str, Any]) -> str | None:
     return quantize.input[0] if quantize is not None else None
 
 
-# INT8 tensor cores work on as many channels at once, in places on 8.
+# INT8 tensor cores work on this many channels at once, in places on 8.
 _FEWEST_CHANNELS = 16
 
 
 def unprofitable(graph: Any, name: str = "INT8") -> dict[str, str]:
-    """The layers too small or too oddly shaped for a kernel of 8 bits that pays, each with the reason."""
+    """The layers too small or too unusual for a profitable 8-bit kernel, each with the reason."""
     constants = initializers(graph)
     front = set(front_nodes(graph))
     start = {tensor.name for tensor in graph.input}
@@ -209,13 +209,13 @@ def _pays(node: Any, shape: list[int], *, is_first: bool) -> bool:
 FOR_TENSORRT = Scheme(127, unprofitable, lambda model: model)
 
 
-# The file for ONNX Runtime rounds what each operator gives, since its kernels of 8 bits take and give nothing else, and
-# an operator without such a kernel stands alone in float between two conversions: a SiLU costs more there than 8 bits
-# save. OpenVINO's convolutions apply activations, products per channel and the rounding to their sums in 32 bits,
-# before these are written (oneDNN, "Primitive attributes: post-ops"). So its pairs stand only where layers read.
+# The file for ONNX Runtime rounds the output of each operator, because its 8-bit kernels read and write nothing else,
+# and an operator without such a kernel runs in float between two conversions: a SiLU then costs more than 8 bits save.
+# OpenVINO's convolutions apply activations, products per channel and the rounding to their 32-bit sums before these are
+# written (oneDNN, "Primitive attributes: post-ops"). So its pairs are only where layers read.
 
 
-# Between two layers these have no kernel of 8 bits in ONNX Runtime, or only one that is dearer than floats.
+# Between two layers, these have no 8-bit kernel in ONNX Runtime, or only one that is slower than float.
 _IN_FLOAT = frozenset(
     {"Sigmoid", "HardSigmoid", "HardSwish", "Gelu", "Erf", "Tanh", "Softplus", "LayerNormalization"}
     | {"BatchNormalization"}
@@ -223,12 +223,12 @@ _IN_FLOAT = frozenset(
 
 
 def gains_from_pairs(graph: Any) -> bool:
-    """Whether the graph has what makes this file differ from the one for ONNX Runtime."""
+    """Whether the graph has anything that makes this file differ from the one for ONNX Runtime."""
     return any(node.op_type in _IN_FLOAT for node in graph.node)
 
 
 def _with_whole_hardswish(model: Any) -> Any:
-    """x * HardSigmoid(x) as the one operator that a convolution applies; preparing the graph has split it."""
+    """Restore x * HardSigmoid(x) as the one operator that a convolution fuses; preparing the graph has split it."""
     graph = model.graph
     readers = consumers(graph)
     for gate in [node for node in graph.node if node.op_type == "HardSigmoid"]:
@@ -246,29 +246,28 @@ def _with_whole_hardswish(model: Any) -> Any:
     return model
 
 
-# What a residual addition reads beside the layer is not levelled, and in one range small channels would be gone.
+# The skip input of a residual addition is not balanced, and small channels would vanish in one range.
 FOR_OPENVINO = Scheme(255, lambda graph: {}, _with_whole_hardswish, signed=False, rounds_skips=False, is_half=False)
 
 
 # FP8 (E4M3, the 8-bit float of NVIDIA's GPUs from compute capability 8.9 on) has its pairs where INT8 for TensorRT has
-# them, with another 8 bits in them: a scale is the range over 448, E4M3's largest number. onnxruntime's quantiser would
-# take scales from standard deviations and one for all channels, so it only places INT8 pairs here, and they are
-# rewritten. Weights lie in the file as FP8, in a quarter of FP32's bytes. A float needs less of its calibration than an
-# integer does: it is as exact at a thousandth of its range as at the end. So no method of ranges is compared, and
-# min-max, which cuts nothing off, is taken.
+# them: a scale is the range over 448, E4M3's largest number. onnxruntime's quantiser would take scales from standard
+# deviations and one for all channels, so it only places INT8 pairs here, and they are rewritten. Weights are stored as
+# FP8, in a quarter of FP32's bytes. A float depends less on calibration than an integer: it is as exact at a thousandth
+# of its range as at the end. So no range methods are compared, and min-max, which clips nothing, is used.
 
 
 LARGEST = 448.0
-# NVIDIA's Model Optimizer leaves out convolutions of other channels or of more values in their kernels. TensorRT for
-# RTX 1.7 runs the large kernels in FP16 behind the pairs, and pads the channels: of a depthwise convolution, which
-# is bound by memory, it makes four times the bytes.
+# NVIDIA's Model Optimizer leaves out convolutions of other channels or with more values in their kernels. TensorRT for
+# RTX 1.7 runs large kernels in FP16 behind the pairs, and pads the channels: for a memory-bound depthwise convolution,
+# that quadruples the bytes.
 _CHANNEL_STEP, _MOST_TAPS = 16, 32
-# The first opset whose pairs take E4M3.
+# The first opset whose pairs support E4M3.
 _OPSET = 19
 
 
 def unfit(graph: Any) -> dict[str, str]:
-    """The layers that FP8 kernels do not take, or do not pay for, each with the reason."""
+    """The layers that FP8 kernels do not support or do not speed up, each with the reason."""
     constants, found = initializers(graph), unprofitable(graph, "FP8")
     for node in graph.node:
         weight = constants.get(node.input[1]) if len(node.input) > 1 else None
@@ -299,14 +298,14 @@ def _rewritten(model: Any) -> Any:
             weight, scale = (array(constants[name]) for name in node.input[:2])
             graph.initializer.append(_stored(node.output[0], to_fp8(weight, scale, attribute(node, "axis", 1))))
             graph.node.remove(node)
-    # They say that the pairs are INT8.
+    # They mark the pairs as INT8.
     del graph.value_info[:]
     tidy(graph)
     return model
 
 
 def _is_of_int8_pair(node: Any, constants: Mapping[str, Any]) -> bool:
-    """Whether it is half of a pair as they are placed here; what a network had of its own before stays as it is."""
+    """Whether it is half of a pair that was placed here; pairs of the original network stay as they are."""
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) < 3:
         return False
     zero = constants.get(node.input[2])
@@ -316,18 +315,18 @@ def _is_of_int8_pair(node: Any, constants: Mapping[str, Any]) -> bool:
 
 
 def _rescale(scale: Any) -> None:
-    """INT8's scale made FP8's, and one that FP16 holds: weights are rounded with what they are multiplied by later."""
+    """Convert INT8's scale to FP8's, rounded to FP16: weights are rounded with the scale that multiplies them later."""
     wanted = np.maximum(array(scale) * np.float32(127.0 / LARGEST), SMALLEST_SCALE)
     scale.CopyFrom(onnx.numpy_helper.from_array(wanted.astype(np.float16).astype(np.float32), scale.name))
 
 
 def _stored(name: str, values: np.ndarray) -> Any:
-    """Bytes as a constant of FP8; in that, too, zero has no bit set."""
+    """Bytes as a constant of FP8, in which zero has no bit set either."""
     return onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT8E4M3FN, values.shape, values.tobytes(), raw=True)
 
 
 def to_fp8(values: np.ndarray, scale: np.ndarray, axis: int) -> np.ndarray:
-    """E4M3 [...] of float32 values over their scale, one number or one for each index of `axis`; saturating."""
+    """E4M3 [...] of float32 values over their scale, one number or one per index of `axis`; saturating."""
     shares = np.clip(values / _along(scale, values.ndim, axis), -LARGEST, LARGEST)
     rounded: np.ndarray = shares.astype(onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.FLOAT8E4M3FN))
     return rounded
@@ -347,7 +346,7 @@ def _along(scale: np.ndarray, dimensions: int, axis: int) -> np.ndarray:
 
 
 def why_no_fp8(graph: Path) -> str:
-    """Why no FP8 can be made of a network, whatever its ranges are; empty where it can."""
+    """Why a network cannot have FP8, whatever its ranges; empty if it can."""
     try:
         _at_opset(onnx.load(str(graph), load_external_data=False))
     except JobError as error:

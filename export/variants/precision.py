@@ -1,7 +1,4 @@
-"""Which variants there are: one row each. A new precision is one new file and one new row.
-
-Knows file names, precisions, targets and makers. Knows nothing of how a maker works or whether it pays.
-"""
+"""The variants, one row each. A new precision is one new file and one new row."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ Make = Callable[[Conversion, Path], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one variant comes to be. `make` is None for the fp32 graph itself."""
+    """How one variant is made. `make` is None for the fp32 graph itself."""
 
     file: str
     precision: Precision
@@ -36,7 +33,7 @@ class Recipe:
 
     @property
     def row(self) -> Row | None:
-        """The engine of this machine's CPU that will serve the variant; None: it is for another device."""
+        """The engine of this machine's CPU that will serve the variant; None if it is for another device."""
         if self.precision == "bf16" and not has_bf16():
             return None
         rows = [row for row in ROWS if not row.is_on_gpus and self.target in row.targets]
@@ -44,7 +41,7 @@ class Recipe:
 
     @property
     def other_rows(self) -> tuple[Row, ...]:
-        """The further engines of this machine's CPU that may serve the variant where it serves."""
+        """Other engines of this machine's CPU that may serve the variant as well."""
         if self.row is None:
             return ()
         rows = [row for row in ROWS if not row.is_on_gpus and row is not self.row and row.probe(find_cpu())[0]]
@@ -52,12 +49,12 @@ class Recipe:
 
     @property
     def is_default(self) -> bool:
-        """Whether it is made where no precisions are named. What only OpenVINO runs is made where it can be."""
+        """Whether it is made by default. What only OpenVINO runs is made if that is possible."""
         return self.target != "openvino" or self.row is not None
 
     @property
     def has_eight_bits(self) -> bool:
-        """Whether layers may have to be kept in higher precision, one by one, for it to be good enough."""
+        """Whether layers may have to be kept in higher precision, one by one, to be good enough."""
         return self.precision in ("int8", "fp8")
 
 
@@ -76,10 +73,10 @@ RECIPES = (
 
 
 def select(precisions: str | None, *, can_calibrate: bool) -> tuple[Recipe, ...]:
-    """The rows to make for `--precisions`; the reference is always among them.
+    """The rows to make for `--precisions`, always with the reference.
 
-    None takes all that can be made. Raises UsageError for a precision that is not known, or that was asked
-    for by name and needs images that were not given.
+    None selects all that can be made. Raises UsageError for an unknown precision, or for one that was named and needs
+    images that were not given.
     """
     if precisions is None:
         return tuple(recipe for recipe in RECIPES if recipe.make is None or (can_calibrate and recipe.is_default))
@@ -89,7 +86,7 @@ def select(precisions: str | None, *, can_calibrate: bool) -> tuple[Recipe, ...]
     if unknown:
         raise UsageError(f"--precisions {unknown[0]!r} is not known; choose from {','.join(known)}")
     chosen = tuple(recipe for recipe in RECIPES if recipe is REFERENCE or recipe.precision in asked)
-    # Of several files of one precision those that can be proved here are enough.
+    # Of several files of one precision, those that can be proved here are enough.
     chosen = tuple(recipe for recipe in chosen if recipe is not INT8_OPENVINO or recipe.is_default)
     if not can_calibrate and any(recipe.make for recipe in chosen):
         named = " and ".join(sorted(asked - {"fp32"}))
@@ -101,7 +98,7 @@ def select(precisions: str | None, *, can_calibrate: bool) -> tuple[Recipe, ...]
 
 
 def without_needless_pairs(recipes: Sequence[Recipe], graph: Path) -> tuple[Recipe, ...]:
-    """Where all that is between layers has kernels of 8 bits, one INT8 file is right for both engines of CPUs."""
+    """If everything between layers has 8-bit kernels, one INT8 file serves both CPU engines."""
     if INT8_OPENVINO not in recipes or gains_from_pairs(onnx.load(str(graph), load_external_data=False).graph):
         return tuple(recipes)
     return tuple(recipe for recipe in recipes if recipe is not INT8_OPENVINO)

@@ -1,7 +1,7 @@
 """INT8 for the CPU: the fp32 graph with quantise-dequantise pairs, U8 activations and S8 weights per channel.
 
-Knows onnxruntime's quantiser and what suits x86: asymmetric U8 with S8 is the pairing whose kernels are tuned.
-Knows nothing of accuracy; `verify` and `recover` judge the result.
+Uses onnxruntime's quantiser. Asymmetric U8 with S8 is the combination whose x86 kernels are tuned. `verify` and
+`recover` judge the result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from convoy.export.variants.onnx_graph import (
 from convoy.export.variants.streams import GATES
 from convoy.models.errors import JobError
 
-# What is worth 8 bits on its own account; the rest of the operators follow their neighbours.
+# Operators that gain from 8 bits by themselves; the others follow their neighbours.
 _LAYERS = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"}
     | {"Sigmoid", "LeakyRelu", "Softmax", "Resize"}
@@ -42,9 +42,9 @@ _LAYERS = frozenset(
 def quantize_for_cpu(conversion: Conversion, target: Path) -> Mapping[str, str]:
     """Write `target`, the U8S8 form of the prepared graph.
 
-    Without 8-bit dot products x86 adds pairs of products in 16 bits, which saturates; there, weights get 7 bits.
-    Returns no nodes: of those that multiply and add the scheme itself keeps none in float.
-    Raises JobError when the graph cannot be quantised, OSError when the disk is full.
+    Without 8-bit dot products, x86 adds pairs of products in saturating 16 bits; there, weights get 7 bits. Returns no
+    nodes, because the scheme keeps none that multiply and add in float. Raises JobError if the graph cannot be
+    quantised, and OSError if the disk is full.
     """
     graph = onnx.load(str(conversion.calibration.graph)).graph
     quantize_with_ranges(
@@ -58,7 +58,7 @@ def quantize_for_cpu(conversion: Conversion, target: Path) -> Mapping[str, str]:
         extra_options={
             "ActivationSymmetric": False,
             "WeightSymmetric": True,
-            # Logits in 256 steps tie and swap; the kernel gives them in float at the same price.
+            # Logits in 256 steps tie and swap; the kernel outputs float at the same cost.
             "OpTypesToExcludeOutputQuantization": ["Gemm"],
         },
     )
@@ -66,7 +66,7 @@ def quantize_for_cpu(conversion: Conversion, target: Path) -> Mapping[str, str]:
 
 
 def layers(calibration: Calibration) -> tuple[str, ...]:
-    """The names of the nodes that quantisation rounds, in the graph's order; its front is not among them."""
+    """The names of the nodes that quantisation rounds, in the graph's order, without its front."""
     graph = onnx.load(str(calibration.graph)).graph
     left, floats = {*front_nodes(graph), *_unlevel(graph)}, calibration.ranges["minmax"]
     return tuple(
@@ -77,7 +77,7 @@ def layers(calibration: Calibration) -> tuple[str, ...]:
 
 
 def _unlevel(graph: Any) -> list[str]:
-    """The products that give channels back the scales which do not fit into 8 bits, and what follows until they do.
+    """Products that undo scales which do not fit into 8 bits, and what follows until they do.
 
     That is a sigmoid, and its own product with what fits. None of it multiplies and adds.
     """
@@ -87,7 +87,7 @@ def _unlevel(graph: Any) -> list[str]:
         factors = [array(constants[name]) for name in node.input if name in constants]
         if node.op_type != "Mul" or not factors or np.ptp(factors[0]) == 0 or (factors[0] <= 0).any():
             continue
-        # Factors that differ by so much leave the smallest channel with less than six of its eight bits.
+        # Factors this far apart leave the smallest channel less than six of its eight bits.
         if factors[0].max() < 4.0 * factors[0].min():
             continue
         gates = [reader for reader in readers[node.output[0]] if reader.op_type in GATES]
@@ -105,9 +105,9 @@ def quantize_with_ranges(
     extra_options: Mapping[str, Any],
     **options: Any,
 ) -> None:
-    """`onnxruntime.quantization.quantize_static` with ranges that are known already, in the QDQ form.
+    """`onnxruntime.quantization.quantize_static` with known ranges, in the QDQ form.
 
-    Raises JobError when the quantiser refuses the graph, OSError when the disk is full.
+    Raises JobError if the quantiser refuses the graph, and OSError if the disk is full.
     """
     from onnxruntime import quantization
 
@@ -139,10 +139,10 @@ def quantize_with_ranges(
 
 
 def _of_grouped_transposes(graph: Any) -> dict[str, list[dict[str, Any]]]:
-    """One scale for all weights of a transposed convolution in groups.
+    """One scale for all weights of a grouped transposed convolution.
 
-    These are [inputs, outputs of a group, ...]: a scale per second index is shared by an output of every group, so that
-    the quantiser, which takes it for one of an output, has none for the bias.
+    These are [inputs, outputs of a group, ...]: a scale per second index belongs to one output of every group, but the
+    quantiser takes it for one of a single output and has none for the bias.
     """
     from onnxruntime.quantization import QuantType
 
@@ -154,7 +154,7 @@ def _of_grouped_transposes(graph: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def _as_cache(ranges: Ranges, path: Path) -> Path:
-    """Our ranges in the file that the quantiser reads instead of calibrating; the method's name is a formality."""
+    """Our ranges in the file that the quantiser reads instead of calibrating; the method's name does not matter."""
     from onnxruntime.quantization import CalibrationMethod
     from onnxruntime.quantization.calibrate import TensorData, TensorsData, save_tensors_data
 
@@ -168,7 +168,7 @@ def _as_cache(ranges: Ranges, path: Path) -> Path:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back the quantiser's advice, which goes to the root logger and is about calls the user did not make."""
+    """Suppress the quantiser's advice, which goes to the root logger and is about calls that the user did not make."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,9 +1,9 @@
-"""Which channels of a graph share one scale, and who writes and reads them.
+"""Which channels of a graph share one scale, and which nodes write and read them.
 
-Between convolutions the scale of a channel is anybody's choice. It passes through what is homogeneous (additions, ReLU,
+Between convolutions the scale of a channel is arbitrary. It passes through homogeneous operators (additions, ReLU,
 pools), channel by channel through concatenations, and along the product of SiLU, Hardswish and squeeze-and-excitation,
-whose other factor is a sigmoid: that one must see the channel as it was, which a product in front of it gives back.
-ReLU6 is crossed by limits per channel. Knows graphs. Knows nothing of ranges, or of what scales are good for.
+whose other factor is a sigmoid: a product in front of it restores the channel. ReLU6 is crossed with limits per
+channel.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 
 from convoy.export.variants.onnx_graph import array, attribute, consumers, initializers, producers
 
-# Scaling their input's channels by a positive factor scales their output's likewise, whatever the values are.
+# Scaling their input's channels by a positive factor scales their output by the same factor.
 _TIES = frozenset({"Add", "Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool"})
-# What they give is no longer in the channel's scale, and what they read can be put back into it.
+# Their output is not in the channel's scale any more, and their input can be scaled back.
 GATES = frozenset({"Sigmoid", "HardSigmoid"})
-# These are exact with limits, or a sigmoid's input, that are per channel.
+# These are exact with limits, or a sigmoid's input, per channel.
 CROSSED = GATES | {"HardSwish", "Clip"}
 
 
@@ -31,7 +31,7 @@ class Stream:
 
     `places` says for each tensor which of the stream's `count` scales each of its channels has. Convolutions and
     products that write the stream are `writers`, those that read it `readers`; one that reads it and adds to it is in
-    both. `crossings` must be told of the scales. Channels that are not `free` [count] keep their scale.
+    both. `crossings` must know the scales. Channels that are not `free` [count] keep their scale.
     """
 
     tensors: tuple[str, ...]
@@ -99,7 +99,7 @@ class _Search:
         return False
 
     def _joins(self, node: Any) -> bool:
-        """Whether the scales of what the node reads are those of what it writes, or can be taken care of."""
+        """Whether the node's output has the scales of its input, or they can be handled."""
         if node.domain or len(node.output) != 1:
             return False
         given = [self._channels.get(name) for name in node.input]
@@ -133,7 +133,7 @@ class _Search:
         return self._ties(node.output[0], given)
 
     def _flattens(self, node: Any) -> bool:
-        """Whether of [N, channels, ...] it makes [N, channels * ...]."""
+        """Whether it turns [N, channels, ...] into [N, channels * ...]."""
         if node.op_type == "Reshape" and node.input[1] in self._constants:
             shape = array(self._constants[node.input[1]]).tolist()
             return len(shape) == 2 and -1 in shape and (0 not in shape or attribute(node, "allowzero", 0) == 0)
@@ -158,7 +158,7 @@ class _Search:
         return True
 
     def _is_gated(self, node: Any) -> bool:
-        """A product of channels and of what a sigmoid gave, for each pixel or for the whole channel."""
+        """A product of channels and a sigmoid's output, per pixel or for the whole channel."""
         gates = [name for name in node.input if name in self._makers and self._makers[name].op_type in GATES]
         values = [name for name in node.input if name not in gates]
         if len(gates) != 1 or len(values) != 1 or values[0] not in self._channels:
@@ -210,7 +210,7 @@ class _Search:
 
 
 def _joined(count: int, pairs: list[np.ndarray]) -> np.ndarray:
-    """For each of so many numbers that of its group; each of `pairs` [2, n] says which belong together."""
+    """The group of each number; each of `pairs` [2, n] belongs together."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -221,7 +221,7 @@ def _joined(count: int, pairs: list[np.ndarray]) -> np.ndarray:
 
 
 def own_weights(graph: Any) -> dict[str, Any]:
-    """The fp32 constants that one node reads, once: changing one changes nothing else."""
+    """The fp32 constants that only one node reads, once, so that changing one changes nothing else."""
     given = {tensor.name for tensor in (*graph.input, *graph.output)}
     readers = consumers(graph)
     return {
@@ -241,7 +241,7 @@ def is_scalable(node: Any, weights: Mapping[str, Any]) -> bool:
 
 
 def input_channels(node: Any, weights: Mapping[str, Any]) -> int:
-    """How many channels a layer's weights read, in all groups together; of a flattened map a classifier's columns."""
+    """How many channels a layer's weights read, in all groups together; for a flattened map, a classifier's columns."""
     dims = weights[node.input[1]].dims
     if node.op_type == "Gemm":
         return int(dims[1 if attribute(node, "transB", 0) else 0])
