@@ -193,7 +193,7 @@ OTHERS = {"--build-arg", "--data-binary", "--gpus", "--read-only", "--shm-size",
 OTHERS |= {"--px", "--grey"}
 
 
-@pytest.mark.parametrize("page", ["export", "serving", "training", "your-own-cnn"])
+@pytest.mark.parametrize("page", ["export", "precisions", "serving", "training", "your-own-cnn"])
 def test_every_option_that_a_page_speaks_of_is_one(page: str) -> None:
     known = options_of(command._command([]))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", (ROOT / "docs" / f"{page}.md").read_text()))

@@ -13,8 +13,11 @@ from convoy import command
 
 ROOT = Path(__file__).parent.parent
 WORDS = re.compile(r"\b(whence|whoever|for want of|in the place of|so many|so long|of which|likewise|nobody)\b", re.I)
-GUIDE = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("client", "export", "operations", "python"))]
-GUIDE += [ROOT / "docs" / f"{name}.md" for name in ("serving", "status", "your-own-cnn")]
+GUIDE_PAGES = (
+    *("bundles", "client", "demo", "export", "internals/house", "loadtest", "operations", "precisions", "python"),
+    *("serving", "status", "training", "your-own-cnn"),
+)
+GUIDE = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs" / f"{name}.md" for name in GUIDE_PAGES)]
 
 
 def strings(text: str) -> Iterator[tuple[int, str]]:
