@@ -154,8 +154,8 @@ ROWS: tuple[FieldRow, ...] = (
         "ensemble_scheduling.step.model_version ensemble_scheduling.step.input_map ensemble_scheduling.step.output_map "
         "ensemble_scheduling.step.model_namespace ensemble_scheduling.max_inflight_requests",
         "refused",
-        "models are not chained; join the graphs into one ONNX file (onnx.compose), or export with --preprocess to have "
-        "images decoded and normalised",
+        "models are not chained; join the graphs into one ONNX file (onnx.compose), or export with --preprocess, which "
+        "decodes and normalises images",
     ),
     FieldRow(
         "",
