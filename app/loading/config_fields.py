@@ -44,7 +44,7 @@ ROWS: tuple[FieldRow, ...] = (
         "",
         "max_batch_size",
         "honoured",
-        "0 if it is left out: requests are not batched",
+        "0 if it is left out, which turns batching off",
     ),
     FieldRow("", "input output", "honoured", "must be in the graph; its other tensors are served, too"),
     FieldRow(
@@ -102,7 +102,7 @@ ROWS: tuple[FieldRow, ...] = (
         "harmless",
         "the server picks the fastest correct engine; see `--engine`",
     ),
-    FieldRow("", "dynamic_batching", "honoured", "requests are always batched, with or without it"),
+    FieldRow("", "dynamic_batching", "honoured", "batching is always dynamic, with or without it"),
     FieldRow(
         "dynamic_batching", "priority_levels default_priority_level", "honoured", "see [priority](protocol.md#priority)"
     ),
