@@ -175,6 +175,7 @@ LONG = {
     "README.md": Scene(),
     "docs/export.md": Scene(weights),
     "docs/loadtest.md": Scene(is_served=True, env=_IN_SHORT, codes=(0, 1)),
+    "docs/precisions.md": Scene(weights),
     "docs/training.md": Scene(photos, env=(("CONVOY_EPOCHS", "5"),)),
     "docs/your-own-cnn.md": Scene(judges=OWN_CNN),
 }
