@@ -1,4 +1,4 @@
-"""The whole way once, as a film: train, export, serve, predict, load, look; ends by itself and keeps what it wrote.
+"""A complete run, as a film: train, export, serve, predict, load, look; ends by itself and keeps what it wrote.
 
 Runs the same commands that a user would type, in a folder that stays. Each step is written down in `demo.md`, with what
 it printed and, where a Chromium is installed, a picture of its page. So `docs/demo.md` is made.
@@ -42,6 +42,7 @@ _LOOK_S = 8.0  # so long is the live page watched before its picture is taken
 _LOAD = "loadtest --model digits --concurrency 8"
 _COLOURS = 256  # of a picture that is kept: pages have few, and such a file is half of the full one
 _MOST_HEIGHT = 4000
+_MOST_LINES = 13  # of what a command printed: an export's verdict and its table
 _STYLE = """
   .answers { display: grid; grid-template-columns: repeat(6, 1fr); gap: 1rem; margin-top: 1rem; }
   .answers figure { margin: 0; text-align: center; } .answers img { width: 100%; image-rendering: pixelated; }
@@ -87,8 +88,8 @@ class Film:
         printed, seconds = _convoy(command)
         return Scene(
             "Train",
-            "A small CNN learns the handwritten digits of scikit-learn. What it can do is counted on images that it "
-            "never saw, and a page shows how it learned.",
+            "Train a small CNN on scikit-learn's handwritten digits. The accuracy is measured on images that it never "
+            "saw.",
             command,
             printed,
             seconds,
@@ -105,9 +106,8 @@ class Film:
         bundle = self._store / "digits" / "1"
         return Scene(
             "Export",
-            "The checkpoint becomes a bundle: ONNX in every precision, INT8 calibrated with images. Each file is "
-            "compared with the original, its accuracy is measured on held-out images and its latency here. What loses "
-            "accuracy, or is not faster, is not served: the table says which and why, and the page has the rest.",
+            "Turn the checkpoint into a bundle of ONNX files, one per precision. A file that loses accuracy, or is not "
+            "faster, is not served. A † marks times that were measured while other processes were busy.",
             command,
             printed,
             seconds,
@@ -118,8 +118,8 @@ class Film:
     def _serve(self, server: Server, ready_s: float) -> Scene:
         return Scene(
             "Serve",
-            "The server checks every byte of the bundle, takes the engine that is faster here, and lets the model "
-            "answer its canary before it says that it is ready. Its page is at `/`.",
+            "The server verifies the bundle, picks the fastest engine, and runs a test inference before it reports "
+            "ready. Its page is at `/`.",
             f"serve --store {self._store} --access-log off --port 0 --grpc-port 0",
             "".join(line.partition(" ")[2] for line in server.log_so_far.splitlines(keepends=True)),
             ready_s,
@@ -141,7 +141,7 @@ class Film:
         right = sum(Path(one["image"]).stem.endswith(f"-is-{one['predictions'][0]['label']}") for one in answers)
         return Scene(
             "Predict",
-            "A folder of images is asked for at once; each is named for what it shows.",
+            "Send a folder of images. The file names say what they show.",
             command,
             printed,
             seconds,
@@ -157,8 +157,7 @@ class Film:
         rate = measured["good"] / measured["window_s"]
         return Scene(
             "Load",
-            "Eight clients ask for ten seconds, each again when it has its answer. Percentiles have 95 % intervals, "
-            "and the page shows where the time went and what the server used.",
+            "Eight clients send requests for ten seconds, each the next one when it has its answer.",
             command,
             printed,
             seconds,
@@ -178,8 +177,7 @@ class Film:
             raise SystemExit(f"the demo stops: `convoy {command}` ended with exit code {load.returncode}")
         return Scene(
             "Look",
-            "The same load once more, and the server's page meanwhile, with the model's row open: which engine serves "
-            "and why, what it does now, and where each request's time goes.",
+            "The same load again, and the server's page with the model's row open.",
             command,
             "",
             time.perf_counter() - started_s,
@@ -244,11 +242,10 @@ def take(
 def film(scenes: list[Scene]) -> str:
     """The steps as Markdown: words, what is typed, what it prints, and the picture."""
     parts = [
-        "# The whole way once",
+        "# A complete run",
         _filled(
-            "`make demo` trains, exports, serves, asks, loads and looks, by the commands that stand here, and keeps "
-            "what it wrote in `build/demo`. `make demo OUT=docs` made this page, with what the commands printed and "
-            f"pictures of their pages, on a machine with {len(os.sched_getaffinity(0))} cores."
+            "`make demo` types the commands on this page and keeps the results in `build/demo`. `make demo OUT=docs` "
+            f"writes this page. This run was on a machine with {len(os.sched_getaffinity(0))} cores."
         ),
     ]
     for number, scene in enumerate(scenes, start=1):
@@ -258,10 +255,16 @@ def film(scenes: list[Scene]) -> str:
             f"```bash\n.venv/bin/convoy {scene.command}\n```",
         ]
         if scene.printed.strip():
-            parts.append(f"```text\n{scene.printed.strip(chr(10))}\n```")
+            parts.append(f"```text\n{_shortened(scene.printed.strip(chr(10)))}\n```")
         if scene.picture is not None:
             parts.append(f"![{scene.title}: {scene.result}]({scene.picture})")
     return "\n\n".join(parts) + "\n"
+
+
+def _shortened(printed: str) -> str:
+    """The first lines and the last one."""
+    lines = printed.splitlines()
+    return printed if len(lines) <= _MOST_LINES else "\n".join([*lines[: _MOST_LINES - 2], "...", lines[-1]])
 
 
 def _filled(words: str) -> str:
@@ -272,7 +275,7 @@ def main(
     folder: Annotated[Path, typer.Option(help="Where everything is kept; an earlier demo there is replaced.")],
     out: Annotated[Path, typer.Option(help="Where demo.md goes, and the folder of its pictures.")],
 ) -> None:
-    """The whole way once: train, export, serve, predict, load, look."""
+    """A complete run: train, export, serve, predict, load, look."""
     console = Console()
     try:
         make_empty(folder)

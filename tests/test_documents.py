@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import importlib.util
 import json
@@ -193,7 +194,7 @@ OTHERS = {"--build-arg", "--data-binary", "--gpus", "--read-only", "--shm-size",
 OTHERS |= {"--px", "--grey"}
 
 
-@pytest.mark.parametrize("page", ["export", "serving", "training", "your-own-cnn"])
+@pytest.mark.parametrize("page", ["export", "precisions", "serving", "training", "your-own-cnn"])
 def test_every_option_that_a_page_speaks_of_is_one(page: str) -> None:
     known = options_of(command._command([]))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", (ROOT / "docs" / f"{page}.md").read_text()))
@@ -228,6 +229,31 @@ def test_every_block_of_json_and_yaml_can_be_read(block: Block) -> None:
     else:
         whole = re.sub(r",?\s*\.\.\.(?=[\]}])", "", block.text)
         json.loads(whole if whole.lstrip().startswith(("{", "[")) else f"{{{whole}}}")
+
+
+def texts_of(file: Path) -> Iterator[str]:
+    """The strings of a program; a row of dots for what an f-string puts in."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(one.value) if isinstance(one, ast.Constant) else "..." for one in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@pytest.mark.parametrize("page", ["operations", "precisions"])
+def test_every_message_to_look_up_is_one_of_the_program(page: str) -> None:
+    """In tables whose first column is what somebody has read; `...` stands for what varies."""
+    tables = re.findall(
+        r"^\| (?:message|reason|symptom) \|.*\n(?:\|.*\n)+", (ROOT / "docs" / f"{page}.md").read_text(), re.M
+    )
+    shown = [
+        one for table in tables for row in table.splitlines() for one in re.findall(r"`(.+?)`", row.split(" | ")[0])
+    ]
+    files = [file for folder in ("app", "export", "models") for file in (ROOT / folder).rglob("*.py")]
+    printed = [text.replace("%s", "...").replace("%d", "...") for file in files for text in texts_of(file)]
+    assert len(shown) > 6
+    pattern = {one: re.compile(".*".join(map(re.escape, one.split("...")))) for one in shown}
+    assert [one for one in shown if not any(pattern[one].search(text) for text in printed)] == []
 
 
 def anchors(page: Path) -> set[str]:

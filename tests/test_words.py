@@ -13,15 +13,12 @@ from convoy import command
 
 ROOT = Path(__file__).parent.parent
 WORDS = re.compile(r"\b(whence|whoever|for want of|in the place of|so many|so long|of which|likewise|nobody)\b", re.I)
-GUIDE = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("client", "export", "operations", "python"))]
-GUIDE += [ROOT / "docs" / f"{name}.md" for name in ("serving", "status", "your-own-cnn")]
-GUIDE += [
-    ROOT / "docs" / f"{name}.md" for name in ("batch", "comparison", "compatibility", "metrics", "ray", "scaling")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/internals/house.md")
+GUIDE = [
+    *(ROOT / page for page in PAGES),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/deploy").rglob("*.md")),
 ]
-GUIDE += [
-    ROOT / "docs" / f"{name}.md" for name in ("tracing", "upgrading", "deploy/README", "deploy/observability/README")
-]
-GUIDE += [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "docs/internals/measurements.md"]
 
 
 def strings(text: str) -> Iterator[tuple[int, str]]:

@@ -30,58 +30,56 @@ class FieldRow:
 
 
 ROWS: tuple[FieldRow, ...] = (
-    FieldRow("", "name", "honoured", "must be the name of the model's folder; may be left out"),
-    FieldRow(
-        "", "platform backend", "honoured", "`onnxruntime_onnx`, `onnxruntime`, or left out; everything else is refused"
-    ),
-    FieldRow("", "runtime", "refused", "Convoy loads no backend's library; remove it"),
+    FieldRow("", "name", "honoured", "must be the name of the model's folder, or left out"),
+    FieldRow("", "platform backend", "honoured", "`onnxruntime_onnx`, `onnxruntime`, or left out"),
+    FieldRow("", "runtime", "refused", "Convoy loads no backend libraries; remove it"),
     FieldRow(
         "",
         "version_policy version_policy.latest version_policy.latest.num_versions version_policy.all "
         "version_policy.specific version_policy.specific.versions",
         "honoured",
-        "goes before `--version-policy`; a request to load goes before it. Of a bundle's folder, too",
+        "takes precedence over `--version-policy`, also for bundles; a load request takes precedence over both",
     ),
     FieldRow(
         "",
         "max_batch_size",
         "honoured",
-        "the rows of a batch must not depend on each other; left out, it is 0: no batch",
+        "0 if it is left out, which turns batching off",
     ),
+    FieldRow("", "input output", "honoured", "must be in the graph; its other tensors are served, too"),
     FieldRow(
-        "", "input output", "honoured", "every tensor named must be in the graph; those not named are served as well"
-    ),
-    FieldRow("input", "name data_type dims", "honoured", "must agree with the graph; -1 takes the graph's size"),
-    FieldRow("output", "name data_type dims", "honoured", "must agree with the graph; -1 takes the graph's size"),
-    FieldRow(
-        "input",
-        "reshape reshape.shape",
+        "",
+        "input.name input.data_type input.dims output.name output.data_type output.dims",
         "honoured",
-        "where it equals `dims`; otherwise refused: remove it and set `dims` to the graph's shape",
+        "must agree with the graph; -1 takes the graph's size",
     ),
     FieldRow(
-        "output",
-        "reshape reshape.shape",
+        "",
+        "input.reshape input.reshape.shape output.reshape output.reshape.shape",
         "honoured",
-        "where it equals `dims`; otherwise refused: remove it and set `dims` to the graph's shape",
+        "must equal `dims`; otherwise remove it and set `dims` to the graph's shape",
     ),
-    FieldRow("output", "label_filename", "honoured", "the labels of this output; the file lies in the model's folder"),
-    FieldRow("input", "format", "harmless", "tensors are taken as they come; `.../config` tells the layout by `dims`"),
-    FieldRow("input", "optional", "refused", "every request brings every input; remove it"),
-    FieldRow("input", "allow_ragged_batch", "refused", "only requests of the same shape share a batch; remove it"),
-    FieldRow("input", "is_shape_tensor is_non_linear_format_io", "refused", "is for TensorRT plans; remove it"),
-    FieldRow("output", "is_shape_tensor is_non_linear_format_io", "refused", "is for TensorRT plans; remove it"),
+    FieldRow("output", "label_filename", "honoured", "labels of this output, from a file in the model's folder"),
+    FieldRow("input", "format", "harmless", "the layout follows from `dims`"),
+    FieldRow("input", "optional", "refused", "requests must contain every input; remove it"),
+    FieldRow("input", "allow_ragged_batch", "refused", "only requests of equal shapes share a batch; remove it"),
+    FieldRow(
+        "",
+        "input.is_shape_tensor input.is_non_linear_format_io output.is_shape_tensor output.is_non_linear_format_io",
+        "refused",
+        "only for TensorRT plans; remove it",
+    ),
     FieldRow(
         "",
         "batch_input batch_input.kind batch_input.target_name batch_input.data_type batch_input.source_input",
         "refused",
-        "no input is made of others here; compute it inside of the graph",
+        "the server computes no inputs; compute it in the graph",
     ),
     FieldRow(
         "",
         "batch_output batch_output.target_name batch_output.kind batch_output.source_input",
         "refused",
-        "outputs are split by rows; give each row its own output inside of the graph",
+        "outputs are split by rows; give each row its own output in the graph",
     ),
     FieldRow(
         "",
@@ -102,9 +100,9 @@ ROWS: tuple[FieldRow, ...] = (
         "optimization.output_pinned_memory.enable optimization.gather_kernel_buffer_threshold "
         "optimization.eager_batching",
         "harmless",
-        "speed alone; `--engine` says what may compute, and the fastest that answers rightly does",
+        "the server picks the fastest correct engine; see `--engine`",
     ),
-    FieldRow("", "dynamic_batching", "honoured", "batches are always formed, with or without it"),
+    FieldRow("", "dynamic_batching", "honoured", "batching is always dynamic, with or without it"),
     FieldRow(
         "dynamic_batching", "priority_levels default_priority_level", "honoured", "see [priority](protocol.md#priority)"
     ),
@@ -112,13 +110,13 @@ ROWS: tuple[FieldRow, ...] = (
         "dynamic_batching",
         "preferred_batch_size max_queue_delay_microseconds",
         "harmless",
-        "the scheduler chooses by what it measures",
+        "the scheduler decides from measured latencies",
     ),
     FieldRow(
         "dynamic_batching",
         "preserve_ordering",
         "harmless",
-        "a stream's answers always come in the order of its requests",
+        "responses on a stream always keep the order of its requests",
     ),
     FieldRow(
         "dynamic_batching",
@@ -127,8 +125,7 @@ ROWS: tuple[FieldRow, ...] = (
         "priority_queue_policy.timeout_action priority_queue_policy.default_timeout_microseconds "
         "priority_queue_policy.allow_timeout_override priority_queue_policy.max_queue_size",
         "harmless",
-        "the operator says how long and how many may wait: `default_timeout_ms` and `max_queue` of the server or under "
-        "`models`",
+        "set `default_timeout_ms` and `max_queue` of the server or under `models`",
     ),
     FieldRow(
         "",
@@ -149,7 +146,7 @@ ROWS: tuple[FieldRow, ...] = (
         "sequence_batching.state.use_same_buffer_for_input_output sequence_batching.state.use_growable_memory "
         "sequence_batching.iterative_sequence",
         "refused",
-        "models have no state between requests; give the state to the client as an output and take it as an input",
+        "models keep no state between requests; return the state as an output and take it as an input",
     ),
     FieldRow(
         "",
@@ -157,8 +154,8 @@ ROWS: tuple[FieldRow, ...] = (
         "ensemble_scheduling.step.model_version ensemble_scheduling.step.input_map ensemble_scheduling.step.output_map "
         "ensemble_scheduling.step.model_namespace ensemble_scheduling.max_inflight_requests",
         "refused",
-        "Convoy chains no models; join their graphs into one ONNX file (onnx.compose), or export the network with "
-        "--preprocess, which puts decoding and normalisation before it",
+        "models are not chained; join the graphs into one ONNX file (onnx.compose), or export with --preprocess, which "
+        "decodes and normalises images",
     ),
     FieldRow(
         "",
@@ -169,24 +166,20 @@ ROWS: tuple[FieldRow, ...] = (
         "instance_group.secondary_devices.kind instance_group.secondary_devices.device_id instance_group.profile "
         "instance_group.passive instance_group.host_policy",
         "harmless",
-        "every GPU serves, else the CPU; `instances` under `models` says how many engines there are on it",
+        "every GPU serves; set `instances` under `models`",
     ),
-    FieldRow(
-        "", "default_model_filename", "honoured", "the file in the version's folder; `model.onnx` where it is left out"
-    ),
+    FieldRow("", "default_model_filename", "honoured", "file in the version's folder; `model.onnx` by default"),
     FieldRow(
         "",
         "cc_model_filenames",
         "refused",
         "one file serves on every device; name it with `default_model_filename`",
     ),
-    FieldRow("", "metric_tags", "harmless", "metrics have Convoy's own labels"),
     FieldRow(
         "",
         "parameters parameters.string_value",
         "honoured",
-        "`convoy_rows_are_independent` (below), and no other that begins with `convoy_`; those for other backends do "
-        "nothing",
+        "`convoy_rows_are_independent` (above); those of other backends are ignored",
     ),
     FieldRow(
         "",
@@ -200,26 +193,25 @@ ROWS: tuple[FieldRow, ...] = (
         "",
         "model_operations model_operations.op_library_filename",
         "refused",
-        "Convoy loads no libraries of custom operators; use the operators of ONNX",
+        "Convoy loads no custom operator libraries; use ONNX operators",
     ),
-    FieldRow("", "model_transaction_policy", "honoured", "one answer for each request"),
-    FieldRow("model_transaction_policy", "decoupled", "refused", "each request has one answer here; remove it"),
+    FieldRow("", "model_transaction_policy", "honoured", "one response per request"),
+    FieldRow("model_transaction_policy", "decoupled", "refused", "each request has one response; remove it"),
     FieldRow(
         "",
         "model_repository_agents model_repository_agents.agents model_repository_agents.agents.name "
         "model_repository_agents.agents.parameters",
         "honoured",
-        "`checksum`: each `MD5:FILE` is compared before the version is loaded, of its own files and those beside the "
-        "versions; other agents are refused",
+        "`checksum`: each `MD5:FILE` is verified before loading; other agents are refused",
     ),
     FieldRow("", "response_cache response_cache.enable", "harmless", "there is no cache; every request is computed"),
     FieldRow(
         "",
-        "model_metrics model_metrics.metric_control model_metrics.metric_control.metric_identifier "
+        "metric_tags model_metrics model_metrics.metric_control model_metrics.metric_control.metric_identifier "
         "model_metrics.metric_control.metric_identifier.family model_metrics.metric_control.histogram_options "
         "model_metrics.metric_control.histogram_options.buckets",
         "harmless",
-        "metrics have Convoy's own buckets",
+        "metrics have Convoy's own labels and buckets",
     ),
 )
 

@@ -46,7 +46,7 @@ _DEVICES: dict[Target, str] = {
     "cuda": "GPUs",
     "tensorrt": "GPUs",
 }
-# In docs/export.md's words.
+# In docs/precisions.md's words.
 _MADE_FOR: dict[Target, str] = {"cpu": "CPU", "openvino": "OpenVINO", "cuda": "GPU", "tensorrt": "TensorRT"}
 
 

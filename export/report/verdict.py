@@ -97,7 +97,7 @@ def _others(variants: Sequence[Variant]) -> str:
     # A manifest of an older version does not say what the gate said.
     poor = [variant.file for variant in refused if variant.passes_gate is False and variant.accuracy is not None]
     reasons = [
-        *([f"{_listed(slow)} {'is' if len(slow) == 1 else 'are'} speed-up not significant"] if slow else []),
+        *([f"{_listed(slow)} {'is' if len(slow) == 1 else 'are'} not significantly faster"] if slow else []),
         *([f"{_listed(poor)} {'does' if len(poor) == 1 else 'do'} not pass the accuracy gate"] if poor else []),
     ]
     return f", while {_listed(reasons)}" if reasons else ""

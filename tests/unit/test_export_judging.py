@@ -404,12 +404,12 @@ RIGHT = "right on 93.40 % of 1,200 images"
         (
             manifest_of(FP32, SLOW),
             "good",
-            f"CPUs serve fp32.onnx, {RIGHT}, while int8-cpu.onnx is speed-up not significant.",
+            f"CPUs serve fp32.onnx, {RIGHT}, while int8-cpu.onnx is not significantly faster.",
         ),
         (
             manifest_of(FP32, POOR, replace(SLOW, file="bf16.onnx", target="openvino")),
             "good",
-            f"CPUs serve fp32.onnx, {RIGHT}, while bf16.onnx is speed-up not significant and int8-cpu.onnx does not "
+            f"CPUs serve fp32.onnx, {RIGHT}, while bf16.onnx is not significantly faster and int8-cpu.onnx does not "
             "pass the accuracy gate.",
         ),
         (
