@@ -15,18 +15,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
-from PIL import Image
 
 from convoy.app.client.http_wire import HttpWire
 from convoy.app.client.options import Cert, OwnHeaders, Verify, headers_of, trust_of
 from convoy.app.client.records import RemoteModel, Sight
 from convoy.app.client.retry import Tries, WireQuestion, ask, ask_async
-from convoy.app.python.inputs import OneImage, image_of, no_image, one_or_several
-from convoy.app.python.records import Classification, Detections, Segmentation
+from convoy.app.python.values import OneImage, image_of, is_pillow_image, no_image, one_or_several
+from convoy.models.answers import Classification, Detections, Segmentation
 from convoy.models.errors import ImageError, InvalidRequest, RequestError, UsageError
 from convoy.models.image_files import read_image_file
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from convoy.app.client.grpc_wire import GrpcWire
 
 _PNG_MODES = frozenset(("1", "L", "LA", "I;16", "P", "RGB", "RGBA"))
@@ -39,10 +40,10 @@ def encoded(given: object) -> bytes:
             return read_image_file(given)
         case bytes() | bytearray() | memoryview():
             return bytes(given)
-        case Image.Image():
-            return _file_of(given)
         case np.ndarray():
             return _file_of(image_of(given))
+    if is_pillow_image(given):
+        return _file_of(given)
     raise no_image(given)
 
 

@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 import httpx
 import numpy as np
-import orjson
 
 from convoy.app.client.options import OwnHeaders, Trust, headers_of
 from convoy.app.client.records import (
@@ -91,7 +90,7 @@ class HttpWire:
         document: dict[str, Any] = {"inputs": described, "parameters": parameters}
         if outputs is not None:
             document["outputs"] = [{"name": name} for name in outputs]
-        header = orjson.dumps(document)
+        header = json.dumps(document).encode()
         body = b"".join((header, *(tensor.data for tensor in tensors)))
         headers = (*_BYTES, (HEADER_LENGTH, f"{len(header)}"), ("Accept-Encoding", "identity"))
         return WireQuestion(lambda left_s: self._request(left_s, path, body, (_within(left_s),), headers), _tensors)

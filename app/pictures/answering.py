@@ -18,6 +18,7 @@ from PIL import Image
 
 from convoy.app.engines.batch import Answer
 from convoy.models.activation import NAN, ClassNumbers, activate, class_numbers
+from convoy.models.answers import ClassShare, Detection, Prediction
 from convoy.models.boxes import find_boxes
 from convoy.models.errors import InvalidRequest, ModelFailed
 from convoy.models.geometry import UNSEEN, Extent, ImagePlacement
@@ -25,15 +26,6 @@ from convoy.models.spec import ModelSpec
 from convoy.models.tasks import Task
 
 _FEW_IN = 20  # a share of the classes that is cheaper to find than to sort
-
-
-@dataclass(slots=True)  # not frozen, which would take five times as long to make
-class Prediction:
-    """One class and its score; the label is None where the model has none for it."""
-
-    class_id: int
-    label: str | None
-    score: float
 
 
 def best_classes(
@@ -108,18 +100,6 @@ def _scores(outputs: np.ndarray, spec: ModelSpec) -> np.ndarray:
 
 # Noise would have a run for nearly every pixel: some 10 MB of JSON, and as much again while it is written.
 MAX_RUNS = 500_000
-
-
-@dataclass(slots=True)
-class ClassShare:
-    """One class that occurs in a class map; the label is None where the model has none for it.
-
-    `share` is that of all pixels of the picture, from 0 to 1.
-    """
-
-    class_id: int
-    label: str | None
-    share: float
 
 
 @dataclass(slots=True)
@@ -201,19 +181,6 @@ def _voc_palette() -> bytes:
 
 
 _VOC_PALETTE = _voc_palette()
-
-
-@dataclass(slots=True)
-class Detection:
-    """One object: (x1, y1, x2, y2) in pixels of the picture, from its upper left corner, to hundredths.
-
-    The label is None where the model has none for the class.
-    """
-
-    box: tuple[float, float, float, float]
-    class_id: int
-    label: str | None
-    score: float
 
 
 def detections(

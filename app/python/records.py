@@ -1,70 +1,10 @@
-"""What the engine in a Python program gives back. Plain data."""
+"""What the engine in a Python program says of its models. Plain data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass
 
-import numpy as np
-
-from convoy.app.calls.timing import Timing
-from convoy.app.pictures.answering import ClassShare, Detection, Prediction
-from convoy.models.errors import RequestError
 from convoy.models.spec import ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Classification:
-    """One image's classes, best first, or why there are none.
-
-    `timing_ms` is None where there is an `error`, and `predictions` is empty.
-    """
-
-    model: str
-    version: int
-    predictions: tuple[Prediction, ...] = ()
-    timing_ms: Timing | None = None
-    error: RequestError | None = None
-
-    @property
-    def best(self) -> Prediction:
-        """The best class. Raises the image's error where it has one, and ModelFailed where no class was asked for."""
-        if self.error is not None:
-            raise self.error
-        return self.predictions[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Segmentation:
-    """The class of each pixel of one image, or why there is none.
-
-    `class_map` is uint8 [height, width] of the image as a viewer shows it, 255 where the network was not shown a pixel,
-    which `unseen_share` counts; `classes` are those that occur, with their share of all pixels. With an `error` the map
-    has no pixels and `timing_ms` is None.
-    """
-
-    model: str
-    version: int
-    class_map: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
-    classes: tuple[ClassShare, ...] = ()
-    unseen_share: float = 0.0
-    timing_ms: Timing | None = None
-    error: RequestError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Detections:
-    """The objects in one image, best first, or why there are none: then `timing_ms` is None."""
-
-    model: str
-    version: int
-    detections: tuple[Detection, ...] = ()
-    timing_ms: Timing | None = None
-    error: RequestError | None = None
-
-
-# What a call for several images gives for each.
-ImageAnswer = TypeVar("ImageAnswer", Classification, Segmentation, Detections)
 
 
 @dataclass(frozen=True, slots=True)
