@@ -54,10 +54,12 @@ docs: $(VENV)/.docs
 mutants: $(VENV)/.mutants
 	$(BIN)/python tests/mutants.py $(if $(MODULES),--modules $(MODULES)) $(if $(SAMPLE),--sample $(SAMPLE))
 
-# The sdist and, built from it, the wheel, in dist/; tried in a bare environment, and inside a project of a user's.
+# The sdist and, built from it, the wheel, and the same of the client alone, in dist/; tried in a bare environment, and
+# inside a project of a user's.
 wheel: $(VENV)/.dev
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m convoy.app.client.standalone dist
 	DIST=dist $(BIN)/python -m pytest tests/installed
 
 # What the image installs, and the pip that installs it, with the hashes of all files that may be installed, for every

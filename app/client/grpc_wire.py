@@ -61,12 +61,9 @@ class GrpcWire:
     """A server over gRPC. Raises UsageError for a URL, key or trust that cannot be one; connects to nothing yet."""
 
     def __init__(self, url: str, api_key: str | None, trust: Trust, own: OwnHeaders | None, *, is_async: bool) -> None:
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port or _PORTS[parts.scheme]
-        except ValueError as error:
-            raise UsageError(f"the URL {url!r} is none ({error})") from None
-        if not host or parts.path.strip("/") or parts.query or parts.username:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+        if parts.path.strip("/") or parts.query or parts.username:
             raise UsageError(f"the URL {url!r} should look like grpc://localhost:8001")
         if api_key and not (api_key.isascii() and api_key.isprintable()):
             raise UsageError("the API key has characters that metadata cannot carry; check where it came from")

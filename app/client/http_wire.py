@@ -41,13 +41,11 @@ class HttpWire:
     """A server over HTTP. Raises UsageError for a URL or key that cannot be one; connects to nothing yet."""
 
     def __init__(self, url: str, api_key: str | None, trust: Trust, own: OwnHeaders | None, *, is_async: bool) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise UsageError(f"the URL {url!r} should look like http://localhost:8000 or grpc://localhost:8001")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
             httpx.URL(url), httpx.Headers(headers)  # both say what is wrong with them
         except httpx.InvalidURL as error:
-            raise UsageError(f"the URL {url!r} is none ({error})") from None
+            raise UsageError(f"the URL {url!r} is wrong ({error})") from None
         except UnicodeEncodeError:
             raise UsageError(
                 "the API key has characters that an HTTP header cannot carry; check where it came from"
