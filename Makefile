@@ -15,7 +15,12 @@ RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu,rtx || echo cpu)
 WORKERS := $(shell echo $$(($$(nproc) + 1)))
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder \
 	--max-worker-restart=0
+SITE_PACKAGES = $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+# By itself setuptools looks for an editable install behind the folders on the path. There a clone in a folder called
+# `convoy` is a namespace package for every script beside it.
+EDITABLE_FIRST = import sys; sys.meta_path.sort(key=lambda one: getattr(one, '__name__', '') != '_EditableFinder')
 
 # Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -118,6 +123,7 @@ clean:
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) --editable '.[$(RUNTIME)]'
+	echo "$(EDITABLE_FIRST)" > $(SITE_PACKAGES)/convoy-first.pth
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve

@@ -10,6 +10,7 @@ they give, and what they raise.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
     from convoy.models.answers import Segmentation as Segmentation
     from convoy.models.errors import ConvoyError as ConvoyError
     from convoy.models.errors import RequestError as RequestError
+
+# Git writes a link as a text file where core.symlinks is false, as on Windows.
+if os.path.isfile(os.path.join(os.path.dirname(__file__), "app")):  # noqa: PTH113, PTH118, PTH120 - pathlib is slow to import
+    raise ImportError(
+        "this checkout of Convoy has no symbolic links; run `git config core.symlinks true` and "
+        "`git checkout -- convoy` in it, or install a release with `pip install convoy-serve`"
+    )
 
 _PLACES = {
     "AsyncClient": "convoy.app.client.client:AsyncClient",

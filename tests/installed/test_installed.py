@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -142,6 +143,17 @@ def test_each_finds_its_own(installed: Installed, project: Path) -> None:
     found = installed.run(project, "show.py", *names, *theirs).split()
     assert [Path(one).resolve().is_relative_to(installed.root.resolve()) for one in found[:4]] == [True] * 4
     assert [Path(one) for one in found[4:]] == [project / f"{name.replace('.', '/')}.py" for name in theirs]
+
+
+def test_a_script_beside_a_clone_called_convoy_finds_the_package(tmp_path: Path) -> None:
+    """By itself Python takes the clone's folder for a namespace package. No library is needed to see that."""
+    clone = tmp_path / "convoy"
+    shutil.copytree(ROOT, clone, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info"))
+    pip = "PIP_INSTALL=.venv/bin/pip install --quiet --disable-pip-version-check --no-deps"
+    subprocess.run(["make", "-C", str(clone), ".venv/.serve", f"PYTHON={sys.executable}", pip], check=True)
+    (tmp_path / "script.py").write_text("import convoy\nprint(convoy.__file__, convoy.ConvoyError.__name__)\n")
+    python = Installed(str(clone / ".venv" / "bin" / "python"), "", clone)
+    assert python.run(tmp_path, "script.py").split() == [str(clone / "convoy" / "__init__.py"), "ConvoyError"]
 
 
 def test_the_command_serves_from_there(installed: Installed, project: Path) -> None:
