@@ -16,16 +16,15 @@ from convoy.models.errors import ImageError, InvalidRequest
 from convoy.models.spec import NUMPY_DTYPES
 
 if TYPE_CHECKING:
-    from typing import TypeGuard
-
     from PIL import Image
+    from typing_extensions import TypeIs
 
 OneImage: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | np.ndarray"
 _ARRAYS = "an array is one image, uint8 [height, width], or [height, width, channels] with 1, 3 or 4 channels"
 _BY_NUMPY_DTYPE = {dtype: name for name, dtype in NUMPY_DTYPES.items() if dtype.kind not in "OV"}
 
 
-def is_pillow_image(given: object) -> TypeGuard[Image.Image]:
+def is_pillow_image(given: object) -> TypeIs[Image.Image]:
     """Whether it is an image that is open in Pillow, which its owner has imported then."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(given, pillow.Image)
