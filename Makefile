@@ -21,10 +21,6 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --d
 SITE_PACKAGES = $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-# By itself setuptools looks for an editable install behind the folders on the path. There a clone in a folder called
-# `convoy` is a namespace package for every script beside it.
-EDITABLE_FIRST = import sys; sys.meta_path.sort(key=lambda one: getattr(one, '__name__', '') != '_EditableFinder')
-
 # Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -143,10 +139,14 @@ gpu-proof:
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
+# The path has a folder with `convoy` alone. By itself setuptools finds an editable install only behind the path, where a
+# clone in a folder called `convoy` is a namespace package for every script beside it.
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) --editable '.[$(RUNTIME)]'
-	echo "$(EDITABLE_FIRST)" > $(SITE_PACKAGES)/convoy-first.pth
+	mkdir -p $(VENV)/checkout
+	ln -sfn ../../convoy $(VENV)/checkout/convoy
+	echo "$(CURDIR)/$(VENV)/checkout" > $(SITE_PACKAGES)/convoy.pth
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve

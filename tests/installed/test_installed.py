@@ -151,9 +151,11 @@ def test_a_script_beside_a_clone_called_convoy_finds_the_package(tmp_path: Path)
     shutil.copytree(ROOT, clone, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info"))
     pip = "PIP_INSTALL=.venv/bin/pip install --quiet --disable-pip-version-check --no-deps"
     subprocess.run(["make", "-C", str(clone), ".venv/.serve", f"PYTHON={sys.executable}", pip], check=True)
-    (tmp_path / "script.py").write_text("import convoy\nprint(convoy.__file__, convoy.ConvoyError.__name__)\n")
+    (tmp_path / "script.py").write_text("import convoy\nprint(convoy.ConvoyError.__name__, convoy.__file__)\n")
     python = Installed(str(clone / ".venv" / "bin" / "python"), "", clone)
-    assert python.run(tmp_path, "script.py").split() == [str(clone / "convoy" / "__init__.py"), "ConvoyError"]
+    name, file = python.run(tmp_path, "script.py").split()
+    assert name == "ConvoyError"
+    assert Path(file).resolve() == clone / "convoy" / "__init__.py"
 
 
 def test_the_command_serves_from_there(installed: Installed, project: Path) -> None:
