@@ -346,18 +346,21 @@ try:
     convoy_client.Client().predict("digits", convoy_client.client.np.zeros((8, 8), "uint8"))
 except ImageError as error:
     print(error)
+del sys.modules["tritonclient"], sys.modules["PIL"]
+with convoy_client.Client(sys.argv[3]) as client:
+    print(client.predict("digits", sys.argv[2]).best.label)
 """
 
 
 def test_the_client_alone_needs_httpx_and_numpy(server: Server, tmp_path: Path) -> None:
     write_project(tmp_path)
-    words = (sys.executable, "-c", ALONE, f"127.0.0.1:{server.port}", str(SEVEN))
+    words = (sys.executable, "-c", ALONE, f"127.0.0.1:{server.port}", str(SEVEN), f"grpc://{server.grpc_address}")
     done = subprocess.run(
         words, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}
     )
     assert done.returncode == 0, done.stderr
-    answer, grpc_missing, pillow_missing = done.stdout.splitlines()
-    assert answer == "7 digits"
+    answer, grpc_missing, pillow_missing, over_grpc = done.stdout.splitlines()
+    assert (answer, over_grpc) == ("7 digits", "7")
     assert "run `pip install 'convoy-client[grpc]'`" in grpc_missing
     assert "pip install Pillow" in pillow_missing
 

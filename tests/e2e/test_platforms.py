@@ -1,4 +1,4 @@
-"""Export and the client where a system has less than Linux, and what `import convoy` says and offers."""
+"""Export and the client where a system has less than Linux, and what `import convoy` finds, says and offers."""
 
 from __future__ import annotations
 
@@ -62,6 +62,21 @@ def test_a_checkout_without_links_says_so(tmp_path: Path) -> None:
         done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1].startswith("ImportError: this checkout of Convoy has no symbolic links; ")
+
+
+def test_a_users_folders_win_over_the_checkouts(tmp_path: Path) -> None:
+    """`make` puts a folder with a link on the path, and the user may stand in the checkout."""
+    (tmp_path / "convoy").symlink_to(ROOT / "convoy")
+    (tmp_path / "project" / "models").mkdir(parents=True)
+    (tmp_path / "project" / "models" / "mine.py").write_text("WIDTH = 4\n")
+    (tmp_path / "project" / "net.py").write_text("from models import mine\nWIDTH = mine.WIDTH\n")
+    (tmp_path / "load.py").write_text(
+        "import sys\nfrom pathlib import Path\nfrom convoy.export.sources.user_code import load_module\n"
+        "print(load_module(Path(sys.argv[1])).WIDTH)\n"
+    )
+    run = (sys.executable, str(tmp_path / "load.py"), str(tmp_path / "project" / "net.py"))
+    done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "4\n", done.stderr
 
 
 def test_completion_offers_the_public_names() -> None:

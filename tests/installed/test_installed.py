@@ -24,7 +24,7 @@ from tests.support.stores import DATA, ROOT, digit
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 OURS = ("app", "export", "loadtest", "models")
 # Needs a checkout, which whoever installs a wheel has not got.
-DEVELOPMENT = ("convoy.loadtest.peers",)
+DEVELOPMENT = ("convoy.app.client.standalone", "convoy.loadtest.peers")
 NETWORK = """
 import torch
 from app.width import WIDTH
