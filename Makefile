@@ -7,6 +7,9 @@ OUT ?= docs
 BASE ?= HEAD
 MINUTES ?= 5
 SEED ?=
+TAG ?=
+IMAGE ?= ghcr.io/OWNER/convoy
+VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' app/version.py)
 VENV := .venv
 BIN := $(VENV)/bin
 # A GPU machine gets what can use it; the two builds of ONNX Runtime are one package and exclude each other.
@@ -15,6 +18,7 @@ RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu,rtx || echo cpu)
 WORKERS := $(shell echo $$(($$(nproc) + 1)))
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder \
 	--max-worker-restart=0
+SITE_PACKAGES = $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.
@@ -38,6 +42,11 @@ test-long: $(VENV)/.ray
 
 test-all: test test-long
 
+# On a machine with an NVIDIA GPU.
+.PHONY: test-gpu
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu
+
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -54,11 +63,28 @@ docs: $(VENV)/.docs
 mutants: $(VENV)/.mutants
 	$(BIN)/python tests/mutants.py $(if $(MODULES),--modules $(MODULES)) $(if $(SAMPLE),--sample $(SAMPLE))
 
-# The sdist and, built from it, the wheel, in dist/; tried in a bare environment, and inside a project of a user's.
+# The sdist and, built from it, the wheel, and the same of the client alone, in dist/; tried in a bare environment, and
+# inside a project of a user's.
 wheel: $(VENV)/.dev
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m convoy.app.client.standalone dist
 	DIST=dist $(BIN)/python -m pytest tests/installed
+
+# All of a release, in dist/: packages, notes, a bill of materials for each image, checksums. Then it prints what publishes
+# the images. TAG=v1.2.3 must be the version's, which then needs its date in CHANGELOG.md. Publishes nothing.
+.PHONY: release publish-image
+release: $(VENV)/.release
+	$(BIN)/python .ci/release.py check $(if $(TAG),--tag $(TAG))
+	$(MAKE) wheel
+	$(BIN)/python .ci/release.py complete dist
+	@for target in cpu rtx gpu; do $(MAKE) --no-print-directory --dry-run publish-image IMAGE_TARGET=$$target; done
+
+# With buildah, logged in to the registry.
+publish-image: IMAGE_TARGET ?= cpu
+publish-image:
+	buildah build --format docker --target $(IMAGE_TARGET) --tag $(IMAGE):$(VERSION)-$(IMAGE_TARGET) .
+	buildah push $(IMAGE):$(VERSION)-$(IMAGE_TARGET)
 
 # What the image installs, and the pip that installs it, with the hashes of all files that may be installed, for every
 # platform and Python.
@@ -113,9 +139,14 @@ gpu-proof:
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
+# The path has a folder with `convoy` alone. By itself setuptools finds an editable install only behind the path, where a
+# clone in a folder called `convoy` is a namespace package for every script beside it.
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) --editable '.[$(RUNTIME)]'
+	mkdir -p $(VENV)/checkout
+	ln -sfn ../../convoy $(VENV)/checkout/convoy
+	echo "$(CURDIR)/$(VENV)/checkout" > $(SITE_PACKAGES)/convoy.pth
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
@@ -130,6 +161,10 @@ $(VENV)/.docs: pyproject.toml constraints.txt
 
 $(VENV)/.mutants: $(VENV)/.dev
 	$(PIP_INSTALL) --editable '.[mutants]'
+	touch $@
+
+$(VENV)/.release: $(VENV)/.dev
+	$(PIP_INSTALL) --editable '.[release]'
 	touch $@
 
 # Half a gigabyte that only long tests need, and the Envoy that balances in one of them.

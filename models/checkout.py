@@ -6,4 +6,5 @@ from pathlib import Path
 
 # The entry that a child process needs on its path to import the same Convoy.
 IMPORT_ROOT = Path(__file__).parents[2]
-IS_CHECKOUT = Path(__file__).parent.is_symlink()
+# The root of the checkout; None if Convoy is installed without one.
+CHECKOUT = Path(__file__).resolve().parents[1] if Path(__file__).parent.is_symlink() else None

@@ -15,6 +15,8 @@ from pathlib import Path, PurePosixPath
 
 from convoy.models.errors import BundleError
 
+# Windows, where convoy-client runs, has the last flag and not the two before it.
+_READING = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 # Far more than any manifest, configuration or list of labels needs.
 MOST_TEXT_BYTES = 64 << 20
 
@@ -25,9 +27,9 @@ def check_regular(path: str | Path) -> None:
 
 
 def open_regular(path: str | Path) -> BufferedReader:
-    """Open a regular file for reading, without waiting for a writer. Raises BundleError if it is not one, OSError."""
-    check_regular(path)  # opening some devices has side effects
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    """The file, open for reading; never waits for a writer. Raises BundleError where it is none, OSError."""
+    check_regular(path)  # merely opening some devices does something
+    handle = os.open(path, _READING)
     try:
         _check_mode(path, os.fstat(handle).st_mode)  # it may have been replaced since
     except BaseException:

@@ -73,8 +73,9 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.config.sources": (f"{MODELS}.errors", f"{MODELS}.yaml_file"),
     f"{APP}.config": (MODELS, APP),
     f"{APP}.ray": (MODELS, APP),
-    # Of the server it knows what a request and an answer are, so that a program has the same records either way.
-    f"{APP}.client": (MODELS, *app("calls", "pictures", "python")),
+    f"{APP}.python.values": (MODELS,),
+    # It is also packaged alone, as convoy-client: it imports nothing that needs more than httpx and numpy.
+    f"{APP}.client": (MODELS, *app("python.values")),
     f"{APP}.commands": (MODELS, APP),
     f"{APP}.python": (MODELS, APP),
     f"{APP}.batch": (MODELS, APP),

@@ -15,18 +15,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
-from PIL import Image
 
 from convoy.app.client.http_wire import HttpWire
-from convoy.app.client.options import Cert, OwnHeaders, Verify, headers_of, trust_of
+from convoy.app.client.options import Cert, OwnHeaders, Verify, headers_of, trust_of, whole_url
 from convoy.app.client.records import RemoteModel, Sight
 from convoy.app.client.retry import Tries, WireQuestion, ask, ask_async
-from convoy.app.python.inputs import OneImage, image_of, no_image, one_or_several
-from convoy.app.python.records import Classification, Detections, Segmentation
+from convoy.app.python.values import OneImage, image_of, is_pillow_image, no_image, one_or_several
+from convoy.models.answers import Classification, Detections, Segmentation
 from convoy.models.errors import ImageError, InvalidRequest, RequestError, UsageError
 from convoy.models.image_files import read_image_file
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from convoy.app.client.grpc_wire import GrpcWire
 
 _PNG_MODES = frozenset(("1", "L", "LA", "I;16", "P", "RGB", "RGBA"))
@@ -39,10 +40,10 @@ def encoded(given: object) -> bytes:
             return read_image_file(given)
         case bytes() | bytearray() | memoryview():
             return bytes(given)
-        case Image.Image():
-            return _file_of(given)
         case np.ndarray():
             return _file_of(image_of(given))
+    if is_pillow_image(given):
+        return _file_of(given)
     raise no_image(given)
 
 
@@ -87,15 +88,20 @@ class _BaseClient:
         if not callable(headers):
             headers_of(headers)  # raises UsageError
         self._timeout_s, self._retries, self.at_once = timeout_s, retries, at_once
-        kind: type[HttpWire | GrpcWire] = HttpWire
-        if url.startswith(("grpc://", "grpcs://")):
-            from convoy.app.client.grpc_wire import GrpcWire  # its library is needed only here
-
-            kind = GrpcWire
-        self._wire = kind(url, api_key, trust_of(verify, cert), headers, is_async=self._is_async)
+        whole = whole_url(url)
+        kind = _grpc_wire() if whole.startswith("grpc") else HttpWire
+        self._wire = kind(whole, api_key, trust_of(verify, cert), headers, is_async=self._is_async)
 
     def _tries(self, timeout_s: float | None) -> Tries:
         return Tries(timeout_s or self._timeout_s, self._retries)
+
+
+def _grpc_wire() -> type[GrpcWire]:
+    try:
+        from convoy.app.client.grpc_wire import GrpcWire  # its libraries are needed only here
+    except ModuleNotFoundError as error:
+        raise UsageError(f"gRPC needs {error.name}; run `pip install 'convoy-client[grpc]'`") from error
+    return GrpcWire
 
 
 class Client(_BaseClient):
@@ -104,7 +110,8 @@ class Client(_BaseClient):
         with convoy.Client("http://localhost:8000") as client:
             print(client.predict("digits", "seven.png").best.label)
 
-    `grpc://localhost:8001` asks over gRPC, `https://` and `grpcs://` over TLS; all else is the same.
+    `grpc://localhost:8001` asks over gRPC, `https://` and `grpcs://` over TLS; all else is the same. Without a scheme,
+    `localhost:8000` means HTTP, and `localhost` its port 8000.
 
     What a server refuses for the moment (429, 503) is asked again, `retries` times, once its `Retry-After` has passed,
     and so is a connection that is refused or breaks off. All of that is within `timeout_s`; the server is told what is

@@ -6,6 +6,7 @@ an image is asked for here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -13,7 +14,6 @@ from urllib.parse import urlsplit
 
 import grpc
 import numpy as np
-import orjson
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from convoy.app.client.options import OwnHeaders, Trust, headers_of
@@ -50,6 +50,7 @@ _CHANNEL = (
 _ITS_ID = "x-request-id"
 # gRPC's own word (gRFC A6): milliseconds; below 0, or no number, is "do not come back".
 _PUSHBACK, _RETRY_AFTER = "grpc-retry-pushback-ms", "retry-after"
+_OF_MODEL = ("name", "version", "state", "reason")
 # A method of the service by its name, and its request.
 _Message: TypeAlias = tuple[str, Any]
 # PEM of the CA, the key and the chain, as the library takes them.
@@ -60,12 +61,9 @@ class GrpcWire:
     """A server over gRPC. Raises UsageError for a URL, key or trust that cannot be one; connects to nothing yet."""
 
     def __init__(self, url: str, api_key: str | None, trust: Trust, own: OwnHeaders | None, *, is_async: bool) -> None:
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port or _PORTS[parts.scheme]
-        except ValueError as error:
-            raise UsageError(f"the URL {url!r} is none ({error})") from None
-        if not host or parts.path.strip("/") or parts.query or parts.username:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+        if parts.path.strip("/") or parts.query or parts.username:
             raise UsageError(f"the URL {url!r} should look like grpc://localhost:8001")
         if api_key and not (api_key.isascii() and api_key.isprintable()):
             raise UsageError("the API key has characters that metadata cannot carry; check where it came from")
@@ -111,7 +109,9 @@ class GrpcWire:
     def models(self) -> WireQuestion[tuple[RemoteModel, ...]]:
         """What is served, and what was refused and why."""
         return _asked(
-            "RepositoryIndex", service_pb2.RepositoryIndexRequest(), lambda reply: models_of(list(reply.models))
+            "RepositoryIndex",
+            service_pb2.RepositoryIndexRequest(),
+            lambda reply: models_of([{name: getattr(row, name) for name in _OF_MODEL} for row in reply.models]),
         )
 
     def send(self, message: _Message, within_s: float) -> Any:
@@ -181,7 +181,7 @@ def _sight(reply: Any) -> Sight:
         raise RequestError(f"the answer is not a prediction; {NOT_A_SERVER}")
     (packed,) = _tensors(reply).values()
     try:
-        document = orjson.loads(packed.item())
+        document = json.loads(packed.item())
     except (ValueError, TypeError):
         raise RequestError(f"the answer is not a prediction; {NOT_A_SERVER}") from None
     return sight_of(document)

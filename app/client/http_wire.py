@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 import httpx
 import numpy as np
-import orjson
 
 from convoy.app.client.options import OwnHeaders, Trust, headers_of
 from convoy.app.client.records import (
@@ -42,13 +41,11 @@ class HttpWire:
     """A server over HTTP. Raises UsageError for a URL or key that cannot be one; connects to nothing yet."""
 
     def __init__(self, url: str, api_key: str | None, trust: Trust, own: OwnHeaders | None, *, is_async: bool) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise UsageError(f"the URL {url!r} should look like http://localhost:8000 or grpc://localhost:8001")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
             httpx.URL(url), httpx.Headers(headers)  # both say what is wrong with them
         except httpx.InvalidURL as error:
-            raise UsageError(f"the URL {url!r} is none ({error})") from None
+            raise UsageError(f"the URL {url!r} is wrong ({error})") from None
         except UnicodeEncodeError:
             raise UsageError(
                 "the API key has characters that an HTTP header cannot carry; check where it came from"
@@ -91,7 +88,7 @@ class HttpWire:
         document: dict[str, Any] = {"inputs": described, "parameters": parameters}
         if outputs is not None:
             document["outputs"] = [{"name": name} for name in outputs]
-        header = orjson.dumps(document)
+        header = json.dumps(document).encode()
         body = b"".join((header, *(tensor.data for tensor in tensors)))
         headers = (*_BYTES, (HEADER_LENGTH, f"{len(header)}"), ("Accept-Encoding", "identity"))
         return WireQuestion(lambda left_s: self._request(left_s, path, body, (_within(left_s),), headers), _tensors)

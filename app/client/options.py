@@ -7,6 +7,7 @@ import re
 import ssl
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 from convoy.models.errors import UsageError
 from convoy.models.tls import ClientTls, ClientTlsNames
@@ -25,6 +26,26 @@ _TLS_NAMES = ClientTlsNames("verify", "cert", "cert")
 _HEADER_NAME = re.compile(r"[0-9a-z_.-]+")
 _OURS = frozenset(("authorization", "connection", "host", "te", "transfer-encoding", "upgrade", "user-agent"))
 _OUR_KINDS = ("accept", "content-", "grpc-", "inference-header-")
+
+
+_SCHEMES = ("http", "https", "grpc", "grpcs")
+_LIKE = "it should look like http://localhost:8000 or grpc://localhost:8001"
+
+
+def whole_url(given: str) -> str:
+    """The URL with its scheme. Without one it is HTTP's, and its port 8000 if it names none. Raises UsageError."""
+    has_scheme = "://" in given
+    try:
+        parts = urlsplit(given if has_scheme else f"http://{given}")
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"the URL {given!r} is wrong ({error}); {_LIKE}") from None
+    is_odd = parts.netloc.endswith(":") or any(one.isspace() for one in given)
+    if parts.scheme not in _SCHEMES or not parts.hostname or is_odd:
+        raise UsageError(f"the URL {given!r} names no server; {_LIKE}")
+    if not has_scheme and port is None:
+        parts = parts._replace(netloc=f"{parts.netloc}:8000")
+    return parts.geturl()
 
 
 def trust_of(verify: Verify, cert: Cert | None) -> Trust:

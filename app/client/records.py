@@ -1,6 +1,6 @@
 """What a server answers, as records, arrays and errors; the same on both wires.
 
-The records of images are in `app.python.records`.
+The records of images are in `models.answers`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ from time import time
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from msgspec import convert
 
-from convoy.app.calls.timing import Timing
-from convoy.app.pictures.answering import ClassShare, Detection, Prediction
-from convoy.app.python.inputs import datatype_of, named_arrays, string_bytes
-from convoy.app.python.records import Classification, Detections, Segmentation
+from convoy.app.python.values import datatype_of, named_arrays, string_bytes
+from convoy.models.answers import Classification, ClassShare, Detection, Detections, Prediction, Segmentation, Timing
 from convoy.models.errors import (
     BodyTooLarge,
     DeadlineExceeded,
@@ -94,23 +91,35 @@ def sight_of(document: Any) -> Sight:
         timing = Timing(*(float(document["timing_ms"][stage]) for stage in Timing._fields))
         model, version = str(document["model"]), int(document["version"])
         if "detections" in document:
-            boxes = convert(document["detections"], tuple[Detection, ...])
-            return Detections(model, version, boxes, timing)
+            return Detections(model, version, tuple(map(_detection, document["detections"])), timing)
         if "segmentation" in document:
             found = document["segmentation"]
-            classes = convert(found["classes"], tuple[ClassShare, ...])
+            classes = tuple(ClassShare(*_class(row), float(row["share"])) for row in found["classes"])
             return Segmentation(model, version, _class_map(found), classes, float(found["unseen_share"]), timing)
-        predictions = convert(document["predictions"], tuple[Prediction, ...])
+        predictions = tuple(Prediction(*_class(row), float(row["score"])) for row in document["predictions"])
         return Classification(model, version, predictions, timing)
     except (ValueError, KeyError, TypeError):
         raise RequestError(f"the answer is not a prediction; {NOT_A_SERVER}") from None
 
 
+def _class(row: Any) -> tuple[int, str | None]:
+    label = row["label"]
+    return int(row["class_id"]), None if label is None else str(label)
+
+
+def _detection(row: Any) -> Detection:
+    x1, y1, x2, y2 = map(float, row["box"])
+    return Detection((x1, y1, x2, y2), *_class(row), float(row["score"]))
+
+
 def models_of(rows: Any) -> tuple[RemoteModel, ...]:
     """What a server lists. Raises RequestError for what is no such list."""
     try:
-        return convert(rows, tuple[RemoteModel, ...], strict=False, from_attributes=True)
-    except ValueError:
+        return tuple(
+            RemoteModel(str(row["name"]), int(row["version"]), row.get("state", "READY"), row.get("reason", ""))
+            for row in rows
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise RequestError(f"the answer is not a list of models; {NOT_A_SERVER}") from None
 
 

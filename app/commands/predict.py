@@ -20,8 +20,7 @@ from rich.table import Table
 
 from convoy.app.client.client import Client
 from convoy.app.client.records import NOT_A_SERVER, Sight
-from convoy.app.pictures.answering import ClassShare, Detection, Prediction
-from convoy.app.python.records import Classification, Detections, Segmentation
+from convoy.models.answers import Classification, ClassShare, Detection, Detections, Prediction, Segmentation
 from convoy.models.errors import (
     ConvoyError,
     DeadlineExceeded,

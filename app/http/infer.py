@@ -21,7 +21,7 @@ import orjson
 
 from convoy.app.calls.call import Call
 from convoy.app.calls.shared_memory import SharedMemory
-from convoy.app.calls.timing import Timing
+from convoy.app.calls.timing import timing_of
 from convoy.app.http.gate import HotRoute, RequestContext
 from convoy.app.http.json_documents import (
     INLINE_JSON_BYTES,
@@ -84,7 +84,7 @@ class InferRoute(HotRoute):
         else:
             reply = render_infer(meaning, served, done)
         total_ns = time.monotonic_ns() - call.arrival_ns
-        timing = Timing.of(done, call.decode_wait_ns, call.decode_ns, total_ns)
+        timing = timing_of(done, call.decode_wait_ns, call.decode_ns, total_ns)
         reply.headers = (timing.header(), *reply.headers)
         return reply
 

@@ -18,6 +18,7 @@ from PIL import Image
 
 from convoy.app.engines.batch import Answer
 from convoy.models.activation import NAN, ClassNumbers, activate, class_numbers
+from convoy.models.answers import ClassShare, Detection, Prediction
 from convoy.models.boxes import find_boxes
 from convoy.models.errors import InvalidRequest, ModelFailed
 from convoy.models.geometry import UNSEEN, Extent, ImagePlacement
@@ -25,15 +26,6 @@ from convoy.models.spec import ModelSpec
 from convoy.models.tasks import Task
 
 _FEW_IN = 20  # below this share of the classes, finding them is cheaper than sorting all
-
-
-@dataclass(slots=True)  # not frozen: construction would take five times as long
-class Prediction:
-    """One class and its score. The label is None if the model has none for it."""
-
-    class_id: int
-    label: str | None
-    score: float
 
 
 def best_classes(
@@ -108,18 +100,6 @@ def _scores(outputs: np.ndarray, spec: ModelSpec) -> np.ndarray:
 
 # A noisy map would have a run per pixel: some 10 MB of JSON.
 MAX_RUNS = 500_000
-
-
-@dataclass(slots=True)
-class ClassShare:
-    """One class that occurs in a class map. The label is None if the model has none for it.
-
-    `share` is its share of all pixels of the picture, from 0 to 1.
-    """
-
-    class_id: int
-    label: str | None
-    share: float
 
 
 @dataclass(slots=True)
@@ -202,19 +182,6 @@ def _voc_palette() -> bytes:
 
 
 _VOC_PALETTE = _voc_palette()
-
-
-@dataclass(slots=True)
-class Detection:
-    """One object: (x1, y1, x2, y2) in pixels of the picture, from its upper left corner, rounded to hundredths.
-
-    The label is None if the model has none for the class.
-    """
-
-    box: tuple[float, float, float, float]
-    class_id: int
-    label: str | None
-    score: float
 
 
 def detections(

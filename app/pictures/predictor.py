@@ -11,13 +11,14 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, SupportsFloat
 
 from convoy.app.calls.call import Call, Inputs, Terms
-from convoy.app.calls.timing import Timing
+from convoy.app.calls.timing import timing_of
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.pictures.answering import CLASSES, Wanted
 from convoy.app.pictures.decoder import Decoded, Decoder, DecodeWork
 from convoy.app.scheduling.request import TensorRef
 from convoy.app.scheduling.slab import Slot
 from convoy.app.telemetry.outcomes import CANCELLED, ending_of
+from convoy.models.answers import Timing
 from convoy.models.errors import DeadlineExceeded, ImageTooLarge, InvalidRequest, Overloaded, RequestError
 from convoy.models.geometry import Extent
 from convoy.models.headers import Header, read_header
@@ -113,7 +114,7 @@ class Predictor:
         else:
             found = answering.read(done.answers, spec, size, wanted)
         total_ns = time.monotonic_ns() - call.arrival_ns
-        return Predicted(found, Timing.of(done, wait_ns, decode_ns, total_ns))
+        return Predicted(found, timing_of(done, wait_ns, decode_ns, total_ns))
 
     async def _decode(self, call: Call, served: Served, picture: Picture, terms: Terms, slot: Slot) -> Decoded[Extent]:
         """Decode into the slot in a thread, in turn. Raises RequestError or ClientGone."""

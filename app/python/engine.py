@@ -21,10 +21,12 @@ from convoy.app.config.sources import Sources
 from convoy.app.engines.select import PrecisionChoice
 from convoy.app.engines.table import AUTO
 from convoy.app.loading.load import DEFAULT_LIMIT_S
-from convoy.app.python.inputs import OneImage, one_or_several, request_of
+from convoy.app.python.inputs import request_of
 from convoy.app.python.inside import Asked, Inside, Question
 from convoy.app.python.private_loop import PrivateLoop
-from convoy.app.python.records import Classification, Detections, ImageAnswer, ModelSummary, Segmentation
+from convoy.app.python.records import ModelSummary
+from convoy.app.python.values import OneImage, one_or_several
+from convoy.models.answers import Classification, Detections, ImageAnswer, Segmentation
 from convoy.models.errors import UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
 

@@ -1,7 +1,7 @@
-"""The inputs of a Python program: tensors as numpy arrays; images as paths, bytes, Pillow images or pixels.
+"""The inputs of a Python program as the engine takes them: requests of numpy arrays, and pictures.
 
-Knows dtypes and bytes; names, shapes and sizes are checked against the model as for every protocol. All images go
-through `convoy.models.images`: an open image by the same rules as its file.
+Names, shapes and sizes are checked against the model as for every protocol. All images go through
+`convoy.models.images`: an open image by the same rules as its file.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -18,16 +18,14 @@ from PIL import Image
 from convoy.app.calls.shared_memory import SharedMemory
 from convoy.app.pictures.predictor import EncodedPicture, Picture
 from convoy.app.protocol.tensors import OutputIn, RawRequest, Target, TensorIn, TensorOut
-from convoy.models.errors import ImageError, InvalidRequest
+from convoy.app.python.values import datatype_of, image_of, named_arrays, no_image, string_bytes
 from convoy.models.geometry import Extent
 from convoy.models.headers import Header
 from convoy.models.image_files import read_image_file
 from convoy.models.images import fit_image_into, header_of
-from convoy.models.spec import NUMPY_DTYPES, ImageSpec
+from convoy.models.spec import ImageSpec
 from convoy.models.tensors import from_bytes
 
-OneImage: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | np.ndarray"
-_ARRAYS = "an array is one image, uint8 [height, width], or [height, width, channels] with 1, 3 or 4 channels"
 # Pillow reads an image's file lazily, and the same image may be given twice.
 _LOADING = tuple(threading.Lock() for _ in range(64))
 
@@ -51,18 +49,6 @@ class OpenedPicture(Picture):
             return fit_image_into(self._opened, image, out, max_pixels)
 
 
-def one_or_several(images: OneImage | Iterable[OneImage]) -> OneImage | list[OneImage]:
-    """Return several images as a list. The iterable is read here, in the caller's thread. Raises InvalidRequest."""
-    if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | np.ndarray):
-        return images
-    try:
-        return list(images)
-    except TypeError as error:
-        raise InvalidRequest(
-            f"images are paths, bytes, PIL images or uint8 arrays, one or several; got {type(images).__name__}"
-        ) from error
-
-
 async def picture_of(given: object) -> Picture:
     """Open an image; files are read in a thread. Raises ImageError."""
     match given:
@@ -77,26 +63,6 @@ async def picture_of(given: object) -> Picture:
     raise no_image(given)
 
 
-def no_image(given: object) -> ImageError:
-    """The error for an argument that is not an image."""
-    return ImageError(
-        f"an image is a path, the bytes of an image file, a PIL image or a uint8 array; got {type(given).__name__}"
-    )
-
-
-def image_of(array: np.ndarray) -> Image.Image:
-    """Convert pixels to an open Pillow image. Raises ImageError."""
-    if array.dtype != np.uint8 or array.ndim not in (2, 3):
-        advice = "; give several as a list" if array.ndim == 4 else ""
-        raise ImageError(f"{_ARRAYS}; got {array.dtype} {list(array.shape)}{advice}")
-    if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
-        raise ImageError(f"{_ARRAYS}; got {list(array.shape)}, maybe the channels come first")
-    if array.size == 0:
-        raise ImageError(f"{_ARRAYS}; got {list(array.shape)}, which has no pixels")
-    return Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array))
-
-
-_BY_NUMPY_DTYPE = {dtype: name for name, dtype in NUMPY_DTYPES.items() if dtype.kind not in "OV"}
 _NO_MEMORY = SharedMemory(is_allowed=False)
 
 
@@ -127,36 +93,14 @@ def request_of(
     )
 
 
-def named_arrays(inputs: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
-    """The arrays in their order. Raises InvalidRequest if they are not named arrays."""
-    if not isinstance(inputs, Mapping):
-        raise InvalidRequest(f"inputs must be arrays by name, such as {{'images': array}}; got {type(inputs).__name__}")
-    return [(str(name), np.asarray(values)) for name, values in inputs.items()]
-
-
 def bytes_of(request: RawRequest) -> int:
     """The number of bytes to check."""
     return sum(one.source.array.nbytes for one in request.inputs if isinstance(one.source, ArraySource))
 
 
-def datatype_of(array: np.ndarray) -> str:
-    """The protocol's name of a dtype, or numpy's if the protocol has none."""
-    dtype = array.dtype
-    if dtype.kind in "OSU":
-        return "BYTES"
-    if dtype.kind == "V":  # numpy has no BF16: two opaque bytes, or ml_dtypes' own type
-        return "BF16" if dtype.itemsize == 2 and dtype.names is None else str(dtype)
-    return _BY_NUMPY_DTYPE.get(dtype.newbyteorder("="), str(dtype))
-
-
 def array_of(answer: TensorOut) -> np.ndarray:
     """Make an array that the caller owns."""
     return from_bytes(answer.data, answer.spec, answer.shape).copy()
-
-
-def string_bytes(element: object) -> bytes | None:
-    """Encode a string; None if it is not one."""
-    return element.encode() if isinstance(element, str) else element if isinstance(element, bytes) else None
 
 
 def _string(element: object, target: Target) -> bytes:

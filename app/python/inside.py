@@ -39,10 +39,12 @@ from convoy.app.pictures.predictor import (
 )
 from convoy.app.protocol.inference import InferRequest, answers_of, is_heavy, request_for, understand
 from convoy.app.protocol.tensors import RawRequest
-from convoy.app.python.inputs import OneImage, array_of, bytes_of, picture_of
-from convoy.app.python.records import Classification, Detections, ImageAnswer, ModelSummary, Segmentation
+from convoy.app.python.inputs import array_of, bytes_of, picture_of
+from convoy.app.python.records import ModelSummary
+from convoy.app.python.values import OneImage
 from convoy.app.scheduling.request import MILLISECOND_NS, ModelKey
 from convoy.app.telemetry.outcomes import ANSWERED, Refusal, ending_of
+from convoy.models.answers import Classification, Detections, ImageAnswer, Segmentation
 from convoy.models.errors import DeadlineExceeded, InvalidRequest, JobError, Overloaded, RequestError
 
 PROTOCOL = "python"

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from convoy.app.core import Core
-from convoy.app.python.inputs import OneImage, one_or_several, request_of
+from convoy.app.python.inputs import request_of
 from convoy.app.python.inside import Asked, Asking, Question
-from convoy.app.python.records import Classification, Detections, Segmentation
+from convoy.app.python.values import OneImage, one_or_several
 from convoy.app.ray.connections import Ways
+from convoy.models.answers import Classification, Detections, Segmentation
 from convoy.models.errors import InvalidRequest
 
 

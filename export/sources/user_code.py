@@ -16,7 +16,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from convoy.export.sources.torch_job import one_line
-from convoy.models.checkout import IMPORT_ROOT, IS_CHECKOUT
+from convoy.models.checkout import CHECKOUT
 from convoy.models.errors import JobError
 from convoy.models.samples import some
 
@@ -76,9 +76,9 @@ def load_module(file: Path) -> ModuleType:
 def _hand_over(folder: Path) -> None:
     """The file's folder first, as when Python runs it; then the folder where the user stands."""
     others = [str(Path.cwd()), *sys.path]
-    if IS_CHECKOUT:
+    if CHECKOUT is not None:
         # Its root has folders called `app` and `models`, which are not the user's.
-        others = [entry for entry in others if Path(entry).resolve() != IMPORT_ROOT.resolve()]
+        others = [entry for entry in others if Path(entry).resolve() != CHECKOUT]
     sys.path[:] = [str(folder), *others]
 
 

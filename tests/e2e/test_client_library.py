@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +24,7 @@ from PIL import Image
 from tritonclient.grpc import service_pb2_grpc
 
 import convoy
+from convoy.app.client.standalone.__main__ import write_project
 from convoy.models.errors import (
     DeadlineExceeded,
     ImageError,
@@ -281,7 +285,11 @@ def test_over_grpc_errors_are_those_of_http(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["grpc://", "grpc://host:port", "grpc://host/path", "grpcs://host?x=1", "ftp://host", "host:8001"]
+    "url",
+    [
+        *("grpc://", "grpc://host:port", "grpc://host/path", "grpcs://host?x=1", "ftp://host", ""),
+        *("host:port", "localhost:99999", ":8000", "http://", "http://:8000", "local host:8000", "http:/localhost"),
+    ],
 )
 def test_a_url_that_is_none_is_a_wrong_call(url: str) -> None:
     with pytest.raises(UsageError, match="URL"):
@@ -311,6 +319,50 @@ def test_tls_over_grpc_takes_files_alone() -> None:
     for verify in (False, ssl.create_default_context()):
         with pytest.raises(UsageError, match=r"file of certificates, .* into `cert`"):
             convoy.Client("grpcs://localhost", verify=verify)
+
+
+ALONE = """
+import sys
+import convoy_client
+from convoy_client.errors import ImageError, NotFound
+
+with convoy_client.Client(sys.argv[1]) as client:
+    result = client.predict("digits", sys.argv[2])
+    assert isinstance(result, convoy_client.Classification)
+    for kind, ask in ((NotFound, ("none", sys.argv[2])), (ImageError, ("digits", "missing.png"))):
+        try:
+            client.predict(*ask)
+        except kind as error:
+            assert str(error)
+    print(result.best.label, client.models()[0].name)
+mine = {"convoy", "PIL", "fastapi", "grpc", "msgspec", "onnxruntime", "orjson", "pydantic", "tritonclient"}
+assert not mine & sys.modules.keys(), mine & sys.modules.keys()
+sys.modules["tritonclient"] = sys.modules["PIL"] = None
+try:
+    convoy_client.Client("grpc://localhost")
+except convoy_client.ConvoyError as error:
+    print(error)
+try:
+    convoy_client.Client().predict("digits", convoy_client.client.np.zeros((8, 8), "uint8"))
+except ImageError as error:
+    print(error)
+del sys.modules["tritonclient"], sys.modules["PIL"]
+with convoy_client.Client(sys.argv[3]) as client:
+    print(client.predict("digits", sys.argv[2]).best.label)
+"""
+
+
+def test_the_client_alone_needs_httpx_and_numpy(server: Server, tmp_path: Path) -> None:
+    write_project(tmp_path)
+    words = (sys.executable, "-c", ALONE, f"127.0.0.1:{server.port}", str(SEVEN), f"grpc://{server.grpc_address}")
+    done = subprocess.run(
+        words, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}
+    )
+    assert done.returncode == 0, done.stderr
+    answer, grpc_missing, pillow_missing, over_grpc = done.stdout.splitlines()
+    assert (answer, over_grpc) == ("7 digits", "7")
+    assert "run `pip install 'convoy-client[grpc]'`" in grpc_missing
+    assert "pip install Pillow" in pillow_missing
 
 
 @contextmanager

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -23,7 +24,7 @@ from tests.support.stores import DATA, ROOT, digit
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 OURS = ("app", "export", "loadtest", "models")
 # Needs a checkout, which whoever installs a wheel has not got.
-DEVELOPMENT = ("convoy.loadtest.peers",)
+DEVELOPMENT = ("convoy.app.client.standalone", "convoy.loadtest.peers")
 NETWORK = """
 import torch
 from app.width import WIDTH
@@ -94,6 +95,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.fixture(scope="module")
+def client_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(given).absolute() if (given := os.environ.get("DIST")) else tmp_path_factory.mktemp("client")
+    if not given:
+        build = [sys.executable, "-m", "convoy.app.client.standalone", str(folder)]
+        done = subprocess.run(build, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    (found,) = folder.glob("convoy_client-*.whl")
+    return found
+
+
 @pytest.fixture(scope="module", params=["checkout", "wheel"])
 def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """Beside the libraries of this interpreter, which are the checkout's."""
@@ -133,6 +145,19 @@ def test_each_finds_its_own(installed: Installed, project: Path) -> None:
     assert [Path(one) for one in found[4:]] == [project / f"{name.replace('.', '/')}.py" for name in theirs]
 
 
+def test_a_script_beside_a_clone_called_convoy_finds_the_package(tmp_path: Path) -> None:
+    """By itself Python takes the clone's folder for a namespace package. No library is needed to see that."""
+    clone = tmp_path / "convoy"
+    shutil.copytree(ROOT, clone, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info"))
+    pip = "PIP_INSTALL=.venv/bin/pip install --quiet --disable-pip-version-check --no-deps"
+    subprocess.run(["make", "-C", str(clone), ".venv/.serve", f"PYTHON={sys.executable}", pip], check=True)
+    (tmp_path / "script.py").write_text("import convoy\nprint(convoy.ConvoyError.__name__, convoy.__file__)\n")
+    python = Installed(str(clone / ".venv" / "bin" / "python"), "", clone)
+    name, file = python.run(tmp_path, "script.py").split()
+    assert name == "ConvoyError"
+    assert Path(file).resolve() == clone / "convoy" / "__init__.py"
+
+
 def test_the_command_serves_from_there(installed: Installed, project: Path) -> None:
     with installed.serving(project) as server:
         assert server.seven() == ("1", "7")
@@ -164,14 +189,34 @@ def test_the_wheel_has_what_serves_and_not_what_develops(wheel: Path) -> None:
     assert {"convoy/models/page/chart.css", "convoy/export/report/page.css"} <= set(files)
 
 
-def test_the_wheel_serves_in_a_bare_environment(wheel: Path, project: Path, tmp_path: Path) -> None:
-    home = tmp_path / "environment"
+def bare_environment(folder: Path, project: Path, *installed: str) -> Installed:
+    home = folder / "environment"
     venv.create(home, with_pip=True)
     bare = Installed(str(home / "bin" / "python"), "", home)
     pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    bare.run(project, *pip, "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[cpu]")
+    bare.run(project, *pip, "--constraint", str(ROOT / "constraints.txt"), *installed)
+    return bare
+
+
+def test_the_wheel_serves_in_a_bare_environment(wheel: Path, project: Path, tmp_path: Path) -> None:
+    bare = bare_environment(tmp_path, project, f"{wheel}[cpu]")
     with bare.serving(project) as server:
         assert server.seven() == ("1", "7")
         six = str(DATA / "six.png")
         told = bare.run(project, "-m", "convoy", "predict", "digits", six, "--url", server.url)
     assert "6" in told
+
+
+def test_the_client_alone_predicts_in_a_bare_environment(client_wheel: Path, project: Path, tmp_path: Path) -> None:
+    """Its files are its own, so that it can be installed beside convoy-serve."""
+    files = zipfile.ZipFile(client_wheel).namelist()
+    assert {top for file in files if ".dist-info" not in (top := file.partition("/")[0])} == {"convoy_client"}
+    bare = bare_environment(tmp_path, project, str(client_wheel))
+    (project / "ask.py").write_text(
+        "import sys\nfrom importlib.util import find_spec\nfrom convoy_client import Client\n"
+        "with Client(sys.argv[1]) as client:\n    print(client.predict('digits', sys.argv[2]).best.label)\n"
+        "print([name for name in ('convoy', 'fastapi', 'onnxruntime') if find_spec(name)])\n"
+    )
+    with Installed(sys.executable, "", ROOT).serving(project) as server:
+        asked = bare.run(project, "ask.py", f"127.0.0.1:{server.port}", str(DATA / "six.png"))
+    assert asked.splitlines() == ["6", "[]"]

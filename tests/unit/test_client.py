@@ -10,6 +10,7 @@ from rich.console import Console
 
 from convoy.app.client import http_wire
 from convoy.app.client.client import Client
+from convoy.app.client.options import whole_url
 from convoy.app.commands.predict import predict
 from convoy.models.errors import JobError, UsageError
 
@@ -73,6 +74,21 @@ def image(tmp_path):
     path = tmp_path / "seven.png"
     path.write_bytes(b"\x89PNG...")
     return path
+
+
+@pytest.mark.parametrize(
+    ("given", "whole"),
+    [
+        ("localhost", "http://localhost:8000"),
+        ("models.example:80/prefix", "http://models.example:80/prefix"),
+        ("[::1]", "http://[::1]:8000"),
+        ("http://localhost", "http://localhost"),
+        ("HTTPS://models.example", "https://models.example"),
+        ("grpc://localhost", "grpc://localhost"),
+    ],
+)
+def test_a_url_may_leave_out_its_scheme(given, whole):
+    assert whole_url(given) == whole
 
 
 def test_labels_and_scores_stand_in_one_table(ask, server, image):

@@ -20,9 +20,8 @@ from rich.console import Console
 
 from convoy.app.commands.inspect import run, variants_table
 from convoy.app.commands.predict import predict
-from convoy.app.pictures.answering import Prediction
-from convoy.app.python.records import Classification
 from convoy.export.terminal import summary
+from convoy.models.answers import Classification, Prediction
 from convoy.models.bundle import BUSY_MARK, FileRecord, Interval, Manifest, Variant, seal, sha256_file
 from convoy.models.errors import UsageError
 from convoy.models.train import Compared

@@ -1,0 +1,122 @@
+"""The answers for an image as records, for the server's client and for the engine in a program.
+
+Plain data. Needs only numpy, so that the client can be installed alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from convoy.models.errors import RequestError
+
+
+class Timing(NamedTuple):
+    """The stages of one request in milliseconds; `total` counts from the arrival of its headers."""
+
+    decode_wait: float
+    decode: float
+    queue: float
+    compute: float
+    total: float
+
+    def document(self) -> dict[str, float]:
+        """The timing as a JSON object, rounded to microseconds."""
+        return {stage: round(ms, 3) for stage, ms in self._asdict().items()}
+
+    def header(self) -> tuple[bytes, bytes]:
+        """The `Server-Timing` header."""
+        return b"server-timing", _HEADER % self
+
+
+_HEADER = b"decode_wait;dur=%.3f, decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
+
+
+@dataclass(slots=True)  # not frozen: construction would take five times as long
+class Prediction:
+    """One class and its score. The label is None if the model has none for it."""
+
+    class_id: int
+    label: str | None
+    score: float
+
+
+@dataclass(slots=True)
+class ClassShare:
+    """One class that occurs in a class map. The label is None if the model has none for it.
+
+    `share` is its share of all pixels of the picture, from 0 to 1.
+    """
+
+    class_id: int
+    label: str | None
+    share: float
+
+
+@dataclass(slots=True)
+class Detection:
+    """One object: (x1, y1, x2, y2) in pixels of the picture, from its upper left corner, rounded to hundredths.
+
+    The label is None if the model has none for the class.
+    """
+
+    box: tuple[float, float, float, float]
+    class_id: int
+    label: str | None
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """One image's classes, best first, or its error.
+
+    With an `error`, `timing_ms` is None and `predictions` is empty.
+    """
+
+    model: str
+    version: int
+    predictions: tuple[Prediction, ...] = ()
+    timing_ms: Timing | None = None
+    error: RequestError | None = None
+
+    @property
+    def best(self) -> Prediction:
+        """The best class. Raises the image's error if it has one, and ModelFailed if no classes were asked for."""
+        if self.error is not None:
+            raise self.error
+        return self.predictions[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Segmentation:
+    """The class of each pixel of one image, or its error.
+
+    `class_map` is uint8 [height, width] of the image as a viewer shows it, 255 for pixels that the network did not see;
+    `unseen_share` is their share. `classes` are those that occur, with their share of all pixels. With an `error`, the
+    map is empty and `timing_ms` is None.
+    """
+
+    model: str
+    version: int
+    class_map: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
+    classes: tuple[ClassShare, ...] = ()
+    unseen_share: float = 0.0
+    timing_ms: Timing | None = None
+    error: RequestError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Detections:
+    """The objects in one image, best first. With an `error` there are none, and `timing_ms` is None."""
+
+    model: str
+    version: int
+    detections: tuple[Detection, ...] = ()
+    timing_ms: Timing | None = None
+    error: RequestError | None = None
+
+
+# The result for each of several images.
+ImageAnswer = TypeVar("ImageAnswer", Classification, Segmentation, Detections)
