@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from convoy.app.telemetry.outcomes import Refusal
-from convoy.models.errors import Unavailable
+from convoy.models.errors import Draining
 
 # Deadlines are kept to this precision, and calls that take longer are watched for clients that leave.
 TICK_S = 0.01
@@ -40,13 +40,13 @@ class OpenCalls:
         return len(self._calls)
 
     def begin(self, call: OpenCall) -> None:
-        """From here to `end` a client waits, and `drain` waits for it. Raises Unavailable when draining.
+        """From here to `end` a client waits, and `drain` waits for it. Raises Draining when the server shuts down.
 
         A call begins before its body is read: a client that was still sending when the shutdown began gets its answer
         like one that waits in the queue.
         """
         if self.draining:
-            raise Unavailable("the server is shutting down; send the request to another one", reason=Refusal.DRAINING)
+            raise Draining("the server is shutting down; send the request to another one", reason=Refusal.DRAINING)
         self._calls[call] = None
         if self._timer is None:
             self._tick_soon()

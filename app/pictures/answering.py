@@ -41,14 +41,21 @@ def best_classes(
 ) -> list[Prediction]:
     """The `top_k` classes of one sample, or all, best first, ties by class number; none that scores below `threshold`.
 
+    Scores are rounded to six decimals, which is about what float32 has.
+
     `logits` is the sample's output, flattened. Raises ModelFailed when a score is not a number.
     """
     scores = _scores(logits.astype(np.float32, copy=False), spec)
     order = _best(scores, top_k)
     if threshold is not None:
         order = order[scores[order] >= threshold]
-    found = zip(order.tolist(), scores[order].tolist(), strict=True)
+    found = zip(order.tolist(), _six_decimals(scores[order]), strict=True)
     return [Prediction(number, _label(spec, number), score) for number, score in found]
+
+
+def _six_decimals(scores: np.ndarray) -> list[float]:
+    rounded: list[float] = scores.astype(np.float64).round(6).tolist()
+    return rounded
 
 
 def _label(spec: ModelSpec, number: int) -> str | None:
@@ -83,7 +90,7 @@ class RankedClasses(NamedTuple):
 
 
 def best_classes_of_batch(outputs: np.ndarray, spec: ModelSpec, top_k: int) -> RankedClasses:
-    """What `best_classes` gives for each row of [samples, values], to the last bit, all at once."""
+    """What `best_classes` gives for each row of [samples, values], all at once. The scores are not rounded."""
     scores = _scores(outputs.astype(np.float32, copy=False), spec)
     is_nan = np.isnan(scores).any(axis=1)
     if _FEW_IN * top_k > scores.shape[1] or is_nan.any():
@@ -232,7 +239,9 @@ def detections(
     placed = placement.boxes_on_picture(found.corners).round(2).tolist()
     return [
         Detection((x1, y1, x2, y2), number, _label(spec, number), score)
-        for (x1, y1, x2, y2), number, score in zip(placed, found.classes.tolist(), found.scores.tolist(), strict=True)
+        for (x1, y1, x2, y2), number, score in zip(
+            placed, found.classes.tolist(), _six_decimals(found.scores), strict=True
+        )
     ]
 
 
