@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, JsonValue
 
 from convoy.models.errors import error_kinds
 
@@ -25,7 +25,7 @@ _NO_MODEL = (
 )
 
 
-CODES = sorted(error_kinds())
+CODES: list[JsonValue] = [*sorted(error_kinds())]
 
 
 class ErrorBody(BaseModel):

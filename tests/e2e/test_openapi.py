@@ -98,8 +98,8 @@ def test_every_operation_answers_as_documented_for_long(server: FakeServer) -> N
 def test_the_document_hides_what_this_server_does_not_offer() -> None:
     options = {"model_control": "explicit", "allow_shared_memory": True}
     documented = []
-    for given in ({}, options):
-        with start_fake_server(access_log="off", **given) as server:
+    for offered in ({}, options):
+        with start_fake_server(access_log="off", **offered) as server:
             documented.append(set(server.get("/openapi.json").json()["paths"]))
     plain, whole = documented
     of_options = {path for path in whole if path.endswith(("/load", "/unload")) or "/systemsharedmemory/" in path}
