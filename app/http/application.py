@@ -167,8 +167,9 @@ def _nearest_route(routes: Sequence[BaseRoute], method: str, path: str) -> str:
         if len(own) == len(asked) + 1 and own[-1].startswith("{"):
             given = [*asked, own[-1]]
         pairs = [*zip(own, given, strict=False)]
-        words = [(word, other.lower()) for word, other in pairs if not word.startswith("{")]
-        likeness = SequenceMatcher(None, *map("/".join, zip(*words, strict=True))).ratio()
+        fixed = [(word, other.lower()) for word, other in pairs if not word.startswith("{")]
+        words, others = ("/".join(pair[side] for pair in fixed) for side in (0, 1))
+        likeness = SequenceMatcher(None, words, others).ratio()
         likeness += likeness > 0.6 and method in methods
         if len(own) == len(given) and likeness > most:
             filled = [other if word.startswith("{") else word for word, other in pairs]
