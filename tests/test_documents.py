@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from convoy import command
+from convoy.models.errors import error_kinds
 from tests.support.documents import PAGES, Block, all_blocks, blocks, name_of, parts
 from tests.support.stores import ROOT
 
@@ -273,3 +274,11 @@ def leads_somewhere(page: Path, link: str) -> bool:
 def test_every_link_leads_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
     assert [one for one in links if not re.match(r"https?:", one) and not leads_somewhere(page, one)] == []
+
+
+def test_the_table_of_codes_is_that_of_the_errors() -> None:
+    section = (ROOT / "docs" / "protocol.md").read_text().partition("## Errors")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\w+) \| .+ \|$", section, re.MULTILINE)
+    assert rows == sorted(rows, key=lambda row: row[1])
+    expected = {(code, str(kind.http_status), kind.grpc_code) for code, kind in error_kinds().items()}
+    assert sorted(rows) == sorted(expected)

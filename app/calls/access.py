@@ -27,7 +27,7 @@ _log = logging.getLogger("convoy.access")
 # https://www.w3.org/TR/trace-context: version, trace id, parent id, flags.
 _TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
-SHUT_DOWN = "the server shut down before it could answer"
+SHUT_DOWN = "the server shut down before it could answer; send the request to another one"
 # The name of the admin token in the log.
 ADMIN = "admin"
 KEY_IS_WRONG = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"

@@ -32,7 +32,7 @@ from convoy.app.scheduling.request import (
 from convoy.app.scheduling.slab import Slot, SlotState
 from convoy.app.telemetry.outcomes import ANSWERED, CallEnd, ClientGone, Refusal
 from convoy.app.telemetry.tracing import RequestSpan
-from convoy.models.errors import BodyTooLarge, DeadlineExceeded, NotFound, RequestError, Unavailable
+from convoy.models.errors import BodyTooLarge, DeadlineExceeded, NotReady, RequestError, UnknownVersion
 
 
 def find_served(catalog: Catalog, model: str, version: str | None) -> Served:
@@ -41,10 +41,12 @@ def find_served(catalog: Catalog, model: str, version: str | None) -> Served:
         return catalog.find(model, None)
     if not version:
         told = "the version is empty; give its number, or leave the version out, with the slash before it"
-        raise NotFound(f"Request for unknown model: '{model}': {told}")
+        raise UnknownVersion(f"Request for unknown model: '{model}': {told}")
     if not (version.isascii() and version.isdigit() and len(version) < 10):
         shown = version[:40] if version.isprintable() and " " not in version else repr(version[:40])
-        raise NotFound(f"Request for unknown model: '{model}' version {shown} is not found")
+        raise UnknownVersion(
+            f"Request for unknown model: '{model}' version {shown} is not found; a version is a whole number"
+        )
     return catalog.find(model, int(version))
 
 
@@ -336,7 +338,7 @@ class Call:
         core, key = self.core, request.key
         if not core.catalog.live(key).takes_requests:
             sentence = f"the engine of '{key.model}' is being replaced; send the request again"
-            raise Unavailable(sentence, reason=Refusal.NOT_READY)
+            raise NotReady(sentence, reason=Refusal.NOT_READY)
         future = core.scheduler.submit(request)
         if isinstance(future, Refuse):
             core.request_failed(key, "REJECTED", time.monotonic_ns() - request.arrival_ns)

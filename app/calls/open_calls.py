@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from convoy.app.telemetry.outcomes import Refusal
-from convoy.models.errors import Unavailable
+from convoy.models.errors import Draining
 
 # The precision of deadlines. Calls that take longer are also watched for clients that leave.
 TICK_S = 0.01
@@ -40,13 +40,13 @@ class OpenCalls:
         return len(self._calls)
 
     def begin(self, call: OpenCall) -> None:
-        """Open a call; `drain` waits for its end. Raises Unavailable when draining.
+        """Open a call; `drain` waits for its end. Raises Draining when the server shuts down.
 
         A call begins before its body is read, so a client that is still sending when the shutdown begins gets its
         answer.
         """
         if self.draining:
-            raise Unavailable("the server is shutting down; send the request to another one", reason=Refusal.DRAINING)
+            raise Draining("the server is shutting down; send the request to another one", reason=Refusal.DRAINING)
         self._calls[call] = None
         if self._timer is None:
             self._tick_soon()

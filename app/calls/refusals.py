@@ -7,12 +7,20 @@ from convoy.app.scheduling.policy import RefusalReason, Refuse
 from convoy.app.scheduling.request import SECOND_NS, Done, Outcome, Request
 from convoy.app.scheduling.slab import Slab
 from convoy.app.telemetry.outcomes import Refusal
-from convoy.models.errors import DeadlineExceeded, ModelFailed, Overloaded, RequestError, Unavailable
+from convoy.models.errors import (
+    DeadlineExceeded,
+    MemoryExhausted,
+    ModelFailed,
+    Overloaded,
+    PredictedLate,
+    RequestError,
+    Unavailable,
+)
 
-EXPIRED_BEFORE = "Request timeout expired before the request could be queued"
-EXPIRED_WAITING = "Request timeout expired while the request waited"
-EXPIRED_RUNNING = "Request timeout expired before the model had answered"
-_HOPELESS = "Request timeout expired: the answer could not have been in time any more"
+EXPIRED_BEFORE = "Request timeout expired before the request could be queued; allow more time"
+EXPIRED_WAITING = "Request timeout expired while the request waited; allow more time"
+EXPIRED_RUNNING = "Request timeout expired before the model had answered; allow more time"
+_HOPELESS = "Request timeout expired: the answer could not have been in time any more; allow more time"
 
 
 def refused(request: Request, refusal: Refuse, max_queue: int) -> RequestError:
@@ -20,15 +28,15 @@ def refused(request: Request, refusal: Refuse, max_queue: int) -> RequestError:
     if refusal.reason is RefusalReason.EXPIRED:
         return DeadlineExceeded(EXPIRED_BEFORE)
     retry_after_s = max(0.001, refusal.retry_after_ns / SECOND_NS)
-    if refusal.reason is RefusalReason.QUEUE_FULL:
-        message = f"Exceeds maximum queue size: {max_queue} samples for '{request.key.model}'"
-    else:
-        message = _predicted_late(request.key.model)
-    return Overloaded(f"{message}; send it again later", reason=refusal.reason.value, retry_after_s=retry_after_s)
+    if refusal.reason is RefusalReason.PREDICTED_LATE:
+        return _predicted_late(request.key.model, retry_after_s)
+    message = f"Exceeds maximum queue size: {max_queue} samples for '{request.key.model}'; send it again later"
+    return Overloaded(message, reason=refusal.reason.value, retry_after_s=retry_after_s)
 
 
-def _predicted_late(name: str) -> str:
-    return f"'{name}' is expected to answer after the deadline"
+def _predicted_late(name: str, retry_after_s: float) -> PredictedLate:
+    message = f"'{name}' is expected to answer after the deadline; send it again later"
+    return PredictedLate(message, reason=Refusal.PREDICTED_LATE, retry_after_s=retry_after_s)
 
 
 def not_decoded(refusal: NotDecoded, name: str, waiting: int) -> RequestError:
@@ -36,19 +44,19 @@ def not_decoded(refusal: NotDecoded, name: str, waiting: int) -> RequestError:
     retry_after_s = max(0.001, refusal.retry_after_ns / SECOND_NS)
     match refusal.why:
         case Why.QUEUE_FULL:
-            message, reason = f"{waiting} uploads already wait to be decoded", Refusal.DECODE_QUEUE
+            message = f"{waiting} uploads already wait to be decoded; send it again later"
+            return Overloaded(message, reason=Refusal.DECODE_QUEUE, retry_after_s=retry_after_s)
         case Why.PREDICTED_LATE:
-            message, reason = _predicted_late(name), Refusal.PREDICTED_LATE
+            return _predicted_late(name, retry_after_s)
         case Why.HOPELESS:
             return DeadlineExceeded(_HOPELESS)
         case _:
             return DeadlineExceeded(EXPIRED_WAITING)
-    return Overloaded(f"{message}; send it again later", reason=reason, retry_after_s=retry_after_s)
 
 
-def no_room(nbytes: int, slab: Slab) -> Overloaded:
+def no_room(nbytes: int, slab: Slab) -> MemoryExhausted:
     """The error for a body or tensor for which there is no memory now."""
-    return Overloaded(
+    return MemoryExhausted(
         f"no room for {nbytes} bytes, {slab.used_bytes} of {slab.capacity_bytes} are in flight; "
         "send it again later, or raise --max-inflight-mb",
         reason=Refusal.MEMORY,
@@ -65,7 +73,7 @@ def failure_of(done: Done) -> RequestError:
         case Outcome.HOPELESS:
             return DeadlineExceeded(_HOPELESS)
         case Outcome.MODEL_FAILED:
-            return ModelFailed(f"the model '{name}' fails on this request: {done.reason}")
+            return ModelFailed(f"the model '{name}' fails on this request: {done.reason}; check its input")
         case Outcome.NO_MEMORY:
             return Unavailable(
                 f"'{name}' has not enough memory on its device for a batch ({done.reason}); "

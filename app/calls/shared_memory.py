@@ -58,7 +58,9 @@ class Region:
             done += os.pwritev(self._file, [data[done:]], self.offset + offset + done)
 
     def _is_shorter(self) -> InvalidRequest:
-        return InvalidRequest(f"shared memory region '{self.name}' is shorter than it was when it was registered")
+        return InvalidRequest(
+            f"shared memory region '{self.name}' is shorter than it was when it was registered; register it again"
+        )
 
 
 class SharedMemory:
@@ -101,7 +103,7 @@ class SharedMemory:
         """Describe one region or all. Raises NotFound or Unsupported."""
         self.check_allowed()
         if name is not None and name not in self._regions:
-            raise NotFound(f"Unable to find system shared memory region: '{name[:100]}'")
+            raise NotFound(f"Unable to find system shared memory region: '{name[:100]}'; register it first")
         return self._chosen(name)
 
     def find(self, name: str) -> Region:

@@ -164,7 +164,7 @@ class GrpcWire:
         if _ITS_ID not in trailer and code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return BodyTooLarge(f"{words}; --max-body-mb of the server is the limit")  # by the library there
         words = words or f"{code.name} without an explanation; {NOT_A_SERVER}"
-        return of_grpc_code(code.name, words, _retry_after_s(trailer))
+        return of_grpc_code(code.name, words, _retry_after_s(trailer), str(trailer.get("error-code", "")))
 
 
 def _request(model: str, version: str | None) -> Any:

@@ -179,10 +179,11 @@ def _refuse_errors(response: httpx.Response) -> None:
     if response.status_code == 200:
         return
     try:
-        words = str(response.json()["error"])
+        document = response.json()
+        words, code = str(document["error"]), str(document.get("code", ""))
     except (ValueError, KeyError, TypeError):
-        words = f"HTTP {response.status_code} without an explanation; {NOT_A_SERVER}"
-    raise of_status(response.status_code, words, response.headers.get("Retry-After"))
+        words, code = f"HTTP {response.status_code} without an explanation; {NOT_A_SERVER}", ""
+    raise of_status(response.status_code, words, response.headers.get("Retry-After"), code)
 
 
 def _in_time(reply: httpx.Response, until_s: float) -> bytes:

@@ -28,6 +28,7 @@ from convoy.models.errors import (
     Unauthorized,
     Unavailable,
     Unsupported,
+    error_kinds,
 )
 from convoy.models.geometry import UNSEEN
 from convoy.models.spec import NUMPY_DTYPES, TensorSpec
@@ -44,6 +45,7 @@ _BY_CODE: dict[str, type[RequestError]] = {
     InvalidRequest.grpc_code: InvalidRequest,
 }
 _BY_STATUS: dict[int, type[RequestError]] = {kind.http_status: kind for kind in _KINDS}
+_BY_NAME = error_kinds()
 # What is in an image, by the task of the model that was asked.
 Sight: TypeAlias = Classification | Segmentation | Detections
 
@@ -155,22 +157,26 @@ def _class_map(found: dict[str, Any]) -> np.ndarray:
     return np.ascontiguousarray(columns.reshape(width, height).T)
 
 
-def of_status(status: int, words: str, retry_after: str | None) -> RequestError:
-    """The error behind an HTTP status. `words` are the server's, which say what to do."""
-    return _error(_BY_STATUS.get(status, RequestError), words, seconds_of(retry_after) or 0.0)
+def of_status(status: int, words: str, retry_after: str | None, code: str = "") -> RequestError:
+    """The error behind an HTTP status. `words` and `code` are the server's; other servers send no code."""
+    return _error(_BY_STATUS.get(status, RequestError), words, seconds_of(retry_after) or 0.0, code)
 
 
-def of_grpc_code(code: str, words: str, retry_after_s: float) -> RequestError:
+def of_grpc_code(grpc_code: str, words: str, retry_after_s: float, code: str = "") -> RequestError:
     """The error behind a gRPC status, by its name."""
-    return _error(_BY_CODE.get(code, RequestError), words, retry_after_s)
+    return _error(_BY_CODE.get(grpc_code, RequestError), words, retry_after_s, code)
 
 
-def _error(kind: type[RequestError], words: str, retry_after_s: float) -> RequestError:
-    if kind is Overloaded:
-        return Overloaded(words, reason="", retry_after_s=retry_after_s)
-    if kind is Unavailable:
-        return Unavailable(words, retry_after_s=retry_after_s)
-    return kind(words)
+def _error(by_status: type[RequestError], words: str, retry_after_s: float, code: str) -> RequestError:
+    kind = _BY_NAME.get(code, by_status)
+    if issubclass(kind, Overloaded):
+        error: RequestError = kind(words, reason="", retry_after_s=retry_after_s)
+    elif issubclass(kind, Unavailable):
+        error = kind(words, retry_after_s=retry_after_s)
+    else:
+        error = kind(words)
+    error.code = code or kind.code  # a later server may have others
+    return error
 
 
 def seconds_of(retry_after: str | None) -> float | None:

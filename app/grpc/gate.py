@@ -241,11 +241,12 @@ class GrpcGate:
         """The status, message and trailing metadata of an error."""
         if isinstance(error, RequestError):
             call.status, words, retry_after_s = error.grpc_code, str(error), error.retry_after_s
+            code = error.code
         else:
             _errors.error("%s failed; this is a bug", call.method, exc_info=error)
-            call.status, retry_after_s = "INTERNAL", None
+            call.status, retry_after_s, code = "INTERNAL", None, RequestError.code
             words = f"internal error; the log has it under request {call.id.decode()}"
-        trailer = self._trailer(call)
+        trailer = (*self._trailer(call), ("error-code", code))
         if retry_after_s is not None:
             # The second is gRPC's own key (gRFC A6), which clients with a retry policy follow.
             pushback_ms = max(1, math.ceil(retry_after_s * 1000))

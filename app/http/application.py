@@ -6,8 +6,10 @@ FastAPI's own handling costs twice what the rest of a small request costs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from difflib import SequenceMatcher
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -15,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from convoy.app.calls.access import ServeOptions
@@ -26,11 +28,11 @@ from convoy.app.http.infer import InferRoute
 from convoy.app.http.openapi import document_routes
 from convoy.app.http.pages import docs_routes
 from convoy.app.http.predictions import PredictionsRoute
-from convoy.app.http.replies import json_response
-from convoy.app.http.repository import repository_routes, shared_memory_routes
+from convoy.app.http.repository import cuda_routes, repository_routes, shared_memory_routes
 from convoy.app.http.routes import control_routes, not_offered_routes, torchserve_routes
 from convoy.app.pictures.decoder import Decoder
 from convoy.app.version import VERSION
+from convoy.models.errors import InvalidRequest, MethodNotAllowed, UnknownRoute
 
 
 def hot_routes(core: Core, options: ServeOptions) -> HotRoutes:
@@ -96,13 +98,19 @@ def framework_app(core: Core, options: ServeOptions, hot: HotRoutes) -> FastAPI:
     for path in (*PredictionsRoute.paths, *InferRoute.paths):
         app.router.routes.append(Route(path, _never_called, methods=["POST"]))
     # The last one has `/v2/models/{model}`, so those that go on from there come before it.
-    app.include_router(docs_routes())
-    app.include_router(not_offered_routes())
-    app.include_router(shared_memory_routes(core, options))
-    app.include_router(torchserve_routes(core))
-    app.include_router(repository_routes(core, options))
-    app.include_router(control_routes(core, options))
-    _add_error_handlers(app)
+    routes = [*app.router.routes]
+    for router in (
+        docs_routes(),
+        not_offered_routes(),
+        shared_memory_routes(core, options),
+        cuda_routes(),
+        torchserve_routes(core),
+        repository_routes(core, options),
+        control_routes(core, options),
+    ):
+        app.include_router(router)
+        routes += router.routes if router.include_in_schema else []
+    _add_error_handlers(app, routes)
     document_routes(app, options)
     return app
 
@@ -111,17 +119,59 @@ async def _never_called(_: Request) -> Response:
     raise AssertionError("the gate calls the routes that infer; this is a bug")
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     """For the framework's own errors; the gate answers all others."""
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
-        # The protocol's words, whatever the framework says.
-        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-        return json_response({"error": HTTPStatus(error.status_code).phrase}, error.status_code, headers)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        root, method = request.scope.get("root_path", ""), request.method
+        path = request.scope["path"].removeprefix(root)
+        elsewhere = _ELSEWHERE.fullmatch(path)
+        near = f"POST /predictions/{'/'.join(filter(None, elsewhere.groups()))}" if elsewhere else ""
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            allow = (error.headers or {}).get("Allow", "")
+            near = near or f"{allow} {path[:100]}"
+            raise MethodNotAllowed(f"{method} is not allowed here; send {_below(root, near)}", allow=allow)
+        near = near or _nearest_route(routes, method, path)
+        hint = f"did you mean {_below(root, near)}?" if near else f"{root}/docs lists the routes"
+        raise UnknownRoute(f"there is no route {method} {root}{path[:100]}; {hint}")
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        return json_response({"error": f"{where}: {first['msg']}"}, 400)
+        raise InvalidRequest(f"{where}: {first['msg']}")
+
+
+# How TensorFlow Serving, KServe's first protocol and others call a prediction.
+_ELSEWHERE = re.compile(r"(?:/v1)?/models?/([^/:]{1,100})(?:/versions/([^/:]{1,100}))?[:/]predict(?:ions?)?")
+
+
+def _below(root: str, route: str) -> str:
+    method, _, path = route.partition(" ")
+    return f"{method} {root}{path}"
+
+
+def _nearest_route(routes: Sequence[BaseRoute], method: str, path: str) -> str:
+    """The route that a client has probably meant, with its own names in it; empty where none is like it.
+
+    Compares the words of routes that have as many parts. One that takes this method goes before all others.
+    """
+    asked, best, most = path.strip("/").split("/"), "", 0.6
+    if len(path) > 200:  # which would take long to compare
+        return best
+    for route in routes:
+        if not isinstance(route, Route) or not route.include_in_schema:
+            continue
+        own, given, methods = route.path.strip("/").split("/"), asked, route.methods or set()
+        if len(own) == len(asked) + 1 and own[-1].startswith("{"):
+            given = [*asked, own[-1]]
+        pairs = [*zip(own, given, strict=False)]
+        fixed = [(word, other.lower()) for word, other in pairs if not word.startswith("{")]
+        words, others = ("/".join(pair[side] for pair in fixed) for side in (0, 1))
+        likeness = SequenceMatcher(None, words, others).ratio()
+        likeness += likeness > 0.6 and method in methods
+        if len(own) == len(given) and likeness > most:
+            filled = [other if word.startswith("{") else word for word, other in pairs]
+            best, most = f"{'POST' if 'POST' in methods else 'GET'} /{'/'.join(filled)}", likeness
+    return best

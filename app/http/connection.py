@@ -26,8 +26,16 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from convoy.app.http.replies import error_body
+from convoy.app.http.replies import error_reply
 from convoy.app.server.acceptor import ConnectionLimits, unread_bytes, unsent_bytes
+from convoy.models.errors import (
+    HeadersTooLarge,
+    InvalidRequest,
+    MethodNotAllowed,
+    RequestError,
+    RequestTimeout,
+    Unavailable,
+)
 
 _log = logging.getLogger("convoy")
 # The parser gets what was read in pieces, because it does not stop at the end of a request. One piece has up to 450.
@@ -61,7 +69,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unparsed_bytes = 0  # since the parser last reported anything but a header
         self._has_hung_up = False  # the last answer is written
         self._read_closed = False  # nothing more is parsed
-        self._final_error: tuple[int, str] | None = None  # to be sent when all requests before have their answers
+        self._final_error: RequestError | None = None  # to be sent when all requests before have their answers
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -70,8 +78,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._line = SimpleNamespace(write=transport.write, is_closing=transport.is_closing, close=self.hang_up)
         if len(self.connections) > self.limits.max_connections:
             type(self).on_too_many()
-            message = f"{self.limits.max_connections} connections are open; try again"
-            self._write_error(503, message, b"retry-after: 1\r\n")
+            self._write_error(Unavailable(f"{self.limits.max_connections} connections are open; send it again later"))
             self._close()
         else:
             self._arm_header_timer()
@@ -133,7 +140,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 # The parser has read the headers and takes all the rest for the other protocol's.
                 method, version = self.parser.get_method(), self.parser.get_http_version().encode()
                 if method == b"CONNECT":
-                    self._refuse(405, "this server is no proxy; send the request to where it is to be answered")
+                    self._refuse(MethodNotAllowed("this server is not a proxy; send GET or POST", allow="GET, POST"))
                     return
                 kept = b"".join([b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"])
                 head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, kept)
@@ -144,7 +151,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 if self._header_bytes > self.limits.header_bytes:
                     self._refuse_headers()
                 else:
-                    self._refuse(400, "this is not an HTTP/1.1 request")
+                    self._refuse(InvalidRequest("this is not an HTTP/1.1 request; use an HTTP client such as curl"))
                 return
 
     def on_message_begin(self) -> None:
@@ -213,7 +220,7 @@ class GuardedProtocol(HttpToolsProtocol):
             # A client that still sends does not read yet. uvicorn would throw the rest of the body away for ever.
             self._start_linger_timer()
         if self._final_error is not None:
-            self._write_error(*self._final_error)
+            self._write_error(self._final_error)
             self.hang_up()
         elif not self.cycle.more_body and not self._in_headers:  # those have time limits of their own
             self._start_timer("idle", self.timeout_keep_alive, self._close)
@@ -278,7 +285,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.flow.read_paused or self.pipeline or not self._is_answered():
             self._arm_header_timer()  # until earlier requests are answered, it may be the server that does not read
         elif not self._has_hung_up and not self.transport.is_closing():
-            self._write_error(408, f"the headers did not arrive within {self.limits.header_timeout_s:g} s")
+            seconds = self.limits.header_timeout_s
+            self._write_error(RequestTimeout(f"the headers did not arrive within {seconds:g} s; send them faster"))
             self._close()
 
     def _watch_reader(self) -> None:
@@ -299,19 +307,19 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _refuse_headers(self) -> None:
         most = self.limits.header_bytes
-        self._refuse(431, f"the headers are longer than {most} bytes; send fewer or shorter ones")
+        self._refuse(HeadersTooLarge(f"the headers are longer than {most} bytes; send fewer or shorter ones"))
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, error: RequestError) -> None:
         """Parse nothing more, send the error when the requests before have been answered, and close.
 
         A request whose answer has begun, or that has been answered early, gets no error.
         """
         if self._has_hung_up or self._read_closed or self.transport.is_closing():
             return
-        self._read_closed, self._final_error = True, (status, message)
+        self._read_closed, self._final_error = True, error
         if self._is_answered() and not self.pipeline:
             if "linger" not in self._timers:
-                self._write_error(status, message)
+                self._write_error(error)
             self.hang_up()
         elif not self.cycle.more_body:
             return
@@ -322,16 +330,17 @@ class GuardedProtocol(HttpToolsProtocol):
             self._final_error, self.cycle.keep_alive = None, False
             self._start_linger_timer()  # it may wait for the rest
         else:
-            self._write_error(status, message)
+            self._write_error(error)
             self.cycle.disconnected = True  # its handler has nothing to send any more
             self.cycle.message_event.set()
             self.hang_up()
 
-    def _write_error(self, status: int, message: str, extra: bytes = b"") -> None:
-        body = error_body(message)
-        phrase = HTTPStatus(status).phrase
-        start = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(start.encode() + extra + b"connection: close\r\n\r\n" + body)
+    def _write_error(self, error: RequestError) -> None:
+        reply = error_reply(error)
+        start = f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\ncontent-type: {reply.content_type}\r\n"
+        headers = ((b"content-length", b"%d" % reply.length), *reply.headers, (b"connection", b"close"))
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        self.transport.write(b"".join([start.encode(), *lines, b"\r\n", *reply.pieces]))
 
     def _start_linger_timer(self) -> None:
         if "linger" not in self._timers:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, JsonValue
 
-from convoy.app.protocol.documents import CUDA_IS_NOT_OFFERED
+from convoy.models.errors import error_kinds
 
 _Json = dict[str, Any]
 MAIN, UNKNOWN = "digits", "unknown"
@@ -25,10 +25,14 @@ _NO_MODEL = (
 )
 
 
+CODES: list[JsonValue] = [*sorted(error_kinds())]
+
+
 class ErrorBody(BaseModel):
-    """Every error on every route."""
+    """Every error on every route: a sentence that says what to do, and a code for programs."""
 
     error: str
+    code: str = Field(json_schema_extra={"enum": CODES})
 
 
 # The errors of the routes that FastAPI documents.
@@ -37,7 +41,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for status, description in (
         (400, "The request is wrong"),
         (401, "The API key is missing or wrong"),
-        (403, "A web page of somebody else's asks"),
+        (403, "A web page from another origin sent the request"),
         (404, "There is no such model, version, region or page"),
         (413, "The body is too large"),
         (501, "An extension that is not offered"),
@@ -46,23 +50,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-# Extensions that clients may ask for, and why there is none.
-NOT_OFFERED = {
-    "/v2/trace/setting": "the server does not support tracing; /stats and the Server-Timing header tell the stages",
-    "/v2/models/{model}/trace/setting": "the server does not support tracing; see /stats and Server-Timing",
-    "/v2/models/{model}/versions/{version}/trace/setting": (
-        "the server does not support tracing; see /stats and Server-Timing"
-    ),
-    "/v2/logging": "the server does not support dynamic logging; start it with --log-level or --access-log",
-}
-
-
 class Said(NamedTuple):
     """One operation: its answer and the form of that, and of its body, where it has one. `answer` None: no content."""
 
     answer: Any = None
     schema: _Json | None = None
-    status: int = 200
     body: _Json | None = None
     body_schema: _Json | None = None
     knows_models: bool = False
@@ -84,11 +76,7 @@ TEXT, FLAG, COUNT, OBJECT = (
     {"type": "integer", "minimum": 0},
     {"type": "object"},
 )
-ERROR = obj("error", error=TEXT)
-
-
-def _error(status: int, words: str) -> Said:
-    return Said({"error": words}, ERROR, status)
+ERROR = obj("error", "code", error=TEXT, code={"type": "string", "enum": CODES})
 
 
 _TENSOR = obj("name", "datatype", "shape", name=TEXT, datatype=TEXT, shape=array({"type": "integer"}))
@@ -132,7 +120,6 @@ _METADATA = Said(
     obj("name", "versions", "platform", "inputs", "outputs", inputs=array(_TENSOR), outputs=array(_TENSOR)),
     knows_models=True,
 )
-_NO_REPOSITORY = _error(501, "'repository_name' specification is not supported; leave it out")
 # By method and path, without the version where there is a path with one and one without.
 _SAID = {
     "get /v2/health/live": Said({"live": True}, obj("live", live=FLAG)),
@@ -196,9 +183,6 @@ _SAID = {
     "post /v2/repository/models/{model}/unload": Said(
         body={"parameters": {"unload_dependents": False}}, body_schema=obj(parameters=OBJECT)
     ),
-    "post /v2/repository/{repository}/index": _NO_REPOSITORY,
-    "post /v2/repository/{repository}/models/{model}/load": _NO_REPOSITORY,
-    "post /v2/repository/{repository}/models/{model}/unload": _NO_REPOSITORY,
     "get /v2/systemsharedmemory/status": _REGIONS,
     "get /v2/systemsharedmemory/region/{name}/status": _REGIONS,
     "post /v2/systemsharedmemory/region/{name}/register": Said(
@@ -207,12 +191,6 @@ _SAID = {
     ),
     "post /v2/systemsharedmemory/region/{name}/unregister": Said(),
     "post /v2/systemsharedmemory/unregister": Said(),
-    "get /v2/cudasharedmemory/status": Said([], array(_REGION)),
-    "get /v2/cudasharedmemory/region/{name}/status": _error(404, "Unable to find cuda shared memory region: 'input'"),
-    "post /v2/cudasharedmemory/region/{name}/register": _error(501, CUDA_IS_NOT_OFFERED),
-    "post /v2/cudasharedmemory/region/{name}/unregister": Said(),
-    "post /v2/cudasharedmemory/unregister": Said(),
-    **{f"{method} {path}": _error(501, why) for path, why in NOT_OFFERED.items() for method in ("get", "post")},
 }
 _VERSION = re.compile(r"/versions/\{version\}|(?<=/models/\{model\})/\{version\}")
 
@@ -230,15 +208,11 @@ def add_examples(operation: _Json, method: str, path: str) -> None:
     if said is None:
         return
     responses = operation["responses"]
-    if said.status != 200:
-        del responses["200"]  # which FastAPI promises of everything
     if said.answer is None:
         responses["200"].pop("content", None)
     else:
-        content = responses[str(said.status)]["content"]["application/json"]
-        if said.status == 200:
-            content["schema"] = said.schema
-        content["examples"] = {MAIN: {"value": said.answer}}
+        content = responses["200"]["content"]["application/json"]
+        content |= {"schema": said.schema, "examples": {MAIN: {"value": said.answer}}}
     if said.body is not None:
         content = {"schema": said.body_schema, "examples": {MAIN: {"value": said.body}}}
         operation["requestBody"] = {"content": {"application/json": content}}
@@ -253,4 +227,4 @@ def add_unknown_model(operation: _Json) -> None:
         one["examples"][UNKNOWN] = {"value": _ANOTHER_MODEL if name == "model" else _VALUES[name]}
     which = f" version {_VALUES['version']}" if "version" in names else ""
     content = operation["responses"]["404"]["content"]["application/json"]
-    content.setdefault("examples", {})[UNKNOWN] = {"value": {"error": _NO_MODEL % which}}
+    content.setdefault("examples", {})[UNKNOWN] = {"value": {"error": _NO_MODEL % which, "code": "unknown_model"}}

@@ -32,7 +32,6 @@ from convoy.app.http.replies import (
     compress,
     error_body,
     error_reply,
-    json_response,
     reply_encoding,
     send_reply,
 )
@@ -43,7 +42,7 @@ from convoy.app.scheduling.slab import Slot
 from convoy.app.server.logs import request_id
 from convoy.app.telemetry.outcomes import CANCELLED, ClientGone, ending_of
 from convoy.app.telemetry.tracing import Tracing
-from convoy.models.errors import RequestError, Unavailable
+from convoy.models.errors import Draining, InvalidRequest, RequestError
 
 _log = logging.getLogger("convoy")
 # Probes come from machines that have no key, and pages are opened by browsers, which send none: the page itself, which
@@ -193,9 +192,9 @@ class _Cors(CORSMiddleware):
         response = super().preflight_response(request_headers)
         if response.status_code == 200:
             return response
-        error = f"{bytes(response.body).decode()}; the server's --cors-origins has those that may ask"
+        error = InvalidRequest(f"{bytes(response.body).decode()}; the server's --cors-origins has those that may ask")
         own = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
-        return json_response({"error": error}, response.status_code, own)
+        return Response(error_body(error), error.http_status, own, "application/json")
 
 
 class HotRoutes:
@@ -289,10 +288,10 @@ class Gate:
                 return None
             if isinstance(cause, asyncio.CancelledError):
                 # Only the end of the process cancels, when the time to drain is over.
-                return error_reply(Unavailable(SHUT_DOWN))
+                return error_reply(Draining(SHUT_DOWN))
             _log.error("%s failed; this is a bug", in_line(request.line), exc_info=cause)
             message = f"internal error; the log has it under request {request.id.decode()}"
-            return Reply(500, (error_body(message),))
+            return error_reply(RequestError(message))
         finally:
             del cause, raised  # they would hold this frame, and this frame them
 

@@ -20,7 +20,7 @@ import simdjson
 
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.protocol.tensors import OutputIn
-from convoy.models.errors import InvalidRequest
+from convoy.models.errors import InvalidJson, InvalidRequest
 
 _PIECE_BYTES = 64 << 10
 # "[" and "{" differ from each other in one bit, and in more from all else.
@@ -136,8 +136,8 @@ def _invalid(error: Exception) -> InvalidRequest:
     if isinstance(error, msgspec.ValidationError):
         return InvalidRequest(f"the request is not an infer request of the Open Inference Protocol: {error}")
     if isinstance(error, RecursionError):
-        return InvalidRequest("JSON nesting depth exceeds maximum allowed limit (100)")
-    return InvalidRequest(f"failed to parse the request JSON buffer: {error}")
+        return InvalidJson("JSON nesting depth exceeds maximum allowed limit (100); send flat lists")
+    return InvalidJson(f"failed to parse the request JSON buffer: {error}; send valid JSON")
 
 
 def _read_with_nan(view: memoryview) -> InferDocument:

@@ -193,7 +193,8 @@ _PREDICT: _Json = {
                 "value": {
                     "error": (
                         "these bytes are not an image that is accepted; send a JPEG, PNG, WebP, GIF, BMP or TIFF file"
-                    )
+                    ),
+                    "code": "invalid_image",
                 }
             }
         },
@@ -262,7 +263,8 @@ _INFER: _Json = {
                     "error": (
                         "[request id: <id_unknown>] unexpected shape for input 'images' for model 'digits'. Expected "
                         "[-1,32,32,3], got [1,2]. NOTE: with a max_batch_size above 0 the first dimension is the batch."
-                    )
+                    ),
+                    "code": "invalid_request",
                 }
             }
         },

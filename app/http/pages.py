@@ -83,7 +83,7 @@ def docs_routes() -> APIRouter:
         if name == BLACK_PICTURE_FILE:
             return Response(BLACK_PICTURE, media_type="application/octet-stream", headers=_GUARDED)
         if name not in _KINDS:
-            raise NotFound(f"the page /docs has no {name!r}")
+            raise NotFound(f"the page /docs has no file {name[:100]!r}; open /docs")
         return Response(_content(name), media_type=_KINDS[name], headers=_GUARDED)
 
     return router

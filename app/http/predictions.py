@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections.abc import Coroutine
 from dataclasses import replace
+from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any
 
@@ -30,11 +31,15 @@ from convoy.app.pictures.documents import Document, answer_document, check_takes
 from convoy.app.pictures.predictor import EncodedPicture, Predictor
 from convoy.app.protocol.inference import INLINE_BYTES
 from convoy.app.scheduling.slab import Slot
-from convoy.models.errors import BodyTooLarge, InvalidRequest, RequestError
+from convoy.models.errors import BodyTooLarge, InvalidRequest, RequestError, UnknownParameter
+
+PARAMETERS = frozenset(("top_k", "threshold", "format", "timeout_ms"))
 
 
 def _wanted(request: RequestContext, served: Served) -> Wanted:
     """What a request asks of its pictures; a class map in the form that it asks for. Raises InvalidRequest."""
+    if not request.query.keys() <= PARAMETERS:
+        raise _unknown(min(request.query.keys() - PARAMETERS))
     wanted = wanted_of(served, request.query.get("top_k"), request.query.get("threshold"))
     if wanted.answering is not CLASS_MAP:
         return wanted
@@ -43,6 +48,12 @@ def _wanted(request: RequestContext, served: Served) -> Wanted:
         raise InvalidRequest(f"format must be json or png, got {form[:40]!r}")
     is_png = form == "png" or (not form and prefers_png(request.headers.get(b"accept", b"")))
     return wanted._replace(finish=as_png) if is_png else wanted
+
+
+def _unknown(parameter: str) -> UnknownParameter:
+    near = get_close_matches(parameter[:40].lower(), PARAMETERS, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(PARAMETERS))}"
+    return UnknownParameter(f"unknown query parameter {parameter[:40]!r}; {hint}")
 
 
 def prefers_png(accept: bytes) -> bool:
@@ -160,9 +171,9 @@ def _several(call: Call, head: Document, outcomes: list[_Outcome]) -> Reply:
     else:
         helped = [one for one in failures if one.status == HTTPStatus.TOO_MANY_REQUESTS or one.status >= 500]
         speaker = (helped or failures)[0]
-        error = orjson.loads(speaker.pieces[0])["error"]
-        message = f"none of the {len(failures)} files could be predicted; one of them: {error}"
-        body = {"error": message, "results": results}
+        body = orjson.loads(speaker.pieces[0])
+        body["error"] = f"none of the {len(failures)} files could be predicted; one of them: {body['error']}"
+        body["results"] = results
     for one in failures:
         if one is not speaker and (reason := one.ending.reason):
             call.core.turned_away(reason)

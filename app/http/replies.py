@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from convoy.app.telemetry.outcomes import ANSWERED, CallEnd, ending_of
-from convoy.models.errors import RequestError, UnsupportedCompression
+from convoy.models.errors import MethodNotAllowed, RequestError, UnsupportedCompression
 
 # zlib's window bits for each compression.
 WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
@@ -57,23 +57,25 @@ async def send_reply(send: Send, reply: Reply, on_copied: Callable[[], None] = l
 
 
 def error_reply(error: RequestError) -> Reply:
-    """`{"error": ...}` with the error's own status, and when to try again."""
+    """`{"error": ..., "code": ...}` with the error's own status, and the headers that belong to it."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if error.retry_after_s is not None:
         headers = ((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()),)
     if isinstance(error, UnsupportedCompression):
         headers = ((b"accept-encoding", b"gzip, deflate"),)
-    return Reply(error.http_status, (error_body(str(error)),), headers=headers, ending=ending_of(error))
+    if isinstance(error, MethodNotAllowed):
+        headers = ((b"allow", error.allow.encode()),)
+    return Reply(error.http_status, (error_body(error),), headers=headers, ending=ending_of(error))
 
 
-def error_body(message: str) -> bytes:
+def error_body(error: RequestError) -> bytes:
     # A client's own bytes may stand in the message, and they need not be text.
-    return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
+    return orjson.dumps({"error": str(error).encode("utf-8", "replace").decode(), "code": error.code})
 
 
-def json_response(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(document: object) -> Response:
     """A document for Starlette, from the routes that do not infer."""
-    return Response(orjson.dumps(document), status, headers, "application/json")
+    return Response(orjson.dumps(document), media_type="application/json")
 
 
 def reply_encoding(headers: Mapping[bytes, bytes], reply: Reply) -> bytes | None:

@@ -18,7 +18,7 @@ from convoy.app.http.replies import json_response
 from convoy.app.protocol import documents
 from convoy.app.protocol.repository import check_repository, load_model, unload_model
 from convoy.app.protocol.tensors import brief
-from convoy.models.errors import BodyTooLarge, InvalidRequest, Unsupported
+from convoy.models.errors import BodyTooLarge, InvalidJson, InvalidRequest, Unsupported
 
 _REPOSITORY = "/v2/repository"
 _LOAD_EXAMPLE = '{"parameters": {"config": "{\\"max_batch_size\\": 16}"}}'
@@ -41,21 +41,24 @@ def repository_routes(core: Core, options: ServeOptions) -> APIRouter:
             raise InvalidRequest("'ready' must be true or false")
         return json_response(await documents.repository_index(core, only_ready=only_ready))
 
-    @router.post(f"{_REPOSITORY}/models/{{model}}/load", summary="Load a model, or load it again if it changed")
+    is_explicit = core.control.mode == "explicit"
+    load_path, unload_path = f"{_REPOSITORY}/models/{{model}}/load", f"{_REPOSITORY}/models/{{model}}/unload"
+
+    @router.post(load_path, summary="Load a model, or load it again if it changed", include_in_schema=is_explicit)
     async def load(model: str, request: Request) -> Response:
         check_admin(request)
         await load_model(core, model, _parameters(await _read_object(request, _LOAD_EXAMPLE, limits)))
         return Response()
 
-    @router.post(f"{_REPOSITORY}/models/{{model}}/unload", summary="Unload every version of a model")
+    @router.post(unload_path, summary="Unload every version of a model", include_in_schema=is_explicit)
     async def unload(model: str, request: Request) -> Response:
         check_admin(request)
         await unload_model(core, model, _parameters(await _read_object(request, '{"parameters": {}}', limits)))
         return Response()
 
-    @router.post(f"{_REPOSITORY}/{{repository}}/index", summary="Not offered")
-    @router.post(f"{_REPOSITORY}/{{repository}}/models/{{model}}/load", summary="Not offered")
-    @router.post(f"{_REPOSITORY}/{{repository}}/models/{{model}}/unload", summary="Not offered")
+    @router.post(f"{_REPOSITORY}/{{repository}}/index", include_in_schema=False)
+    @router.post(f"{_REPOSITORY}/{{repository}}/models/{{model}}/load", include_in_schema=False)
+    @router.post(f"{_REPOSITORY}/{{repository}}/models/{{model}}/unload", include_in_schema=False)
     async def named(repository: str) -> Response:
         check_repository(repository)
         raise AssertionError("a name in a path is never empty")
@@ -75,8 +78,8 @@ _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 
 
 def shared_memory_routes(core: Core, options: ServeOptions) -> APIRouter:
-    router = APIRouter(tags=["shared memory"], responses=ERRORS)
-    limits = options.body
+    is_allowed, limits = core.shared_memory.is_allowed, options.body
+    router = APIRouter(tags=["shared memory"], responses=ERRORS, include_in_schema=is_allowed)
 
     @router.get(f"{_SYSTEM}/status", summary="All registered regions")
     @router.get(f"{_SYSTEM}/region/{{name}}/status", summary="One registered region")
@@ -103,30 +106,32 @@ def shared_memory_routes(core: Core, options: ServeOptions) -> APIRouter:
         core.shared_memory.unregister(name)
         return Response()
 
-    _add_cuda(router)
     return router
 
 
-def _add_cuda(router: APIRouter) -> None:
-    @router.get(f"{_CUDA}/status", summary="No region: CUDA shared memory is not offered")
+def cuda_routes() -> APIRouter:
+    """CUDA shared memory, which is not offered: clients ask all the same. Nothing documents it."""
+    router = APIRouter(include_in_schema=False)
+
+    @router.get(f"{_CUDA}/status")
     async def status() -> Response:
         return json_response([])
 
-    @router.get(f"{_CUDA}/region/{{name}}/status", summary="Not found: CUDA shared memory is not offered")
+    @router.get(f"{_CUDA}/region/{{name}}/status")
     async def status_of_one(name: str) -> Response:
         raise documents.no_cuda_region(name)
 
-    @router.post(f"{_CUDA}/region/{{name}}/register", summary="Not offered")
+    @router.post(f"{_CUDA}/region/{{name}}/register")
     async def register(name: str) -> Response:
         raise Unsupported(documents.CUDA_IS_NOT_OFFERED)
 
     # Clients tidy up all regions before they begin; that there are none is no error.
-    @router.post(f"{_CUDA}/unregister", summary="Unregister all regions; there are none", response_class=Response)
-    @router.post(
-        f"{_CUDA}/region/{{name}}/unregister", summary="Forget a region, which is not there", response_class=Response
-    )
+    @router.post(f"{_CUDA}/unregister")
+    @router.post(f"{_CUDA}/region/{{name}}/unregister")
     async def unregister(name: str | None = None) -> Response:
         return Response()
+
+    return router
 
 
 async def _read_object(request: Request, example: str, limits: BodyLimits) -> dict[str, Any]:
@@ -147,7 +152,7 @@ async def _read_object(request: Request, example: str, limits: BodyLimits) -> di
     try:
         document = orjson.loads(bytes(body) or b"{}")
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}; send {example}") from error
+        raise InvalidJson(f"failed to parse the request JSON buffer: {error}; send {example}") from error
     if not isinstance(document, dict):
         raise InvalidRequest(f"the body must be a JSON object such as {example}")
     return document

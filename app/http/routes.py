@@ -17,7 +17,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from convoy.app.calls.access import ServeOptions
 from convoy.app.calls.call import find_served
 from convoy.app.core import Core
-from convoy.app.http.examples import ERRORS, NOT_OFFERED
+from convoy.app.http.examples import ERRORS
 from convoy.app.http.pages import page_response
 from convoy.app.http.replies import json_response
 from convoy.app.lifecycle.catalog import WHOLE_MODEL, Listing, ModelState, Served
@@ -27,15 +27,25 @@ from convoy.app.pictures.answering import why_no_predictions
 from convoy.app.protocol import documents
 from convoy.app.protocol.documents import model_config
 from convoy.app.version import VERSION
-from convoy.models.errors import Unsupported
+from convoy.models.errors import Draining, NotReady, Unsupported
 from convoy.models.plans import PlanBuild
+
+# Extensions that clients may ask for, and why there is none.
+NOT_OFFERED = {
+    "/v2/trace/setting": "the server does not support tracing; /stats and the Server-Timing header tell the stages",
+    "/v2/models/{model}/trace/setting": "the server does not support tracing; see /stats and Server-Timing",
+    "/v2/models/{model}/versions/{version}/trace/setting": (
+        "the server does not support tracing; see /stats and Server-Timing"
+    ),
+    "/v2/logging": "the server does not support dynamic logging; start it with --log-level or --access-log",
+}
 
 
 def not_offered_routes() -> APIRouter:
-    router = APIRouter(tags=["not offered"], responses=ERRORS)
+    """The extensions of the protocol that this server does not have. Nothing documents them."""
+    router = APIRouter(include_in_schema=False)
     for path, why in NOT_OFFERED.items():
-        router.add_api_route(path, _refusal(why), methods=["GET"], summary="Not offered")
-        router.add_api_route(path, _refusal(why), methods=["POST"], summary="Not offered")
+        router.add_api_route(path, _refusal(why), methods=["GET", "POST"])
     return router
 
 
@@ -70,10 +80,10 @@ def control_routes(core: Core, options: ServeOptions) -> APIRouter:
 
 
 def _add_health(router: APIRouter, core: Core) -> None:
-    def verdict(document: _Json, problem: str | None) -> Response:
-        if problem is None:
-            return json_response(document)
-        return json_response({"error": problem}, status=503, headers={"Retry-After": "1"})
+    def verdict(document: _Json, problem: str) -> Response:
+        if problem:
+            raise (Draining if core.leaving else NotReady)(f"{problem}; ask again later")
+        return json_response(document)
 
     @router.get("/v2/health/live", tags=["health"], summary="Whether the process runs", responses=ERRORS)
     async def live() -> Response:
@@ -81,18 +91,18 @@ def _add_health(router: APIRouter, core: Core) -> None:
 
     @router.get("/v2/health/ready", tags=["health"], summary="Whether requests are answered", responses=ERRORS)
     async def ready() -> Response:
-        return verdict({"ready": True}, None if core.ready else core.not_ready_reason())
+        return verdict({"ready": True}, core.not_ready_reason())
 
     @router.get("/ping", tags=["health"], summary="Ready, in TorchServe's words", responses=ERRORS)
     async def ping() -> Response:
-        return verdict({"status": "Healthy"}, None if core.ready else core.not_ready_reason())
+        return verdict({"status": "Healthy"}, core.not_ready_reason())
 
     @router.get("/v2/models/{model}/ready", tags=["health"], summary="Whether a model is ready", responses=ERRORS)
     @router.get("/v2/models/{model}/versions/{version}/ready", tags=["health"], responses=ERRORS)
     async def model_ready(model: str, version: str | None = None) -> Response:
         served = find_served(core.catalog, model, version)
         is_ready = served.ready and not core.leaving
-        return verdict({"name": model, "ready": True}, None if is_ready else "Model version not ready")
+        return verdict({"name": model, "ready": True}, "" if is_ready else "Model version not ready")
 
 
 def _add_metadata(router: APIRouter, core: Core, server_name: str) -> None:
@@ -263,7 +273,7 @@ def _plan_build(build: PlanBuild | None) -> _Json | None:
 
 def _listed(one: Listing) -> _Json:
     """`version` is null where it is the model's folder that cannot be read."""
-    version = None if one.version == WHOLE_MODEL else one.version
+    version = None if one.version == WHOLE_MODEL else str(one.version)
     return dataclasses.asdict(one) | {"version": version, "state": one.state.value}
 
 

@@ -19,7 +19,7 @@ from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
-from convoy.models.errors import InvalidRequest
+from convoy.models.errors import InvalidJson, InvalidRequest
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -187,7 +187,7 @@ def _document(body: memoryview) -> dict[str, Any]:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}; send {EXAMPLE}") from error
+        raise InvalidJson(f"failed to parse the request JSON buffer: {error}; send {EXAMPLE}") from error
     if not isinstance(document, dict):
         raise InvalidRequest(f"the JSON body must be an object; send {EXAMPLE}")
     return document
@@ -201,6 +201,8 @@ def _image_of(instance: object, where: str) -> bytes:
             (value,) = value.values()
     if not isinstance(value, str):
         raise InvalidRequest(f"{where} is not one image in base64; send {EXAMPLE}, and options in the query")
+    if "://" in value[:16]:
+        raise InvalidRequest("URLs are not fetched; send the image's bytes as the body, or base64 in 'image'")
     if value.startswith("data:"):
         head, _, value = value.partition(",")
         if not head.endswith(";base64"):

@@ -19,7 +19,7 @@ from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import ModelKey
 from convoy.app.telemetry.outcomes import Refusal
 from convoy.app.telemetry.statistics import ModelStatistics
-from convoy.models.errors import NotFound, Unavailable
+from convoy.models.errors import NotFound, NotReady, Unavailable, UnknownModel, UnknownVersion
 from convoy.models.plans import PlanBuild
 from convoy.models.spec import ModelSpec
 from convoy.models.version_policy import Policy
@@ -247,10 +247,12 @@ class Catalog:
         for listing in known:
             if listing.state is ModelState.LOADING and version in (None, listing.version):
                 sentence = f"Request for unknown model: {asked} is not at ready state; it is loading"
-                return Unavailable(sentence, reason=Refusal.NOT_READY)
+                return NotReady(f"{sentence}; send the request again later", reason=Refusal.NOT_READY)
         if known and not served and version is None:
-            return NotFound(f"Request for unknown model: '{name}' has no available versions ({known[-1].reason})")
+            return UnknownModel(f"Request for unknown model: '{name}' has no available versions ({known[-1].reason})")
         unknown = f"Request for unknown model: {asked} is not found"
         if not self.is_complete:
-            return Unavailable(f"{unknown}, yet: the models are being loaded", reason=Refusal.NOT_READY)
-        return NotFound(f"{unknown}; POST /v2/repository/index lists what is served")
+            sentence = f"{unknown}, yet: the models are being loaded; send the request again later"
+            return NotReady(sentence, reason=Refusal.NOT_READY)
+        kind = UnknownVersion if served else UnknownModel
+        return kind(f"{unknown}; POST /v2/repository/index lists what is served")

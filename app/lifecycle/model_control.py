@@ -28,7 +28,16 @@ from convoy.app.lifecycle.tasks import Tasks, ignore_error
 from convoy.app.lifecycle.version_plan import VersionFiles, VersionRecord, next_step
 from convoy.app.loading.load import LoadOptions
 from convoy.app.telemetry.metrics import Metrics
-from convoy.models.errors import BundleError, InvalidRequest, JobError, NotFetched, NotFound, Unavailable, UsageError
+from convoy.models.errors import (
+    BundleError,
+    InvalidRequest,
+    JobError,
+    NotFetched,
+    Unavailable,
+    UnknownModel,
+    Unsupported,
+    UsageError,
+)
 from convoy.models.store import CONFIG, Store, StoredVersion, check_name
 from convoy.models.version_policy import LATEST, Policy
 
@@ -212,7 +221,7 @@ class ModelControl:
     async def load(self, name: str, override: Override = _NO_OVERRIDE) -> None:
         """Load a model, or load it again if it changed; return when it serves. Goes on if the caller leaves.
 
-        Raises Unavailable in another mode, NotFound, or InvalidRequest when the name is none or a version was refused.
+        Raises Unsupported in another mode, NotFound, or InvalidRequest when the name is none or a version was refused.
         """
         self._check_asked(name)
         await self._see_through(self._load_asked(name, override))
@@ -224,7 +233,7 @@ class ModelControl:
             raise InvalidRequest(f"load failed for model '{name}': {look.trouble}")
         if not look.versions:
             why = "; ".join(look.misplaced) or "there is no version of it in the store"
-            raise NotFound(f"failed to load '{name}', failed to poll from model repository; {why}")
+            raise UnknownModel(f"failed to load '{name}', failed to poll from model repository; {why}")
         wanted = self._wanted(name, look.after(None), override)
         # Before anything changes: what serves goes on. A request for two versions is not met by one.
         if unmet := wanted.unmet(needs_all=override.versions is not None):
@@ -254,7 +263,7 @@ class ModelControl:
     async def unload(self, name: str) -> None:
         """Unload every version of a model; return when its last request is answered and its memory is free.
 
-        A model that is not loaded is no error. Raises Unavailable in another mode, InvalidRequest for what is no name.
+        A model that is not loaded is no error. Raises Unsupported in another mode, InvalidRequest for what is no name.
         """
         self._check_asked(name)
         if name in self._models:  # else it was never loaded
@@ -289,17 +298,15 @@ class ModelControl:
         return {name: sorted(look.versions) for name, look in sorted(found.models.items())}
 
     def check_explicit(self) -> None:
-        """Raises Unavailable unless models are loaded on request; the words are Triton's."""
+        """Raises Unsupported unless models are loaded on request; the words are Triton's."""
         if self._options.mode != "explicit":
-            error = Unavailable(
+            raise Unsupported(
                 "explicit model load / unload is not allowed if polling is enabled; "
                 "start the server with --model-control explicit"
             )
-            error.retry_after_s = None
-            raise error
 
     def _check_asked(self, name: str) -> None:
-        """Raises Unavailable in another mode, and InvalidRequest for what cannot be a model's name."""
+        """Raises Unsupported in another mode, and InvalidRequest for what cannot be a model's name."""
         self.check_explicit()
         try:
             check_name(name)

@@ -33,14 +33,20 @@ def best_classes(
 ) -> list[Prediction]:
     """The `top_k` classes of one sample (None: all) that reach `threshold`, best first, ties by class number.
 
-    `logits` is the sample's output, flattened. Raises ModelFailed if a score is not a number.
+    `logits` is the sample's output, flattened. Scores are rounded to six decimals, about the precision of float32.
+    Raises ModelFailed if a score is not a number.
     """
     scores = _scores(logits.astype(np.float32, copy=False), spec)
     order = _best(scores, top_k)
     if threshold is not None:
         order = order[scores[order] >= threshold]
-    found = zip(order.tolist(), scores[order].tolist(), strict=True)
+    found = zip(order.tolist(), _six_decimals(scores[order]), strict=True)
     return [Prediction(number, _label(spec, number), score) for number, score in found]
+
+
+def _six_decimals(scores: np.ndarray) -> list[float]:
+    rounded: list[float] = scores.astype(np.float64).round(6).tolist()
+    return rounded
 
 
 def _label(spec: ModelSpec, number: int) -> str | None:
@@ -75,7 +81,7 @@ class RankedClasses(NamedTuple):
 
 
 def best_classes_of_batch(outputs: np.ndarray, spec: ModelSpec, top_k: int) -> RankedClasses:
-    """Apply `best_classes` to each row of [samples, values] at once, with bit-identical results."""
+    """Apply `best_classes` to each row of [samples, values] at once, without rounding the scores."""
     scores = _scores(outputs.astype(np.float32, copy=False), spec)
     is_nan = np.isnan(scores).any(axis=1)
     if _FEW_IN * top_k > scores.shape[1] or is_nan.any():
@@ -200,7 +206,9 @@ def detections(
     placed = placement.boxes_on_picture(found.corners).round(2).tolist()
     return [
         Detection((x1, y1, x2, y2), number, _label(spec, number), score)
-        for (x1, y1, x2, y2), number, score in zip(placed, found.classes.tolist(), found.scores.tolist(), strict=True)
+        for (x1, y1, x2, y2), number, score in zip(
+            placed, found.classes.tolist(), _six_decimals(found.scores), strict=True
+        )
     ]
 
 

@@ -162,7 +162,7 @@ def regions(registered: list[Region]) -> list[Document]:
 
 def no_cuda_region(name: str) -> NotFound:
     """The error for a CUDA region, none of which exist."""
-    return NotFound(f"Unable to find cuda shared memory region: '{name[:100]}'")
+    return NotFound(f"Unable to find cuda shared memory region: '{name[:100]}'; use system shared memory")
 
 
 def _tensor_metadata(spec: TensorSpec, batch: list[int]) -> Document:

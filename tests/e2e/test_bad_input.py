@@ -308,8 +308,8 @@ WRONG: list[tuple[str, bytes, dict[str, str], tuple[str, ...]]] = [
 ]
 
 
-def refused(reply: WireReply, status: int, *words: str) -> None:
-    check_refused(reply, status, *words)
+def refused(reply: WireReply, status: int, *words: str, code: str = "") -> None:
+    check_refused(reply, status, *words, code=code)
     assert reply.headers["content-type"] == "application/json"
     assert reply.headers["x-request-id"]
     assert len(reply.error) < 600
@@ -340,8 +340,14 @@ def test_what_is_wrong_is_a_400_that_names_it(
         ("timeout_ms=inf", ("timeout_ms",)),
         ("timeout_ms=1e400", ("timeout_ms",)),
         ("timeout_ms=1000000000", ("timeout_ms", "below 1000000000")),
-        ("note=" + "long" * 200 + "&top_k=0", ("top_k", "at least 1", "'0'")),
-        ("a&" * 40 + "top_k=0", ("top_k", "at least 1", "'0'")),
+        ("threshold=" + "0" * 800 + "&top_k=0", ("top_k", "at least 1", "'0'")),
+        ("top_k&" * 40 + "top_k=0", ("top_k", "at least 1", "'0'")),
+        ("topk=1", ("unknown query parameter 'topk'; did you mean top_k?",)),
+        ("Threshold=1", ("unknown query parameter 'Threshold'; did you mean threshold?",)),
+        ("top_k=1&timeout=5", ("unknown query parameter 'timeout'; did you mean timeout_ms?",)),
+        ("note=1", ("'note'", "there are format, threshold, timeout_ms, top_k")),
+        ("a&" * 40 + "top_k=1", ("unknown query parameter 'a'",)),
+        ("long" * 2000 + "=1", ("unknown query parameter 'longlong",)),
         ("top_k=1&top_k=0", ("top_k", "at least 1", "'0'")),  # the last one counts
     ],
 )
@@ -368,18 +374,103 @@ def test_more_classes_than_there_are_give_all(wire: MemoryWire, top_k: str) -> N
         ("/v2/models/nobody/infer", ("Request for unknown model: 'nobody' is not found",)),
         ("/v2/models/simple/versions/2/infer", ("'simple' version 2 is not found",)),
         ("/v2/models/simple/versions/two/infer", ("two", "is not found")),
-        ("/nowhere", ("Not Found",)),
-        ("/predictions", ("Not Found",)),
+        ("/nowhere", ("there is no route POST /nowhere; /docs lists the routes",)),
+        ("/predictions", ("did you mean POST /predictions/{model}?",)),
         ("/predictions/digits/", ("the version is empty", "leave the version out")),
-        ("/predictions/digits/1/2/3", ("Not Found",)),
+        ("/predictions/digits/1/2/3", ("/docs lists the routes",)),
+        ("/predict/digits", ("did you mean POST /predictions/digits?",)),
+        ("/prediction/digits", ("did you mean POST /predictions/digits?",)),
+        ("/Predictions/digits/2", ("did you mean POST /predictions/digits/2?",)),
+        ("/predict/models", ("did you mean POST /predictions/models?",)),
+        ("/v1/models/digits:predict", ("did you mean POST /predictions/digits?",)),
+        ("/v1/models/digits/versions/3:predict", ("did you mean POST /predictions/digits/3?",)),
+        ("/v2/model/digits/infer", ("did you mean POST /v2/models/digits/infer?",)),
+        ("/v2/models/digits/predict", ("did you mean POST /v2/models/digits/infer?",)),
+        ("/v2/models/digits/version/1/infer", ("did you mean POST /v2/models/digits/versions/1/infer?",)),
+        ("/x" * 30_000, ("/docs lists the routes",)),
         ("/predictions/..%2fdigits", ("is not found",)),
-        ("/v2/models/simple/infer/", ("Not Found",)),
-        ("/v2/models/simple/explain", ("Not Found",)),
-        ("//", ("Not Found",)),
+        ("/v2/models/simple/infer/", ("did you mean POST /v2/models/simple/infer?",)),
+        ("/v2/models/simple/explain", ("did you mean POST /v2/models/simple/infer?",)),
+        ("//", ("there is no route POST //",)),
     ],
 )
 def test_what_is_not_there_is_a_404(wire: MemoryWire, path: str, words: tuple[str, ...]) -> None:
     refused(wire.ask(path, b"x" * 1000), 404, *words)
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/predict/digits", "POST /predictions/digits"),
+        ("/stat", "GET /stats"),
+        ("/v2/heath/ready", "GET /v2/health/ready"),
+        ("/v2/models/digits/read", "GET /v2/models/digits/ready"),
+    ],
+)
+def test_a_route_that_is_not_there_for_a_get_names_one_that_is(wire: MemoryWire, path: str, route: str) -> None:
+    refused(wire.ask(path, method="GET"), 404, f"did you mean {route}?", code="unknown_route")
+
+
+NO_IMAGE = b"this is no image"
+SHARED = {"name": "OUTPUT0", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 64}}
+
+
+@pytest.mark.parametrize(
+    ("request_line", "body", "headers", "status", "code"),
+    [
+        (f"POST {DIGITS}", NO_IMAGE, {}, 400, "invalid_image"),
+        (f"POST {DIGITS}?topk=1", NO_IMAGE, {}, 400, "unknown_parameter"),
+        (f"POST {DIGITS}?top_k=0", NO_IMAGE, {}, 400, "invalid_request"),
+        (f"POST {DIGITS}", b"{", {}, 400, "invalid_json"),
+        (f"POST {SIMPLE}", b"{", {}, 400, "invalid_json"),
+        (f"POST {SIMPLE}", b"{}", {}, 400, "invalid_request"),
+        (f"POST {SIMPLE}", simple(outputs=[SHARED]), {}, 501, "not_supported"),
+        ("POST /v2/repository/index", b"{", {}, 400, "invalid_json"),
+        ("GET /models?limit=0", b"", {}, 400, "invalid_request"),
+        ("POST /predictions/nobody", NO_IMAGE, {}, 404, "unknown_model"),
+        ("POST /predictions/nobody/1", NO_IMAGE, {}, 404, "unknown_model"),
+        ("POST /predictions/digits/9", NO_IMAGE, {}, 404, "unknown_version"),
+        ("POST /predictions/digits/one", NO_IMAGE, {}, 404, "unknown_version"),
+        ("GET /v2/models/nobody", b"", {}, 404, "unknown_model"),
+        ("GET /v2/models/digits/versions/9/ready", b"", {}, 404, "unknown_version"),
+        ("GET /docs/nothing", b"", {}, 404, "not_found"),
+        ("GET /nowhere", b"", {}, 404, "unknown_route"),
+        (f"GET {DIGITS}", b"", {}, 405, "method_not_allowed"),
+        ("PUT /stats", b"", {}, 405, "method_not_allowed"),
+        (f"POST {DIGITS}", bytes(3 << 20), {}, 413, "payload_too_large"),
+        (f"POST {DIGITS}", b"x", {"Content-Encoding": "br"}, 501, "not_supported"),
+        ("POST /v2/repository/models/digits/load", b"", {}, 501, "not_supported"),
+        ("GET /v2/logging", b"", {}, 501, "not_supported"),
+        ("GET /v2/cudasharedmemory/region/r/status", b"", {}, 404, "not_found"),
+        ("POST /v2/cudasharedmemory/region/r/register", b"", {}, 501, "not_supported"),
+    ],
+)
+def test_every_error_has_a_code(
+    wire: MemoryWire, request_line: str, body: bytes, headers: dict[str, str], status: int, code: str
+) -> None:
+    method, _, path = request_line.partition(" ")
+    reply = wire.ask(path, body, headers, method)
+    refused(reply, status, code=code)
+    assert reply.json().keys() == {"error", "code"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"url": "https://example.org/cat.jpg"},
+        {"image": "http://example.org/cat.jpg"},
+        {"image_url": "HTTPS://example.org/cat.jpg"},
+        {"image_url": {"url": "https://example.org/cat.jpg"}},
+        {"image": {"b64": "s3://bucket/cat.jpg"}},
+    ],
+)
+def test_urls_are_not_fetched(wire: MemoryWire, body: object) -> None:
+    reply = wire.ask(DIGITS, json.dumps(body).encode())
+    told = "URLs are not fetched; send the image's bytes as the body, or base64 in 'image'"
+    refused(reply, 400, told, code="invalid_request")
+    reply = wire.ask(DIGITS, json.dumps({"instances": ["gs://bucket/cat.jpg"]}).encode())
+    assert reply.status == 400
+    assert reply.json()["results"] == [{"error": told, "code": "invalid_request"}]
 
 
 def test_a_name_may_be_percent_encoded(wire: MemoryWire) -> None:
@@ -402,8 +493,12 @@ def test_a_name_may_be_percent_encoded(wire: MemoryWire) -> None:
 )
 def test_the_wrong_verb_is_a_405_that_names_the_right_one(wire: MemoryWire, method: str, path: str) -> None:
     reply = wire.ask(path, b"", method=method)
-    refused(reply, 405, "Method Not Allowed")
-    assert reply.headers["allow"] in ("POST", "GET", "GET, HEAD", "HEAD, GET")
+    refused(reply, 405, f"{method} is not allowed here; send {reply.headers['allow']} {path}")
+    assert reply.headers["allow"] == ("POST" if "/predictions" in path or "/infer" in path else "GET")
+
+
+def test_a_prediction_by_the_path_of_a_get_route_names_the_right_path(wire: MemoryWire) -> None:
+    refused(wire.ask("/models/digits/predict", b"x"), 405, "POST is not allowed here; send POST /predictions/digits")
 
 
 def test_integers_between_two_types_keep_their_value(wire: MemoryWire) -> None:
@@ -590,6 +685,7 @@ def test_what_is_no_request_is_answered_and_the_end_of_the_connection(
         wire.send(data)
         reply = wire.reply()
         assert (reply.status, word in reply.error, wire.is_closed()) == (status, True, True), reply
+        assert reply.json()["code"] == ("headers_too_large" if status == 431 else "invalid_request")
 
 
 def test_each_file_of_a_form_is_answered_in_its_place(wire: MemoryWire) -> None:
@@ -602,7 +698,7 @@ def test_each_file_of_a_form_is_answered_in_its_place(wire: MemoryWire) -> None:
         *("1", None, "3"),
         *(None, None, "5"),
     ]
-    assert all(list(result) == ["error"] for result in results if "predictions" not in result)
+    assert all(list(result) == ["error", "code"] for result in results if "predictions" not in result)
     none = wire.ask(DIGITS, form((FILE, b"no image"), (FILE, b"")), FORM)
     assert (none.status, len(none.json()["results"])) == (400, 2)
     assert "none of the 2 files" in none.json()["error"]

@@ -270,18 +270,39 @@ def test_over_grpc_a_wait_beyond_the_timeout_is_not_retried(pushback: str) -> No
 
 
 def test_over_grpc_errors_are_those_of_http(url: str) -> None:
-    """Asked of the server itself: the words and the kinds agree, whichever wire brings them."""
+    """Asked of the server itself: the words, the kinds and the codes agree, whichever wire brings them."""
     with convoy.Client(url, retries=0) as client:
-        for ask, kind, words in (
-            (lambda: client.predict("digits", b"no image"), InvalidRequest, "not an image"),
-            (lambda: client.predict("digits", SEVEN, top_k=0), InvalidRequest, "top_k must be"),
-            (lambda: client.predict("digits", SEVEN, threshold=1.5), InvalidRequest, "threshold must be"),
-            (lambda: client.predict("shift", SEVEN), InvalidRequest, "'shift'"),
-            (lambda: client.segment("digits", SEVEN), InvalidRequest, "another task"),
-            (lambda: client.predict("digits", SEVEN, version=9), NotFound, "version"),
+        for ask, kind, words, code in (
+            (lambda: client.predict("digits", b"no image"), ImageError, "not an image", "invalid_image"),
+            (lambda: client.predict("digits", SEVEN, top_k=0), InvalidRequest, "top_k must be", "invalid_request"),
+            (lambda: client.predict("digits", SEVEN, threshold=9), InvalidRequest, "threshold must", "invalid_request"),
+            (lambda: client.predict("shift", SEVEN), InvalidRequest, "'shift'", "invalid_request"),
+            (lambda: client.segment("digits", SEVEN), InvalidRequest, "another task", "invalid_request"),
+            (lambda: client.predict("cats", SEVEN), NotFound, "unknown model", "unknown_model"),
+            (lambda: client.predict("digits", SEVEN, version=9), NotFound, "version", "unknown_version"),
         ):
-            with pytest.raises(kind, match=words):
+            with pytest.raises(kind, match=words) as raised:
                 ask()
+            assert raised.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("status", "sent", "kind", "code"),
+    [
+        (429, ',"code":"memory_exhausted"', Overloaded, "memory_exhausted"),
+        (503, ',"code":"draining"', Unavailable, "draining"),
+        (400, ',"code":"of_a_later_server"', InvalidRequest, "of_a_later_server"),
+        (404, "", NotFound, "not_found"),  # a server that sends no codes
+    ],
+)
+def test_an_error_has_the_servers_code(status: int, sent: str, kind: type[convoy.RequestError], code: str) -> None:
+    def answer(_: Asked) -> tuple[int, dict[str, str], bytes]:
+        return status, {}, b'{"error":"no"%b}' % sent.encode()
+
+    with playing(answer) as url, convoy.Client(url, retries=0) as client:
+        with pytest.raises(kind, match="no") as raised:
+            client.models()
+        assert raised.value.code == code
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_no_name_leads_out_of_the_store(tmp_path: Path, store: StoreFolder) -> N
             for path, body in (asked | {f"/v2/models/{name}/infer": ROW, f"/predictions/{name}": ROW}).items():
                 reply = server.post(path, json=body)
                 assert reply.status_code in (400, 404, 405), (path, reply.text)
-                assert list(reply.json()) == ["error"]
+                assert list(reply.json()) == ["error", "code"]
             for path in (
                 f"/models/{name}",
                 *(f"/v2/models/{name}{end}" for end in ("", "/ready", "/stats", "/config")),

@@ -371,11 +371,11 @@ def test_only_the_admin_token_loads_models_where_others_can_ask(store: StoreFold
 
 def test_the_other_modes_refuse_to_load_in_tritons_words(polling: Server) -> None:
     for answer in (polling.load("shift"), polling.unload("shift")):
-        check_refused(answer, 503, NOT_ALLOWED)
+        check_refused(answer, 501, NOT_ALLOWED)
     with triton_grpc.InferenceServerClient(polling.grpc_address) as client:
         with pytest.raises(InferenceServerException, match=NOT_ALLOWED) as refused:
             client.load_model("shift")
-        assert refused.value.status() == "StatusCode.UNAVAILABLE"
+        assert refused.value.status() == "StatusCode.UNIMPLEMENTED"
 
 
 def test_a_slow_upload_to_a_version_that_is_being_unloaded_is_still_answered(explicit: Server) -> None:

@@ -85,7 +85,7 @@ def test_only_the_key_opens_all_but_the_probes(locked: Server) -> None:
     for headers in wrong:
         refused = [locked.get(path, headers=headers) for path in ("/metrics", "/v2", "/nowhere")]
         for answer in (*refused, locked.post(DIGITS, content=digit("one"), headers=headers)):
-            check_refused(answer, 401, "Authorization: Bearer")
+            check_refused(answer, 401, "Authorization: Bearer", code="unauthenticated")
             assert answer.headers["x-request-id"]
     answer = locked.post(DIGITS, content=digit("one"), headers={"Authorization": "Bearer open sesame"})
     assert answer.json()["predictions"][0]["label"] == "1"

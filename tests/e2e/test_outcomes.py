@@ -93,12 +93,15 @@ def test_every_http_call_ends_once(guarded: FakeServer, path: str) -> None:
         assert guarded.post(path, json=rows, headers=wrong).status_code == 401
     with ThreadPoolExecutor(2) as pool:
         asking = hold_queue(guarded, pool, lambda: guarded.infer(1.0, headers=KEY))
-        assert [guarded.post(path, json=rows, headers=KEY).status_code for _ in range(3)] == [429] * 3
+        for _ in range(3):
+            check_refused(guarded.post(path, json=rows, headers=KEY), 429, "maximum queue size", code="queue_full")
         guarded.switch_off("hold")
         assert [one.result().status_code for one in asking] == [200, 200]
     wait_until(lambda: guarded.get("/stats", headers=KEY).json()["unfinished_requests"] == 0, "nothing runs")
     guarded.switch_on("hold")
-    check_refused(guarded.post(f"{path}?timeout_ms=100", json=rows, headers=KEY), 504, "timeout expired")
+    check_refused(
+        guarded.post(f"{path}?timeout_ms=100", json=rows, headers=KEY), 504, "timeout expired", code="deadline_exceeded"
+    )
     guarded.switch_off("hold")
     expected = Counter(
         {

@@ -71,7 +71,7 @@ def check_contract(cluster: RayCluster, prefix: str = "") -> None:
         assert answer.headers.get_list("x-request-id") == ["mine"]
         for path, status in (("/predictions/nothing", 404), ("/v2/models/digits/infer", 400), ("/nowhere", 404)):
             refused = client.post(path, content=b"{}")
-            assert (refused.status_code, list(refused.json())) == (status, ["error"])
+            assert (refused.status_code, list(refused.json())) == (status, ["error", "code"])
         many = client.post("/predictions/digits", files=[("image", THREE.read_bytes()), ("image", THREE.read_bytes())])
         assert [one["predictions"][0]["label"] for one in many.json()["results"]] == ["3", "3"]
     official = tritonclient.http.InferenceServerClient(f"127.0.0.1:{cluster.port}{prefix}")

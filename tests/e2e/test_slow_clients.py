@@ -96,7 +96,7 @@ def test_a_body_that_does_not_arrive_is_a_408_and_gives_its_memory_back(server: 
     with Wire(server.port) as wire:
         wire.send(head(DIGITS, {"Content-Length": "1000"}) + b"x")
         wait_until(lambda: server.stats()["inflight_bytes"] == 1, "what has come is counted")
-        check_refused(wire.reply(), 408, "1 s")
+        check_refused(wire.reply(), 408, "1 s", code="request_timeout")
         wait_until(server.is_at_rest, "the room is given back")
         assert wire.is_closed(), "the rest of the body is not waited for without end"
 
@@ -104,14 +104,14 @@ def test_a_body_that_does_not_arrive_is_a_408_and_gives_its_memory_back(server: 
 def test_nor_is_a_control_routes_body_waited_for(server: Server) -> None:
     with Wire(server.port) as wire:
         wire.send(head("/v2/repository/index", {"Content-Length": "1000"}) + b"{")
-        check_refused(wire.reply(), 408, "1 s")
+        check_refused(wire.reply(), 408, "1 s", code="request_timeout")
         assert wire.is_closed()
 
 
 def test_a_chunked_body_that_stalls_has_no_more_patience_than_a_short_one(server: Server) -> None:
     with Wire(server.port) as wire:
         wire.send(head(DIGITS, {"Transfer-Encoding": "chunked"}) + chunk(b"five!"))
-        check_refused(wire.reply(), 408, "1 s")
+        check_refused(wire.reply(), 408, "1 s", code="request_timeout")
     wait_until(server.is_at_rest, "the room is given back")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from convoy.models.bundle import MANIFEST
 from tests.support.servers import Server, check_ended, run_convoy, start_server
 from tests.support.stores import DEMO, StoreFolder, digit, make_int8_right_everywhere
 from tests.support.wire import check_refused
+
+ZEROS = {"name": "images", "datatype": "UINT8", "shape": [1, 32, 32, 3], "data": [0] * 3072}
 
 
 def flip_a_byte(path: Path, position: int | None = None) -> None:
@@ -68,6 +71,42 @@ def test_what_is_broken_does_not_stop_what_is_sound(store: StoreFolder) -> None:
             assert "\n" not in refused(server)[place]
         assert server.is_ready()
         check_refused(server.post("/predictions/cut", content=digit("one")), 404, "has no available versions")
+        check_versions_are_strings(server)
+
+
+def check_versions_are_strings(server: Server) -> None:
+    """In every JSON answer that names one."""
+    documents = [
+        server.get(path).json()
+        for path in (
+            *("/stats", "/store", "/models/digits", "/models/digits/all", "/v2"),
+            *("/v2/models/digits", "/v2/models/digits/stats", "/v2/models/stats"),
+        )
+    ]
+    documents += [
+        server.post("/v2/repository/index").json(),
+        server.post("/predictions/digits", content=digit("one")).json(),
+        server.post("/predictions/digits", files=[("a", digit("one")), ("b", digit("two"))]).json(),
+        server.post("/v2/models/digits/infer", json={"inputs": [ZEROS]}).json(),
+    ]
+    for document in documents:
+        found = [*versions_in(document)]
+        assert found, document
+        assert all(isinstance(one, str) for one in found), document
+
+
+def versions_in(document: object) -> Iterator[object]:
+    if isinstance(document, list):
+        for one in document:
+            yield from versions_in(one)
+    if isinstance(document, dict):
+        for name, value in document.items():
+            if name in ("version", "model_version", "modelVersion"):
+                yield value
+            elif name == "versions":
+                yield from value
+            else:
+                yield from versions_in(value)
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def test_a_hung_engine_is_replaced_and_its_requests_are_told(mending: FakeServer
         server.switch_on("hang_load")  # until it has been seen that the engine is gone
         hanging = pool.submit(server.infer, HANG)
         wait_until(lambda: not server.is_ready(), "the server is not ready")
-        check_refused(server.get("/v2/health/ready"), 503, "'rows' version 1")
+        check_refused(server.get("/v2/health/ready"), 503, "'rows' version 1", code="not_ready")
         assert server.post("/predictions/images", content=digit("two")).status_code == 200, "the others go on"
         server.switch_off("hang_load")
         answer = hanging.result()
@@ -106,7 +106,7 @@ def test_an_idle_engine_that_goes_wrong_is_found_by_its_canary(switch: str, word
         server.switch_on(switch)
         wait_until(lambda: server.get("/v2/models/rows/ready").status_code == 503, "the model is not ready")
         assert (server.is_ready(), metric(server, "convoy_ready"), words in server.log) == (False, 0, True)
-        check_refused(server.infer(1.0), 503, "the engine of 'rows' is being replaced")
+        check_refused(server.infer(1.0), 503, "the engine of 'rows' is being replaced", code="not_ready")
         server.switch_off("hang_load")
         wait_until(server.is_ready, "the server is ready again")
         assert server.infer(1.0).json()["outputs"][0]["data"] == [1.0] * 4
@@ -173,7 +173,7 @@ def test_a_client_that_stalls_does_not_hold_up_the_end_for_ever() -> None:
         wire.send(head("/predictions/digits", {"Content-Length": "1000"}) + b"x")
         wait_until(lambda: server.stats()["inflight_bytes"] > 0, "the body is being read")
         server.signal()
-        check_refused(wire.reply(), 503, "shut down")
+        check_refused(wire.reply(), 503, "shut down", code="draining")
         assert server.wait() == 0
         assert "1 requests were not answered in time" in server.log
 
@@ -186,7 +186,7 @@ def test_ready_turns_first_and_serving_goes_on() -> None:
         wait_until(lambda: server.get("/v2/health/ready").status_code == 503, "not ready")
         assert server.get("/v2/health/live").status_code == 200
         assert server.get("/v2/models/digits/ready").status_code == 503
-        check_refused(server.get("/ping"), 503, "shutting down")
+        check_refused(server.get("/ping"), 503, "shutting down", code="draining")
         assert server.post("/predictions/digits", content=digit("seven")).status_code == 200
         server.signal(signal.SIGINT)  # it waits no longer
         server.wait()
@@ -200,7 +200,7 @@ def test_new_requests_are_turned_away_while_old_ones_finish() -> None:
         server.signal()
         wait_until(lambda: "stopping" in server.log_so_far, "the server is told")
         refusal = server.infer(2.0)
-        check_refused(refusal, 503, "shutting down")
+        check_refused(refusal, 503, "shutting down", code="draining")
         assert refusal.headers["retry-after"] == "1"
         server.switch_off("hold")
         assert running.result().status_code == 200
@@ -217,7 +217,7 @@ def test_poison_in_a_batch_hurts_nobody_else() -> None:
     with start_fake_server(fake={"latency_ms": 40.0}) as server:
         calls = [lambda value=value: server.infer(value) for value in [0.0, *range(1, 16), 666.0]]
         answers = at_once(calls)
-        check_refused(answers.pop(), 500, "fails on this request")
+        check_refused(answers.pop(), 500, "fails on this request", code="model_failed")
         for value, answer in enumerate(answers):
             assert answer.json()["outputs"][0]["data"] == [float(value)] * 4
         statistics = server.statistics("rows")["inference_stats"]
@@ -229,7 +229,7 @@ def test_engines_can_be_replaced_again_and_again() -> None:
     with start_fake_server(fake={**fake(), "reload_ms": 0.0}) as server:
         threads = []
         for _ in range(15):
-            check_refused(server.infer(DIE), 503, "fell off the bus")
+            check_refused(server.infer(DIE), 503, "fell off the bus", code="unavailable")
             wait_until(server.is_ready, "the server is ready again")
             threads.append(psutil.Process(server.process.pid).num_threads())
         assert threads[-1] <= threads[4] + 1

@@ -11,6 +11,8 @@ from typing import Any, BinaryIO, NoReturn
 
 import httpx
 
+from convoy.models.errors import error_kinds
+
 
 @dataclass(frozen=True, slots=True)
 class WireReply:
@@ -28,7 +30,8 @@ class WireReply:
     def error(self) -> str:
         """The words of an error, which must stand in the one form that errors have."""
         document = self.json()
-        assert list(document) == ["error"], document
+        assert list(document) == ["error", "code"], document
+        assert document["code"] in error_kinds()
         assert isinstance(document["error"], str)
         assert document["error"]
         return document["error"]
@@ -150,10 +153,13 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n" % len(data) + data + b"\r\n"
 
 
-def check_refused(answer: WireReply | httpx.Response, status: int, *words: str) -> None:
-    """The answer is an error of this status, and all of these words are in it."""
+def check_refused(answer: WireReply | httpx.Response, status: int, *words: str, code: str = "") -> None:
+    """The answer is an error of this status and with this code, if one is given, and all of these words are in it."""
     found = answer.status if isinstance(answer, WireReply) else answer.status_code
     assert found == status, answer
-    error = answer.json()["error"]
+    document = answer.json()
+    error = document["error"]
+    assert error_kinds()[document["code"]].http_status == status, document
+    assert code in ("", document["code"]), document
     missing = [word for word in words if word not in error]
     assert not missing, f"{missing} not in {error!r}"

@@ -35,7 +35,7 @@ from convoy.app.server.acceptor import ConnectionLimits
 from convoy.app.server.logs import request_id
 from tests.support.fake_devices import ROW, Workshop, in_workshop, until
 from tests.support.memory_server import Connection
-from tests.support.wire import WireReply, chunk, head
+from tests.support.wire import WireReply, check_refused, chunk, head
 
 OPTIONS = ServeOptions(BodyLimits(1 << 20), decode_threads=1, access_log="all")
 ROWS = "/v2/models/rows/infer"
@@ -569,7 +569,7 @@ async def test_without_room_that_is_said(house: House, workshop: Workshop) -> No
     connection, slab = await house.used(), house.core.slab
     taken = slab.reserve(slab.capacity_bytes)
     assert taken is not None
-    assert (await connection.ask(rows(1.0, path=f"{ROWS}?timeout_ms=50"))).status == 429
+    check_refused(await connection.ask(rows(1.0, path=f"{ROWS}?timeout_ms=50")), 429, code="memory_exhausted")
     slab.free(taken.ref)
     assert shift(await connection.ask(rows(1.0))) == 101.0
     assert 'convoy_rejected_total{reason="memory"} 1.0' in house.core.metrics.render().decode()

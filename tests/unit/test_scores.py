@@ -105,8 +105,9 @@ def test_one_logit_is_one_score_or_with_two_labels_two() -> None:
     assert (only.class_id, only.label, only.score) == (0, None, pytest.approx(0.8808, abs=1e-4))
     best = best_classes(np.array([-30.0], np.float32), one_output("sigmoid", ("cat", "dog")), 5)
     assert [(one.class_id, one.label) for one in best] == [(0, "cat"), (1, "dog")]
+    ranked = best_classes_of_batch(np.array([[-30.0]], np.float32), one_output("sigmoid", ("cat", "dog")), 5)
     # One minus the other would be 0.
-    assert best[1].score == pytest.approx(9.357e-14, rel=1e-3)
+    assert ranked.scores[0, 1] == pytest.approx(9.357e-14, rel=1e-3)
     best = best_classes(np.array([0.75], np.float32), one_output("none", ("cat", "dog")), 5)
     assert [(one.label, one.score) for one in best] == [("dog", 0.75), ("cat", 0.25)]
 
@@ -117,7 +118,7 @@ def test_one_logit_is_one_score_or_with_two_labels_two() -> None:
     st.booleans(),
     st.integers(1, 50),
 )
-def test_a_batch_is_ranked_as_its_samples_are_to_the_last_bit(
+def test_a_batch_is_ranked_as_its_samples_are(
     outputs: np.ndarray, activation: Activation, is_binary: bool, top_k: int
 ) -> None:
     if is_binary:
@@ -134,7 +135,15 @@ def test_a_batch_is_ranked_as_its_samples_are_to_the_last_bit(
             continue
         assert not is_nan
         assert [one.class_id for one in best] == class_ids.tolist()
-        assert [one.score for one in best] == scores.tolist()
+        assert [one.score for one in best] == scores.astype(np.float64).round(6).tolist()
+
+
+@given(arrays(np.float32, 1000, elements=st.floats(-20, 20, width=32)))
+def test_scores_have_six_decimals_and_keep_their_order_and_sum(logits: np.ndarray) -> None:
+    scores = [one.score for one in best_classes(logits, spec(), None)]
+    assert scores == [round(score, 6) for score in scores]
+    assert scores == sorted(scores, reverse=True)
+    assert math.fsum(scores) == pytest.approx(1.0, abs=1e-3)
 
 
 class Output(NamedTuple):

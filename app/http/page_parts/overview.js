@@ -119,8 +119,8 @@ function stateOf({ model, troubles }) {
 function entriesOf(stats) {
   const others = new Map(), mayBeLoaded = stats.changes !== "not_allowed";
   for (const one of [...stats.on_the_way, ...stats.refused]) {
-    const isGone = one.reason === "unloaded" && mayBeLoaded && store.isKnown && !store.versions.get(one.name)?.includes(one.version);
-    if (!isGone) others.set(one.name, [...(others.get(one.name) ?? []), { ...one, version: one.version === null ? null : String(one.version) }]);
+    const isGone = one.reason === "unloaded" && mayBeLoaded && store.isKnown && !store.versions.get(one.name)?.includes(Number(one.version));
+    if (!isGone) others.set(one.name, [...(others.get(one.name) ?? []), one]);
   }
   const highest = new Map(stats.models.map(model => [model.name, model.version]));
   const entries = stats.models.map(model => {
