@@ -1,7 +1,7 @@
-"""The HTTP application over a core: the gate, the routes that infer, and FastAPI with all the others.
+"""The HTTP application of a core: the gate, the routes that infer, and FastAPI with all the others.
 
-FastAPI serves and documents the rarely called routes. The two routes that infer are called by the gate, because
-FastAPI's own handling costs twice what the rest of a small request costs.
+FastAPI serves and documents the rarely called routes. The gate calls the two routes that infer itself, because
+FastAPI's handling costs twice as much as the rest of a small request.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from convoy.models.errors import InvalidRequest, MethodNotAllowed, UnknownRoute
 
 
 def hot_routes(core: Core, options: ServeOptions) -> HotRoutes:
-    """The routes that infer, with a decoder of their own."""
+    """The routes that infer, with their own decoder."""
     decoder, room = Decoder(options.decode_threads, options.max_decoding), UploadRoom(core.slab)
     core.waiting_to_decode = lambda: decoder.waiting
     return HotRoutes(decoder, [kind(core, options, decoder, room) for kind in (PredictionsRoute, InferRoute)])
 
 
 class _Framework:
-    """FastAPI behind the gate. It answers HEAD as GET, and leaves unexpected errors to the gate."""
+    """FastAPI behind the gate. It answers HEAD as GET and leaves unexpected errors to the gate."""
 
     def __init__(self, app: FastAPI) -> None:
         stack = app.middleware_stack = app.build_middleware_stack()
-        # It would answer unexpected errors in plain text and without an id, before the gate sees them.
+        # FastAPI would answer unexpected errors in plain text and without an id, before the gate sees them.
         assert isinstance(stack, ServerErrorMiddleware)
         self._app, self._behind_errors = app, stack.app
 
@@ -55,7 +55,7 @@ class _Framework:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # FastAPI's own way here looks into the environment for every request.
+        # FastAPI's own code here reads the environment for every request.
         scope["app"] = self._app
         if scope["method"] != "HEAD":
             await self._behind_errors(scope, receive, send)
@@ -70,7 +70,7 @@ class _Framework:
 
 
 def create_app(core: Core, options: ServeOptions, routes: HotRoutes | None = None) -> ASGIApp:
-    """The application; its lifespan starts and stops the core. `routes` are those that infer, where others use them."""
+    """Make the application; its lifespan starts and stops the core. `routes` are shared ones that infer."""
     hot = routes or hot_routes(core, options)
     return Gate(hot, _Framework(framework_app(core, options, hot)), core, options)
 
@@ -90,14 +90,14 @@ def framework_app(core: Core, options: ServeOptions, hot: HotRoutes) -> FastAPI:
         version=VERSION,
         summary="Serves CNNs, batched and verified.",
         lifespan=lifespan,
-        docs_url=None,  # it would come from elsewhere
+        docs_url=None,  # it would be loaded from another server
         redoc_url=None,
-        redirect_slashes=False,  # a page that is not there is a 404 with words, not an empty 307
+        redirect_slashes=False,  # an unknown path is a 404 with an error, not an empty 307
     )
     # The gate calls these routes itself. Here they are for other methods, which get a 405.
     for path in (*PredictionsRoute.paths, *InferRoute.paths):
         app.router.routes.append(Route(path, _never_called, methods=["POST"]))
-    # The last one has `/v2/models/{model}`, so those that go on from there come before it.
+    # The last one has `/v2/models/{model}`, so longer paths come before it.
     routes = [*app.router.routes]
     for router in (
         docs_routes(),
@@ -120,7 +120,7 @@ async def _never_called(_: Request) -> Response:
 
 
 def _add_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
-    """For the framework's own errors; the gate answers all others."""
+    """Answer the framework's own errors; the gate answers all others."""
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -143,7 +143,7 @@ def _add_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
         raise InvalidRequest(f"{where}: {first['msg']}")
 
 
-# How TensorFlow Serving, KServe's first protocol and others call a prediction.
+# The paths of predictions in TensorFlow Serving, KServe's first protocol and others.
 _ELSEWHERE = re.compile(r"(?:/v1)?/models?/([^/:]{1,100})(?:/versions/([^/:]{1,100}))?[:/]predict(?:ions?)?")
 
 
@@ -153,9 +153,9 @@ def _below(root: str, route: str) -> str:
 
 
 def _nearest_route(routes: Sequence[BaseRoute], method: str, path: str) -> str:
-    """The route that a client has probably meant, with its own names in it; empty where none is like it.
+    """The route that a client probably meant, with its names filled in; empty if none is similar.
 
-    Compares the words of routes that have as many parts. One that takes this method goes before all others.
+    Compares the words of routes with as many parts. Routes that take this method are preferred.
     """
     asked, best, most = path.strip("/").split("/"), "", 0.6
     if len(path) > 200:  # which would take long to compare

@@ -1,9 +1,9 @@
-"""A request's body, read into the slab and inflated there.
+"""Read a request's body into the slab and inflate it there.
 
-A body counts as its bytes arrive, so that one which is only announced takes no room from others. Uploads that are still
-arriving leave a part of the room to small requests and to those that are whole. Where there is no room, reading stops
-until there is some, and the client gets a 429 if that takes too long. A client that sends too slowly gets a 408. A
-compressed body is inflated in a thread, a piece at a time, up to the size that a body may have.
+A body counts as its bytes arrive, so an announced body takes no memory from others. Uploads in progress leave a part of
+the memory to small and complete requests. If there is no memory, reading stops until there is, and the client gets a
+429 if that takes too long. A client that sends too slowly gets a 408. A compressed body is inflated in a thread, piece
+by piece, up to the size limit of bodies.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from convoy.models.errors import BodyTooLarge, InvalidRequest, Overloaded, Reque
 
 Result = TypeVar("Result")
 _SMALL_BYTES = 64 << 10
-# Announced bodies may together be larger than the memory there is; only what has arrived takes some.
+# Announced bodies may together exceed the memory; only what has arrived takes some.
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
 # Whole pages.
 _COPIED_AT_ONCE_BYTES = 1 << 20
-# A compressed body is inflated in pieces that double: a small one takes little memory, a long one few turns.
+# A compressed body is inflated in pieces that double in size: small bodies take little memory, long ones few steps.
 _FIRST_PIECE_BYTES, _MOST_PIECE_BYTES = 256 << 10, 8 << 20
 
 
@@ -48,10 +48,10 @@ def declared_length(headers: Mapping[bytes, bytes]) -> int:
 
 
 class UploadRoom:
-    """Shares a slab's room among the bodies that are still arriving. Belongs to one event loop.
+    """Shares a slab's memory among bodies that are still arriving. Used on one event loop.
 
-    They are in memory of their own, which the slab counts. Those above `_SMALL_BYTES` leave a part of it free, except
-    the oldest of them, so that uploads never all wait for each other.
+    They are in their own memory, which the slab counts. Bodies above `_SMALL_BYTES`, except the oldest, leave a part
+    free, so uploads never all wait for each other.
     """
 
     def __init__(self, slab: Slab) -> None:
@@ -62,14 +62,14 @@ class UploadRoom:
         self._is_waking = False
 
     def take(self, upload: BodyReader, held: int, more: int) -> bool:
-        """Count `more` bytes of an upload that holds some; False, and nothing is counted: there is no room now."""
+        """Count `more` bytes of an upload. Returns False and counts nothing if there is no room now."""
         if held + more > _SMALL_BYTES:
             if upload not in self._uploads:
                 self._uploads[upload] = held
                 self._uploads_bytes += held
             is_oldest = next(iter(self._uploads)) is upload
-            # The other half is for small and for whole requests, and for the oldest upload, which never waits for the
-            # others if its body is no longer than that.
+            # The other half is for small and complete requests, and for the oldest upload, which never waits for the
+            # others if its body fits into that half.
             if not is_oldest and self._uploads_bytes + more > self._slab.capacity_bytes // 2:
                 return False
         if not self._slab.count_outside(more):
@@ -80,7 +80,7 @@ class UploadRoom:
         return True
 
     def leave(self, upload: BodyReader, held: int) -> None:
-        """Count an upload no more: it has failed, or is in the slab. Then it is the turn of those behind it."""
+        """Stop counting an upload that has failed or is in the slab, and wake those that wait."""
         self._uploads_bytes -= self._uploads.pop(upload, 0)
         self._slab.count_outside(-held)
         self._wake_soon()
@@ -118,9 +118,9 @@ class BodyReader:
         """Raises BodyTooLarge."""
         self._call, self._declared, self._limits, self._room = call, declared, limits, room
         self._small = b""
-        self._large: mmap.mmap | None = None  # above _SMALL_BYTES; only what has arrived takes memory
+        self._large: mmap.mmap | None = None  # above _SMALL_BYTES, memory is taken only for what has arrived
         self._held_bytes = 0
-        self._stalled_ns = 0  # waiting for memory, which does not count against the client
+        self._stalled_ns = 0  # the time spent waiting for memory, which does not count against the client
         self._check_size(self._declared)
 
     async def read(self, receive: Receive) -> Slot:
@@ -147,7 +147,7 @@ class BodyReader:
             self._room.leave(self, self._held_bytes)
 
     async def inflate(self, body: Slot, encoding: bytes, decoder: Decoder) -> Slot:
-        """The body that was read, as it was before it was compressed.
+        """Decompress the body that was read.
 
         Raises InvalidRequest, BodyTooLarge or Overloaded.
         """
@@ -184,7 +184,7 @@ class BodyReader:
         return True
 
     def _store(self, whole: bytes) -> Slot | None:
-        """All of it in a slot, if it came in one piece; None if there is no room now."""
+        """Put the body into a slot if it came in one piece; None if there is no room now."""
         try:
             slot = self._call.reserve(len(whole))
         except Overloaded:
@@ -193,7 +193,7 @@ class BodyReader:
         return slot
 
     def _stored(self) -> Slot | None:
-        """All of it in a slot; None if there is no room now."""
+        """Put the body into a slot; None if there is no room now."""
         slab, nbytes = self._call.core.slab, self._held_bytes
         slab.count_outside(-nbytes)
         try:
@@ -214,9 +214,9 @@ class BodyReader:
         return slot
 
     async def _attempted(self, attempt: Callable[[], Result | None]) -> Result:
-        """What an attempt gives that succeeds: now, or when there is room.
+        """Return what the attempt gives, now or when there is room.
 
-        The client gets a 429 where that takes too long, or its deadline passes meanwhile.
+        The client gets a 429 if that takes too long, or if its deadline passes meanwhile.
         """
         if result := attempt():
             return result
@@ -231,7 +231,7 @@ class BodyReader:
         return result
 
     def _check_size(self, nbytes: int) -> None:
-        """Raises BodyTooLarge for a body that is longer than any may be, or than the slab can ever hold."""
+        """Raise BodyTooLarge for a body above the limit, or larger than the slab."""
         if nbytes > self._limits.max_bytes:
             raise BodyTooLarge(
                 f"the body of {nbytes} bytes exceeds the maximum allowed input size of {self._limits.max_bytes} bytes; "
@@ -248,7 +248,7 @@ class BodyReader:
 
 
 def too_slow(patience_s: float) -> RequestTimeout:
-    """The error for a body that is not complete `patience_s` after its first byte was awaited."""
+    """The error for a body that is not complete within `patience_s`."""
     return RequestTimeout(f"the body did not arrive within {patience_s:.0f} s; send it faster")
 
 
@@ -256,7 +256,7 @@ _KNOWN_AS = {"gzip": "gzip", "deflate": "deflate, which in HTTP is zlib's format
 
 
 def request_encoding(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """How the request's body is compressed, None for not at all. Raises UnsupportedCompression."""
+    """How the request's body is compressed; None if it is not. Raises UnsupportedCompression."""
     named = headers.get(b"content-encoding", b"identity")
     encoding = named.strip().lower()
     if encoding == b"identity":
@@ -269,7 +269,7 @@ def request_encoding(headers: Mapping[bytes, bytes]) -> bytes | None:
 
 
 class Inflater:
-    """Takes compressed bytes and gives plain ones, a piece at a time."""
+    """Takes compressed bytes and returns plain ones, piece by piece."""
 
     def __init__(self, data: memoryview, encoding: bytes) -> None:
         self._data, self._read = data, 0
@@ -282,7 +282,7 @@ class Inflater:
         return self._stream.eof
 
     def next(self, most: int) -> bytes:
-        """Up to `most` bytes more; fewer only at the end. Any thread may call it. Raises InvalidRequest."""
+        """Up to `most` more bytes; fewer only at the end. Any thread may call it. Raises InvalidRequest."""
         plain = bytearray()
         while len(plain) < most and not self._stream.eof:
             if not self._input:

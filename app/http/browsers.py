@@ -1,9 +1,9 @@
-"""Refuse calls that change something and come from a foreign web page.
+"""Refuse state-changing calls from foreign web pages.
 
-A browser on this machine reaches a server that only this machine can reach, for every page that it shows: it sends a
-form's POST to any address, and a page's own name may be made to mean 127.0.0.1 (DNS rebinding). Two headers tell, which
-no page can choose: `Origin`, whose page asks, and `Host`, by what name. Programs send no `Origin`. Where a secret is
-asked for, there is nothing to tell: a foreign page has none.
+Every page in a browser on this machine can reach a server that listens on loopback: pages can POST forms to any
+address, and a page's host name may resolve to 127.0.0.1 (DNS rebinding). Two headers that pages cannot choose tell:
+`Origin`, the page's origin, and `Host`, the name it used. Programs send no `Origin`. If a secret is required, this
+check is unnecessary, because foreign pages do not have it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from starlette.datastructures import Headers
 from convoy.app.calls.access import Authenticator, ServeOptions
 from convoy.models.errors import Forbidden
 
-_PLACE = re.compile(r"[\w.:\[\]-]+", re.ASCII)  # nothing that a URL has before or behind it
+_PLACE = re.compile(r"[\w.:\[\]-]+", re.ASCII)  # no other parts of a URL
 
 
 def check_own_page(headers: Headers, options: ServeOptions) -> None:
-    """Raises Forbidden. The API key has been checked where there is one."""
+    """Raise Forbidden for a foreign page. The API key has been checked if keys are on."""
     authorization = headers.get("authorization", "").encode("latin-1")
     if options.api_keys or Authenticator(options).is_admin_token(authorization):
         return
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
-    # Another machine's name for this server is its own affair, where other machines can ask at all.
+    # If other machines can reach the server, they may use any name for it.
     if options.is_loopback:
         for host in hosts or [""]:
             if not (is_loopback(host_name(host)) or host_name(host) in options.allowed_hosts):
@@ -39,7 +39,7 @@ def check_own_page(headers: Headers, options: ServeOptions) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address; a name other than localhost could mean anything."""
+    """Whether only this machine can reach the address; names other than localhost could mean anything."""
     if host == "localhost":
         return True
     try:
@@ -49,7 +49,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_name(place: str) -> str:
-    """`[::1]:8000` without brackets and port; empty where it is no place at all."""
+    """`[::1]:8000` without brackets and port; empty if it is not a host."""
     if not _PLACE.fullmatch(place):
         return ""
     try:

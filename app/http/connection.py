@@ -1,15 +1,15 @@
 """A guard around uvicorn's HTTP/1.1 protocol. It guards against:
 
-- headers that come slowly (408) or are too long, trailers included (431); slow bodies are for `http.body`
-- floods of pipelined requests: one read of them waits unparsed, the others stay with their client
-- answers that the client does not read, and bodies that go on without end after an early answer
-- offers of another protocol, which are ignored (RFC 9110, 7.8), and CONNECT (405)
-- too many connections (503)
-- an early error, such as a 413 or 401, that a client which still sends would never read: the close lingers
-- errors of the parser in plain text: all are JSON
+    - slow headers (408) and long headers or trailers (431); `http.body` handles slow bodies
+    - floods of pipelined requests: one read of them waits unparsed, the others stay with their client
+    - responses that the client does not read, and endless bodies after an early response
+    - upgrades to other protocols, which are ignored (RFC 9110, 7.8), and CONNECT (405)
+    - too many connections (503)
+    - early errors, such as 413 or 401, that a client which still sends would never read: the close lingers
+    - parser errors in plain text: all errors are JSON
 
-A client that closes its side has left. After a stop of the process (SIGSTOP) all timers are late; that time does not
-count against the client.
+A client that closes its side has disconnected. After the process was paused (SIGSTOP), all timers are late; that time
+does not count against the client.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from convoy.models.errors import (
 )
 
 _log = logging.getLogger("convoy")
-# The parser gets what was read in pieces, because it does not stop at the end of a request. One piece has up to 450.
+# Data is parsed in pieces, because the parser does not stop at the end of a request. One piece has up to 450 requests.
 _PIECE_BYTES = 8 << 10
 
 
@@ -64,7 +64,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._answering: Any = None
         self._in_headers = True
-        self._timers: dict[str, asyncio.TimerHandle] = {}  # the time limits that run, by name
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # the running timers, by name
         self._header_bytes = 0
         self._unparsed_bytes = 0  # since the parser last reported anything but a header
         self._has_hung_up = False  # the last answer is written
@@ -74,7 +74,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.flow = _Flow(transport)
-        # The transport as uvicorn's cycle has it, which closes it as soon as the last answer is written.
+        # The transport for uvicorn's cycle, which closes it as soon as the last response is written.
         self._line = SimpleNamespace(write=transport.write, is_closing=transport.is_closing, close=self.hang_up)
         if len(self.connections) > self.limits.max_connections:
             type(self).on_too_many()
@@ -87,14 +87,14 @@ class GuardedProtocol(HttpToolsProtocol):
         for name in [*self._timers]:
             self._stop_timer(name)  # it would keep the connection's memory until it fires
         if self._answering is not None and not self._answering.response_complete:
-            # uvicorn informs only the latest request; with pipelining an earlier one is being answered.
+            # uvicorn notifies only the latest request; with pipelining, an earlier one is being answered.
             self._answering.disconnected = True
             self._answering.message_event.set()
         super().connection_lost(exc)
-        self._line.close = self.transport.close  # else the two would keep each other
+        self._line.close = self.transport.close  # avoid a reference cycle
 
     def shutdown(self) -> None:
-        # The time to drain is over. uvicorn cancels the tasks that are left; requests that wait behind them have none.
+        # The time to drain is over. uvicorn cancels running tasks; requests that wait behind them have none.
         if self.pipeline:
             self.pipeline.clear()
             self.cycle = self._answering  # the connection ends with it
@@ -108,7 +108,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._read_closed or self.transport.is_closing():
                 return
             if self.pipeline or self.flow.ahead:
-                # The rest waits until the requests before it have been answered; nothing more is read meanwhile.
+                # The rest waits until the earlier requests have been answered; nothing more is read meanwhile.
                 self.flow.ahead += view[start:]
                 self.flow.pause_reading()
                 return
@@ -117,12 +117,12 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if self._in_headers and "header" not in self._timers:
             self._arm_header_timer()
-        # The parser reports only whole headers. This counts one that never ends, such trailers, and empty lines.
+        # The parser reports only complete headers. This bounds an endless header or trailer, and empty lines.
         if self._unparsed_bytes > self.limits.header_bytes:
             self._refuse_headers()
 
     def _read_on(self) -> None:
-        """Parse what was kept, now that no request waits before it."""
+        """Parse what was kept, when no request waits before it."""
         if self.transport.is_closing():
             return
         ahead, self.flow.ahead = self.flow.ahead, b""
@@ -130,14 +130,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _feed(self, data: bytes | memoryview) -> None:
-        """Let the parser read, whatever other protocol a request offers to speak."""
+        """Parse data, ignoring offers to upgrade the protocol."""
         self._unparsed_bytes += len(data)
         while True:
             try:
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                # The parser has read the headers and takes all the rest for the other protocol's.
+                # The parser has read the headers and treats the rest as the other protocol's.
                 method, version = self.parser.get_method(), self.parser.get_http_version().encode()
                 if method == b"CONNECT":
                     self._refuse(MethodNotAllowed("this server is not a proxy; send GET or POST", allow="GET, POST"))
@@ -155,7 +155,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 return
 
     def on_message_begin(self) -> None:
-        self._stop_timer("idle")  # not for any bytes: empty lines are no request
+        self._stop_timer("idle")  # only for a message: empty lines are not a request
         super().on_message_begin()
         self._header_bytes = 0
         self._in_headers = True
@@ -167,23 +167,23 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         # Also called for the trailers of a chunked body, which nothing else bounds.
         self._count_header(len(name) + len(value) + 4)
-        if self._in_headers:  # a trailer must not pass for a header that has been looked at
+        if self._in_headers:  # a trailer must not be taken for a checked header
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # they come again, without the offer
+            return  # parsed again, without the upgrade
         self._unparsed_bytes = 0
         self._in_headers = False
         self._stop_timer("header")
         if not self._has_hung_up:
-            self.expect_100_continue &= self.parser.get_http_version() != "1.0"  # which knows no such answer
+            self.expect_100_continue &= self.parser.get_http_version() != "1.0"  # uvicorn has no such response
             super().on_headers_complete()
             self.cycle.transport = self._line
 
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0
-        if not self._has_hung_up:  # else it is read to its end and thrown away
+        if not self._has_hung_up:  # otherwise it is read to its end and discarded
             super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -194,7 +194,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._has_hung_up:
             self._close()
         elif "linger" in self._timers:
-            # The rest of a body that had been answered early is there; the connection is idle now.
+            # The rest of a body that had been answered early has arrived; the connection is idle now.
             self._stop_timer("linger")
             self._start_timer("idle", self.timeout_keep_alive, self._close)
 
@@ -217,12 +217,12 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.loop.call_soon(self._read_on)
             return
         if self.cycle.more_body:
-            # A client that still sends does not read yet. uvicorn would throw the rest of the body away for ever.
+            # A client that still sends does not read yet. uvicorn would discard the rest of the body for ever.
             self._start_linger_timer()
         if self._final_error is not None:
             self._write_error(self._final_error)
             self.hang_up()
-        elif not self.cycle.more_body and not self._in_headers:  # those have time limits of their own
+        elif not self.cycle.more_body and not self._in_headers:  # these have their own time limits
             self._start_timer("idle", self.timeout_keep_alive, self._close)
 
     def pause_writing(self) -> None:
@@ -236,10 +236,10 @@ class GuardedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def hang_up(self) -> None:
-        """Close, now that the last answer is written.
+        """Close after the last response was written.
 
-        A client that still sends does not read yet, and loses the answer when its bytes are not taken. So the close
-        lingers until that client has closed, has sent all of its request, or has had time enough.
+        A client that still sends does not read yet, and loses the response if its bytes are not accepted. So the close
+        lingers until the client has closed, has sent its whole request, or has had enough time.
         """
         if self._has_hung_up or self.transport.is_closing():
             return
@@ -283,14 +283,15 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _end_slow_headers(self) -> None:
         if self.flow.read_paused or self.pipeline or not self._is_answered():
-            self._arm_header_timer()  # until earlier requests are answered, it may be the server that does not read
+            # until earlier requests are answered, the server may be the one that does not read
+            self._arm_header_timer()
         elif not self._has_hung_up and not self.transport.is_closing():
             seconds = self.limits.header_timeout_s
             self._write_error(RequestTimeout(f"the headers did not arrive within {seconds:g} s; send them faster"))
             self._close()
 
     def _watch_reader(self) -> None:
-        """Look again after the time that a client may refuse to read; one that reads slowly may go on."""
+        """Check again after the write timeout; a client that reads slowly may continue."""
         unsent, seconds = unsent_bytes(self.transport), self.limits.write_timeout_s
 
         def look_again() -> None:
@@ -310,9 +311,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(HeadersTooLarge(f"the headers are longer than {most} bytes; send fewer or shorter ones"))
 
     def _refuse(self, error: RequestError) -> None:
-        """Parse nothing more, send the error when the requests before have been answered, and close.
+        """Stop parsing, send the error after earlier requests have been answered, and close.
 
-        A request whose answer has begun, or that has been answered early, gets no error.
+        A request whose response has begun, or that was answered early, gets no error.
         """
         if self._has_hung_up or self._read_closed or self.transport.is_closing():
             return
@@ -323,7 +324,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.hang_up()
         elif not self.cycle.more_body:
             return
-        elif self.pipeline:  # it is the last one there that cannot be read
+        elif self.pipeline:  # the last request is the one that cannot be parsed
             self.pipeline.popleft()
             self.cycle = self.pipeline[0][0] if self.pipeline else self._answering
         elif self.cycle.response_started:
@@ -347,12 +348,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._start_timer("linger", self.limits.linger_s, self._close)
 
     def _close(self) -> None:
-        """Close when everything has been sent, and not later than the write time-out."""
+        """Close when everything has been sent, and at the latest after the write timeout."""
         if not self.transport.is_closing():
             self.transport.close()
             self._start_timer("abort", self.limits.write_timeout_s, self.transport.abort)
 
 
 def guarded_protocol(limits: ConnectionLimits, on_too_many: Callable[[], None] = lambda: None) -> type[GuardedProtocol]:
-    """The protocol class for these limits, for uvicorn. `on_too_many` is called for each connection above the limit."""
+    """The protocol class with these limits, for uvicorn. `on_too_many` is called per connection above the limit."""
     return type("GuardedProtocol", (GuardedProtocol,), {"limits": limits, "on_too_many": staticmethod(on_too_many)})

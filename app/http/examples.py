@@ -1,7 +1,7 @@
-"""What each operation is asked, and what it answers, with the demo's model: examples that run.
+"""Examples of each operation's requests and responses with the demo model, which can be run.
 
-An example of a request and the answer to it have the same name. `externalValue` is a file of this server's, which is
-the body, or of a form the field `file`; `x-headers` go with it. A test sends all of them to a server on localhost with
+A request and its response have the same name. `externalValue` is a file of this server, which is the body or, in a
+form, the field `file`; `x-headers` belong to it. A test sends all of them to a server on localhost with
 `--model-control explicit` and `--allow-shared-memory`.
 """
 
@@ -16,7 +16,7 @@ from convoy.models.errors import error_kinds
 
 _Json = dict[str, Any]
 MAIN, UNKNOWN = "digits", "unknown"
-# The demo's input, as its bytes, and where it is fetched.
+# The demo's input: its bytes, and its path.
 BLACK_PICTURE, BLACK_PICTURE_FILE = bytes(32 * 32 * 3), "black.bin"
 _VALUES = {"model": "digits", "version": "1", "name": "input", "repository": "other"}
 _ANOTHER_MODEL = "nothing"
@@ -29,7 +29,7 @@ CODES: list[JsonValue] = [*sorted(error_kinds())]
 
 
 class ErrorBody(BaseModel):
-    """Every error on every route: a sentence that says what to do, and a code for programs."""
+    """The body of every error: a sentence that says what to do, and a code for programs."""
 
     error: str
     code: str = Field(json_schema_extra={"enum": CODES})
@@ -51,7 +51,9 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class Said(NamedTuple):
-    """One operation: its answer and the form of that, and of its body, where it has one. `answer` None: no content."""
+    """One operation: its response and the schema of that, and of its body, if it has one. `answer` None means no
+    content.
+    """
 
     answer: Any = None
     schema: _Json | None = None
@@ -61,7 +63,7 @@ class Said(NamedTuple):
 
 
 def obj(*required: str, **properties: _Json) -> _Json:
-    """The schema of an object that has at least these."""
+    """The schema of an object with at least these properties."""
     return {"type": "object", "required": [*required], "properties": properties}
 
 
@@ -120,7 +122,7 @@ _METADATA = Said(
     obj("name", "versions", "platform", "inputs", "outputs", inputs=array(_TENSOR), outputs=array(_TENSOR)),
     knows_models=True,
 )
-# By method and path, without the version where there is a path with one and one without.
+# By method and path; without the version if there is a path with one and one without.
 _SAID = {
     "get /v2/health/live": Said({"live": True}, obj("live", live=FLAG)),
     "get /v2/health/ready": Said({"ready": True}, obj("ready", ready=FLAG)),
@@ -196,7 +198,7 @@ _VERSION = re.compile(r"/versions/\{version\}|(?<=/models/\{model\})/\{version\}
 
 
 def add_examples(operation: _Json, method: str, path: str) -> None:
-    """The names in the path with the demo's, and what a route that does not infer is asked and answers."""
+    """Add the demo's names to paths, and requests and responses of the routes that do not infer."""
     parameters = operation.setdefault("parameters", [])
     known = {one["name"]: one for one in parameters if one["in"] == "path"}
     for name in re.findall(r"\{(\w+)\}", path):
@@ -221,7 +223,7 @@ def add_examples(operation: _Json, method: str, path: str) -> None:
 
 
 def add_unknown_model(operation: _Json) -> None:
-    """What is answered where there is no such model."""
+    """Add the response for an unknown model."""
     names = {one["name"]: one for one in operation["parameters"] if one["in"] == "path"}
     for name, one in names.items():
         one["examples"][UNKNOWN] = {"value": _ANOTHER_MODEL if name == "model" else _VALUES[name]}

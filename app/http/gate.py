@@ -1,7 +1,7 @@
 """The gate that every HTTP call passes, and what the routes that infer have in common.
 
-On the way in the gate sets the request id, checks the API key, and calls a hot route before FastAPI sees the request.
-On the way out it adds the id, answers errors, ends the call and writes the access log. It is plain ASGI, because
+On the way in, the gate sets the request id, checks the API key, and calls a hot route before FastAPI sees the request.
+On the way out, it adds the id, answers errors, ends the call and writes the access log. It is plain ASGI, because
 Starlette's `BaseHTTPMiddleware` hides that a client has left.
 """
 
@@ -45,34 +45,34 @@ from convoy.app.telemetry.tracing import Tracing
 from convoy.models.errors import Draining, InvalidRequest, RequestError
 
 _log = logging.getLogger("convoy")
-# Probes come from machines that have no key, and pages are opened by browsers, which send none: the page itself, which
-# has nothing to hide and a field for the key, and those of the documentation, which say nothing of what is served.
+# Probes have no key, and browsers that open a page send none: the page itself, which has a field for the key and no
+# secrets, and the documentation, which does not say what is served.
 _NO_KEY_NEEDED = re.compile(
     r"/|/ping|/v2/health/(live|ready)|/v2/models/[^/]+(/versions/[^/]+)?/ready|/docs(/[^/]+)?|/openapi\.json"
 )
-# The admin token is a key to these, and to nothing else.
+# The admin token is a key to these only.
 _ADMIN = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
 
 
 def needs_key(path: str) -> bool:
-    """Whether a call there needs an API key, where there are any."""
+    """Whether a call to this path needs an API key, if there are any."""
     return not _NO_KEY_NEEDED.fullmatch(path)
 
 
 def takes_admin_token(path: str) -> bool:
-    """Whether a call there may come with the admin token instead."""
+    """Whether a call to this path may use the admin token instead."""
     return _ADMIN.fullmatch(path) is not None
 
 
-# A model and a version, as the path of a route that infers names them.
+# A model and a version, as in the path of a route that infers.
 NamedVersion = tuple[str, str | None]
 
 
 class RequestContext:
-    """One request: its head, its id, key and trace, and the call of a route that infers.
+    """One request: its head, id, key and trace, and the call of a route that infers.
 
-    `line` is what the log calls it. `path` is without the application's root.
-    `status` is 0 until an answer begins, `key_name` is empty for no key, `ending` is how the call ends.
+    `line` is its name in the log. `path` is without the application's root. `status` is 0 until a response begins,
+    `key_name` is empty without a key, `ending` is how the call ends.
     """
 
     def __init__(self, scope: Scope, path: str, names: NamedVersion, call: Call | None, access_log: AccessLog) -> None:
@@ -88,7 +88,7 @@ class RequestContext:
         self.key_name = ""
 
     def answer_headers(self, status: int, core: Core) -> list[tuple[bytes, bytes]]:
-        """The headers that every response gets in addition to its own, for this status."""
+        """The additional headers of every response with this status."""
         self.status = status
         headers = [(b"x-request-id", self.id)]
         span = None if self.call is None else self.call.span
@@ -109,7 +109,7 @@ class RequestContext:
 
 
 class HotRoute(ABC):
-    """A route that infers. Subclasses turn a body into a reply; everything around that is here."""
+    """A route that infers. Subclasses turn a body into a reply; everything else is here."""
 
     protocol: ClassVar[str]
     paths: ClassVar[tuple[str, str]]  # without a version, and with one
@@ -157,7 +157,7 @@ class HotRoute(ABC):
             _log.exception("a request has no span")
 
     def _timeout_ms(self, request: RequestContext, served: Served) -> float | None:
-        """The client's time from the query, else the default; None: no limit. Raises InvalidRequest."""
+        """The client's timeout from the query, or the default; None means no limit. Raises InvalidRequest."""
         asked = request.query.get("timeout_ms")
         if asked is None:
             return self.options.timeout_ms(served.key.model)
@@ -177,7 +177,7 @@ class _Cors(CORSMiddleware):
     """CORS for these origins, with an error that says what to change."""
 
     def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
-        # The headers of a response that a page may read.
+        # The response headers that a page may read.
         exposed = (
             "X-Request-Id",
             "traceparent",
@@ -204,7 +204,7 @@ class HotRoutes:
         self.decoder, self._routes = decoder, routes
 
     def find(self, path: str) -> tuple[HotRoute, NamedVersion] | None:
-        """The route of a path, and the version that it names. The route itself refuses a version that is empty."""
+        """The route of a path, and the version in it. The route itself refuses an empty version."""
         for route in self._routes:
             if (found := route.pattern.fullmatch(path)) is not None:
                 return route, (found["model"], found["version"])
@@ -215,9 +215,9 @@ class HotRoutes:
 
 
 class Gate:
-    """In front of the hot routes and of the framework's application, which has all the rest.
+    """In front of the hot routes and the framework's application, which has all the rest.
 
-    It answers CORS where the options name origins; they may change while the server runs.
+    It adds CORS if the options name origins, which may change while the server runs.
     """
 
     def __init__(self, hot: HotRoutes, app: ASGIApp, core: Core, options: ServeOptions) -> None:
@@ -278,7 +278,7 @@ class Gate:
         )
 
     def _error_reply(self, request: RequestContext, raised: BaseException) -> Reply | None:
-        """The answer to a request in which this was raised; None where its client has left."""
+        """The response to a request in which this was raised; None if its client has left."""
         cause = raised if request.call is None else request.call.cause_of(raised)
         try:
             request.ending = ending_of(cause)
@@ -293,13 +293,13 @@ class Gate:
             message = f"internal error; the log has it under request {request.id.decode()}"
             return error_reply(RequestError(message))
         finally:
-            del cause, raised  # they would hold this frame, and this frame them
+            del cause, raised  # avoid a reference cycle with this frame
 
     def _log(self, request: RequestContext, scope: Scope) -> None:
         self._access_log.log(
             (scope.get("client") or ("-", 0))[0],
             request.line,
-            str(request.status or "left"),  # the client closed the connection before there was an answer
+            str(request.status or "left"),  # the client closed the connection before there was a response
             (time.monotonic_ns() - request.started_ns) / 1e6,
             is_error=request.status >= 400 or request.status == 0,
             trace=request.trace,

@@ -1,9 +1,8 @@
 """`POST /v2/models/{model}[/versions/{version}]/infer`: tensors in, tensors out, as JSON, binary tensors, or both.
 
-Binary tensors stay where the body was read to and are only pointed at. JSON tensors become arrays first and are written
-into a slot afterwards, because a large body is parsed in a thread and the slab belongs to the event loop. What the
-request means is settled in `protocol.inference`. The beginnings of the error sentences are Triton's, because clients
-match them.
+Binary tensors stay where the body was read to. JSON tensors first become arrays and are copied into a slot afterwards,
+because a large body is parsed in a thread and the slab belongs to the event loop. `protocol.inference` checks what the
+request means. Error messages begin with Triton's wording, which clients match.
 """
 
 from __future__ import annotations
@@ -122,9 +121,9 @@ def _header_length(request: RequestContext) -> int | None:
 
 
 def raw_request(body: Slot, served: Served, memory: SharedMemory) -> RawRequest:
-    """A body that is nothing but the only input of one sample; all outputs are wanted, binary.
+    """A body that is only the raw bytes of the single input of one sample; all outputs are wanted, binary.
 
-    Raises InvalidRequest for a model whose input such a body does not settle.
+    Raises InvalidRequest for a model whose input such a body does not determine.
     """
     spec, model = served.spec, served.key.model
     if len(spec.inputs) != 1:
@@ -192,10 +191,9 @@ _ACCEPTED_KINDS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
 
 def parse_infer(body: Slot, header_length: int | None, served: Served, memory: SharedMemory) -> InferRequest:
-    """Decode a body whose first `header_length` bytes are JSON: all of it when None, nothing when 0.
+    """Decode a body whose first `header_length` bytes are JSON: all of it if None, nothing if 0.
 
-    Touches nothing but the body's bytes, so any thread may call it. Raises InvalidRequest, or NotFound or
-    Unsupported for shared memory.
+    Reads only the body, so any thread may call it. Raises InvalidRequest, or NotFound or Unsupported for shared memory.
     """
     if header_length == 0:
         return understand(raw_request(body, served, memory), served)
@@ -209,7 +207,7 @@ def parse_infer(body: Slot, header_length: int | None, served: Served, memory: S
     if not isinstance(binary_by_default, bool):
         raise InvalidRequest("'binary_data_output' in 'parameters' must be true or false")
     try:
-        (document.id or "").encode()  # it goes back in the answer
+        (document.id or "").encode()  # returned in the response
     except UnicodeEncodeError as error:
         raise InvalidRequest("'id' must be text that can be written as UTF-8, got half a surrogate pair") from error
     end = body.view.nbytes if header_length is None else header_length
@@ -230,7 +228,7 @@ def parse_infer(body: Slot, header_length: int | None, served: Served, memory: S
 
 
 def _source(tensor: JsonTensor, body: Slot, begin: int, memory: SharedMemory) -> Source:
-    """Where the values are; `begin` is where a binary tensor would start in the body."""
+    """The source of the values; a binary tensor would start at `begin` in the body."""
     parameters = tensor.parameters
     size, has_data = parameters.get("binary_data_size"), tensor.data is not msgspec.UNSET
     if has_data + (size is not None) + (REGION in parameters) != 1:
@@ -251,7 +249,7 @@ def _source(tensor: JsonTensor, body: Slot, begin: int, memory: SharedMemory) ->
 
 @dataclass(frozen=True, slots=True)
 class _JsonValues:
-    """A tensor as JSON, flat or nested, which may not be read yet."""
+    """A tensor as JSON, flat or nested, which may not be parsed yet."""
 
     data: object
 
@@ -307,23 +305,23 @@ def _values(data: object, target: Target) -> np.ndarray:
 
 
 def _has_booleans(data: list[Any]) -> bool:
-    """Whether there are any, which numpy reads as numbers where others are."""
+    """Whether there are booleans, which numpy would read as numbers among numbers."""
     kinds = set(map(type, data))
     return bool in kinds or (list in kinds and any(_has_booleans(one) for one in data))
 
 
 def _exact_integers(data: list[Any], rounded: np.ndarray) -> np.ndarray:
-    """numpy reads integers on both sides of 2**63 as floats; here they are again, if integers is all there is."""
+    """numpy reads integers on both sides of 2**63 as floats; return exact ones if all are integers."""
     exact = np.asarray(data, dtype=object)
     fits = all(type(value) is int and 0 <= value < 1 << 64 for value in exact.flat)
     return exact.astype(np.uint64) if fits else rounded
 
 
 def render_infer(request: InferRequest, served: Served, done: Done) -> Reply:
-    """Encode the answers in the order in which they were asked for.
+    """Encode the outputs in the requested order.
 
-    The pieces are views of the slab: they must be sent before the call ends. Raises InvalidRequest for
-    an answer that does not fit the form in which it was asked for.
+    The pieces are views of the slab: send them before the call ends. Raises InvalidRequest if an output does not fit
+    the requested form.
     """
     outputs: list[dict[str, Any]] = []
     binary: list[memoryview] = []

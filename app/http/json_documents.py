@@ -1,8 +1,8 @@
 """An infer request's JSON: its fields by a typed decoder, and long lists of numbers as arrays.
 
-A reader of JSON holds the interpreter's lock from the first byte to the last, and makes an object of each value, which
-needs two bytes and takes a hundred. So a large document is weighed before it is read, by its commas and brackets, which
-numpy counts without the lock.
+A JSON parser holds the GIL from the first byte to the last, and makes an object of each value, which takes a hundred
+bytes for two of text. So a large document is weighed before it is parsed, by its commas and brackets, which numpy
+counts without the GIL.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from convoy.app.protocol.tensors import OutputIn
 from convoy.models.errors import InvalidJson, InvalidRequest
 
 _PIECE_BYTES = 64 << 10
-# "[" and "{" differ from each other in one bit, and in more from all else.
+# "[" and "{" differ from each other in one bit, and from all other bytes in more.
 _OPENING, _EITHER = ord("["), 0xFF ^ (ord("[") ^ ord("{"))
-# What a request has beside its tensors: shapes, parameters, outputs, and texts with commas.
+# What a request has beside its tensors: shapes, parameters, outputs, and text with commas.
 _MOST_BESIDE = 1 << 16
 
 
@@ -38,7 +38,7 @@ class Weight(NamedTuple):
 
 
 def weigh(text: memoryview) -> Weight:
-    """Any thread may call it."""
+    """Weigh a text. Any thread may call it."""
     codes, commas, lists = np.frombuffer(text, np.uint8), 0, 0
     for start in range(0, len(codes), _PIECE_BYTES):
         piece = codes[start : start + _PIECE_BYTES]
@@ -48,7 +48,7 @@ def weigh(text: memoryview) -> Weight:
 
 
 def check_weight(weight: Weight, served: Served) -> None:
-    """Raises InvalidRequest for more than the model's inputs can hold, where that is bounded."""
+    """Raise InvalidRequest for more than the model's inputs can hold, if that is bounded."""
     spec = served.spec
     sizes = [(spec.max_batch_size or 1, *tensor.shape) for tensor in spec.inputs]
     if any(tensor.is_strings for tensor in spec.inputs) or any(size < 0 for shape in sizes for size in shape):
@@ -61,7 +61,7 @@ def check_weight(weight: Weight, served: Served) -> None:
             f"the request's JSON has {weight.values} values, and {of} hold {most} at most, "
             f"in a batch of {max(1, spec.max_batch_size)}; send no more than they hold"
         )
-    # One list around all, and one for each of what the dimension before it counts.
+    # One list around all, and one for each index of the dimensions before the last.
     most_lists = sum(1 + sum(math.prod(shape[:depth]) for depth in range(1, len(shape))) for shape in sizes)
     if weight.lists > most_lists + _MOST_BESIDE:
         raise InvalidRequest(
@@ -71,21 +71,21 @@ def check_weight(weight: Weight, served: Served) -> None:
 
 
 def needed_bytes(weight: Weight, served: Served) -> int:
-    """The memory beside such a body while it is read."""
-    # A value has its places in simdjson's indexes, tape and a list, and an object where it becomes one.
+    """The memory that parsing such a body takes beside the body."""
+    # A value takes space in simdjson's indexes, tape and a list, and an object if it becomes one.
     each = 104 if any(tensor.is_strings for tensor in served.spec.inputs) else 64
-    # The text is there three times: as it came, as simdjson's copy, and as its strings. A list takes 160 bytes.
+    # The text exists three times: the body, simdjson's copy, and its strings. A list takes 160 bytes.
     return 3 * weight.nbytes + each * weight.values + 160 * weight.lists
 
 
-# Reading numbers from this much JSON takes some tenths of a millisecond, like a hop to a thread.
+# Parsing numbers from this much JSON takes some tenths of a millisecond, like a hop to a thread.
 INLINE_JSON_BYTES = 96 << 10
 _MOST_TENSORS = 256
-# numpy's, and so of lists in lists.
+# numpy's limit, and so the limit for nested lists.
 _MOST_DIMENSIONS = 64
-# Values that become objects; until all are made, nothing else runs.
+# The number of values that become objects while nothing else runs.
 _MOST_OBJECTS = 1 << 20
-# The protocol's types that a list of JSON numbers stands for without a doubt, and how simdjson may read such a list.
+# The protocol's types that a list of JSON numbers represents without ambiguity, and how simdjson may read such a list.
 _FORMS = {
     **dict.fromkeys(["FP32", "FP64"], "d"),
     **dict.fromkeys(["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32"], "i"),
@@ -97,7 +97,7 @@ _DTYPES = {"d": np.float64, "i": np.int64, "u": np.uint64}
 
 
 class JsonTensor(msgspec.Struct, gc=False):
-    """An input. `data` is JSON that is not read yet, or what the standard library has made of it."""
+    """An input. `data` is unparsed JSON, or what the standard library has made of it."""
 
     name: str
     datatype: str
@@ -107,7 +107,7 @@ class JsonTensor(msgspec.Struct, gc=False):
 
 
 class InferDocument(msgspec.Struct, gc=False):
-    """An infer request; other members mean nothing."""
+    """An infer request; other members are ignored."""
 
     inputs: Annotated[list[JsonTensor], msgspec.Meta(max_length=_MOST_TENSORS)]
     id: str | None = None
@@ -119,7 +119,7 @@ _decoder = msgspec.json.Decoder(InferDocument)
 
 
 def read_document(view: memoryview) -> InferDocument:
-    """Read a request, except for the `data` of its tensors. Raises InvalidRequest."""
+    """Parse a request, except for the `data` of its tensors. Raises InvalidRequest."""
     try:
         try:
             return _decoder.decode(view)
@@ -132,7 +132,7 @@ def read_document(view: memoryview) -> InferDocument:
 
 
 def _invalid(error: Exception) -> InvalidRequest:
-    """What a reader of JSON raised, for the client."""
+    """The client's error for what a JSON parser raised."""
     if isinstance(error, msgspec.ValidationError):
         return InvalidRequest(f"the request is not an infer request of the Open Inference Protocol: {error}")
     if isinstance(error, RecursionError):
@@ -161,7 +161,7 @@ def _check_count(text: memoryview, what: str) -> None:
 
 
 def read_values(data: object, datatype: str) -> object:
-    """A tensor's `data`: an array where it is a list of numbers that such a tensor may have, flat or evenly nested.
+    """A tensor's `data`: an array if it is a list of numbers that fits the tensor, flat or evenly nested.
 
     The array is 1-d, of float64, int64 or uint64. Anything else is what JSON makes of it. Raises InvalidRequest.
     """
@@ -193,16 +193,16 @@ def _numbers(text: bytes, forms: str) -> np.ndarray | None:
         for form in forms:
             try:
                 values: np.ndarray = np.frombuffer(data.as_buffer(of_type=form), _DTYPES[form])  # type: ignore[arg-type]
-            except (TypeError, ValueError):  # what is no number, or none of this form
+            except (TypeError, ValueError):  # not a number, or not in this form
                 continue
             return values if values.size == math.prod(lengths) else None
-    except (ValueError, RuntimeError):  # simdjson's ways to say that it cannot
+    except (ValueError, RuntimeError):  # simdjson's errors for unsupported values
         pass
     return None
 
 
 def _lengths(data: object) -> list[int]:
-    """The lengths of a list and of the first list in each: the shape, if lists at one depth are equally long."""
+    """The lengths of a list and of the first list in each: the shape, if lists at one depth have equal lengths."""
     lengths: list[int] = []
     while isinstance(data, simdjson.Array) and len(lengths) <= _MOST_DIMENSIONS:
         lengths.append(len(data))
@@ -211,7 +211,7 @@ def _lengths(data: object) -> list[int]:
 
 
 def _is_even(text: bytes, lengths: list[int]) -> bool:
-    """Whether the lists in this text have these lengths, as far as brackets and commas tell: `[]` looks like `[1]`."""
+    """Whether the lists in this text have these lengths, judged by brackets and commas: `[]` looks like `[1]`."""
     if len(lengths) > _MOST_DIMENSIONS:
         return False
     lists = 1 + sum(accumulate(lengths[:-1], operator.mul))

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with the hot routes, which it cannot see into, examples, and what keys are for."""
+"""The OpenAPI document: FastAPI's, with the hot routes, which it cannot see, examples, and security schemes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _query(name: str, schema: _Json) -> _Json:
 
 
 def _responses(answer: _Json, refusals: _Json) -> _Json:
-    """`answer` is the content of a 200, `refusals` are examples of a 400."""
+    """`answer` is the content of a 200; `refusals` are examples of a 400."""
     responses: _Json = {"200": {"description": "The answer", "content": answer}}
     for status, words in _STATUSES.items():
         responses[str(status)] = {"description": words, "content": {"application/json": {"schema": ERROR}}}
@@ -223,7 +223,7 @@ _INFER: _Json = {
             "application/octet-stream": {
                 "schema": _FILE,
                 "examples": {
-                    # Not an example of the parameter: that page would send it with the other bodies, too.
+                    # Not an example of the parameter: Swagger UI would send it with the other bodies as well.
                     "raw": {
                         "summary": f"The same as its bytes alone, with {_LENGTH}: 0",
                         "externalValue": f"docs/{BLACK_PICTURE_FILE}",
@@ -273,7 +273,9 @@ _INFER: _Json = {
 
 
 def document_routes(app: FastAPI, options: ServeOptions) -> None:
-    """Let `/openapi.json` show the hot routes beside FastAPI's own, examples of all, and the secrets they want now."""
+    """Let `/openapi.json` show the hot routes beside FastAPI's own, examples of all, and the secrets that are required
+    now.
+    """
     plain = app.openapi
 
     def openapi() -> _Json:
@@ -294,7 +296,7 @@ def _completed(document: _Json) -> _Json:
     document["paths"] = {**hot, **document["paths"]}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            # FastAPI promises its own 422 for every parameter; here such a request gets a 400 like any other.
+            # FastAPI documents its own 422 for every parameter; here such a request gets a 400.
             operation["responses"].pop("422", None)
             add_examples(operation, method, path)
             if path in hot:

@@ -1,8 +1,8 @@
-"""`POST /predictions/{model}[/{version}]`: an image in, what is in it out: classes, boxes, or a class of each pixel.
+"""`POST /predictions/{model}[/{version}]`: an image in; classes, boxes or a class map out.
 
 The body is one image, recognised by its bytes and not by its content type, or a multipart form with files, or JSON with
 images in base64. Each file is a request of its own: it is decoded, queued and answered by itself, and one that fails
-does not harm the others.
+does not affect the others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PARAMETERS = frozenset(("top_k", "threshold", "format", "timeout_ms"))
 
 
 def _wanted(request: RequestContext, served: Served) -> Wanted:
-    """What a request asks of its pictures; a class map in the form that it asks for. Raises InvalidRequest."""
+    """The request's options for its pictures, with the requested form of class maps. Raises InvalidRequest."""
     if not request.query.keys() <= PARAMETERS:
         raise _unknown(min(request.query.keys() - PARAMETERS))
     wanted = wanted_of(served, request.query.get("top_k"), request.query.get("threshold"))
@@ -57,7 +57,7 @@ def _unknown(parameter: str) -> UnknownParameter:
 
 
 def prefers_png(accept: bytes) -> bool:
-    """Whether an Accept header names PNG, and nothing that JSON would fit better."""
+    """Whether an Accept header prefers PNG to JSON."""
     weights: dict[bytes, float] = {}
     for entry in accept.lower().split(b","):
         kind, _, parameter = entry.partition(b";")
@@ -67,16 +67,16 @@ def prefers_png(accept: bytes) -> bool:
 
 
 def as_png(found: SegmentedPicture) -> bytes:
-    """The map alone; what was found beside it is in the pixels."""
+    """Only the map; the classes are in its pixels."""
     return palette_png(found.class_map)
 
 
-# What was found in one file of a form, or what would be answered if it were alone and failed.
+# The result for one file of a form, or the error reply that it would get alone.
 _Outcome = Document | Reply
 
 
 class PredictionsRoute(HotRoute):
-    """Images in, what is in them out."""
+    """Answers images."""
 
     protocol = "predictions"
     paths = ("/predictions/{model}", "/predictions/{model}/{version}")
@@ -129,7 +129,7 @@ class PredictionsRoute(HotRoute):
     async def _predict_file(
         self, call: Call, served: Served, body: Slot, encoded: memoryview | str, wanted: Wanted
     ) -> _Outcome:
-        """`encoded` is what is wrong with it, where there are no bytes."""
+        """`encoded` is an error if there are no bytes."""
         try:
             if isinstance(encoded, str):
                 raise InvalidRequest(encoded)
@@ -137,12 +137,12 @@ class PredictionsRoute(HotRoute):
             seen = await self._predictor.predict(call, served, picture, Terms(), wanted, is_alone=False)
             return answer_document(wanted, seen)
         except RequestError as error:
-            # The words and not the error: its traceback would keep the whole upload in memory.
+            # The message and not the error: its traceback would keep the whole upload in memory.
             return error_reply(error)
 
 
 async def _all_of(call: Call, asking: list[Coroutine[Any, Any, _Outcome]]) -> list[_Outcome]:
-    """What became of each file, in order. A deadline ends those that have no answer by then."""
+    """The results of all files, in order. A deadline ends those that have none by then."""
     tasks, call.owed = [asyncio.ensure_future(one) for one in asking], len(asking)
     late: RequestError | None = None
     try:
@@ -150,7 +150,7 @@ async def _all_of(call: Call, asking: list[Coroutine[Any, Any, _Outcome]]) -> li
     except asyncio.CancelledError as raised:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)  # each gives back what it holds
+        await asyncio.wait(tasks)  # each frees its own slots
         cause = call.cause_of(raised)
         if not isinstance(cause, RequestError):
             raise
@@ -160,9 +160,9 @@ async def _all_of(call: Call, asking: list[Coroutine[Any, Any, _Outcome]]) -> li
 
 
 def _several(call: Call, head: Document, outcomes: list[_Outcome]) -> Reply:
-    """One result a file, in order; an error status only when every file failed.
+    """One result per file, in order; an error status only if every file failed.
 
-    Its status and headers are those of one file: of those that another try may help, the first.
+    Status and headers are those of one file: the first of those that a retry may help.
     """
     failures = [outcome for outcome in outcomes if isinstance(outcome, Reply)]
     results = [orjson.Fragment(one.pieces[0]) if isinstance(one, Reply) else one for one in outcomes]

@@ -1,6 +1,6 @@
-"""What goes back over HTTP: how a body is sent, how an error is written, and how an answer is compressed.
+"""HTTP replies: how a body is sent, an error is written, and a reply is compressed.
 
-An answer is compressed only for a client that asks for it, with gzip or deflate, which in HTTP is zlib's format.
+A reply is compressed only for a client that asks for it, with gzip or deflate, which in HTTP is zlib's format.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 
 @dataclass(slots=True, eq=False)
 class Reply:
-    """A status, a body in pieces, headers beside type and length, and how a call ends that is answered so."""
+    """A status, a body in pieces, additional headers, and the outcome of a call with this reply."""
 
     status: int
     pieces: tuple[bytes | memoryview, ...]
@@ -57,7 +57,7 @@ async def send_reply(send: Send, reply: Reply, on_copied: Callable[[], None] = l
 
 
 def error_reply(error: RequestError) -> Reply:
-    """`{"error": ..., "code": ...}` with the error's own status, and the headers that belong to it."""
+    """`{"error": ..., "code": ...}` with the error's status and headers."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if error.retry_after_s is not None:
         headers = ((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()),)
@@ -69,7 +69,7 @@ def error_reply(error: RequestError) -> Reply:
 
 
 def error_body(error: RequestError) -> bytes:
-    # A client's own bytes may stand in the message, and they need not be text.
+    # A message may contain the client's bytes, which need not be text.
     return orjson.dumps({"error": str(error).encode("utf-8", "replace").decode(), "code": error.code})
 
 
@@ -81,8 +81,8 @@ def json_response(document: object) -> Response:
 def reply_encoding(headers: Mapping[bytes, bytes], reply: Reply) -> bytes | None:
     """How to compress the reply to a request with these headers; None for not at all.
 
-    The highest q of Accept-Encoding wins; among equals the one that comes first. A header that says nothing of identity
-    takes it as the last resort.
+    The highest q of Accept-Encoding wins; among equals, the first. A header that does not mention identity accepts it
+    as the last resort.
     """
     accepted = headers.get(b"accept-encoding")
     # A shorter reply costs more to compress than to send: it is less than a packet.
@@ -100,7 +100,7 @@ def reply_encoding(headers: Mapping[bytes, bytes], reply: Reply) -> bytes | None
 
 
 def compress(reply: Reply, encoding: bytes) -> Reply:
-    """The same reply with a compressed body, or as it is where that would not be smaller."""
+    """The reply with a compressed body, or unchanged if that would not be smaller."""
     # The fastest level is what a server can afford.
     stream = zlib.compressobj(1, wbits=WINDOW_BITS[encoding])
     pieces = (*(stream.compress(piece) for piece in reply.pieces), stream.flush())
@@ -111,7 +111,7 @@ def compress(reply: Reply, encoding: bytes) -> Reply:
 
 
 def quality(parameter: bytes) -> float:
-    """How much an encoding or a type is wanted, from 0 to 1; 0 for a weight that cannot be read."""
+    """The weight of an encoding or a type, from 0 to 1; 0 if it cannot be parsed."""
     name, _, value = parameter.partition(b"=")
     if not name.strip():
         return 1.0

@@ -1,4 +1,4 @@
-"""The routes that change what is served, and those of shared memory: the system's where it is allowed, CUDA's never."""
+"""The routes that change what is served, and those of shared memory: the system's if it is allowed, CUDA's never."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def shared_memory_routes(core: Core, options: ServeOptions) -> APIRouter:
 
 
 def cuda_routes() -> APIRouter:
-    """CUDA shared memory, which is not offered: clients ask all the same. Nothing documents it."""
+    """CUDA shared memory, which is not offered, although clients ask for it. Not documented."""
     router = APIRouter(include_in_schema=False)
 
     @router.get(f"{_CUDA}/status")
@@ -125,7 +125,7 @@ def cuda_routes() -> APIRouter:
     async def register(name: str) -> Response:
         raise Unsupported(documents.CUDA_IS_NOT_OFFERED)
 
-    # Clients tidy up all regions before they begin; that there are none is no error.
+    # Clients unregister all regions before they begin; an empty set is not an error.
     @router.post(f"{_CUDA}/unregister")
     @router.post(f"{_CUDA}/region/{{name}}/unregister")
     async def unregister(name: str | None = None) -> Response:
@@ -135,9 +135,9 @@ def cuda_routes() -> APIRouter:
 
 
 async def _read_object(request: Request, example: str, limits: BodyLimits) -> dict[str, Any]:
-    """The object, empty where there is no body. Raises InvalidRequest, BodyTooLarge or RequestTimeout.
+    """Parse an object, empty without a body. Raises InvalidRequest, BodyTooLarge or RequestTimeout.
 
-    `example` is what a right body looks like; of the limits those of time hold.
+    `example` shows a valid body. The time limits of bodies apply.
     """
     body, begun_s = bytearray(), asyncio.get_running_loop().time()
     try:

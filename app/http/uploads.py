@@ -1,9 +1,9 @@
-"""The images in a JSON body, in base64: for gateways that pass on nothing but JSON.
+"""The images in a JSON body, in base64, for gateways that only forward JSON.
 
     {"image": "<base64>"}   {"image": {"b64": "<base64>"}}   {"instances": [<either of them, or a string>, ...]}
 
-The member may have any name. These are what clients of TensorFlow Serving (`b64`, `instances`), of TorchServe (`data`)
-and of KServe's first protocol write. The bytes are written over the body itself, which is longer than all of them.
+The member may have any name. These are the forms of clients of TensorFlow Serving (`b64`, `instances`), TorchServe
+(`data`) and KServe's first protocol. The bytes are written over the body itself, which is longer than all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def boundary_of(content_type: bytes) -> bytes | None:
 
 
 def split_files(form: memoryview, boundary: bytes) -> list[memoryview]:
-    """Views of every part that has a file name, in order; `form` is overwritten. Raises InvalidRequest."""
+    """Views of every part with a file name, in order; `form` is overwritten. Raises InvalidRequest."""
     if not boundary:
         raise InvalidRequest("the content type multipart/form-data has no boundary that can be read")
     collector = _Collector(form)
@@ -59,7 +59,7 @@ def split_files(form: memoryview, boundary: bytes) -> list[memoryview]:
 
 
 def _first_boundary(form: memoryview, boundary: bytes) -> int:
-    """Where it is: a form may begin with some text, which is skipped if it is short."""
+    """The first boundary: a form may begin with a preamble, which is skipped if it is short."""
     if form[: len(boundary) + 2] == b"--" + boundary:
         return 0
     line_end = bytes(form[:_READ_BYTES]).find(b"\r\n--" + boundary)
@@ -71,15 +71,15 @@ def _has_file_name(disposition: bytes) -> bool:
     message["content-disposition"] = disposition.decode("latin-1")
     try:
         return message.get_param("filename", header="content-disposition") is not None
-    except (TypeError, ValueError):  # a name in numbered pieces, of numbers that are none, is a name
+    except (TypeError, ValueError):  # a name in numbered pieces with invalid numbers is a name
         return True
 
 
 class _Collector:
-    """What the parser's callbacks add up to.
+    """Collects the parser's callbacks.
 
-    Files are written over the form itself. What is written has been read before, and is never longer, so
-    the writing never overtakes the reading.
+    Files are written over the form itself. Written bytes have been read before and are never longer, so writing never
+    overtakes reading.
     """
 
     def __init__(self, form: memoryview) -> None:
@@ -141,13 +141,13 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 
 def is_json(body: memoryview, content_type: bytes) -> bool:
-    """Whether a body that is no image is JSON: by what it says, or by how it begins."""
+    """Whether a body that is not an image is JSON, by its content type or its first bytes."""
     kind = content_type.partition(b";")[0].strip().lower()
     return kind == b"application/json" or bytes(body[:64]).lstrip()[:1] == b"{"
 
 
 def split_images(body: memoryview) -> memoryview | list[memoryview | str]:
-    """A view of the image in a body, which is overwritten. Of `instances` a list, with what is wrong where one is none.
+    """A view of the image in a body, which is overwritten; for `instances` a list, with an error for an invalid one.
 
     Any thread may call it. Raises InvalidRequest.
     """
@@ -214,7 +214,7 @@ def _image_of(instance: object, where: str) -> bytes:
 
 
 def _canonical(text: str) -> str:
-    """Without line breaks, with the plain alphabet, and padded: what encoders differ in."""
+    """Without line breaks, with the standard alphabet, and padded: the differences between encoders."""
     if any(blank in text for blank in " \t\r\n"):
         text = "".join(text.split())
     if "-" in text or "_" in text:
