@@ -290,11 +290,12 @@ def test_nothing_is_left_out_that_no_page_has() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "page",
     [
-        one if one not in LONG else pytest.param(one, marks=[pytest.mark.long, pytest.mark.timeout(900)])
+        pytest.param(
+            one, marks=[pytest.mark.long, pytest.mark.timeout(900)] if one in LONG else pytest.mark.timeout(300)
+        )
         for one in TYPED
     ],
 )
