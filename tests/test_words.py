@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 WORDS = re.compile(r"\b(whence|whoever|for want of|in the place of|so many|so long|of which|likewise|nobody)\b", re.I)
 GUIDE = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("client", "export", "operations", "python"))]
 GUIDE += [ROOT / "docs" / f"{name}.md" for name in ("serving", "status", "your-own-cnn")]
+GUIDE += sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 def strings(text: str) -> Iterator[tuple[int, str]]:
