@@ -75,7 +75,9 @@ class ExportResult:
     def _repr_html_(self) -> str:
         console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
         console.print(summary(self.manifest))
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        # Jupyter shows a bare <pre> of an output in its font for text.
+        monospaced = '<pre style="line-height: normal; font-family: monospace">{code}</pre>'
+        return console.export_html(inline_styles=True, code_format=monospaced)
 
 
 def export(

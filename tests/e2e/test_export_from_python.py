@@ -69,7 +69,7 @@ def test_a_module_in_memory_becomes_a_bundle(data: Path, tmp_path: Path, capsys:
     assert [variant.file for variant in result.variants] == ["fp32.onnx"]
     assert result.report.is_file()
     assert "fp32.onnx" in str(result)
-    assert "<pre>" in result._repr_html_()
+    assert '<pre style="line-height: normal; font-family: monospace">' in result._repr_html_()
     bundle = open_bundle(result.folder)
     assert bundle.manifest.spec.labels == ("bright", "dark")
     repeat = read_options(result.folder / EXPORT_FILE)
