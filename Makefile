@@ -58,6 +58,11 @@ check: $(VENV)/.dev
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
+# The reference in docs/configuration.md and the schema of the file, after a change of the options of `convoy serve`.
+.PHONY: reference
+reference: $(VENV)/.dev
+	$(BIN)/python -m tests.support.option_reference
+
 # Do the tests notice when the scheduler or the life of a call is changed? MODULES=app/scheduling/slab.py for one, SAMPLE=N changes.
 .PHONY: mutants
 mutants: $(VENV)/.mutants

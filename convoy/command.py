@@ -424,8 +424,9 @@ def _of_settings() -> Iterator[python_inspect.Parameter]:
     for name, field in Settings.model_fields.items():
         if has_names(field):
             continue
-        shown = "the demo" if name == "store" else field.default
-        help_text = f"{field.description} (default: {shown})" if shown not in (None, "") else field.description
+        help_text = (
+            f"{field.description} (default: {field.default})" if field.default not in (None, "") else field.description
+        )
         kind = {int: int, float: float, bool: bool}.get(field.annotation, str)  # type: ignore[arg-type]
         words = get_args(field.annotation) if get_origin(field.annotation) is Literal else _enumerated(field)
         flag = f"--{name.replace('_', '-')}"

@@ -11,7 +11,8 @@ import asyncio
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -71,7 +72,7 @@ def build_ahead(job: AheadJob, onnx: Path, precision: Precision, limits: BuildLi
     """Build the plan of one file, or find it built. What goes wrong is a verdict, too."""
     options = BuildOptions(precision, bucket_sizes(job.max_batch_size), profiles=job.library.profiles)
     order = BuildOrder(onnx, job.plan_cache, options, library=job.library.name, capabilities=job.targets)
-    ended = asyncio.run(PlanBuilder(limits).build(order, lambda progress: None))
+    ended = _built(PlanBuilder(limits).build(order, lambda progress: None))
     if ended.plan is None:
         named = f"{job.library.title} {installed_version(job.library.module) or ''}".strip()
         reason = _reason(ended, onnx, job.plan_cache)
@@ -86,6 +87,16 @@ def build_ahead(job: AheadJob, onnx: Path, precision: Precision, limits: BuildLi
         layers=record.audit.by_precision if record.audit else {},
         warnings=record.warnings,
     )
+
+
+def _built(build: Coroutine[None, None, PlanBuild]) -> PlanBuild:
+    """Also in a notebook, where this thread already runs an event loop and asyncio.run() refuses a second."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(build)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, build).result()
 
 
 def accepted(

@@ -67,15 +67,17 @@ class ExportResult:
         return self.folder / "report.html"
 
     def __repr__(self) -> str:
-        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_jupyter=False)
         console.print(summary(self.manifest))
         console.print(f"published {self.folder}", soft_wrap=True, highlight=False)
         return str(console.file.getvalue()).strip("\n")  # type: ignore[attr-defined]
 
     def _repr_html_(self) -> str:
-        console = Console(file=io.StringIO(), width=_WIDTH, record=True)
+        console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
         console.print(summary(self.manifest))
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        # Jupyter shows a bare <pre> of an output in its font for text.
+        monospaced = '<pre style="line-height: normal; font-family: monospace">{code}</pre>'
+        return console.export_html(inline_styles=True, code_format=monospaced)
 
 
 def export(

@@ -18,6 +18,7 @@ GUIDE = [
     *(ROOT / page for page in PAGES),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs/deploy").rglob("*.md")),
+    *sorted((ROOT / "docs/notebooks").glob("*.ipynb")),
 ]
 
 

@@ -133,27 +133,27 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    max_batch: int | None = Field(None, ge=1, description="Largest batch, if below the model's own.")
-    max_queue: int | None = Field(None, ge=1, description="Samples that may wait.", json_schema_extra=LIVE)
+    max_batch: int | None = Field(None, ge=1, description="Largest batch, if smaller than the model's own.")
+    max_queue: int | None = Field(
+        None, ge=1, description="Maximum samples waiting; further requests get a 429.", json_schema_extra=LIVE
+    )
     default_timeout_ms: float | None = Field(
-        None, ge=0, description="Deadline of requests that name none; 0: none.", json_schema_extra=LIVE
+        None, ge=0, description="Deadline of requests without one, in milliseconds; 0: none.", json_schema_extra=LIVE
     )
     priority_levels: int | None = Field(
-        None, ge=1, description="Levels that requests may ask for, 1 the most urgent.", json_schema_extra=LIVE
+        None, ge=1, description="Number of priority levels; 1 is the most urgent.", json_schema_extra=LIVE
     )
     default_priority: int | None = Field(
-        None, ge=1, description="Level of requests that ask for none.", json_schema_extra=LIVE
+        None, ge=1, description="Priority level of requests without one.", json_schema_extra=LIVE
     )
-    instances: int | None = Field(None, ge=1, description="Its engines on the CPU, which compute at the same time.")
+    instances: int | None = Field(None, ge=1, description="CPU engines that compute at the same time; default: 1.")
     threads: int | None = Field(
         None,
         ge=1,
-        description="Threads of each of its engines on the CPU; by default the server's, over its instances.",
+        description="Threads of each CPU engine; default: the server's, divided by instances.",
     )
-    precision: PrecisionChoice | None = Field(None, description="Which variant of a bundle serves.")
-    warm_up_runs: int | None = Field(
-        None, ge=1, description="How often each batch size is run before the model serves; once is the least."
-    )
+    precision: PrecisionChoice | None = Field(None, description="Variant to serve.")
+    warm_up_runs: int | None = Field(None, ge=1, description="Warm-up runs of each batch size; default: 1.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> ModelSettings:
@@ -186,7 +186,7 @@ class Settings(BaseModel):
 
     config: Path | None = Field(None, description="YAML file with these options; see docs/configuration.md.")
     store: Annotated[str, BeforeValidator(_as_text)] | None = Field(
-        None, description="Folder or URL (s3://) of models."
+        None, description="Folder or URL (s3://) of models; default: the demo."
     )
     store_cache: Path | None = Field(
         None, description="Folder for models downloaded from a store's URL; default: next to the plan cache."
@@ -194,49 +194,51 @@ class Settings(BaseModel):
     model_name: Text = Field("", description="Name of the model, if the store is one model and not a folder of models.")
     host: str = Field("0.0.0.0", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 picks a free one.")
-    address_file: str = Field("", description="File to write the HTTP URL to when the server listens.")
+    address_file: str = Field("", description="File to write the HTTP URL to once the server listens.")
     grpc_port: int = Field(8001, ge=-1, le=65535, description="gRPC port; 0 picks a free one, -1 turns gRPC off.")
     engine: str = Field(
         AUTO,
-        description="Engine to use, such as rtx or cpu; it is an error if it cannot run.",
+        description="Engine to use; auto picks the best available, any other must be able to run.",
         json_schema_extra={"enum": [*CHOICES]},
     )
     precision: PrecisionChoice = Field("auto", description="Variant of each model to serve.")
     plan_cache: Path | None = Field(
         None, description="Folder for TensorRT plans and tuning results; default: convoy/ in the user's cache folder."
     )
-    threads: int = Field(0, ge=0, description="Compute threads for all models; 0: as many as CPUs are available.")
+    threads: int = Field(0, ge=0, description="Compute threads for all models; 0: one per available CPU.")
     max_batch: int = Field(0, ge=0, description="Largest batch, if smaller than the model's own; 0: the model's own.")
     edges: Text = Field(
         "auto",
-        description="Deprecated, no effect: one process serves.",
+        description="Deprecated and ignored: the server is always one process.",
         json_schema_extra={"deprecated": True},
     )
     version_policy: Names = Field("latest", description="Versions to serve: latest, all, or numbers such as 1,3.")
     model_control: ControlMode = Field(
-        "none", description="How models are loaded after the start: none, explicit (API), or poll (watch the store)."
+        "none", description="How models are loaded after startup: none, explicit (API), or poll (watch the store)."
     )
-    load_model: Names = Field("", description="Models to load at the start (explicit only), such as a,b, or *.")
-    load_timeout_s: float = Field(DEFAULT_LIMIT_S, gt=0, description="Seconds that loading a version may take.")
-    poll_interval_s: float = Field(2, gt=0, description="Seconds between looks at the store (poll only).")
-    max_queue: int = Field(1024, ge=1, description="Most samples that wait per model; more get a 429.")
-    max_inflight_mb: int = Field(1024, ge=1, description="Memory for requests and decoding, in MiB; more get a 429.")
+    load_model: Names = Field("", description="Models to load at startup (explicit only), such as a,b; * loads all.")
+    load_timeout_s: float = Field(DEFAULT_LIMIT_S, gt=0, description="Seconds allowed for loading a version.")
+    poll_interval_s: float = Field(2, gt=0, description="Seconds between checks of the store (poll only).")
+    max_queue: int = Field(1024, ge=1, description="Maximum samples waiting per model; further requests get a 429.")
+    max_inflight_mb: int = Field(
+        1024, ge=1, description="Memory for requests and decoding, in MiB; requests beyond it get a 429."
+    )
     max_body_mb: int = Field(64, ge=1, description="Largest request body, in MiB; larger ones get a 413.")
-    max_pixels: int = Field(DEFAULT_MAX_PIXELS, ge=1, description="Most pixels per image; larger images get a 400.")
+    max_pixels: int = Field(DEFAULT_MAX_PIXELS, ge=1, description="Maximum pixels per image; larger images get a 400.")
     default_timeout_ms: float = Field(
         0,
         ge=0,
-        description="Deadline of requests without one, in milliseconds; 0: no deadline.",
+        description="Deadline of requests without one, in milliseconds; 0: none.",
         json_schema_extra=LIVE,
     )
-    drain_delay_s: float = Field(0, ge=0, description="Seconds to keep serving as not ready after SIGTERM.")
+    drain_delay_s: float = Field(0, ge=0, description="Seconds to keep serving, reported as not ready, after SIGTERM.")
     drain_timeout_s: float = Field(30, ge=0, description="Seconds to finish accepted requests after the drain delay.")
-    max_connections: int = Field(4096, ge=1, description="Most open connections; more get a 503.")
-    header_timeout_s: float = Field(10, gt=0, description="Seconds to receive the headers of a request.")
-    body_timeout_s: float = Field(10, gt=0, description="Seconds to receive a body, plus 1 s per 256 KiB.")
-    write_timeout_s: float = Field(30, gt=0, description="Seconds that a client may not read its response.")
+    max_connections: int = Field(4096, ge=1, description="Maximum open connections; further ones get a 503.")
+    header_timeout_s: float = Field(10, gt=0, description="Seconds allowed for receiving the headers of a request.")
+    body_timeout_s: float = Field(10, gt=0, description="Seconds allowed for receiving a body, plus 1 s per 256 KiB.")
+    write_timeout_s: float = Field(30, gt=0, description="Seconds that a client may stall while reading its response.")
     allow_shared_memory: bool = Field(False, description="Allow clients to register system shared memory.")
-    server_name: str = Field("convoy", description="Server name in /v2; some clients expect 'triton'.")
+    server_name: str = Field("convoy", description="Server name reported by /v2; some clients expect 'triton'.")
     api_key_file: Path | None = Field(
         None, description="File with the API key that clients must send.", json_schema_extra=LIVE
     )
@@ -261,26 +263,26 @@ class Settings(BaseModel):
     )
     allowed_host: Names = Field(
         "",
-        description="Host names, such as a,b, from which pages may load models without a token.",
+        description="Host names, such as a,b, whose web pages may load models without a token.",
         json_schema_extra=LIVE,
     )
     # A line for each request costs a fifth of a small one; the statistics count those that succeed.
     access_log: Literal["all", "errors", "off"] = Field(
-        "errors", description="Requests to log; errors: failed and slow ones.", json_schema_extra=LIVE
+        "errors", description="Requests to log; errors logs failed and slow ones.", json_schema_extra=LIVE
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Log level.", json_schema_extra=LIVE
+        "info", description="Lowest level of messages to log.", json_schema_extra=LIVE
     )
-    log_format: LogFormat = Field("text", description="text, or json with one object per line.")
+    log_format: LogFormat = Field("text", description="Format of the log; json writes one object per line.")
     tracing: bool = Field(False, description="Send OpenTelemetry spans (extra otel); configure with OTEL_* variables.")
     cors_origins: Names = Field(
         "",
-        description="Origins that browsers may call from, such as https://a.example, or *.",
+        description="Origins that browsers may call from, such as https://a.example; * allows all.",
         json_schema_extra=LIVE,
     )
     keys: dict[str, Path] = Field(
         default_factory=dict,
-        description="Files with one API key each, by the name that is logged for it.",
+        description="Files with one API key each, by the name used in the log.",
         json_schema_extra=LIVE,
     )
     models: dict[str, ModelSettings] = Field(

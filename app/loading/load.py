@@ -54,7 +54,7 @@ from convoy.models.store import BARE_MODEL, StoredVersion
 
 _log = logging.getLogger("convoy")
 # Reading 10 GB from a slow disk twice, or tuning a large network on a GPU, takes less.
-DEFAULT_LIMIT_S = 300.0
+DEFAULT_LIMIT_S: float = 300
 
 
 class ServedBefore(NamedTuple):

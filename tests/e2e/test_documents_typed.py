@@ -1,9 +1,9 @@
 """The documents' commands and examples, typed page by page, in the order in which they stand, in one folder.
 
-A page with something to type has a row in SCENES, which says what its reader has before the first of it. What cannot be
-typed here has a row in NOT_HERE with the reason; `tests/test_documents.py` reads that, too. A server that a command
-starts runs until the next one is started or the page ends, on ports of its own in the place of the page's. What a page
-shows behind a command must be what is printed, its fractions aside.
+SCENES says what a page's reader has before the first command, where that is more than a served demo and some pictures.
+What cannot be typed here has a row in NOT_HERE with the reason. A server that a command starts runs until the next one
+is started or the page ends, on ports of its own instead of the page's. What a page shows behind a command must be what
+is printed, its fractions aside.
 """
 
 from __future__ import annotations
@@ -23,32 +23,30 @@ import numpy as np
 import pytest
 
 from convoy.models.tasks import DetectionOutputs
-from tests.support.documents import PAGES, Block, blocks, name_of, parts, run_example
+from tests.support.certificates import Authority
+from tests.support.documents import PAGES, Block, all_blocks, blocks, name_of, parts, run_example
+from tests.support.load_records import load_record
 from tests.support.pictures import jpeg
-from tests.support.servers import Server, free_port, start_server
+from tests.support.servers import Server, free_port, start_server, wait_until
+from tests.support.signing_keys import KeyPair, sign
 from tests.support.stores import DATA, ROOT, StoreFolder
 from tests.support.task_models import FixedOutput, add_colours, add_detector, stretched
 
 # A pattern of what is not typed here (in a command, in an example behind `python of PAGE: `, or of a page), and why.
 NOT_HERE = {
-    r"^docker ": "no Docker is here; tests/image builds the image and runs it",
-    r"^kubectl ": "no cluster is here; test_deploy.py gives the same files to kubectl",
-    r"pip (install|download|wheel) ": "would change the environment of the tests, or load hundreds of megabytes",
+    r"^docker ": "needs Docker; tests/image builds the image and runs it",
+    r"^kubectl ": "needs a cluster; test_deploy.py gives the same files to kubectl",
+    r" --ray$": "needs Ray; test_batch_command.py labels on it, among the long tests",
+    r"^serve run ": "needs Ray; test_ray_serve.py deploys the same application, among the long tests",
+    r"^python of docs/ray\.md: ": "needs Ray; test_ray_serve.py has the same calls",
+    r"pip (install|download|wheel) ": "needs a registry, and would change the environment of the tests",
+    r" s3://": "needs S3; test_remote_serving.py serves from moto's",
+    r"torchvision:": "needs published weights, 100 MB",
+    r"^convoy serve (--store store )?--require-signature ": "serves such an export; test_signed_served.py",
     r"^make (test|peers|gpu-proof)\b": "these tests themselves, hours, or a GPU",
-    r"^python -m (convoy\.loadtest\.peers|tests\.simulation\.against_server)\b": "hours on a quiet machine",
-    r"^python -m tests\.gpu\.proof": "wants a GPU, or loads 200 MB; test_gpu_proof.py and test_gpu_pack.py",
-    r" --ray$": "Ray is half a gigabyte; test_batch_command.py labels on it, among the long tests",
-    r"^serve run ": "Ray is half a gigabyte; test_ray_serve.py deploys the same application, among the long tests",
-    r" s3://": "no S3 is here; test_remote_serving.py serves from one that is played",
-    r"torchvision:": "would load published weights, 100 MB",
-    r"^convoy serve .*(--store /|--config)": "its paths are a server's; test_config_served.py serves from such files",
-    r"^python of docs/ray\.md: ": "Ray is half a gigabyte; test_ray_serve.py has the same calls",
-    r"^convoy export .*\becg\b": "a network of the reader's; test_export_outputs.py exports such",
-    r"^(openssl|model_signing|convoy serve --require-signature) ": "wants keys; test_signed_served.py makes some",
-    r"^convoy loadtest compare ": "refuses short runs that a busy machine voids; test_loadtest_compare.py has others",
-    r"^python of docs/client\.md: [^$]*https://models": "wants certificates; test_tls_served.py makes some and runs it",
-    r"^convoy serve --tls-cert-file ": "wants certificates; test_tls_served.py makes some and serves with them",
-    r"^export OTEL_": "no collector is here; test_tracing.py tells one that is played",
+    r"^python -m (convoy\.loadtest\.peers|tests\.simulation\.against_server)\b": "needs hours on a quiet machine",
+    r"^python -m tests\.gpu\.proof": "needs a GPU, or a registry; test_gpu_proof.py and test_gpu_pack.py",
+    r"^python of docs/client\.md: [^$]*https://models": "test_tls_served.py runs it with certificates",
     r"^docs/demo\.md$": "test_demo_whole.py has `make demo` type the whole page",
 }
 
@@ -58,8 +56,9 @@ def nothing(folder: Path) -> None:
 
 
 def digits(folder: Path) -> None:
-    """The demo in a store, and pictures of digits: some in the folder, some in a folder of them."""
-    StoreFolder(folder / "store").add_digits()
+    """The demo in a store, which is /models as well, and pictures of digits: some here, some in a folder of them."""
+    for store in ("store", "models"):
+        StoreFolder(folder / store).add_digits()
     (folder / "photos").mkdir()
     for word in ("one", "two", "seven"):
         shutil.copy(DATA / f"{word}.png", folder)
@@ -72,6 +71,28 @@ def shards(folder: Path) -> None:
     StoreFolder(folder / "store").add_digits(name="resnet50")
     (folder / "shards").mkdir()
     subprocess.run(["tar", "--create", "--file", "shards/0.tar", "seven.png", "two.png"], cwd=folder, check=True)
+
+
+def signed(folder: Path) -> None:
+    """A bundle to sign."""
+    digits(folder)
+    StoreFolder(folder / "store").add_digits(name="resnet18")
+
+
+def certified(folder: Path) -> None:
+    """The files of a server's operator: certificates, keys, and a signed store."""
+    digits(folder)
+    authority = Authority(folder, "ca")
+    for (cert, key), name in ((authority.sign("server"), "tls"), (authority.sign("client"), "client")):
+        cert.rename(folder / f"{name}.crt")
+        key.rename(folder / f"{name}.key")
+    for name in ("ca.crt", "clients.crt"):
+        shutil.copy(authority.file, folder / name)
+    pair = KeyPair(folder, "models")
+    sign(folder / "models" / "digits" / "1", pair)
+    pair.public.rename(folder / "models.pub.pem")
+    (folder / "team-a.key").write_text("secret\n")
+    (folder / "convoy.yaml").write_text(f"keys: {{team-a: {folder / 'team-a.key'}}}\n")
 
 
 def street(folder: Path) -> None:
@@ -92,9 +113,57 @@ def photos(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", program], cwd=folder, check=True)
 
 
+def configured(folder: Path) -> None:
+    """The files that the page's file names."""
+    digits(folder)
+    (folder / "team-a.key").write_text("secret\n")
+
+
+def runs(folder: Path) -> None:
+    """The files of two load tests."""
+    digits(folder)
+    for name in ("before", "after"):
+        load_record(folder, name)
+
+
 def weights(folder: Path) -> None:
-    """A trained network."""
+    """A trained network, and the files of a network for signals."""
+    (folder / "net.py").write_text(SIGNALS)
+    (folder / "scores.py").write_text("def close(outputs, targets):\n    return -abs(outputs[:, 0] - targets)\n")
+    random = np.random.default_rng(0)
+    for name in ("ecg", "test"):
+        signal, age = random.standard_normal((40, 2, 1000), np.float32), random.integers(0, 90, (40, 1))
+        np.savez(folder / f"{name}.npz", signal=signal, age=age, targets=np.zeros(40, np.float32))
+    subprocess.run([sys.executable, "net.py"], cwd=folder, check=True)
     convoy(folder, "train", "digits", "--arch", "simple_cnn", "--epochs", "5", "--out", "digits.safetensors")
+
+
+# A network that takes a signal, with or without an age; running the file saves its weights and its graph.
+SIGNALS = """
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv1d(2, 8, 9, 4), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, signal, age=None):
+        scores = self.head(self.features(signal))
+        return scores if age is None else scores + age / 100
+
+make = Net
+
+if __name__ == "__main__":
+    net = Net().eval()
+    save_file(net.state_dict(), "ecg.safetensors")
+    given = (torch.zeros(2, 2, 1000), torch.zeros(2, 1, dtype=torch.int64))
+    batch = torch.export.Dim("batch")
+    shapes = ({0: batch}, {0: batch})
+    torch.onnx.export(net, given, "ecg.onnx", dynamo=True, dynamic_shapes=shapes, input_names=["signal", "age"])
+"""
 
 
 def dashboards(folder: Path) -> None:
@@ -162,8 +231,8 @@ class Scene(NamedTuple):
     compared by these.
     """
 
-    ready: Callable[[Path], None] = nothing
-    is_served: bool = False
+    ready: Callable[[Path], None] = digits
+    is_served: bool = True
     env: tuple[tuple[str, str], ...] = ()
     codes: tuple[int, ...] = (0,)
     judges: tuple[tuple[str, Judge], ...] = ()
@@ -172,24 +241,21 @@ class Scene(NamedTuple):
 # A busy machine voids a load test, which then ends with 1.
 _IN_SHORT = (("CONVOY_DURATION", "0.5"),)
 LONG = {
-    "README.md": Scene(),
-    "docs/export.md": Scene(weights),
-    "docs/loadtest.md": Scene(is_served=True, env=_IN_SHORT, codes=(0, 1)),
-    "docs/precisions.md": Scene(weights),
-    "docs/training.md": Scene(photos, env=(("CONVOY_EPOCHS", "5"),)),
-    "docs/your-own-cnn.md": Scene(judges=OWN_CNN),
+    "README.md": Scene(nothing, is_served=False),
+    "docs/export.md": Scene(weights, is_served=False),
+    "docs/loadtest.md": Scene(runs, env=_IN_SHORT, codes=(0, 1)),
+    "docs/precisions.md": Scene(weights, is_served=False),
+    "docs/training.md": Scene(photos, is_served=False, env=(("CONVOY_EPOCHS", "5"),)),
+    "docs/your-own-cnn.md": Scene(nothing, is_served=False, judges=OWN_CNN),
 }
 SCENES = {
-    "docs/batch.md": Scene(shards),
-    "docs/client.md": Scene(digits, is_served=True),
-    "docs/configuration.md": Scene(),
-    "docs/deploy/observability/README.md": Scene(dashboards),
-    "docs/metrics.md": Scene(is_served=True),
-    "docs/protocol.md": Scene(digits, is_served=True),
-    "docs/python.md": Scene(street),
-    "docs/ray.md": Scene(),
-    "docs/serving.md": Scene(digits),
-    "docs/upgrading.md": Scene(digits),
+    "SECURITY.md": Scene(certified, is_served=False),
+    "docs/batch.md": Scene(shards, is_served=False),
+    "docs/bundles.md": Scene(signed, is_served=False),
+    "docs/configuration.md": Scene(configured, is_served=False),
+    "docs/deploy/observability/README.md": Scene(dashboards, is_served=False),
+    "docs/python.md": Scene(street, is_served=False),
+    "docs/serving.md": Scene(certified, is_served=False),
     **LONG,
 }
 
@@ -209,9 +275,11 @@ def to_type(block: Block) -> list[str]:
     return [line for line in block.commands if is_here(line)]
 
 
-def test_every_page_with_something_to_type_is_typed() -> None:
-    """A page that is missing here wants a row in SCENES, or its commands a reason in NOT_HERE."""
-    assert {name_of(page) for page in PAGES if any(map(to_type, blocks(page)))} == SCENES.keys()
+TYPED = [name_of(page) for page in PAGES if any(map(to_type, blocks(page)))]
+
+
+def test_every_scene_is_of_a_page_with_something_to_type() -> None:
+    assert SCENES.keys() - set(TYPED) == set()
 
 
 def test_nothing_is_left_out_that_no_page_has() -> None:
@@ -222,16 +290,17 @@ def test_nothing_is_left_out_that_no_page_has() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "page",
     [
-        one if one not in LONG else pytest.param(one, marks=[pytest.mark.long, pytest.mark.timeout(900)])
-        for one in SCENES
+        pytest.param(
+            one, marks=[pytest.mark.long, pytest.mark.timeout(900)] if one in LONG else pytest.mark.timeout(300)
+        )
+        for one in TYPED
     ],
 )
 def test_what_the_page_says_can_be_typed(page: str, tmp_path: Path) -> None:
-    scene = SCENES[page]
+    scene = SCENES.get(page, Scene())
     scene.ready(tmp_path)
     for block in blocks(ROOT / page):
         if block.file:
@@ -250,6 +319,18 @@ def test_what_the_page_says_can_be_typed(page: str, tmp_path: Path) -> None:
                 printed = reader.type(line, shown)
                 if shown:
                     next((own for begin, own in scene.judges if line.startswith(begin)), as_shown)(shown, printed)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+@pytest.mark.parametrize(
+    "block", [one for one in all_blocks() if one.language == "javascript"], ids=lambda one: name_of(one.page)
+)
+def test_javascript_of_a_page_runs(block: Block, tmp_path: Path) -> None:
+    with start_server() as server:
+        code = block.text.replace("http://localhost:8000", server.url)
+        assert code != block.text
+        run_example(code, tmp_path, ("node", "--input-type=module", "--eval"))
 
 
 @pytest.mark.long
@@ -280,7 +361,7 @@ class Reader:
         self._server: Server | None = None
         programs = folder / ".venv" / "bin"
         programs.mkdir(parents=True)
-        for name, module in (("convoy", " -m convoy"), ("python", "")):
+        for name, module in (("convoy", " -m convoy"), ("model_signing", " -m model_signing"), ("python", "")):
             (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable}{module} "$@"\n')
             (programs / name).chmod(0o755)
         (folder / "tests").mkdir()
@@ -329,19 +410,21 @@ class Reader:
         return done.stdout + done.stderr
 
     def serve(self, options: list[str]) -> None:
-        """Start `convoy serve` in the place of the server that runs; paths are those of the folder."""
+        """Start `convoy serve` instead of the server that runs; all paths are those of the folder."""
         self._servers.close()
         kept: list[str] = []
-        store = None
         left = iter(options)
         for word in left:
             if word in ("--port", "--grpc-port"):
                 next(left)
-            elif word == "--store":
-                store = self._folder / next(left)
-            else:
-                kept.append(str(self._folder / word) if (self._folder / word).exists() else word)
-        self._server = self._servers.enter_context(start_server(*kept, store=store))
+                continue
+            kept.append(Path(word).name if word.startswith("/") else word)
+        wants_certificates = "--tls-client-ca-file" in kept
+        env = {"OTEL_SDK_DISABLED": "true"}  # no collector is here
+        started = start_server(*kept, env=env, wait_ready=not wants_certificates, cwd=self._folder)
+        self._server = server = self._servers.enter_context(started)
+        if wants_certificates:
+            wait_until(lambda: "ready: " in server.log_so_far, "the server is ready")
         self._env["CONVOY_URL"] = self._server.url
 
     def here(self, said: str) -> str:

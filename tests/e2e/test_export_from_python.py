@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -68,13 +69,29 @@ def test_a_module_in_memory_becomes_a_bundle(data: Path, tmp_path: Path, capsys:
     assert [variant.file for variant in result.variants] == ["fp32.onnx"]
     assert result.report.is_file()
     assert "fp32.onnx" in str(result)
-    assert "<pre>" in result._repr_html_()
+    assert '<pre style="line-height: normal; font-family: monospace">' in result._repr_html_()
     bundle = open_bundle(result.folder)
     assert bundle.manifest.spec.labels == ("bright", "dark")
     repeat = read_options(result.folder / EXPORT_FILE)
     assert "source" not in repeat
     assert repeat["precisions"] == "fp32"
     assert capsys.readouterr().out == ""
+
+
+def test_a_notebook_gets_the_same(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jupyter runs a cell inside an event loop, and rich displays there what it prints."""
+    transform = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
+    options = {"store": tmp_path / "store", "precisions": "fp32", "progress": False}
+
+    async def cell() -> convoy.ExportResult:
+        return convoy.export(Brightness(), preprocess=transform, data=data, **options)
+
+    result = asyncio.run(cell())
+    (fp32,) = result.variants
+    assert fp32.builder is None or fp32.builder.asked, fp32.builder  # None: TensorRT for RTX is not installed
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "fp32.onnx" in str(result)
+    assert "fp32.onnx" in result._repr_html_()
 
 
 def test_the_users_module_and_input_stay_as_they_are(data: Path, tmp_path: Path) -> None:

@@ -91,12 +91,12 @@ def parts(line: str) -> list[list[str]]:
     return [one for one in found if one]
 
 
-def run_example(code: str, folder: Path) -> None:
+def run_example(code: str, folder: Path, program: tuple[str, ...] = (sys.executable, "-W", "error", "-c")) -> None:
     """In a folder with images of digits; what its comments say that it prints must be printed."""
     for word in ("one", "two", "seven"):
         (folder / f"{word}.png").write_bytes(digit(word))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        [*program, code],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -105,5 +105,5 @@ def run_example(code: str, folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    expected = re.findall(r"# prints (.*)", code)
+    expected = re.findall(r"(?:#|//) prints (.*)", code)
     assert [line for line in expected if line not in done.stdout.splitlines()] == []

@@ -212,6 +212,7 @@ def start_server(
     clean_log: bool = True,
     rests: bool = False,
     under: tuple[str, ...] = (),
+    cwd: Path = ROOT,
 ) -> Iterator[Server]:
     """`convoy serve` on a free port; ready when the body starts, ended with `exit_code` when it ends.
 
@@ -225,7 +226,7 @@ def start_server(
     command = ["convoy", "serve", "--port", "0", "--grpc-port", "0", *place, *options]
     given = {"CONVOY_ENGINE": "cpu", **(env or {})}
     checks = {"wait_ready": wait_ready, "clean_log": clean_log, "rests": rests}
-    with _started(command, given, exit_code, under=under, **checks) as server:
+    with _started(command, given, exit_code, under=under, cwd=cwd, **checks) as server:
         yield server
 
 
@@ -336,12 +337,13 @@ def _started(
     rests: bool,
     under: tuple[str, ...] = (),
     switches: Path | None = None,
+    cwd: Path = ROOT,
 ) -> Iterator[Server]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CONVOY_")}
     with tempfile.TemporaryDirectory(prefix="convoy-log-") as folder:
         log_path = Path(folder) / "log"
         log_path.touch()
-        process = _begin(command, under, {**inherited, **env}, log_path)
+        process = _begin(command, under, {**inherited, **env}, log_path, cwd)
         server = Server(process, log_path) if switches is None else FakeServer(process, log_path, switches)
         try:
             server.await_port()
@@ -366,14 +368,14 @@ def _started(
                 process.wait()
 
 
-def _begin(command: list[str], under: tuple[str, ...], env: dict[str, str], log_path: Path) -> AnyProcess:
+def _begin(command: list[str], under: tuple[str, ...], env: dict[str, str], log_path: Path, cwd: Path) -> AnyProcess:
     """`command` is a module and its arguments."""
     if not under:
         module, *arguments = command
-        return ForkedProcess(module, arguments, cwd=ROOT, env=env, log_path=log_path)
+        return ForkedProcess(module, arguments, cwd=cwd, env=env, log_path=log_path)
     line = [*under, sys.executable, "-m", *command]
     with log_path.open("wb") as log:
-        return subprocess.Popen(line, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return subprocess.Popen(line, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 def run_convoy(

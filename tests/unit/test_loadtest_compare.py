@@ -13,39 +13,10 @@ from rich.console import Console
 
 from convoy.loadtest.compare import compare, ratio_bounds
 from convoy.models.errors import UsageError
+from tests.support.load_records import load_record
 
 FIGURES = st.floats(0.01, 1e6)
 WIDTHS = st.floats(1.0001, 3)
-
-
-def kept(folder: Path, name: str, **changes: Any) -> Path:
-    """A file as `--json` writes it: the fields that are read, and some that are not."""
-    figures = {
-        "void": None,
-        "throughput_rps": 1000.0,
-        "throughput_rps_95": [980.0, 1020.0],
-        "goodput": None,
-        "goodput_95": None,
-        "latency_ms": {"mean": 3.0, "max": 9.0, "p50": 2.5, "p99": 8.0, "p99.9": None},
-        "latency_ms_95": {"p50": [2.4, 2.6], "p99": [7.0, 9.5], "p99.9": None},
-    }
-    options = {"rate": None, "steps": [], "concurrency": 16, "find_capacity": False, "slo_ms": None, "seed": 0}
-    options |= {"arrivals": "poisson", "burst_on_s": 1.0, "burst_off_s": 1.0, **changes.pop("options", {})}
-    content = {
-        "schema_version": 1,
-        "environment": {"platform": "Linux", "cores": 2},
-        "target": {"url": "http://h:1", "model": "m", "body": "image", "protocol": "http", "server": {}},
-        "options": options,
-        "interrupted": False,
-        "rows": [{"name": "", "rate": None, **figures}],
-        "capacity": None,
-        "server_use": {"cpu_ms_per_answer": 0.5, "cpu_ms_per_answer_95": [0.49, 0.51], "peak_mib": 200.0, "cores": 0.5},
-        **figures,
-        **changes,
-    }
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps(content))
-    return path
 
 
 def shown(first: Path, second: Path, *, anyway: bool = False) -> str:
@@ -72,10 +43,10 @@ def test_the_ratio_lies_within_and_turned_round_it_is_the_reciprocal(a, down_a, 
 
 
 def test_what_differs_is_told_and_what_may_not_is_called_so(tmp_path, capsys):
-    a = kept(tmp_path, "a")
+    a = load_record(tmp_path, "a")
     latencies = {"latency_ms": {"p50": 3.5, "p99": 8.4}, "latency_ms_95": {"p50": [3.4, 3.6], "p99": [7.4, 9.9]}}
     use = {"cpu_ms_per_answer": 0.4, "cpu_ms_per_answer_95": [0.39, 0.41], "peak_mib": 220.0}
-    b = kept(tmp_path, "b", **latencies, server_use=use)
+    b = load_record(tmp_path, "b", **latencies, server_use=use)
     rows = told(capsys, a, b)
     assert {name: row["told"] for name, row in rows.items()} == {
         "good answers/s": "no difference",
@@ -104,7 +75,7 @@ def test_what_differs_is_told_and_what_may_not_is_called_so(tmp_path, capsys):
     ],
 )
 def test_different_loads_are_refused_unless_one_says_otherwise(tmp_path, changes, words):
-    a, b = kept(tmp_path, "a"), kept(tmp_path, "b", **changes)
+    a, b = load_record(tmp_path, "a"), load_record(tmp_path, "b", **changes)
     with pytest.raises(UsageError, match=f"different loads: .*{words}.*--anyway"):
         shown(a, b)
     assert words in shown(a, b, anyway=True)
@@ -112,14 +83,14 @@ def test_different_loads_are_refused_unless_one_says_otherwise(tmp_path, changes
 
 def test_another_model_server_seed_or_duration_is_no_other_load(tmp_path):
     target = {"url": "http://other:1", "model": "n", "body": "image", "protocol": "http"}
-    b = kept(tmp_path, "b", target=target, options={"seed": 7, "duration_s": 3})
-    assert "different" not in shown(kept(tmp_path, "a"), b)
+    b = load_record(tmp_path, "b", target=target, options={"seed": 7, "duration_s": 3})
+    assert "different" not in shown(load_record(tmp_path, "a"), b)
 
 
 def test_of_searches_the_capacities_are_compared(tmp_path, capsys):
     def search(name: str, low: float, high: float) -> Path:
         capacity = {"sustained_rps": low, "failed_rps": high, "ending": "bracketed", "width_rps": high - low}
-        return kept(tmp_path, name, options={"find_capacity": True, "slo_ms": 50}, capacity=capacity)
+        return load_record(tmp_path, name, options={"find_capacity": True, "slo_ms": 50}, capacity=capacity)
 
     a, b, c = search("a", 100, 104), search("b", 102, 106), search("c", 150, 156)
     assert told(capsys, a, b)["capacity/s"]["told"] == "no difference"
@@ -128,13 +99,13 @@ def test_of_searches_the_capacities_are_compared(tmp_path, capsys):
     assert found["capacity/s"]["told"] == "higher"
     assert found["capacity/s"]["interval"] == [pytest.approx(150 / 104), pytest.approx(1.56)]
     assert "no confidence interval" in shown(a, c)
-    none = kept(tmp_path, "n", options={"find_capacity": True, "slo_ms": 50}, capacity=None)
+    none = load_record(tmp_path, "n", options={"find_capacity": True, "slo_ms": 50}, capacity=None)
     with pytest.raises(UsageError, match="no capacity was found"):
         shown(a, none)
 
 
 def test_what_is_void_or_no_run_is_refused_by_name(tmp_path):
-    good, path = kept(tmp_path, "a"), kept(tmp_path, "b", void="the generator was late")
+    good, path = load_record(tmp_path, "a"), load_record(tmp_path, "b", void="the generator was late")
     with pytest.raises(UsageError, match=r"b\.json mean nothing: the generator was late"):
         shown(good, path)
     for content in ("", "[]", "{}", '{"schema_version": 1}', "\x00"):
