@@ -35,7 +35,7 @@ def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
     What the system would give up for it (file caches) counts as free. None where the system does not say.
     """
     known = [*_rooms(proc, cgroup)]
-    free_kib = _counters(proc / "meminfo").get("MemAvailable")
+    free_kib = counters(proc / "meminfo").get("MemAvailable")
     if free_kib is not None:
         known.append(free_kib << 10)
     return max(0, min(known)) if known else None
@@ -43,12 +43,12 @@ def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
 
 def resident_bytes(process: int | str = "self") -> int:
     """The memory that a process uses now; 0 where the system does not say, or it is gone."""
-    return _counters(_PROC / str(process) / "status").get("VmRSS", 0) << 10
+    return counters(_PROC / str(process) / "status").get("VmRSS", 0) << 10
 
 
 def peak_resident_bytes(proc: Path = _PROC) -> int:
     """The most memory that this process has used; 0 where the system does not say."""
-    return _counters(proc / "self" / "status").get("VmHWM", 0) << 10
+    return counters(proc / "self" / "status").get("VmHWM", 0) << 10
 
 
 def is_short() -> bool:
@@ -138,7 +138,7 @@ def growing_sizes(
         ran, before, size = size, now, larger
 
 
-def _counters(path: Path) -> dict[str, int]:
+def counters(path: Path) -> dict[str, int]:
     """The numbers in a file of the system that has a name and a number in a line; empty where there is no such file."""
     try:
         text = path.read_text()
@@ -165,7 +165,7 @@ def _rooms(proc: Path, cgroup: Path) -> Iterator[int]:
             # Without a limit there is the word "max", and no file at the top.
             with suppress(OSError, ValueError):
                 most, used = int((folder / limit).read_text()), int((folder / usage).read_text())
-                counters = _counters(folder / "memory.stat")
+                counters = counters(folder / "memory.stat")
                 caches = counters.get("total_inactive_file", counters.get("inactive_file", 0))
                 yield most - max(0, used - caches)
 
