@@ -165,8 +165,8 @@ def _rooms(proc: Path, cgroup: Path) -> Iterator[int]:
             # Without a limit there is the word "max", and no file at the top.
             with suppress(OSError, ValueError):
                 most, used = int((folder / limit).read_text()), int((folder / usage).read_text())
-                counters = counters(folder / "memory.stat")
-                caches = counters.get("total_inactive_file", counters.get("inactive_file", 0))
+                stat = counters(folder / "memory.stat")
+                caches = stat.get("total_inactive_file", stat.get("inactive_file", 0))
                 yield most - max(0, used - caches)
 
 
