@@ -159,8 +159,12 @@ def test_an_opened_row_has_five_minutes_by_keyboard_alone(browser: Browser) -> N
         page.keyboard.press("Enter")
         more = row(page, "rows").locator(".more")
         expect(more.locator("figure.empty")).to_have_text(
-            ["Requests per second, by outcomeno requests yet", "Latency (ms)no requests yet"]
-            + ["Refused per second, by reasonnone", "Batch sizeno requests yet"]
+            [
+                "Requests per second, by outcomeno requests yet",
+                "Latency (ms)no requests yet",
+                "Refused per second, by reasonnone",
+                "Batch sizeno requests yet",
+            ]
         )
         assert more.locator("canvas").count() == 0
 
