@@ -96,7 +96,7 @@ def print_outcome(console: Console, outcome: LoadTestOutcome) -> None:
 def _rows_table(outcome: LoadTestOutcome) -> Table:
     """One line per step or probe."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for column in ("", "rate/s", "done/s", "failed", "p50 ms", "p99 ms", "goodput", words.standing_title(outcome)):
+    for column in ("", "rate/s", "ok/s", "failed", "p50 ms", "p99 ms", "goodput", words.standing_title(outcome)):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for row in outcome.rows:
         summary = row.summary

@@ -32,11 +32,10 @@ def verdict(outcome: LoadTestOutcome) -> RunVerdict:
     """The verdict that the console, the report, the JSON file and the exit code share."""
     if outcome.capacity is not None:
         return RunVerdict("valid" if outcome.capacity.ending == "bracketed" else "not valid", capacity(outcome))
-    void = _of_rows(outcome, lambda row: row.verdict.void)
-    if void is not None:
-        return RunVerdict("not valid", void)
-    if outcome.interrupted:
-        return RunVerdict("not valid", "The run was stopped early. The results cover the time until then.")
+    stopped = "The run was stopped early; the results cover the time until then." if outcome.interrupted else None
+    against = [why for why in (stopped, _of_rows(outcome, lambda row: row.verdict.void)) if why is not None]
+    if against:
+        return RunVerdict("not valid", " ".join(against))
     offered, failed = (sum(getattr(row.summary, name) for row in outcome.rows) for name in ("offered", "failed"))
     if not any(row.summary.good for row in outcome.rows):
         return RunVerdict("not valid", f"None of the {offered:,} requests succeeded.")

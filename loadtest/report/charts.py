@@ -188,7 +188,7 @@ def throughput_against_latency(outcome: LoadTestOutcome) -> Element | None:
         return None
     slo_ms = outcome.options.slo_ms
     chart = Chart(
-        f"Throughput against p{percentile}",
+        f"Throughput against p{percentile} latency",
         f"Successful requests per second and the p{percentile} latency of each step or probe.",
         spanning("successful / s", [row.summary.throughput_rps for row, _ in drawn]),
         spanning(f"p{percentile}, ms", [*(ms for _, ms in drawn), *([slo_ms] if slo_ms else [])], from_zero=False),
