@@ -227,5 +227,5 @@ def test_the_protocol_and_the_url_agree():
     assert wire_url("http://127.0.0.1:8000", "grpc") == "grpc://127.0.0.1:8001"
     assert wire_url("https://host:1/x", "grpc") == "grpcs://host:1/x"
     assert wire_url("grpc://host:1", "auto") == "grpc://host:1"
-    with pytest.raises(UsageError, match="leave one of them away"):
+    with pytest.raises(UsageError, match="leave one of them out"):
         wire_url("grpc://host:1", "http")
