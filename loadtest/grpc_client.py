@@ -82,7 +82,7 @@ class GrpcServerClient:
         return snapshot(_document(statistics), "", model)
 
     def processes(self) -> tuple[ProcessReading, ...]:
-        """None: the protocol has no word for it, and where the metrics are a gRPC address does not say."""
+        """Always empty: the protocol has no such figures, and the address of /metrics is not known."""
         return ()
 
     def _call(self, method: str, message: Any) -> Any:
@@ -93,12 +93,12 @@ class GrpcServerClient:
         if code == "DEADLINE_EXCEEDED":
             return JobError(
                 f"{self.endpoint.url} did not answer within {self._timeout_s:g} s; "
-                "look at the server's log, or raise --timeout"
+                "see the log of the server, or raise --timeout"
             )
         hint = {
             "UNAUTHENTICATED": "give --api-key-file",
             "UNAVAILABLE": "check that --url is a gRPC address of an inference server",
-        }.get(code, "the server's log may say more")
+        }.get(code, "see the log of the server")
         return JobError(f"{self.endpoint.url} answered {code}: {words}; {hint}")
 
 
@@ -109,7 +109,7 @@ def _document(message: Any) -> dict[str, object]:
 
 
 def infer_message(model: str, inputs: list[bodies.Input], tensors: list[bodies.Tensor]) -> bytes:
-    """One request as it goes over the wire."""
+    """The bytes of one request."""
     request = service_pb2.ModelInferRequest(model_name=model)
     for one, tensor in zip(inputs, tensors, strict=True):
         request.inputs.add(name=one.name, datatype=one.datatype, shape=one.sent_shape)

@@ -140,7 +140,7 @@ class HttpServerClient:
         except httpx.TimeoutException:
             raise JobError(
                 f"{self.endpoint.url}{path} did not answer within {self._http.timeout.read:g} s; "
-                "look at the server's log, or raise --timeout"
+                "see the log of the server, or raise --timeout"
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise JobError(

@@ -68,8 +68,10 @@ def control_routes(core: Core, options: ServeOptions) -> APIRouter:
     async def own_page() -> Response:
         return page_response()
 
-    @router.get("/reports/{model}", tags=["pages"], summary="The report of a model's export", responses=ERRORS)
-    @router.get("/reports/{model}/{version}", tags=["pages"], responses=ERRORS)
+    page: _Json = {"tags": ["pages"], "response_class": HTMLResponse, "responses": ERRORS}
+
+    @router.get("/reports/{model}", summary="The report of a model's export", **page)
+    @router.get("/reports/{model}/{version}", **page)
     async def report(model: str, version: str | None = None) -> Response:
         loaded = find_served(core.catalog, model, version).loaded
         if loaded.report is None:

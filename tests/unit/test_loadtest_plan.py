@@ -33,7 +33,7 @@ from convoy.models.errors import JobError, UsageError
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"rate": 5, "concurrency": 5}, "not both"),
+        ({"rate": 5, "concurrency": 5}, "only one of them"),
         ({"rate": 0}, "--rate must be"),
         ({"rate": float("nan")}, "--rate must be"),
         ({"duration_s": -1}, "--duration must be"),
