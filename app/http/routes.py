@@ -68,10 +68,8 @@ def control_routes(core: Core, options: ServeOptions) -> APIRouter:
     async def own_page() -> Response:
         return page_response()
 
-    page: _Json = {"tags": ["pages"], "response_class": HTMLResponse, "responses": ERRORS}
-
-    @router.get("/reports/{model}", summary="The report of a model's export", **page)
-    @router.get("/reports/{model}/{version}", **page)
+    @router.get("/reports/{model}", include_in_schema=False)
+    @router.get("/reports/{model}/{version}", include_in_schema=False)
     async def report(model: str, version: str | None = None) -> Response:
         loaded = find_served(core.catalog, model, version).loaded
         if loaded.report is None:
