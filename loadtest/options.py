@@ -30,7 +30,7 @@ class LoadTestOptions:
 
     `rate` (requests per second) means an open loop: requests are sent on schedule, whether or not earlier ones were
     answered. `steps` are several such rates, each for `duration_s`. `concurrency` means a closed loop: that many
-    clients, each of which sends its next request after the last response. `find_capacity` searches for the highest rate
+    clients, each sending its next request after the last response. `find_capacity` searches for the highest rate
     that meets `slo_ms`. Without any of them, 16 clients send in a closed loop.
 
     `slo_ms` is the latency objective of goodput. `warm_up_s` is left out at the start of the run and of each step; None

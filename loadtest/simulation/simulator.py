@@ -90,7 +90,7 @@ class Simulation:
         depth: int = 1,
         staging_ns: int = 0,
     ) -> Lane:
-        """Add a lane that takes `true_ns`, of which `staging_ns` can overlap with another batch.
+        """Add a lane that takes `true_ns`; `staging_ns` of it can overlap with another batch.
 
         By default its profile has the true latencies at the powers of two.
         """

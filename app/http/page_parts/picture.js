@@ -73,7 +73,7 @@ function showFound(found, { frame, image, text }, tookMs) {
   list.classList.add("top");
   list.setAttribute("aria-label", found.detections ? "Top five boxes" : "Top five classes");
   const { total, ...stages } = found.timing_ms, split = timeSplit({ ...withRest(stages, total), way: Math.max(0, tookMs - total) });
-  const heading = element("h3", {}, `${milliseconds(tookMs)} ms, of which ${milliseconds(total)} ms in the server`);
+  const heading = element("h3", {}, `${milliseconds(tookMs)} ms in total, ${milliseconds(total)} ms in the server`);
   byId("answer").append(list, element("div", {}, heading, split));
   const draw = () => frame.append(...(found.detections ?? []).slice(0, 5).map(one => boxOn(image, one)));
   if (image.complete) draw();
