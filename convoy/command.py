@@ -287,7 +287,7 @@ def loadtest(
         given = [name for name in asked if _source(context, name) == "COMMANDLINE"]
         if given:
             named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise UsageError(f"{named} before {context.invoked_subcommand} says nothing to it; leave it out")
+            raise UsageError(f"{named} before {context.invoked_subcommand} has no effect; leave it out")
         return
     from convoy.loadtest.command import run
     from convoy.loadtest.options import LoadTestOptions
@@ -298,9 +298,9 @@ def loadtest(
 
 @load_tests.command(epilog=_EPILOG)
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A.json", help="A run, as --json wrote it.")],
-    b: Annotated[Path, typer.Argument(metavar="B.json", help="The run that is held against it.")],
-    anyway: Annotated[bool, typer.Option("--anyway", help="Also what was loaded differently, or is void.")] = False,
+    a: Annotated[Path, typer.Argument(metavar="A.json", help="A file of --json.")],
+    b: Annotated[Path, typer.Argument(metavar="B.json", help="The file to compare with it.")],
+    anyway: Annotated[bool, typer.Option("--anyway", help="Compare different loads and invalid runs, too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Compare two runs and say which differences are significant."""

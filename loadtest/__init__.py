@@ -1,5 +1,5 @@
-"""The other side of the wire: how fast a server answers, measured as its clients would feel it.
+"""The load test: measures throughput and latency of a server as its clients see them.
 
-What measures knows HTTP and the Open Inference Protocol and nothing of Convoy's inside, so any server that speaks the
-protocol can be the target. Two rooms use the server's own parts: `simulation` its scheduler, `peers` its engines.
+It works over HTTP or gRPC with any server that speaks the Open Inference Protocol, and does not use Convoy's own code.
+The exceptions are `simulation`, which uses the scheduler, and `peers`, which uses the engines.
 """

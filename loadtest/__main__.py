@@ -1,4 +1,4 @@
-"""`python -m loadtest` is `convoy loadtest`, and reaches every other subcommand by its name."""
+"""`python -m loadtest` is `convoy loadtest`. It accepts the names of the other subcommands, too."""
 
 from convoy.command import main
 

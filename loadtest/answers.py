@@ -1,9 +1,7 @@
-"""Whether an answer is one: the client's half of the contract.
+"""Checks whether a response is valid.
 
-Knows the shapes of good answers and of errors. Knows nothing of connections or time.
-
-Every answer is searched for the word that a good one must have. Every 64th, and the first hundred, are read
-in full: a server that answers 200 with nonsense is found out, and the generator still has time to generate.
+Every response is searched for a word that a valid one contains. The first hundred and every 64th are parsed in full,
+which finds a server that sends 200 with a wrong body and still leaves time to generate load.
 """
 
 from __future__ import annotations
@@ -23,10 +21,10 @@ WORDS: dict[Form, bytes] = {"predictions": b'"model"', "infer": b'"outputs"', "p
 
 
 class AnswerCheck:
-    """Call it with (ticket, status, body): None is a good answer.
+    """Call it with (ticket, status, body). None means a valid response.
 
-    `form` "plain" is for servers that speak neither of the two routes: any body is read as it is, and only
-    `word` must be in its first 64 KiB. `word` None: what every good answer of that form has.
+    `form` "plain" is for servers with other routes: the body is not parsed, only `word` must be in its first 64 KiB.
+    With `word` None, the word is one that every valid response of this form contains.
     """
 
     def __init__(self, form: Form, word: bytes | None = None) -> None:
@@ -46,19 +44,19 @@ class AnswerCheck:
         return None
 
     def read_in_full(self, body: bytes) -> Problem | None:
-        # latin-1 maps bytes to characters one to one: the end of the JSON head is then a count of bytes,
-        # and the tensors behind it do no harm.
+        # latin-1 maps each byte to one character, so the end of the JSON is a byte position, and the tensors after it
+        # are decoded, too.
         text = body.decode("latin-1").lstrip()
         try:
             answer, end = json.JSONDecoder().raw_decode(text)
             good = _good_predictions(answer) if self.form == "predictions" else _good_outputs(answer, text[end:])
         except (ValueError, KeyError, TypeError, RecursionError):
             good = False
-        return None if good else Problem(Fault.GARBAGE, f"200 with a body that is no answer: {_excerpt(body)}")
+        return None if good else Problem(Fault.GARBAGE, f"200 with an invalid body: {_excerpt(body)}")
 
 
 def error_text(body: bytes) -> str:
-    """The server's own words: the `error` of the protocol, else the beginning of whatever it sent."""
+    """The `error` of the protocol, else the beginning of the body."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
@@ -69,7 +67,7 @@ def error_text(body: bytes) -> str:
 
 
 def _good_predictions(answer: dict[str, Any]) -> bool:
-    """Classes, boxes or a class map, by the model's task. A picture may be without any box, and not without a class."""
+    """Classes, boxes or a class map. An image may have no boxes, but never no classes."""
     if "detections" in answer:
         return all({"box", "class_id", "score"} <= found.keys() for found in answer["detections"])
     if "segmentation" in answer:
@@ -78,7 +76,7 @@ def _good_predictions(answer: dict[str, Any]) -> bool:
 
 
 def _good_outputs(answer: dict[str, list[dict[str, object]]], behind: str) -> bool:
-    """Each output carries as many values as its shape has, or the bytes that it says it has are there."""
+    """Each output has as many values as its shape says, or as many binary bytes as it declares."""
     outputs = answer["outputs"]
     binary_bytes = 0
     for output in outputs:

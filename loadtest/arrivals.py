@@ -1,7 +1,7 @@
-"""When the requests of an open loop are due: computed whole, before the first is sent.
+"""The schedule of an open loop, computed before the first request is sent. Pure.
 
-Pure: no clock, no network. A schedule that is fixed beforehand cannot bend to the server's pace, which is
-what makes the latencies counted from it free of coordinated omission.
+A fixed schedule does not adapt to the speed of the server, so latencies measured from it are free of coordinated
+omission.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class RateStep:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Due times as offsets from the start, int64 nanoseconds, never falling; `steps` are at least one."""
+    """Due times as ascending offsets from the start in int64 nanoseconds, and at least one step."""
 
     offsets_ns: Offsets
     steps: tuple[RateStep, ...]
 
     def share(self, index: int, count: int) -> Offsets:
-        """What process `index` of `count` sends. Taken in turn, so that each has the whole run's shape."""
+        """The part of process `index` of `count`. Processes take turns, so that each has the shape of the whole run."""
         return self.offsets_ns[index::count]
 
 
 def schedule_of(options: LoadTestOptions) -> Schedule:
-    """The open loop's schedule. A ladder of rates is one schedule: each step meets what the last one left."""
+    """The schedule of the open loop. Steps follow each other without a pause."""
     steps = tuple(
         RateStep(rate, index * options.duration_s, (index + 1) * options.duration_s)
         for index, rate in enumerate(options.rates)
@@ -60,30 +60,30 @@ def _one_step_s(options: LoadTestOptions, rate: float, seed: int) -> Seconds:
 
 
 def constant_s(rate: float, duration_s: float) -> Seconds:
-    """One request every 1/rate seconds, the first at once."""
+    """One request every 1/rate seconds, the first at 0."""
     due_s = np.arange(math.ceil(rate * duration_s), dtype=np.float64) / rate
     return due_s[due_s < duration_s]
 
 
 def poisson_s(rate: float, duration_s: float, seed: int) -> Seconds:
-    """A Poisson process: what many independent users make. Gaps are exponential with mean 1/rate.
+    """A Poisson process, as of many independent users. Gaps are exponential with mean 1/rate.
 
-    The same seed at another rate is the same pattern at another pace, so that two rates can be compared on
-    the same luck (common random numbers).
+    The same seed at another rate gives the same pattern at another speed, so that rates can be compared with common
+    random numbers.
     """
     generator = np.random.default_rng(seed)
     expected = rate * duration_s
     chunk = math.ceil(expected + 6 * math.sqrt(expected) + 16)
     due_s = np.cumsum(generator.exponential(1 / rate, chunk))
-    while due_s[-1] < duration_s:  # six standard deviations short: all but never, and then simply longer
+    while due_s[-1] < duration_s:  # six standard deviations short: practically never
         due_s = np.concatenate([due_s, due_s[-1] + np.cumsum(generator.exponential(1 / rate, chunk))])
     return due_s[due_s < duration_s]
 
 
 def bursts_s(rate: float, duration_s: float, on_s: float, off_s: float, seed: int) -> Seconds:
-    """On for `on_s`, off for `off_s`, and again: Poisson while on, so fast that `rate` is the mean over both.
+    """Poisson arrivals for `on_s`, then none for `off_s`, repeatedly. `rate` is the mean over both.
 
-    A process that runs only while on is laid out without the pauses and then cut where they belong.
+    The arrivals are drawn without the pauses, which are inserted afterwards.
     """
     cycle_s = on_s + off_s
     whole, rest_s = divmod(duration_s, cycle_s)

@@ -1,7 +1,4 @@
-"""The requests themselves, as bytes, made before the run.
-
-Knows HTTP/1.1 requests and the Open Inference Protocol's bodies. Knows nothing of sending them.
-"""
+"""Builds the requests as bytes before the run: HTTP/1.1 requests and bodies of the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -21,17 +18,17 @@ from convoy.models.errors import JobError
 DATA = Path(__file__).parent / "data"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 
-# Several different bodies, so that no cache answers for the model; bounded, so that they fit in memory.
+# Several different bodies, so that a cache does not hide the model, but few enough for the memory.
 VARIANTS = 16
 VARIANTS_BYTES = 64 * 1024 * 1024
 MAX_TENSOR_BYTES = 256 * 1024 * 1024
 
-# Stands for a size that the model leaves open: the batch is one sample; any other is large enough for the
-# strides of a CNN and small enough to be no one's bottleneck.
+# For sizes that the model leaves open. The batch is one sample. Any other size is large enough for the strides of a CNN
+# and small enough not to be a bottleneck.
 OPEN_BATCH = 1
 OPEN_SIZE = 64
 
-INTEGERS_BELOW = 100  # valid indices of nearly any embedding, and of the range of every integer type
+INTEGERS_BELOW = 100  # valid for nearly all embeddings and in the range of every integer type
 DTYPES: dict[str, str] = {
     "BOOL": "?",
     "UINT8": "u1",
@@ -52,7 +49,7 @@ Tensor = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input as the metadata gives it: -1 is an open size."""
+    """One input of the metadata; -1 is an open size."""
 
     name: str
     datatype: str
@@ -61,7 +58,7 @@ class Input:
     def __post_init__(self) -> None:
         if self.datatype not in DTYPES:
             raise JobError(
-                f"input {self.name!r} has datatype {self.datatype}, for which no random values are drawn; "
+                f"input {self.name!r} has datatype {self.datatype}, which the load test cannot generate; "
                 "use --body image over HTTP if the model takes images"
             )
         if self.size_bytes > MAX_TENSOR_BYTES:
@@ -81,14 +78,14 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A body and the headers that belong to it."""
+    """A body and its headers."""
 
     body: bytes
     headers: tuple[tuple[str, str], ...]
 
 
 def image_payloads(folder: Path = DATA) -> list[Payload]:
-    """The images that ship with the load test; empty where they do not."""
+    """The images in the folder; empty without the folder."""
     if not folder.is_dir():
         return []
     files = sorted(file for file in folder.iterdir() if file.suffix in IMAGE_SUFFIXES)
@@ -96,20 +93,20 @@ def image_payloads(folder: Path = DATA) -> list[Payload]:
 
 
 def binary_payloads(inputs: Sequence[Input], seed: int) -> list[Payload]:
-    """Requests with the binary tensor data extension, asking for binary answers."""
+    """Requests with the binary tensor data extension that ask for binary outputs."""
     return [binary_payload(inputs, tensors) for tensors in draw_tensors(inputs, seed)]
 
 
 def json_payloads(inputs: Sequence[Input], seed: int) -> list[Payload]:
-    """Requests that are JSON throughout. Raises JobError for FP16, which the protocol's JSON cannot carry."""
+    """Requests in JSON. Raises JobError for FP16, which the JSON of the protocol cannot represent."""
     for one in inputs:
         if one.datatype == "FP16":
-            raise JobError(f"input {one.name!r} is FP16, which JSON cannot carry; use --body binary")
+            raise JobError(f"input {one.name!r} is FP16, which JSON cannot represent; use --body binary")
     return [json_payload(inputs, tensors) for tensors in draw_tensors(inputs, seed)]
 
 
 def request_bytes(endpoint: Endpoint, path: str, payload: Payload, api_key: str | None) -> bytes:
-    """The whole request as it goes over the wire."""
+    """The bytes of the whole request."""
     lines = [f"POST {endpoint.prefix}{path} HTTP/1.1", f"Host: {endpoint.host_header}", "User-Agent: convoy-loadtest"]
     lines += [f"{name}: {value}" for name, value in (*payload.headers, *auth_headers(api_key))]
     lines.append(f"Content-Length: {len(payload.body)}")
@@ -133,7 +130,7 @@ def infer_path(model: str) -> str:
 
 
 def draw_tensors(inputs: Sequence[Input], seed: int) -> list[list[Tensor]]:
-    """Random values for the inputs, several times over. The same seed gives the same values."""
+    """Several sets of random values for the inputs. The same seed gives the same values."""
     generator = np.random.default_rng(seed)
     size_bytes = max(1, sum(one.size_bytes for one in inputs))
     count = max(1, min(VARIANTS, VARIANTS_BYTES // size_bytes))
@@ -171,5 +168,5 @@ def _described(one: Input) -> dict[str, object]:
 
 
 def compact_json(value: object) -> bytes:
-    """As clients send it: without a blank."""
+    """JSON without spaces, as clients send it."""
     return json.dumps(value, separators=(",", ":")).encode()

@@ -1,11 +1,10 @@
-"""The search for the highest rate that a server sustains: which rate to try next, and what was found.
+"""The search for the highest rate that a server sustains: the next rate to try, and the result. Pure.
 
-Pure. A rate is sustained if at least 99 % of the requests offered at it were answered well within the
-objective (a refusal is a miss, and so is an answer that came too late). First the rates double or halve until
-one is sustained and one is not, then the bracket is halved until it is narrow enough. A rate at which the
-generator was late is tried once more, because other programs may have been the reason; where that does not help at the
-next rate either, the search is over, because what is void says nothing of the server. Each probe is a Poisson
-open loop with the same seed: the same luck at another pace, so that two rates differ by their pace alone.
+A rate is sustained if at least 99 % of its requests succeeded within the objective; refused and late requests did not.
+The rate doubles or halves until one is sustained and one is not, then the bracket is halved until it is narrow. A rate
+at which the generator was late is tried once more, because other programs may be the reason. If the next rate fails in
+the same way, the search ends, because such probes do not measure the server. Each probe is a Poisson open loop with the
+same seed, so that two rates differ only in speed.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from itertools import takewhile
 from typing import Literal
 
 SHARE = 0.99
-NARROW = 0.05  # of the bracket's lower end: closer than runs of some seconds can tell rates apart
+NARROW = 0.05  # of the lower end; runs of some seconds cannot tell closer rates apart
 MOST_PROBES = 20
 TRIES = 2  # of a rate at which the generator was late
-MOST_VOID = 4  # tries in a row
-LEAST_REQUESTS = 200  # in one probe: among fewer, a single slow answer decides
+MOST_VOID = 4  # probes in a row
+LEAST_REQUESTS = 200  # in one probe; among fewer, one slow response decides
 
 Ending = Literal["bracketed", "too slow", "not reached", "generator", "too noisy", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityProbe:
-    """One rate that was tried. `goodput` is None where nothing was measured; `void`: the generator was late or broke.
+    """One rate that was tried. `goodput` is None if nothing was measured. `void`: the generator was late or failed.
 
-    `reason` says why it is void, or what most of the requests that failed met with; None where nothing went wrong.
+    `reason` says why it is void, or is the most frequent error; None if nothing failed.
     """
 
     rate: float
@@ -45,7 +44,7 @@ class CapacityProbe:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Rates below `least` have too few requests to tell, above `most` too many to note."""
+    """Rates below `least` have too few requests, rates above `most` have too many."""
 
     least: float
     most: float
@@ -53,11 +52,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """`sustained` and `failed` are the bracket's ends; None where no such rate was found.
+    """`sustained` and `failed` are the ends of the bracket; None if no such rate was found.
 
-    `ending` says why the search ended: "bracketed" is success; "too slow" - not even the lowest rate was
-    sustained; "not reached" - the highest was; "generator" - the bracket's upper end is the generator's own
-    limit, or four tries in a row were void; "too noisy" - too many probes; "dead" - a probe got not one good answer.
+    `ending` says why the search ended: "bracketed" is success; "too slow" - the lowest rate was not sustained; "not
+    reached" - the highest rate was sustained; "generator" - the upper end is the limit of the generator, or four probes
+    in a row were void; "too noisy" - too many probes; "dead" - no request of a probe succeeded.
     """
 
     probes: tuple[CapacityProbe, ...]
@@ -67,12 +66,12 @@ class Capacity:
 
     @property
     def width(self) -> float | None:
-        """How far apart the highest sustained and the lowest failed rate are, requests/s."""
+        """The width of the bracket in requests/s."""
         return None if self.sustained is None or self.failed is None else self.failed - self.sustained
 
 
 def next_rate(probes: Sequence[CapacityProbe], first: float, limits: Limits) -> float | None:
-    """The next rate to try; None when the search is over."""
+    """The next rate to try; None if the search is over."""
     if not probes:
         return min(max(first, limits.least), limits.most)
     if len(probes) >= MOST_PROBES or not probes[-1].answered:
@@ -92,12 +91,12 @@ def next_rate(probes: Sequence[CapacityProbe], first: float, limits: Limits) -> 
 
 
 def void_in_a_row(probes: Sequence[CapacityProbe]) -> int:
-    """How many of the last tries were void."""
+    """The number of void probes at the end."""
     return len(list(takewhile(lambda probe: probe.void, reversed(probes))))
 
 
 def conclude(probes: Sequence[CapacityProbe]) -> Capacity:
-    """What the probes of a search that is over, or was stopped, have shown."""
+    """The result of a search that ended or was stopped."""
     low, high = _bracket(probes)
     return Capacity(tuple(probes), low, high, _ending(probes, low, high))
 

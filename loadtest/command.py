@@ -1,16 +1,12 @@
-"""`convoy loadtest`: finds the target, runs the load, judges it, shows it.
+"""`convoy loadtest`: finds the target, runs the load, prints the results and writes the files.
 
-Knows the order of things and the exit codes. An error before the run is raised (UsageError: exit 2,
-JobError: exit 1) and is one line for the caller to print.
+Errors before the run are raised as UsageError (exit 2) or JobError (exit 1); the caller prints them.
 
-Exit codes of `run`: 0 - the run is valid and every measured request was answered well; or the capacity lies
-between two rates that were both tried. 1 - the run is void, or any request failed, refusals by an overloaded
-server (429, 503) included: a script must never take a run in which requests were lost for a clean one; the
-table and the JSON say what was lost; or no capacity was found. 130 - stopped by Ctrl-C; what was measured so
-far has been shown.
+Exit codes of `run`: 0 - the run is valid and no request failed, or the capacity was found. 1 - the run is not valid,
+a request failed, or no capacity was found. Refusals by an overloaded server (429, 503) are failures, so that a script
+never takes a run with lost requests for a clean one. 130 - stopped by Ctrl-C after the results so far were printed.
 
-The search for the highest sustained rate is carried out here, probe by probe; which rate comes next, and what the
-probes mean, is `capacity`'s.
+The capacity search runs here, probe by probe. `capacity` chooses the rates and interprets the results.
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from convoy.loadtest import words
 from convoy.loadtest.capacity import LEAST_REQUESTS, CapacityProbe, Limits, conclude, next_rate
 from convoy.loadtest.document import document, table
 from convoy.loadtest.observe import Observation, TargetObserver
@@ -32,7 +29,7 @@ from convoy.loadtest.target import LoadTarget, find_target, open_client
 from convoy.loadtest.view import LiveView, print_outcome
 from convoy.models.errors import JobError
 
-# A closed loop says roughly what the server can do; half of that is where the search begins.
+# A short closed loop measures roughly what the server can do. The search starts at half of that.
 SCOUTING_S = 2.0
 FIRST_SHARE = 0.5
 
@@ -44,7 +41,7 @@ class _Found:
 
 
 def find_capacity(target: LoadTarget, options: LoadTestOptions, observer: TargetObserver) -> LoadTestOutcome:
-    """Ctrl-C ends the search; a probe that it cut short is not counted."""
+    """Search for the highest sustained rate. Ctrl-C ends the search, without the probe that it interrupts."""
     found = [_first_look(options, observer)]
     probes: list[CapacityProbe] = []
     measured_s = options.duration_s - options.warm_up_cut_s
@@ -102,7 +99,7 @@ EXIT_INTERRUPTED = 130
 
 
 def run(options: LoadTestOptions, console: Console) -> int:
-    """Gives the exit code. Raises UsageError and JobError."""
+    """Run the load test and return the exit code. Raises UsageError and JobError."""
     client = open_client(options)
     try:
         target = find_target(client, options)
@@ -116,17 +113,14 @@ def run(options: LoadTestOptions, console: Console) -> int:
     for option, path, made in (*files, ("--report", options.report_file, render)):
         if path is not None:
             _write(path, option, made(outcome))
-            console.print(f"Written to {path}", markup=False, soft_wrap=True)
+            console.print(f"Wrote {path}", markup=False, soft_wrap=True)
     return exit_code(outcome)
 
 
 def exit_code(outcome: LoadTestOutcome) -> int:
     if outcome.interrupted:
         return EXIT_INTERRUPTED
-    if outcome.capacity is not None:
-        return EXIT_GOOD if outcome.capacity.ending == "bracketed" else EXIT_FAILED
-    is_clean = all(row.verdict.void is None and not row.summary.failed for row in outcome.rows)
-    return EXIT_GOOD if is_clean else EXIT_FAILED
+    return EXIT_GOOD if words.verdict(outcome).word in ("valid", "valid, but not stable") else EXIT_FAILED
 
 
 def _run_once(target: LoadTarget, options: LoadTestOptions, observer: TargetObserver) -> LoadTestOutcome:
@@ -146,7 +140,10 @@ def _run_once(target: LoadTarget, options: LoadTestOptions, observer: TargetObse
 
 
 def _write(path: Path, option: str, text: str) -> None:
-    """Writes aside and renames, so that a reader never finds half a file. `option` named the path. Raises JobError."""
+    """Write to a temporary file and rename it, so that a reader never sees half a file. Raises JobError.
+
+    `option` is the option that gave the path.
+    """
     aside = path.with_name(path.name + ".part")
     try:
         aside.write_text(text, encoding="utf-8")
@@ -154,4 +151,4 @@ def _write(path: Path, option: str, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
-        raise JobError(f"cannot write {path} ({error.strerror}); choose another place with {option}") from None
+        raise JobError(f"cannot write {path} ({error.strerror}); choose another path with {option}") from None

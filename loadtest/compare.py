@@ -1,13 +1,12 @@
-"""`convoy loadtest compare A.json B.json`: of which figures can a difference be told?
+"""`convoy loadtest compare A.json B.json`: which figures differ significantly?
 
-Reads two runs as `--json` wrote them and refuses what cannot be compared. Exit codes: 0 - compared, whatever came of
-it; 2 - a file cannot be read, or the two are of different loads or void, and nobody said `--anyway`. Both by
-UsageError.
+Reads two files of `--json`. Exit codes: 0 - compared; 2 - a file cannot be read, or, without `--anyway`, the loads
+differ or a run is not valid. Errors are raised as UsageError.
 
-A figure's ratio is B's over A's. Its interval is made of the two that the runs have: on the logarithmic scale, the
-half-widths towards each side are added in quadrature (Zou and Donner, Statistics in Medicine 27(10), 2008: MOVER),
-which keeps intervals lopsided that are. A difference is told where 1 lies outside. The runs' intervals cover what
-varies within a run, and so do these; what differs from one start of a server to the next is in neither.
+The ratio of a figure is B / A. Its interval combines the intervals of both runs: on the logarithmic scale, the
+half-widths on each side are added in quadrature (MOVER: Zou and Donner, Statistics in Medicine 27(10), 2008), which
+keeps asymmetric intervals asymmetric. The difference is significant if the interval excludes 1. Intervals cover the
+variation within a run, not between starts of the server.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Bounds = tuple[float, float]
 
 
 class KeptOptions(msgspec.Struct):
-    """What decides the load; what younger versions write may be missing in a file of an older one."""
+    """The options that define the load. Fields with a default may be missing in older files."""
 
     rate: float | None
     steps: tuple[float, ...]
@@ -54,7 +53,7 @@ class KeptTarget(msgspec.Struct):
 
 
 class KeptFigures(msgspec.Struct):
-    """Of the run, or of a step: intervals hold with 95 %."""
+    """The figures of a run or step, with 95 % intervals."""
 
     void: str | None
     throughput_rps: float
@@ -94,26 +93,26 @@ class KeptRun(KeptFigures, kw_only=True):
 
 
 def read_run(path: Path) -> KeptRun:
-    """Raises UsageError for what is no file of `convoy loadtest --json`."""
+    """Read a file. Raises UsageError for anything but a file of `convoy loadtest --json`."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=KeptRun)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}); name a file of `convoy loadtest --json`") from None
+        raise UsageError(f"{path} cannot be read ({error.strerror}); give a file of `convoy loadtest --json`") from None
     except msgspec.MsgspecError as error:
-        raise UsageError(f"{path} is no file of `convoy loadtest --json`: {error}") from None
+        raise UsageError(f"{path} is not a file of `convoy loadtest --json`: {error}") from None
 
 
 Told = Literal["higher", "lower", "no difference"]
-# What is told of the machine that made the load, where it is not the same.
+# Differences of the load generator's machine that are reported.
 MACHINE = ("platform", "machine", "cores_allowed", "python", "convoy")
 
 
 @dataclass(frozen=True, slots=True)
 class RatioRow:
-    """One figure of both runs. `step` is "" for the run as a whole.
+    """One figure of both runs. `step` is "" for the whole run.
 
-    `ratio` is B over A, None where one of them has no figure above 0; `interval` is None where one of them has none.
-    A `bracket` is no confidence interval: it holds whatever lies within the two searches' own brackets.
+    `ratio` is B / A; None if one figure is missing or 0. `interval` is None if one of them has none. A `bracket` is not
+    a confidence interval, but what the brackets of the two searches allow.
     """
 
     step: str
@@ -126,7 +125,7 @@ class RatioRow:
 
     @property
     def told(self) -> Told | None:
-        """What can be said of B beside A; None without an interval."""
+        """How B compares with A; None without an interval."""
         if self.interval is None:
             return None
         if self.interval.low > 1:
@@ -135,14 +134,14 @@ class RatioRow:
 
 
 def different_loads(a: KeptRun, b: KeptRun) -> list[str]:
-    """What was asked of one and not of the other, in words; what is empty may be compared."""
+    """The differences between the loads; empty if the runs can be compared."""
     ours, theirs = _load(a), _load(b)
     found = [(name, ours.get(name, "none"), theirs.get(name, "none")) for name in {**ours, **theirs}]
     return [f"{name} {one} and {other}" for name, one, other in found if one != other]
 
 
 def no_figures(run: KeptRun) -> str | None:
-    """Why the figures of a run mean nothing; None if they mean something."""
+    """Why a run is not valid; None if it is valid."""
     if run.options.find_capacity:
         ending = run.capacity.ending if run.capacity is not None else "none"
         return None if ending == "bracketed" else f"no capacity was found ({ending})"
@@ -151,13 +150,13 @@ def no_figures(run: KeptRun) -> str | None:
 
 
 def different_machines(a: KeptRun, b: KeptRun) -> list[str]:
-    """What differs on the side of the load generator, in words."""
+    """The differences between the machines of the load generators."""
     sides = [(name, a.environment.get(name), b.environment.get(name)) for name in MACHINE]
     return [f"{name.replace('_', ' ')} {one} and {other}" for name, one, other in sides if one != other]
 
 
 def ratios(a: KeptRun, b: KeptRun) -> list[RatioRow]:
-    """Of every figure that both have; of searches, that of the capacities alone."""
+    """The ratio of every figure that both runs have; of two searches, only that of the capacities."""
     if a.options.find_capacity and b.options.find_capacity:
         return list(_capacities(a, b))
     alike = a.options.slo_ms == b.options.slo_ms
@@ -171,10 +170,10 @@ def ratios(a: KeptRun, b: KeptRun) -> list[RatioRow]:
 
 
 def ratio_bounds(a: float, around_a: Bounds, b: float, around_b: Bounds) -> ConfidenceInterval | None:
-    """Of b / a, from the 95 % interval of each; None where one reaches down to 0."""
+    """The interval of b / a, from the 95 % interval of each; None if one reaches 0."""
     if min(a, b, *around_a, *around_b) <= 0:
         return None
-    # A bootstrap's interval may leave its own figure out by a hair; then that side has no width.
+    # A bootstrap interval may exclude its own figure by a hair; then that side has no width.
     down_a, up_a = (max(0.0, math.log(a / around_a[0])), max(0.0, math.log(around_a[1] / a)))
     down_b, up_b = (max(0.0, math.log(b / around_b[0])), max(0.0, math.log(around_b[1] / b)))
     centre = math.log(b / a)
@@ -202,9 +201,9 @@ def _load(run: KeptRun) -> dict[str, str]:
 
 
 def _figures(step: str, a: KeptFigures, b: KeptFigures, same_objective: bool) -> Iterator[RatioRow]:
-    yield _row(step, "good answers/s", a.throughput_rps, a.throughput_rps_95, b.throughput_rps, b.throughput_rps_95)
+    yield _row(step, "successful/s", a.throughput_rps, a.throughput_rps_95, b.throughput_rps, b.throughput_rps_95)
     if same_objective and a.goodput is not None and b.goodput is not None:
-        yield _row(step, "good in time", a.goodput, a.goodput_95, b.goodput, b.goodput_95)
+        yield _row(step, "in time", a.goodput, a.goodput_95, b.goodput, b.goodput_95)
     for name, ours in a.latency_ms.items():
         theirs = b.latency_ms.get(name)
         if name.startswith("p") and ours is not None and theirs is not None:
@@ -217,7 +216,7 @@ def _uses(a: KeptRun, b: KeptRun) -> Iterator[RatioRow]:
         return
     yield _row(
         "",
-        "CPU an answer, ms",
+        "CPU per request, ms",
         ours.cpu_ms_per_answer,
         ours.cpu_ms_per_answer_95,
         theirs.cpu_ms_per_answer,
@@ -247,21 +246,23 @@ def _capacities(a: KeptRun, b: KeptRun) -> Iterator[RatioRow]:
 
 SCHEMA_VERSION = 1
 CAVEAT = (
-    "Intervals hold with 95 % and cover what varies within a run, not what differs from one start of a server to the "
-    "next: run each several times, in turn, before you rely on a small difference."
+    "95 % intervals cover the variation within a run, not between starts of the server. Repeat both runs in turn "
+    "before you rely on a small difference."
 )
-BRACKETS = "What stands behind a capacity's ratio is no confidence interval, but what the searches' brackets allow."
-VERDICTS = {"higher": "B higher", "lower": "B lower", "no difference": "no difference can be told", None: "no interval"}
+BRACKETS = (
+    "The range of a capacity's ratio is not a confidence interval, but the limits from the two searches' brackets."
+)
+VERDICTS = {"higher": "B higher", "lower": "B lower", "no difference": "not significant", None: "no interval"}
 
 
 def compare(first: Path, second: Path, *, anyway: bool, as_json: bool, console: Console) -> None:
-    """Prints the comparison. Raises UsageError."""
+    """Print the comparison. Raises UsageError."""
     a, b = read_run(first), read_run(second)
     notes = [*_objections(first, a, second, b)]
     if notes and not anyway:
-        raise UsageError(f"{'; '.join(notes)}; compare sound runs of the same load, or say --anyway")
+        raise UsageError(f"{'; '.join(notes)}; compare valid runs of the same load, or use --anyway")
     notes += [
-        f"the load was made differently: {difference}"
+        f"the load generators differ: {difference}"
         for difference in [", ".join(different_machines(a, b))]
         if difference
     ]
@@ -280,11 +281,11 @@ def _objections(first: Path, a: KeptRun, second: Path, b: KeptRun) -> list[str]:
     found = []
     differences = different_loads(a, b)
     if differences:
-        found.append(f"{first} and {second} are of different loads: {', '.join(differences)}")
+        found.append(f"{first} and {second} have different loads: {', '.join(differences)}")
     for path, run in ((first, a), (second, b)):
         reason = no_figures(run)
         if reason is not None:
-            found.append(f"the figures of {path} mean nothing: {reason}")
+            found.append(f"{path} is not valid: {reason}")
     return found
 
 
@@ -294,7 +295,7 @@ def _run(path: Path, run: KeptRun) -> str:
 
 
 def _table(rows: list[RatioRow]) -> Table:
-    """In less than 80 columns, with figures whole."""
+    """In less than 80 columns, without cut figures."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     with_steps = any(row.step for row in rows)
     if with_steps:
@@ -302,7 +303,7 @@ def _table(rows: list[RatioRow]) -> Table:
     table.add_column("figure", no_wrap=True)
     for heading in ("A", "B", "B / A", "bracket" if any(row.bracket for row in rows) else "95 %"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("told", min_width=len("no difference"))
+    table.add_column("result", min_width=len("not significant"))
     for row in rows:
         figures = ["–" if value is None else number(value) for value in (row.a, row.b)]
         ratio = "–" if row.ratio is None else f"{row.ratio:.3f}"

@@ -1,6 +1,6 @@
-"""Everything about a run as one JSON document, for other programs and for later, and its figures as CSV.
+"""The JSON document of a run, and its CSV table.
 
-Knows the layout of both, which is a promise: fields and columns are added, never renamed.
+The layout of both is stable: fields and columns are added, never renamed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from convoy.loadtest import words
 from convoy.loadtest.capacity import Capacity
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.results import LoadTestOutcome, Result
@@ -28,11 +29,11 @@ Document = dict[str, object]
 
 
 def document(outcome: LoadTestOutcome) -> str:
-    """The figures at the top are those of the run as a whole, or of the fastest probe that met the objective.
+    """All results as JSON, without the API key.
 
-    The API key is left out.
+    The figures at the top are those of the whole run, or of the fastest probe that met the objective.
     """
-    target, shown = outcome.target, outcome.shown
+    target, shown, verdict = outcome.target, outcome.shown, words.verdict(outcome)
     content: Document = {
         "schema_version": SCHEMA_VERSION,
         "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -47,6 +48,8 @@ def document(outcome: LoadTestOutcome) -> str:
         },
         "options": _options(outcome.options),
         "interrupted": outcome.interrupted,
+        "verdict": verdict.word,
+        "verdict_reason": verdict.why,
         **_result(shown),
         "rows": [{"name": row.name, "rate": row.rate, **_result(row)} for row in outcome.rows],
         "capacity": None if outcome.capacity is None else _capacity(outcome.capacity),
@@ -57,7 +60,7 @@ def document(outcome: LoadTestOutcome) -> str:
 
 
 def table(outcome: LoadTestOutcome) -> str:
-    """The figures as comma-separated values with a header: one row for the run, or for each step or probe."""
+    """The figures as CSV with a header: one row for the run, or one per step or probe."""
     rows = [_row(outcome, result) for result in outcome.rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
@@ -186,7 +189,7 @@ def _options(options: LoadTestOptions) -> Document:
 
 
 def environment(measurement: Measurement) -> Document:
-    """The machine and the libraries that generated the load."""
+    """The machine and the libraries of the load generator."""
     event_loops = {generator.event_loop for generator in measurement.generators if generator.death is None}
     timers = {generator.timer for generator in measurement.generators if generator.death is None}
     return {

@@ -1,7 +1,4 @@
-"""Where the server is: a URL taken apart once.
-
-Knows URLs and name resolution. Knows nothing of models or requests.
-"""
+"""The address of the server: parses the URL and resolves its name once."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ TO_GRPC = {"http": "grpc", "https": "grpcs"}
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`address` is numeric, so that no name is resolved during the run. `prefix` is "" or "/path". `trust` None: whom
-    this machine trusts, and no certificate of our own.
+    """`address` is numeric, so that no name is resolved during the run. `prefix` is "" or "/path". With `trust` None,
+    the CAs of this machine are trusted, and no client certificate is sent.
     """
 
     url: str
@@ -43,26 +40,26 @@ class Endpoint:
         return self.url.startswith("grpc")
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """How a connection becomes TLS; None: it stays plain."""
+        """The TLS context; None without TLS."""
         if not self.tls:
             return None
         return ssl.create_default_context() if self.trust is None else self.trust.context()
 
 
 def wire_url(url: str, wire: Wire) -> str:
-    """The URL with the scheme of what is spoken there. Raises UsageError where the two contradict each other."""
+    """The URL with the scheme of the protocol. Raises UsageError if the two contradict each other."""
     scheme, colon, rest = url.partition("://")
     if wire == "http" and scheme in TO_GRPC.values():
-        raise UsageError(f"--url {url} is a gRPC address, and --protocol is http; leave one of them away")
+        raise UsageError(f"--url {url} is a gRPC address, but --protocol is http; leave one of them out")
     if wire != "grpc" or scheme not in TO_GRPC:
         return url
     return DEFAULT_GRPC_URL if url == DEFAULT_URL else f"{TO_GRPC[scheme]}{colon}{rest}"
 
 
 def find_endpoint(url: str, trust: ClientTls | None = None) -> Endpoint:
-    """Resolves the name and keeps the first address where somebody listens.
+    """Resolve the name and choose the first address that accepts connections.
 
-    Raises UsageError for a URL that is none, JobError where nobody listens.
+    Raises UsageError for an invalid URL, JobError if no address accepts connections.
     """
     try:
         parts = urlsplit(url)

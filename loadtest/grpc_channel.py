@@ -1,7 +1,4 @@
-"""How a gRPC channel to the target is opened, the same for the questions before the run and the run itself.
-
-Knows the library's options. Loads the library only when it is called, because HTTP needs none of it.
-"""
+"""Opens gRPC channels to the target. Imports the library only when it is called, because HTTP does not need it."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ ChannelOptions = list[tuple[str, int | str]]
 
 
 def channel_options(endpoint: Endpoint) -> ChannelOptions:
-    """Straight to the server, whatever proxy is set, and answers of any size."""
+    """Options for no proxy and messages of any size."""
     return [
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_receive_message_length", -1),
@@ -23,7 +20,7 @@ def channel_options(endpoint: Endpoint) -> ChannelOptions:
 
 
 def open_channel(library: Any, endpoint: Endpoint, options: ChannelOptions) -> Any:
-    """A channel of `grpc` or `grpc.aio`, which is `library`."""
+    """A channel of `library`, which is `grpc` or `grpc.aio`."""
     address = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
     target = f"{address}:{endpoint.port}"
     if not endpoint.tls:

@@ -1,7 +1,4 @@
-"""Asks a server over gRPC: the same questions, in the protocol's protobuf messages.
-
-Knows the messages and the library's errors. Convoy's /metrics is HTTP's and is not read here.
-"""
+"""The gRPC client for everything but the load. /metrics is only available over HTTP."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.server_side import ProcessReading, Snapshot, TriedRequests, inputs_of, snapshot, without_protocol
 from convoy.models.errors import JobError, UsageError
 
-# Overload is a thing to measure, not a reason to stop before measuring.
+# An overloaded server can be measured.
 SHED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 
 
 class GrpcServerClient:
-    """The gRPC half of `ServerClient`."""
+    """`ServerClient` over gRPC."""
 
     def __init__(self, endpoint: Endpoint, options: LoadTestOptions) -> None:
         self.endpoint = endpoint
@@ -63,9 +60,9 @@ class GrpcServerClient:
 
     def try_requests(self, model: str, metadata: dict[str, object], options: LoadTestOptions) -> TriedRequests:
         if options.body in ("image", "json"):
-            raise UsageError(f"--body {options.body} is for HTTP; over gRPC leave it away: tensors travel as binary")
+            raise UsageError(f"--body {options.body} is for HTTP; leave it out, gRPC always sends binary tensors")
         if options.images is not None or options.deadline_ms is not None:
-            raise UsageError("--images and --deadline-ms are for HTTP; over gRPC leave them away")
+            raise UsageError("--images and --deadline-ms are for HTTP; leave them out over gRPC")
         inputs = inputs_of(metadata)
         requests = [infer_message(model, inputs, tensors) for tensors in bodies.draw_tensors(inputs, options.seed)]
         try:
@@ -85,7 +82,7 @@ class GrpcServerClient:
         return snapshot(_document(statistics), "", model)
 
     def processes(self) -> tuple[ProcessReading, ...]:
-        """None: the protocol has no word for it, and where the metrics are a gRPC address does not say."""
+        """Always empty: the protocol has no such figures, and the address of /metrics is not known."""
         return ()
 
     def _call(self, method: str, message: Any) -> Any:
@@ -96,12 +93,12 @@ class GrpcServerClient:
         if code == "DEADLINE_EXCEEDED":
             return JobError(
                 f"{self.endpoint.url} did not answer within {self._timeout_s:g} s; "
-                "look at the server's log, or raise --timeout"
+                "see the log of the server, or raise --timeout"
             )
         hint = {
             "UNAUTHENTICATED": "give --api-key-file",
             "UNAVAILABLE": "check that --url is a gRPC address of an inference server",
-        }.get(code, "the server's log may say more")
+        }.get(code, "see the log of the server")
         return JobError(f"{self.endpoint.url} answered {code}: {words}; {hint}")
 
 
@@ -112,7 +109,7 @@ def _document(message: Any) -> dict[str, object]:
 
 
 def infer_message(model: str, inputs: list[bodies.Input], tensors: list[bodies.Tensor]) -> bytes:
-    """One request as it goes over the wire."""
+    """The bytes of one request."""
     request = service_pb2.ModelInferRequest(model_name=model)
     for one, tensor in zip(inputs, tensors, strict=True):
         request.inputs.add(name=one.name, datatype=one.datatype, shape=one.sent_shape)

@@ -1,6 +1,6 @@
-"""Asks a server over HTTP: the protocol's metadata routes, Convoy's image route, statistics and metrics.
+"""The HTTP client for everything but the load: metadata, one test request, statistics and metrics.
 
-Uses an ordinary HTTP client, because nothing here is measured.
+It uses an ordinary HTTP library, because nothing here is measured.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from convoy.loadtest.server_side import (
 )
 from convoy.models.errors import JobError
 
-# Overload is a thing to measure, not a reason to stop before measuring.
+# An overloaded server can be measured.
 SHED = (429, 503)
-# How servers without a route for images, or models without a use for them, answer one.
+# The status for an image on servers without a route for images, and for models that take none.
 NO_IMAGES = (400, 404, 405, 415, 501)
 NOT_THERE = (404, 405, 501)
-AT_ONCE_S = 2.0  # a reading that takes longer is of no moment
+AT_ONCE_S = 2.0  # a reading that takes longer is not used
 
 
 class HttpServerClient:
-    """The HTTP half of `ServerClient`."""
+    """`ServerClient` over HTTP."""
 
     def __init__(self, endpoint: Endpoint, options: LoadTestOptions) -> None:
         self.endpoint = endpoint
         self._api_key = options.api_key
         self._deadline = "" if options.deadline_ms is None else f"?timeout_ms={options.deadline_ms:g}"
-        # trust_env: the run itself goes straight to the server, past any proxy; so must the questions.
+        # Without a proxy, like the run itself.
         self._http = httpx.Client(
             base_url=endpoint.url,
             timeout=options.timeout_s,
@@ -70,7 +70,7 @@ class HttpServerClient:
             found = _object(response)
             if found:
                 return found
-            raise JobError(f"{response.url} answered with something other than metadata; is it an inference server?")
+            raise JobError(f"{response.url} did not answer with metadata; is it an inference server?")
         if response.status_code in NOT_THERE:
             return None
         raise _unexpected(response)
@@ -114,7 +114,7 @@ class HttpServerClient:
             return ()
 
     def _try(self, path: str, payloads: list[bodies.Payload], form: Form) -> RequestPool | None:
-        """None: this route is not there or not for this model."""
+        """None if the route does not exist or is not for this model."""
         first = payloads[0]
         response = self._ask("POST", path, first.body, dict(first.headers))
         if form == "predictions" and response.status_code in NO_IMAGES:
@@ -140,11 +140,11 @@ class HttpServerClient:
         except httpx.TimeoutException:
             raise JobError(
                 f"{self.endpoint.url}{path} did not answer within {self._http.timeout.read:g} s; "
-                "look at the server's log, or raise --timeout"
+                "see the log of the server, or raise --timeout"
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise JobError(
-                f"{self.endpoint.url}{path} broke off ({error}); check that --url is an inference server"
+                f"{self.endpoint.url}{path} failed ({error}); check that --url is an inference server"
             ) from None
 
 
@@ -157,5 +157,5 @@ def _object(response: httpx.Response) -> dict[str, object]:
 
 
 def _unexpected(response: httpx.Response) -> JobError:
-    hint = "give --api-key-file" if response.status_code == 401 else "the server's log may say more"
+    hint = "give --api-key-file" if response.status_code == 401 else "see the log of the server"
     return JobError(f"{response.url} answered HTTP {response.status_code}: {error_text(response.content)}; {hint}")

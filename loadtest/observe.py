@@ -1,7 +1,6 @@
-"""A run as seen from both sides: the measurement, and what the server's own counters say of the same time.
+"""A run with the server's own figures for the same time.
 
-Knows that the counters are read before and after, and CPU time and memory meanwhile. What they mean is `server_side`'s
-and `server_use`'s.
+Counters are read before and after the run, CPU time and memory during it. `server_side` interprets them.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from convoy.loadtest.runner import Measurement, RunProgress, run
 from convoy.loadtest.server_side import ServerClient, ServerSide, ServerUse, UseReading, difference, server_use
 from convoy.loadtest.target import LoadTarget
 
-# A reading costs a server about a millisecond of CPU: one in 500 at most.
+# A reading costs the server about a millisecond of CPU, so readings take at most 1/500 of a core.
 LEAST_BETWEEN_S, MOST_BETWEEN_S = 0.5, 5.0
 READINGS = 40  # in a run, between those bounds
 
 
 class Audience(Protocol):
-    """Who watches while it goes on."""
+    """Receives the progress."""
 
     def begin(self, options: LoadTestOptions) -> Callable[[RunProgress], None]:
-        """A run begins; the function is told of it now and then."""
+        """A run begins. The returned function is called with its progress from time to time."""
 
     def probed(self, probe: CapacityProbe) -> None:
-        """A rate was tried."""
+        """A probe has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """`server` and `use` are None where the server tells nothing."""
+    """`server` and `use` are None if the server does not provide them."""
 
     measurement: Measurement
     server: ServerSide | None
@@ -56,7 +55,7 @@ class TargetObserver:
         show = self.audience.begin(options)
         with _UseWatch(self._client, options.total_s) as watch:
             measurement = run(options, self._target.requests, self._target.endpoint, show)
-        # A server that has just died answers nothing more; what was measured stays.
+        # None if the server has died; the measurement is kept.
         after = self._client.snapshot(self._target.model) if before is not None else None
         return Observation(
             measurement,
@@ -66,7 +65,7 @@ class TargetObserver:
 
 
 class _UseWatch:
-    """A thread that reads what the server's processes have used, now and then, where the server tells it at all."""
+    """A thread that reads the CPU time and memory of the server's processes, if the server provides them."""
 
     def __init__(self, client: ServerClient, total_s: float) -> None:
         self.readings: list[UseReading] = []

@@ -1,8 +1,4 @@
-"""What a run of the load test is asked to do, checked once, at birth.
-
-Knows the options' meanings, defaults and limits. Knows nothing of the command line they come from or of
-the network.
-"""
+"""The options of the load test, with their defaults and limits. They are checked when they are created."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ Wire = Literal["auto", "http", "grpc"]
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_GRPC_URL = "grpc://127.0.0.1:8001"
 DEFAULT_CONCURRENCY = 16
-MAX_REQUESTS = 5_000_000  # 26 bytes of record each, so that a run's memory has a bound
+MAX_REQUESTS = 5_000_000  # 26 bytes each, which limits the memory of a run
 MAX_CONNECTIONS = 10_000
 MAX_PROCESSES = 64
 MAX_DURATION_S = 86_400.0
@@ -32,18 +28,16 @@ MAX_DURATION_S = 86_400.0
 class LoadTestOptions:
     """One load test.
 
-    `rate` (requests per second) makes an open loop: requests are sent when the schedule says so, whether
-    or not earlier ones were answered. `steps` is a ladder of such rates, each for `duration_s`.
-    `concurrency` makes a closed loop: that many clients, each sending its next request when the last one was
-    answered. `find_capacity` looks for the highest rate that meets `slo_ms`. None of them: closed, with 16
-    clients.
+    `rate` (requests per second) means an open loop: requests are sent on schedule, whether or not earlier ones were
+    answered. `steps` are several such rates, each for `duration_s`. `concurrency` means a closed loop: that many
+    clients, each sending its next request after the last response. `find_capacity` searches for the highest rate
+    that meets `slo_ms`. Without any of them, 16 clients send in a closed loop.
 
-    `slo_ms` is the latency within which an answer counts as good for goodput. `warm_up_s` is cut off the
-    front of the measurement, and of each step; None means a tenth of the duration, at most one second.
-    `connections` is the open loop's limit of open connections. `timeout_s` is how long a request may take
-    before it counts as lost. `processes` None: chosen from the rate and the cores. Bursts alternate
-    `burst_on_s` of load and `burst_off_s` of silence; `rate` is the mean over both. `deadline_ms` goes with every
-    request as `timeout_ms`; a server that heeds it turns away, or gives up, what would be later. Raises UsageError.
+    `slo_ms` is the latency objective of goodput. `warm_up_s` is left out at the start of the run and of each step; None
+    means a tenth of the duration, at most one second. `connections` is the maximum of the open loop. A request without
+    a response after `timeout_s` is lost. With `processes` None, rate and cores decide. Bursts alternate `burst_on_s` of
+    load and `burst_off_s` without; `rate` is the mean over both. `deadline_ms` is sent with every request as
+    `timeout_ms`. Raises UsageError.
     """
 
     url: Annotated[str, Option("URL of the server; grpc:// for gRPC.", group="Basics")] = DEFAULT_URL
@@ -117,11 +111,11 @@ class LoadTestOptions:
         }
         modes = [name for name, is_given in given.items() if is_given]
         if len(modes) > 1:
-            raise UsageError(f"{' and '.join(modes)} are different kinds of load: give one of them, not both")
+            raise UsageError(f"{' and '.join(modes)} are different kinds of load; give only one of them")
         if self.find_capacity and self.slo_ms is None:
             raise UsageError("--find-capacity needs --slo-ms: the latency within which an answer is good")
         if self.find_capacity and self.arrivals != "poisson":
-            raise UsageError("--find-capacity sends Poisson arrivals; leave --arrivals away, or use --steps")
+            raise UsageError("--find-capacity sends Poisson arrivals; leave --arrivals out, or use --steps")
         if self.arrivals == "bursts" and not self.rates:
             raise UsageError("--arrivals bursts needs --rate, the mean over bursts and pauses")
 
@@ -144,7 +138,7 @@ class LoadTestOptions:
             if file is not None and file.is_dir():
                 raise UsageError(f"{name} {file} is a folder; give the name of a file")
         if self.images is not None and (self.body not in ("auto", "image") or self.protocol == "grpc"):
-            raise UsageError("--images are sent to /predictions over HTTP; leave --body and --protocol away")
+            raise UsageError("--images are sent to /predictions over HTTP; leave --body and --protocol out")
         if self.images is not None and not self.images.is_dir():
             raise UsageError(f"--images {self.images} is not a folder; give one with images in it")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
@@ -170,24 +164,24 @@ class LoadTestOptions:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """The open loop's rates, one after the other; none in a closed loop."""
+        """The rates of the open loop in order; empty in a closed loop."""
         return self.steps or (() if self.rate is None else (self.rate,))
 
     @property
     def clients(self) -> int | None:
-        """The closed loop's number of clients; None in an open loop."""
+        """The number of clients of the closed loop; None in an open loop."""
         if self.rates:
             return None
         return self.concurrency or DEFAULT_CONCURRENCY
 
     @property
     def total_s(self) -> float:
-        """How long requests are sent, over all steps."""
+        """The duration of all steps."""
         return self.duration_s * max(1, len(self.steps))
 
     @property
     def peak_rate(self) -> float | None:
-        """The highest rate that the generator must reach; None in a closed loop."""
+        """The highest rate of the generator; None in a closed loop."""
         if not self.rates:
             return None
         is_bursty = self.arrivals == "bursts"
@@ -195,7 +189,7 @@ class LoadTestOptions:
 
     @property
     def warm_up_cut_s(self) -> float:
-        """How much is cut off the front, fixed before anything is measured."""
+        """The seconds that are left out at the start, fixed before the run."""
         if self.warm_up_s is not None:
             return self.warm_up_s
         return min(1.0, 0.1 * self.duration_s)

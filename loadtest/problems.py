@@ -1,7 +1,4 @@
-"""How a request can fail, as seen from the client.
-
-Knows kinds and words. Knows nothing of counting, and imports nothing, because every generator process does.
-"""
+"""The ways in which a request can fail, as seen by the client. Every generator process imports this module."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ MAX_TEXT_CHARS = 200
 class Fault(StrEnum):
     """The kinds of failure."""
 
-    HTTP = "http"  # an answer with a status other than 200
-    GRPC = "grpc"  # an answer with a status other than OK
-    REFUSED = "refused"  # nobody listens
-    RESET = "reset"  # the connection ended before the answer did
+    HTTP = "http"  # a response with a status other than 200
+    GRPC = "grpc"  # a response with a status other than OK
+    REFUSED = "refused"  # nothing listens
+    RESET = "reset"  # the connection ended before the response did
     TIMEOUT = "timeout"
-    GARBAGE = "garbage"  # not the protocol, or a good status without an answer
+    GARBAGE = "garbage"  # not the protocol, or a success status without a valid body
     NETWORK = "network"  # anything else below the protocol
-    GENERATOR = "generator"  # our own fault
+    GENERATOR = "generator"  # a fault of the load generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,6 @@ TITLES = {
 
 
 def one_line(text: str) -> str:
-    """No line breaks and no control characters: what a server sends must not steer the terminal."""
+    """Without line breaks and control characters, which could control the terminal."""
     printable = "".join(character if character.isprintable() else " " for character in text[:MAX_TEXT_CHARS])
     return " ".join(printable.split())

@@ -1,12 +1,10 @@
-"""The generator processes as the parent sees them: started, listened to, stopped, and never left behind.
+"""Starts, reads and stops the generator processes, and divides the load between them.
 
-Knows pipes, exit codes and shared memory. What the processes send is their own affair (`convoy.loadtest.generator`).
-Fresh interpreters and no forks: whatever threads and locks the caller has stay with the caller. Each is a process group
-of its own, so that Ctrl-C reaches only the parent, which then tells the others to stop.
+They are new interpreters instead of forks, which would copy the threads and locks of the caller. Each has its own
+process group, so that Ctrl-C reaches only the parent, which then stops the others.
 
-The work of a run is shared out over them: by the cores that this process may use and what one generator can send. The
-memory that they share is kept as long as the run lasts. More processes than the load needs are not harmless: on a
-machine shared with the server each takes time from it.
+The number of processes follows from the cores and from what one generator can send. Unneeded processes would take CPU
+time from a server on the same machine. The shared memory lasts as long as the run.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from convoy.loadtest.rows import Rows, size_bytes
 from convoy.models.checkout import IMPORT_ROOT
 
 OPEN_LOOP_FIRST_CONNECTIONS = 64
-# Well below half of what one process can send (docs/loadtest.md): a process at its limit is a late one.
+# Well below half of what one process can send (docs/loadtest.md), because a process at its limit is late.
 RATE_PER_PROCESS: dict[Protocol, float] = {"http": 10_000, "grpc": 1000}
 CLIENTS_PER_PROCESS = 128
 
@@ -46,7 +44,7 @@ CLIENTS_PER_PROCESS = 128
 def jobs_for(
     options: LoadTestOptions, request_pool: RequestPool, endpoint: Endpoint, schedule: Schedule | None
 ) -> Iterator[list[GeneratorJob]]:
-    """Each process's share of the work, in memory that lasts until the end of the run."""
+    """The job of each process, in memory that lasts until the end of the run."""
     count = process_count(options, request_pool.protocol, core_budget())
     with contextlib.ExitStack() as stack:
 
@@ -63,7 +61,7 @@ def jobs_for(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One process's share. `offsets_ns` are the due times of an open loop; `clients` is None there."""
+    """The share of one process. In an open loop `offsets_ns` are the due times and `clients` is None."""
 
     offsets_ns: Offsets
     clients: int | None
@@ -107,12 +105,12 @@ def _job(
 
 
 def _share(total: int, index: int, count: int) -> int:
-    """An even share; the shares of all add up to the total."""
+    """An even share. All shares add up to the total."""
     return total // count + (index < total % count)
 
 
 def process_count(options: LoadTestOptions, protocol: Protocol, budget: int) -> int:
-    """At least 1; what is asked for, if it is; else as few as the load needs, leaving the server a core."""
+    """The number of the options, else as few as the load needs, leaving one core to the server; at least 1."""
     most = options.clients or MAX_PROCESSES
     if options.processes is not None:
         return min(options.processes, most)
@@ -122,7 +120,7 @@ def process_count(options: LoadTestOptions, protocol: Protocol, budget: int) -> 
 
 
 def core_budget(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """How many threads may run at once: the affinity mask, or the container's quota if that is less."""
+    """The number of usable cores: the affinity mask, or the quota of the container if that is less."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = cpu_max.read_text().split()
@@ -132,11 +130,11 @@ def core_budget(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 COMMAND = (sys.executable, "-m", "convoy.loadtest.generator")
-END_S = 5.0  # for a process that has been told to stop; then it is killed
+END_S = 5.0  # for a process to stop before it is killed
 
 
 class GeneratorProcess:
-    """One process and what it has said so far. A context manager; leaving it ends the process."""
+    """One generator process and its messages so far. Leaving the context ends the process."""
 
     def __init__(self, number: int, job: GeneratorJob) -> None:
         self.number = number
@@ -190,17 +188,17 @@ class GeneratorProcess:
         self._say(b"%d\n" % start_ns)
 
     def stop(self) -> None:
-        """Tells it to send no more. May be called again."""
+        """Make it stop sending. May be called again."""
         with contextlib.suppress(OSError):
             self._voice.close()
 
     def kill(self, why: str) -> None:
-        """Ends it now, because it hangs."""
+        """Kill the process because it hangs."""
         self._process.kill()
         self.death = why
 
     def hear(self) -> None:
-        """Takes in what it has said; to be called when `fileno` is readable."""
+        """Read its messages. Call it when `fileno` is readable."""
         said = os.read(self._ears.fileno(), 65536)
         self._heard += said
         *lines, self._heard = self._heard.split(b"\n")
@@ -213,11 +211,11 @@ class GeneratorProcess:
             self.death = self._final_error(self._process.wait())
 
     def part(self) -> ProcessRecords:
-        """Its rows and its problems. Only once it is over."""
+        """Its records. Call it only after the process has ended."""
         return ProcessRecords(self.rows, self.finished.problems if self.finished else ())
 
     def _say(self, line: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has died: its end of the other pipe tells
+        with contextlib.suppress(BrokenPipeError):  # it has died, which the other pipe shows
             self._voice.write(line)
             self._voice.flush()
 

@@ -1,7 +1,6 @@
-"""What happened to every request, merged over the processes that sent them: one row each, in columns.
+"""The records of all requests, merged over the generator processes: one row per request, stored in columns.
 
-Knows times (CLOCK_MONOTONIC nanoseconds, the same clock in every process) and kinds of failure. Draws no
-conclusions: that is statistics'.
+Times are CLOCK_MONOTONIC nanoseconds, the same clock in every process. `statistics` computes the figures.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from convoy.loadtest.rows import GOOD, Rows
 Times = npt.NDArray[np.int64]
 Outcomes = npt.NDArray[np.int16]
 
-UNTOLD = Problem(Fault.GENERATOR, "failed, and the process that knew why has died")
+UNTOLD = Problem(Fault.GENERATOR, "failed; the process that knew the reason has died")
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Rows in the order in which they were due. `outcome` is PENDING, GOOD, or 1 + an index into `problems`."""
+    """Rows in the order of their due times. `outcome` is PENDING, GOOD, or 1 + an index into `problems`."""
 
     intended_ns: Times
     taken_ns: Times
@@ -37,14 +36,14 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecords:
-    """One process's rows and the problems that its outcomes count; fewer problems than counted if it died."""
+    """The rows of one process, and the problems that its outcomes refer to; some are missing if it died."""
 
     rows: Rows
     problems: Sequence[Problem]
 
 
 def merged(parts: Sequence[ProcessRecords]) -> Records:
-    """A copy of all rows that are begun, which later events do not touch."""
+    """A copy of all rows begun so far."""
     problems: list[Problem] = []
     outcomes = [_outcomes(part, problems) for part in parts]
     intended_ns = _column([part.rows.intended_ns for part in parts], parts)
@@ -64,7 +63,7 @@ def _column(views: Sequence[memoryview], parts: Sequence[ProcessRecords]) -> Tim
 
 
 def _outcomes(part: ProcessRecords, problems: list[Problem]) -> Outcomes:
-    """The part's outcomes, counted by the common list of problems, which grows by what is new in this part."""
+    """The outcomes as indices into the common list of problems. New problems of this part are added to the list."""
     own = np.array(part.rows.outcome[: part.rows.begun], dtype=np.int16)
     most = int(own.max(initial=GOOD))
     told = [*part.problems, *[UNTOLD] * (most - len(part.problems))]

@@ -1,7 +1,4 @@
-"""The requests of a run as they go over the wire, and what a good answer to them looks like.
-
-Knows bytes. Knows neither when they are sent nor how they were made.
-"""
+"""The requests of a run as bytes, and the check of their responses."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ Protocol = Literal["http", "grpc"]
 
 @dataclass(frozen=True, slots=True)
 class RequestPool:
-    """`requests` are sent in turn; `check` judges the answers.
+    """`requests` are sent in turn; `check` checks the responses.
 
-    Over HTTP each is a whole request, head and body. Over gRPC each is one serialised ModelInferRequest, and
-    `metadata` goes with every call.
+    Over HTTP each is a whole request with headers and body. Over gRPC each is one serialised ModelInferRequest, and
+    `metadata` is sent with every call.
     """
 
     requests: Sequence[bytes]

@@ -1,6 +1,6 @@
-"""What came out: the figures, the verdict and the stability of a run, of each of its steps, or of a probe.
+"""The results of a run, of each of its steps, or of a probe: figures, verdict and stability.
 
-Knows which window of the rows belongs to which step. Computes no figure itself.
+Divides the measurement into windows of steps. The figures are computed elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from convoy.loadtest.verdict import Stability, Verdict, judge, stability_of
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`name` is "" for a run as a whole; `rate` is None in a closed loop."""
+    """`name` is "" for a whole run. `rate` is None in a closed loop."""
 
     name: str
     rate: float | None
@@ -33,11 +33,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class LoadTestOutcome:
-    """Everything that one call of the load tester found out.
+    """All results of one load test.
 
-    `rows` is one result for each step or probe, or the one of the whole run. `shown` is the one whose
-    latencies are drawn: the run as a whole, or the fastest probe that met the objective. `server` is what the
-    server said of the requests of `shown`, `use` what its processes used meanwhile; None where it says nothing.
+    `rows` has one result per step or probe, or the one of the whole run. `shown` is the result whose latencies are
+    drawn: the whole run, or the fastest probe that met the objective. `server` are the server's own figures for the
+    requests of `shown`, `use` is the CPU and memory that it used; None if it does not tell.
     """
 
     target: LoadTarget
@@ -51,7 +51,7 @@ class LoadTestOutcome:
 
 
 def whole(options: LoadTestOptions, measurement: Measurement, name: str = "") -> Result:
-    """The run as one."""
+    """The result of the whole run."""
     rate = None
     if measurement.steps:
         rate = sum(step.rate for step in measurement.steps) / len(measurement.steps)
@@ -59,7 +59,7 @@ def whole(options: LoadTestOptions, measurement: Measurement, name: str = "") ->
 
 
 def by_step(options: LoadTestOptions, measurement: Measurement) -> tuple[Result, ...]:
-    """One result for each step of a ladder; each has its own warm-up. Steps that were never reached are left out."""
+    """One result per step, each with its own warm-up. Steps that were never reached are left out."""
     if len(measurement.steps) < 2:
         return (whole(options, measurement),)
     found = []

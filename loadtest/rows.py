@@ -1,9 +1,8 @@
-"""Where each request's row lies in memory that a generator writes and the parent reads meanwhile.
+"""The records of requests in shared memory: a generator process writes them, and the parent reads them meanwhile.
 
-Columns of plain integers: a Python object per request would cost more than the request, and what one process
-writes the other reads as it stands, without a copy, and also when the writer has died. Rows are begun in
-order; `begun` of the header counts them. Times are CLOCK_MONOTONIC nanoseconds. The recorder writes them while it
-happens, and knows distinct problems.
+Columns of integers, because a Python object per request would cost more than the request. The parent reads them without
+a copy, even if the generator has died. Rows are begun in order; `begun` in the header counts them. Times are
+CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ TIME_COLUMNS = ("intended_ns", "taken_ns", "finished_ns")
 
 
 def size_bytes(capacity: int) -> int:
-    """How much memory `capacity` rows take."""
+    """The memory that `capacity` rows take."""
     return HEADER_BYTES + capacity * (len(TIME_COLUMNS) * TIME_BYTES + OUTCOME_BYTES)
 
 
 @dataclass(slots=True)
 class Rows:
-    """Views of one block of memory. `header` holds how many rows are begun, good and failed."""
+    """Views of one block of memory. `header` counts the rows that are begun, good and failed."""
 
     header: memoryview
     intended_ns: memoryview
@@ -50,16 +49,19 @@ class Rows:
         return int(self.header[0])
 
     def release(self) -> None:
-        """Lets the memory be unmapped."""
+        """Release the views, so that the memory can be unmapped."""
         for view in (self.header, self.intended_ns, self.taken_ns, self.finished_ns, self.outcome):
             view.release()
 
 
-MAX_PROBLEMS = 64  # distinct error texts kept; a server may put a number into each of a million
+MAX_PROBLEMS = 64  # distinct error texts; a server may put a number into each of a million
 
 
 class Recorder:
-    """A ticket is a row's number. An outcome is PENDING, GOOD, or 1 + an index into `problems`."""
+    """Writes the rows of one process.
+
+    A ticket is the number of a row. An outcome is PENDING, GOOD, or 1 + an index into `problems`.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self._header = rows.header
@@ -75,7 +77,7 @@ class Recorder:
         self.failed = 0
 
     def begin(self, intended_ns: int, taken_ns: int) -> int:
-        """A request was due at `intended_ns` and the generator took it up at `taken_ns`."""
+        """Record a request that was due at `intended_ns` and taken up at `taken_ns`."""
         ticket = self._begun
         self._intended_ns[ticket] = intended_ns
         self._taken_ns[ticket] = taken_ns
@@ -87,7 +89,7 @@ class Recorder:
         return int(self._intended_ns[ticket])
 
     def finish(self, ticket: int, now_ns: int, problem: Problem | None) -> None:
-        """A request ended; `problem` None: with a good answer."""
+        """Record the end of a request; `problem` None means success."""
         self._finished_ns[ticket] = now_ns
         if problem is None:
             self._outcome[ticket] = GOOD
@@ -97,15 +99,15 @@ class Recorder:
             self.failed += 1
 
     def fail_pending(self, now_ns: int, problem: Problem) -> None:
-        """Ends every row that has no end yet."""
+        """End every row that has no end yet."""
         for ticket in range(self._begun):
             if self._outcome[ticket] == PENDING:
                 self.finish(ticket, now_ns, problem)
 
     def publish(self) -> None:
-        """Tells those who share the memory how far it is written. Now and then, and at the end."""
+        """Publish the counts to the parent. Called from time to time and at the end."""
         self._header[1], self._header[2] = self.good, self.failed
-        self._header[0] = self._begun  # last: no row is counted before it is there
+        self._header[0] = self._begun  # last, so that no row is counted before it is written
 
     def _code(self, problem: Problem) -> int:
         if problem not in self._codes:

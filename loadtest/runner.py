@@ -1,4 +1,4 @@
-"""The load test as a function: for programs that bring their own requests.
+"""The load test as a function, for programs with their own requests.
 
     endpoint = find_endpoint("http://127.0.0.1:8000")
     request_pool = RequestPool([request_bytes(endpoint, "/inference", payload, None)], AnswerCheck("plain", b"score"))
@@ -6,10 +6,9 @@
     result = whole(options, run(options, request_pool, endpoint))  # convoy.loadtest.results
     result.verdict.void, result.summary.goodput
 
-Asks the server nothing beforehand and prints nothing: what a server speaks is the caller's business. A run goes from
-the first connection to the last answer, over all generator processes: wait until all are connected, give one start to
-all, watch, gather. It gives back rows and leaves their meaning to statistics and verdict. While it goes on, its
-progress is read from the last part of the rows only, because the generators need the time.
+It sends nothing but these requests and prints nothing. A run waits until all generator processes are connected, starts
+them at the same time, watches them, and collects their records. `statistics` and `verdict` interpret the records. The
+progress is read from the last rows only, because the generators need the CPU time.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ MOST_ROWS = 50_000  # of each process
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """Counts since the start; percentiles and rate of the good answers of the last second, if there were any."""
+    """Counts since the start, and rate and percentiles of the successful responses of the last second, if any."""
 
     elapsed_s: float
     begun: int
@@ -55,7 +54,7 @@ class RunProgress:
 
 
 class Watcher:
-    """Looks now and then and shows what it sees. Sees nothing before `start_ns` is set."""
+    """Shows the progress from time to time, after `start_ns` is set."""
 
     def __init__(self, rows: Sequence[Rows], show: Callable[[RunProgress], None]) -> None:
         self._rows = rows
@@ -72,7 +71,7 @@ class Watcher:
 
 
 def progress_of(parts: Sequence[Rows], start_ns: int, now_ns: int) -> RunProgress:
-    """At `now_ns`, from rows that others are still writing."""
+    """The progress at `now_ns`, from rows that the generators are still writing."""
     recent_s = min(RECENT_S, max((now_ns - start_ns) / NS_PER_S, 1e-3))
     latencies_ns = np.concatenate([np.empty(0, np.int64), *(_recent(rows, now_ns, recent_s) for rows in parts)])
     p50_ms, p99_ms = np.percentile(latencies_ns, [50, 99]) / NS_PER_MS if len(latencies_ns) else (None, None)
@@ -88,7 +87,7 @@ def progress_of(parts: Sequence[Rows], start_ns: int, now_ns: int) -> RunProgres
 
 
 def _recent(rows: Rows, now_ns: int, recent_s: float) -> Times:
-    """Latencies of good answers that came within the last moments, of the rows begun last."""
+    """Latencies of the successful responses of the last `recent_s`, from the rows begun last."""
     end = rows.begun
     part = slice(max(0, end - MOST_ROWS), end)
     finished_ns = np.array(rows.finished_ns[part], dtype=np.int64)
@@ -98,15 +97,15 @@ def _recent(rows: Rows, now_ns: int, recent_s: float) -> Times:
     return latencies_ns
 
 
-START_S = 0.03  # for the word to reach all processes before the time it names
-READY_S = 30.0  # beyond the time-out of connections, for interpreters to start on a busy machine
-OVERDUE_S = 10.0  # beyond the last moment at which a process should have ended
+START_S = 0.03  # time for the message to reach all processes before the start that it names
+READY_S = 30.0  # after the timeout of connections, for interpreters to start on a busy machine
+OVERDUE_S = 10.0  # after the latest time at which a process should have ended
 LISTEN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorUse:
-    """What one generator process spent. `death` says how it died, if it did."""
+    """CPU time and event loop of one generator process. `death` says how it died; None if it did not."""
 
     cpu_s: float
     event_loop: str
@@ -116,7 +115,9 @@ class GeneratorUse:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """`waited` requests found no free connection; `window` begins after the warm-up; `steps` are the schedule's."""
+    """`waited` counts requests that found no free connection. `window` begins after the warm-up. `steps` are those of
+    the schedule.
+    """
 
     records: Records
     window: Window
@@ -143,7 +144,7 @@ class Measurement:
 
 
 class CrewRun:
-    """Listens to the crew from the first word to the last."""
+    """Runs the generator processes from the start to the end."""
 
     def __init__(
         self,
@@ -163,7 +164,7 @@ class CrewRun:
             self._selector.register(process, selectors.EVENT_READ)
 
     def measure(self) -> Measurement:
-        """Ctrl-C ends it early and is not an error: the measurement says `interrupted`."""
+        """Run to the end. Ctrl-C ends the run early and sets `interrupted`; it raises nothing."""
         try:
             self._await(lambda process: process.ready or process.is_over, self._options.timeout_s + READY_S)
             self._start()
@@ -188,7 +189,7 @@ class CrewRun:
             process.stop()
 
     def _await(self, condition: Callable[[GeneratorProcess], bool], timeout_s: float) -> None:
-        """Until the condition holds for each. One that dies stops all: a run without it means nothing."""
+        """Wait until the condition holds for each process. If one dies, all stop, because its load is missing."""
         deadline_s = time.monotonic() + timeout_s
         while not all(condition(process) for process in self._crew):
             for key, _ in self._selector.select(LISTEN_S):
@@ -197,7 +198,7 @@ class CrewRun:
             if time.monotonic() > deadline_s:
                 for process in self._crew:
                     if not process.is_over:
-                        process.kill(f"said nothing for {timeout_s:.0f} s and was killed")
+                        process.kill(f"did not respond for {timeout_s:.0f} s and was killed")
 
     def _hear(self, process: object) -> None:
         assert isinstance(process, GeneratorProcess)
@@ -241,12 +242,11 @@ def run(
     endpoint: Endpoint,
     show: Callable[[RunProgress], None] = lambda progress: None,
 ) -> Measurement:
-    """Sends `request_pool.requests` in turn, as `options` say, to `endpoint`; `show` is told now and then.
+    """Send `request_pool.requests` in turn to `endpoint`. `show` receives the progress from time to time.
 
-    Only the load's options count (rate, steps or concurrency, duration, warm-up, time-out, connections,
-    processes, arrivals, seed), not the URL, model or body. Raises nothing for a server that fails: the records
-    say how each request ended. `results.whole` and `results.by_step` give figures and the verdict: no figure is
-    to be believed without it.
+    Only the options of the load are used (rate, steps or concurrency, duration, warm-up, timeout, connections,
+    processes, arrivals, seed), not URL, model or body. A server that fails raises nothing: the records say how each
+    request ended. `results.whole` and `results.by_step` compute the figures and the verdict.
     """
     schedule = schedule_of(options) if options.rates else None
     with contextlib.ExitStack() as stack:

@@ -1,16 +1,12 @@
-"""What the server itself says of a run: its own counters, read before and after, and the difference; what its processes
-used meanwhile; and what a run asks of its server beside the load, which `http_client` and `grpc_client` do.
+"""The server's own figures for a run, and the interface of the clients that read them (`http_client`, `grpc_client`).
 
-There are two sources of counters: the protocol's statistics extension (Triton's and Convoy's; queue, copies and compute
-per request, and how many batches of each size ran) and Convoy's histogram of stages in /metrics (decode_wait, decode
-and encode, which the extension does not have). A server that has neither is no error: the report says that it offers
-nothing.
+Counters come from the statistics extension of the protocol (queue, copies and compute per request, and the number of
+batches of each size) and from Convoy's histogram of stages in /metrics (decode_wait, decode and encode). They are read
+before and after the run, and the difference covers all requests in between, including the warm-up. A server may have
+neither.
 
-The difference covers all requests between the two readings, warm-up included.
-
-CPU and memory come from `process_*`, which most servers with Prometheus metrics have of the process that answers, and
-Convoy's `convoy_process_*`, which has each process. Readings are taken now and then during a run: their differences are
-what CPU time has intervals from. The readings themselves are in what the server used.
+CPU and memory come from `convoy_process_*`, else `process_*`, in /metrics. They are read several times during a run,
+which gives the intervals of CPU time. The readings themselves are part of what the server used.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from convoy.loadtest.statistics import ConfidenceInterval, Window, ratio_interva
 from convoy.loadtest.units import BYTES_PER_MIB, MS_PER_S, NS_PER_MS, NS_PER_S
 from convoy.models.errors import JobError
 
-# The order in which a request passes them; the extension's names for those that it has.
+# In the order of a request; then the names of the extension for those that it has.
 STAGES = ("decode wait", "decode", "queue", "copy in", "compute", "copy out", "encode")
 EXTENSION = {"queue": "queue", "compute_input": "copy in", "compute_infer": "compute", "compute_output": "copy out"}
 STAGE_METRIC = "convoy_stage_duration_seconds"
@@ -46,7 +42,7 @@ EDGE_STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class StageTotal:
-    """How often a stage was passed and how long that took altogether, since the server began."""
+    """How many requests passed a stage since the start of the server, and their total time in it."""
 
     name: str
     count: int
@@ -55,7 +51,7 @@ class StageTotal:
 
 @dataclass(frozen=True, slots=True)
 class BatchCount:
-    """How many batches of `size` samples ran."""
+    """The number of batches of `size` samples."""
 
     size: int
     count: int
@@ -63,7 +59,7 @@ class BatchCount:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The server's counters at one moment."""
+    """The counters of the server at one time."""
 
     stages: tuple[StageTotal, ...]
     batches: tuple[BatchCount, ...]
@@ -71,7 +67,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class StageMean:
-    """Mean time of a request in one stage."""
+    """The mean time of a request in one stage."""
 
     name: str
     mean_ms: float
@@ -80,20 +76,20 @@ class StageMean:
 
 @dataclass(frozen=True, slots=True)
 class ServerSide:
-    """Of the requests between two readings. Either may be empty."""
+    """Stages and batches of the requests between two readings. Either may be empty."""
 
     stages: tuple[StageMean, ...]
     batches: tuple[BatchCount, ...]
 
     @property
     def mean_batch(self) -> float | None:
-        """Samples in a batch, on average over batches."""
+        """The mean batch size."""
         count = sum(batch.count for batch in self.batches)
         return sum(batch.size * batch.count for batch in self.batches) / count if count else None
 
 
 def snapshot(statistics: dict[str, Any], metrics: str, model: str) -> Snapshot:
-    """From the extension's document and the text of /metrics, each empty where the server has none."""
+    """From the document of the extension and the text of /metrics; each is empty if the server has none."""
     rows: Any = statistics.get("model_stats")
     models = [row for row in rows or () if isinstance(row, dict) and row.get("name") == model]
     totals = [*_extension_totals(models), *_metric_totals(metrics, model)]
@@ -101,7 +97,7 @@ def snapshot(statistics: dict[str, Any], metrics: str, model: str) -> Snapshot:
 
 
 def difference(before: Snapshot, after: Snapshot) -> ServerSide:
-    """What happened between the two. Nothing where the counters fell: then the server was started anew."""
+    """The difference. Counters that went down are left out, because the server was restarted."""
     stages = []
     earlier = {total.name: total for total in before.stages}
     for total in after.stages:
@@ -125,7 +121,7 @@ def _extension_totals(models: list[dict[str, Any]]) -> Iterable[StageTotal]:
 
 
 def _metric_totals(text: str, model: str) -> Iterable[StageTotal]:
-    """Counts and sums of the histogram, the sums in seconds."""
+    """The counts and sums of the histogram."""
     for family in text_string_to_metric_families(text) if STAGE_METRIC in text else ():
         if family.name != STAGE_METRIC:
             continue
@@ -140,7 +136,7 @@ def _metric_totals(text: str, model: str) -> Iterable[StageTotal]:
 
 
 def _added(totals: Iterable[StageTotal]) -> list[StageTotal]:
-    """One total for each stage, over all versions of the model."""
+    """One total per stage, over all versions of the model."""
     sums: dict[str, StageTotal] = {}
     for one in totals:
         so_far = sums.get(one.name, StageTotal(one.name, 0, 0))
@@ -163,7 +159,7 @@ FIGURES = ("cpu_seconds_total", "resident_memory_bytes", "start_time_seconds")
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """One process at one moment. `began_s` tells a process from another that took its place and name."""
+    """One process at one time. `began_s` tells a process from a later one with the same name."""
 
     name: str
     cpu_s: float
@@ -173,7 +169,7 @@ class ProcessReading:
 
 @dataclass(frozen=True, slots=True)
 class UseReading:
-    """All processes at one moment of CLOCK_MONOTONIC."""
+    """All processes at one time of CLOCK_MONOTONIC."""
 
     at_ns: int
     processes: tuple[ProcessReading, ...]
@@ -190,7 +186,7 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True)
 class UseSample:
-    """All processes together between two readings: `cores` is CPU time over time, `memory_mib` that of the second."""
+    """All processes between two readings. `cores` is CPU time over time, `memory_mib` is from the second reading."""
 
     start_s: float
     end_s: float
@@ -200,10 +196,10 @@ class UseSample:
 
 @dataclass(frozen=True, slots=True)
 class ServerUse:
-    """All processes together between the first and the last reading within the measured window.
+    """All processes between the first and the last reading in the measured window.
 
-    `cpu_ms_per_answer` is CPU time over the good answers of that time, None without one. Intervals are 95 % confidence
-    intervals by bootstrap over the samples; None where there are fewer than ten. `peak_mib` is the most that was read.
+    `cpu_ms_per_answer` is CPU time per successful response; None without any. Intervals are 95 % confidence intervals
+    by bootstrap over the samples; None for fewer than ten. `peak_mib` is the highest reading.
     """
 
     cpu_s: float
@@ -217,10 +213,10 @@ class ServerUse:
 
 
 def read_processes(metrics: str) -> tuple[ProcessReading, ...]:
-    """From the text of /metrics; none where it says nothing of processes."""
+    """From the text of /metrics; empty if it has no processes."""
     for prefix in (OF_EACH, OF_ONE):
         wanted = tuple(prefix + figure for figure in FIGURES)
-        # Only these lines: reading all of them would take longer than the server took to write them.
+        # Parsing all lines would take longer than the server took to write them.
         lines = [line for line in metrics.splitlines() if line.startswith(wanted)]
         found: dict[str, dict[str, float]] = {}
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
@@ -235,7 +231,7 @@ def read_processes(metrics: str) -> tuple[ProcessReading, ...]:
 
 
 def server_use(readings: Sequence[UseReading], records: Records, window: Window) -> ServerUse | None:
-    """None where fewer than two readings lie within the window."""
+    """The use in the window; None with fewer than two readings in it."""
     within = [one for one in readings if window.start_ns <= one.at_ns <= window.end_ns]
     if len(within) < 2:
         return None
@@ -269,7 +265,7 @@ def server_use(readings: Sequence[UseReading], records: Records, window: Window)
 
 
 def _spent_s(first: UseReading, second: UseReading) -> dict[str, float]:
-    """CPU time of each process between two readings; one that began meanwhile has spent all that it has."""
+    """The CPU time of each process between two readings; all of it for a process that started in between."""
     before = {(one.name, one.began_s): one.cpu_s for one in first.processes}
     return {one.name: max(0.0, one.cpu_s - before.get((one.name, one.began_s), 0.0)) for one in second.processes}
 
@@ -293,40 +289,40 @@ Kind = Literal["image", "binary", "json"]
 
 @dataclass(frozen=True, slots=True)
 class TriedRequests:
-    """Requests that the server answers, and what kind of body they have."""
+    """Requests that the server answers, and the kind of their bodies."""
 
     kind: Kind
     pool: RequestPool
 
 
 class ServerClient(Protocol):
-    """Asks one server over one protocol. `close` must be called, because it holds a connection."""
+    """A client of one server over one protocol. It holds a connection, so `close` must be called."""
 
     endpoint: Endpoint
 
     def server(self) -> dict[str, object]:
-        """The server's name and version; empty where it does not tell."""
+        """The name and version of the server; empty if it does not tell."""
 
     def models(self) -> list[str] | None:
-        """The names of the ready models; None where the server does not list them."""
+        """The names of the ready models; None if the server does not list them."""
 
     def metadata(self, model: str) -> dict[str, object] | None:
-        """Inputs and outputs; None where there is no such model. Raises JobError."""
+        """Inputs and outputs; None if there is no such model. Raises JobError."""
 
     def try_requests(self, model: str, metadata: dict[str, object], options: LoadTestOptions) -> TriedRequests:
-        """Requests of the kind that is asked for, one of them tried. Raises JobError."""
+        """Requests of the kind that the options name, one of them tested. Raises JobError."""
 
     def snapshot(self, model: str) -> Snapshot | None:
-        """The server's own counters; None where it has none or does not answer just now."""
+        """The counters of the server; None if it has none or does not respond."""
 
     def processes(self) -> tuple[ProcessReading, ...]:
-        """What its processes have used so far; none where it does not tell, or does not answer at once."""
+        """CPU time and memory of its processes; empty if it does not tell or does not respond at once."""
 
     def close(self) -> None: ...
 
 
 def inputs_of(metadata: dict[str, object]) -> list[bodies.Input]:
-    """The inputs that the metadata describes. Raises JobError where it does not."""
+    """The inputs in the metadata. Raises JobError for invalid metadata."""
     rows = metadata.get("inputs")
     try:
         if not isinstance(rows, list) or not rows:
@@ -337,7 +333,7 @@ def inputs_of(metadata: dict[str, object]) -> list[bodies.Input]:
 
 
 def without_protocol(url: str) -> JobError:
-    """Somebody answers, but not as an inference server would."""
+    """The error for a server that responds but is no inference server."""
     return JobError(
         f"{url} does not speak the Open Inference Protocol (it has neither server metadata nor a list of models); "
         "check --url and --protocol"

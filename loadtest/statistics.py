@@ -1,14 +1,12 @@
-"""From rows to figures: percentiles, throughput, goodput, errors by kind.
+"""Computes percentiles, throughput, goodput and error counts from the records. Pure.
 
-Pure: no clock, no network, no printing. A percentile is given only where enough answers stand behind it, and is always
-a latency that some request really had (nearest rank), never a blend of two.
+A percentile is given only with enough responses, and is always the latency of a real request (nearest rank).
 
-How sure the figures are is told by 95 % confidence intervals that know of queues. Latencies of neighbouring requests
-are alike (they stood in the same queue), so formulas for independent samples give intervals that are far too narrow.
-The run is cut into equal blocks of time; whole blocks are drawn anew with replacement, and each figure is taken of what
-was drawn (block bootstrap with blocks that do not overlap: Carlstein, Annals of Statistics 14(3), 1986; Künsch, ibid.
-17(3), 1989; percentile intervals). The intervals hold as far as what happens in one block does not reach beyond its
-neighbour. The same rows give the same intervals.
+The 95 % confidence intervals account for queues. Neighbouring requests share a queue and have similar latencies, so
+formulas for independent samples would give intervals that are far too narrow. The run is divided into equal blocks of
+time. Whole blocks are resampled with replacement, and each figure is computed from the sample (non-overlapping block
+bootstrap: Carlstein, Annals of Statistics 14(3), 1986; Künsch, ibid. 17(3), 1989; percentile intervals). The intervals
+hold if the events of a block affect at most the next block. The same records give the same intervals.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ RESAMPLES = 500
 MOST_BLOCKS = 50
 LEAST_BLOCKS = 10
 LEAST_BLOCK_S = 0.1
-# Latencies are counted by block and by bin; finer at the upper end, where the percentiles of interest are.
+# Bins of latency, finer at the upper end, where the percentiles of interest are.
 BINS = 2000
 
 Integers = npt.NDArray[np.int64]
@@ -38,14 +36,14 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceInterval:
-    """95 % of the resampled figures lie within."""
+    """The interval that contains 95 % of the resampled figures."""
 
     low: float
     high: float
 
 
 class Blocks:
-    """A window cut into blocks, and every figure's interval over the same resamples."""
+    """A window in blocks, and intervals of figures over the same resamples."""
 
     def __init__(self, start_ns: int, end_ns: int) -> None:
         self._start_ns = start_ns
@@ -56,13 +54,13 @@ class Blocks:
             self._weights = _draws(self._count)
 
     def rate_interval(self, times_ns: Integers) -> ConfidenceInterval | None:
-        """Of events per second."""
+        """The interval of events per second."""
         if not self._possible:
             return None
         return _interval(self._weights @ self._counts(times_ns) / self._seconds)
 
     def share_interval(self, some_ns: Integers, all_ns: Integers) -> ConfidenceInterval | None:
-        """Of how many of all are among some."""
+        """The interval of the share that some have of all."""
         if not self._possible or not len(all_ns):
             return None
         drawn = self._weights @ self._counts(all_ns)
@@ -71,7 +69,7 @@ class Blocks:
     def percentile_intervals(
         self, times_ns: Integers, values: Integers, shares: Sequence[float]
     ) -> list[ConfidenceInterval | None]:
-        """Of the percentile at each share (0.99 for p99) of values that belong to `times_ns`."""
+        """The interval of the percentile at each share (0.99 for p99) of values at `times_ns`."""
         if not self._possible or not len(values):
             return [None] * len(shares)
         edges = _edges(np.sort(values))
@@ -89,7 +87,7 @@ class Blocks:
 
 
 def ratio_interval(above: Floats, below: Floats) -> ConfidenceInterval | None:
-    """Of the sum of `above` over the sum of `below`, of which each block has one; None for fewer than ten blocks."""
+    """The interval of sum(`above`) / sum(`below`), with one value per block; None for fewer than ten blocks."""
     count = len(above)
     if count < LEAST_BLOCKS:
         return None
@@ -100,12 +98,12 @@ def ratio_interval(above: Floats, below: Floats) -> ConfidenceInterval | None:
 
 
 def _draws(count: int) -> Floats:
-    """How often each of `count` blocks is in each resample."""
+    """How many times each of `count` blocks is in each resample."""
     return np.random.default_rng(0).multinomial(count, [1 / count] * count, RESAMPLES).astype(np.float64)
 
 
 def _edges(ascending: Integers) -> Integers:
-    """Values that bound the bins from above; every value is one where there are few."""
+    """The upper bounds of the bins; every value is one if there are few."""
     count = len(ascending)
     even = np.linspace(0, count - 1, BINS)
     late = count - np.geomspace(1, count, BINS)
@@ -113,7 +111,7 @@ def _edges(ascending: Integers) -> Integers:
 
 
 def _percentile_of_each(reached: Floats, edges: Integers, share: float) -> Floats:
-    """The nearest-rank percentile of each resample; those that drew nothing are left out."""
+    """The nearest-rank percentile of each resample; empty resamples are left out."""
     totals = reached[:, -1]
     some = totals > 0
     bins = (reached[some] < share * totals[some, None] - 1e-9).sum(axis=1)
@@ -127,14 +125,14 @@ def _interval(figures: Floats) -> ConfidenceInterval:
 
 
 PERCENTILES = ("50", "90", "95", "99", "99.9")
-ANSWERS_BEYOND = 10  # a percentile needs this many answers above it, on average, to be more than luck
+ANSWERS_BEYOND = 10  # a percentile needs this many responses above it on average
 
 Latencies = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """`name` as in "99.9". None: too few answers for the latency, or too short a time for its interval."""
+    """`name` as in "99.9". None for too few responses, and for an interval over too short a time."""
 
     name: str
     latency_ms: float | None
@@ -150,7 +148,7 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The measured part of a run or of one of its steps: [start_ns, end_ns), and when that run or step began."""
+    """The measured part of a run or step, [start_ns, end_ns), and the time when the run or step began."""
 
     run_start_ns: int
     start_ns: int
@@ -163,13 +161,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in figures.
+    """The figures of a run.
 
-    `offered`, `good`, `errors` and latencies are of the requests due within the window. `throughput_rps`
-    counts good answers that came within the window, whenever they were asked for. `goodput` is the share
-    of offered requests answered within the objective. Latencies are of good answers only. Intervals are 95 %
-    confidence intervals by block bootstrap; None where the window is too short for one.
-    `failed_in_warm_up` are failures that are in no other figure.
+    `offered`, `good`, `errors` and latencies are of the requests due in the window. `throughput_rps` counts successful
+    responses that arrived in the window, whenever they were due. `goodput` is the share of offered requests that
+    succeeded within the objective. Latencies are of successful requests only. Intervals are 95 % confidence intervals
+    by block bootstrap; None if the window is too short. `failed_in_warm_up` failures are in no other figure.
     """
 
     window_s: float
@@ -194,7 +191,7 @@ class Summary:
 
 
 def summarise(records: Records, window: Window, slo_ms: float | None) -> Summary:
-    """Raises nothing; a run without rows gives zeros and no percentiles."""
+    """The figures of a window. A run without rows gives zeros and no percentiles."""
     chosen = (records.intended_ns >= window.start_ns) & (records.intended_ns < window.end_ns)
     in_warm_up = (records.intended_ns >= window.run_start_ns) & (records.intended_ns < window.start_ns)
     outcome = records.outcome[chosen]
@@ -234,7 +231,7 @@ def summarise(records: Records, window: Window, slo_ms: float | None) -> Summary
 
 
 def _percentiles(latency_ns: Latencies, intended_ns: Latencies, blocks: Blocks) -> tuple[Percentile, ...]:
-    """With the interval of each that can be given."""
+    """Each with its interval, if there is one."""
     sorted_ns = np.sort(latency_ns)
     found = [percentile(sorted_ns, name) for name in PERCENTILES]
     given = [one for one in found if one.latency_ms is not None]
@@ -248,8 +245,8 @@ def _in_ms(interval_ns: ConfidenceInterval | None) -> ConfidenceInterval | None:
 
 
 def percentile(sorted_ns: Latencies, name: str) -> Percentile:
-    """The nearest-rank percentile of ascending latencies, where at least 10 / (1 - p) of them are there."""
-    share = Fraction(name) / 100  # exact: in floating point 10 / (1 - 0.999) is not 10000
+    """The nearest-rank percentile of ascending latencies; needs at least 10 / (1 - p) of them."""
+    share = Fraction(name) / 100  # exact, because in floating point 10 / (1 - 0.999) is not 10000
     needs = int(ANSWERS_BEYOND / (1 - share))
     if len(sorted_ns) < needs:
         return Percentile(name, None, needs)
@@ -257,7 +254,7 @@ def percentile(sorted_ns: Latencies, name: str) -> Percentile:
 
 
 def nearest_rank(sorted_ns: Latencies, share: Fraction) -> int:
-    """The smallest value such that at least `share` of all are not above it. At least one value needed."""
+    """The smallest value such that at least `share` of all are not above it. Needs at least one value."""
     rank = -(-len(sorted_ns) * share.numerator // share.denominator)
     return int(sorted_ns[max(rank, 1) - 1])
 
@@ -269,14 +266,14 @@ def goodput(good_latency_ns: Latencies, offered: int, slo_ms: float | None) -> f
 
 
 def count_errors(outcome: npt.NDArray[np.int16], problems: Sequence[Problem]) -> tuple[ErrorCount, ...]:
-    """Most frequent first."""
+    """The errors, most frequent first."""
     counts = np.bincount(outcome[outcome > GOOD], minlength=len(problems) + 1)[1:]
     found = [ErrorCount(problem, int(count)) for problem, count in zip(problems, counts, strict=True) if count]
     return tuple(sorted(found, key=lambda error: -error.count))
 
 
 def per_second(records: Records, window: Window, *, good: bool) -> tuple[int, ...]:
-    """Answers (or failures) that came in each second since the run or step began, warm-up included, raw."""
+    """Successes or failures in each second since the start of the run or step, including the warm-up."""
     wanted = records.outcome == GOOD if good else records.outcome > GOOD
     wanted = wanted & (records.intended_ns >= window.run_start_ns) & (records.intended_ns < window.end_ns)
     seconds = (records.finished_ns[wanted] - window.run_start_ns) // NS_PER_S

@@ -1,7 +1,6 @@
-"""What the server serves and how to ask it: found out before the run, with a handful of requests.
+"""Finds the model and the form of its requests before the run, with a few requests.
 
-Knows what must be found out and in which order; how each protocol is asked is its client's. Every surprise ends
-as one line, before a run of minutes is wasted on a wrong name.
+The clients of each protocol send these requests. A wrong name or URL fails here, before the run.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from convoy.models.errors import JobError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """A server, one of its models, and requests that it answers. `server` and `metadata` are its own words."""
+    """A server, one of its models, and requests that it answers. `server` and `metadata` are its own documents."""
 
     endpoint: Endpoint
     model: str
@@ -41,7 +40,7 @@ def open_client(options: LoadTestOptions) -> ServerClient:
 
 
 def find_target(client: ServerClient, options: LoadTestOptions) -> LoadTarget:
-    """Raises UsageError where --model is needed, JobError where the server cannot be tested as asked."""
+    """Find what to test. Raises UsageError if --model is needed, JobError if the server cannot be tested like this."""
     server, endpoint = client.server(), client.endpoint
     model = options.model or _only_model(client.models(), endpoint.url, bool(server))
     metadata = client.metadata(model)
@@ -55,9 +54,9 @@ def _only_model(names: Sequence[str] | None, url: str, has_protocol: bool) -> st
     if names is None and not has_protocol:
         raise without_protocol(url)
     if names is None:
-        raise UsageError(f"{url} does not list its models; say which one with --model NAME")
+        raise UsageError(f"{url} does not list its models; choose one with --model NAME")
     if not names:
-        raise JobError(f"{url} has no model ready; wait for it, or look at its log")
+        raise JobError(f"{url} has no ready model; wait, or see the log of the server")
     if len(names) > 1:
         raise UsageError(f"{url} serves {', '.join(names)}; choose one with --model NAME")
     return names[0]
@@ -66,5 +65,5 @@ def _only_model(names: Sequence[str] | None, url: str, has_protocol: bool) -> st
 def _no_such_model(model: str, names: Sequence[str] | None, url: str, has_protocol: bool) -> JobError:
     if names is None and not has_protocol:
         return without_protocol(url)
-    served = f"it serves {', '.join(names)}" if names else "see its own documentation for what it serves"
+    served = f"it serves {', '.join(names)}" if names else "see the documentation of the server for its models"
     return JobError(f"{url} has no model {model!r}; {served}")

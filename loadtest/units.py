@@ -1,4 +1,4 @@
-"""Times are kept in nanoseconds of the monotonic clock, memory in bytes; these take them to what people read."""
+"""Factors between the units in which times and memory are kept and shown."""
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000

@@ -1,18 +1,15 @@
-"""Whether a run may be believed, in plain words, and whether its figures had settled.
+"""Whether the results of one run, step or probe are valid and stable. Pure.
 
-Pure. A load generator that is itself late reports its own slowness as the server's; so its lateness is audited and a
-run in which it was late is void, however good the figures look.
+A slow load generator adds its own delay to the latency of the server, so the delay is measured, and a run with too much
+of it is void. The limit: the 99th percentile of (time taken up - time due) is at most 5 % of the objective, or of the
+median latency without an objective, and at least 1 ms. 5 %, because results are shown with two digits; 1 ms, because an
+ordinary kernel on a shared machine keeps that. Latency counts from the time due, so a late generator can make a server
+look slower than it is, never faster.
 
-The rule: the 99th percentile of (taken up - due) may be at most 5 % of the objective, or of the median latency where
-there is no objective, and in any case 1 ms. 5 %, because a figure that is told in two digits must not have its second
-digit from the generator; 1 ms, because that is what an ordinary kernel on a shared machine can promise. Lateness only
-ever adds to latency, which counts from when the request was due: a late generator can make a server look slower than it
-is, never faster.
-
-Whether they had settled is told by the rule of Triton's perf_analyzer: the measured time is cut into windows. It is
-stable if over the last three of them the highest throughput is at most 1.1 times the lowest, and so with the mean
-latency. As there, an answer belongs to the window in which it came, and a window needs 50 of them. Unlike there, the
-run's length is fixed beforehand: a tool that goes on until the figures please it would choose its figures.
+Stability follows Triton's perf_analyzer. The measured time is divided into windows. The run is stable if over the last
+three windows the highest throughput is at most 1.1 times the lowest, and the same holds for the mean latency. A
+response belongs to the window in which it arrived, and a window needs 50 of them. Unlike in perf_analyzer, the length
+of the run is fixed in advance, because a tool that runs until the figures are stable selects its figures.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ WITHIN = 1.1
 
 @dataclass(frozen=True, slots=True)
 class StabilityWindow:
-    """Seconds from the start of the run; `latency_ms` is the mean, None where no good answer came."""
+    """Times are seconds from the start of the run. `latency_ms` is the mean; None without a successful response."""
 
     start_s: float
     end_s: float
@@ -46,19 +43,19 @@ class StabilityWindow:
 
 @dataclass(frozen=True, slots=True)
 class Stability:
-    """`why_not` says in words why the figures are not called stable; None if they are."""
+    """`why_not` says why the figures are not stable; None if they are."""
 
     windows: tuple[StabilityWindow, ...]
     why_not: str | None
 
 
 def stability_of(records: Records, window: Window) -> Stability:
-    """Over as many windows, from three to ten, as have 50 answers each on average."""
+    """The stability over three to ten windows, as many as have 50 responses each on average."""
     chosen = (records.outcome == GOOD) & (records.finished_ns >= window.start_ns)
     chosen &= records.finished_ns < window.end_ns
     count = min(MOST_WINDOWS, int(np.count_nonzero(chosen)) // LEAST_ANSWERS)
     if count < WINDOWS or window.seconds <= 0:
-        return Stability((), f"three windows of {LEAST_ANSWERS} answers are needed; run longer")
+        return Stability((), f"fewer than {WINDOWS * LEAST_ANSWERS} responses; choose a longer --duration")
     windows = _windows(records, chosen, window, count)
     return Stability(windows, _why_not(windows[-WINDOWS:]))
 
@@ -85,26 +82,24 @@ def _windows(records: Records, chosen: np.ndarray, window: Window, count: int) -
 def _why_not(last: tuple[StabilityWindow, ...]) -> str | None:
     latencies_ms = [window.latency_ms for window in last if window.latency_ms is not None]
     if len(latencies_ms) < WINDOWS:
-        return "there was a window without a good answer"
+        return "one of the last three windows has no successful response"
     spreads = []
     for name, values in (("throughput", [window.throughput_rps for window in last]), ("mean latency", latencies_ms)):
         ratio = max(values) / min(values)
         if ratio > WITHIN:
-            spreads.append(f"{name} differed by {100 * (ratio - 1):.0f} %")
-    if not spreads:
-        return None
-    return f"over the last three windows {' and '.join(spreads)}; 10 % are allowed"
+            spreads.append(f"{name} varied by {100 * (ratio - 1):.0f} %")
+    return f"{' and '.join(spreads)} over the last three windows (limit 10 %)" if spreads else None
 
 
 LATENESS_FLOOR_MS = 1.0
-LATENESS_SHARE = 0.05  # of the objective, or of the median latency where there is no objective
-BUSY_SHARE = 0.9  # of one core; each generator is one thread
-CROWDED_SHARE = 0.6  # less than this, and its own work is not what made it late
+LATENESS_SHARE = 0.05  # of the objective, or of the median latency without an objective
+BUSY_SHARE = 0.9  # of one core; each generator process is one thread
+CROWDED_SHARE = 0.6  # below this, other programs made the generator late
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How long after they were due requests were taken up, and how late the 99th percentile may be."""
+    """The delay of the generator, from when a request was due until it was taken up, and the limit of its p99."""
 
     p50_ms: float
     p99_ms: float
@@ -114,9 +109,9 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`void` says why the figures mean nothing (None: they mean something). `notes` qualify them.
+    """`void` says why the results are not valid; None if they are valid. `notes` are remarks on valid results.
 
-    `lateness` is None for a closed loop, where nothing is due before the last answer: nothing to be late for.
+    `lateness` is None in a closed loop, which has no schedule.
     """
 
     void: str | None
@@ -125,7 +120,7 @@ class Verdict:
 
 
 def lateness_limit_ms(slo_ms: float | None, median_ms: float | None) -> float:
-    """How late the generator may be, at p99, before its own delay colours the result."""
+    """The limit of the generator's p99 delay."""
     reference_ms = slo_ms if slo_ms is not None else median_ms
     return max(LATENESS_FLOOR_MS, LATENESS_SHARE * (reference_ms or 0.0))
 
@@ -139,10 +134,10 @@ def judge(
     waited: int,
     deaths: Sequence[str] = (),
 ) -> Verdict:
-    """`rate` is None for a closed loop.
+    """The verdict on one run, step or probe. `rate` is None in a closed loop.
 
-    `generator_cpu_share` is the busiest generator's CPU time per second of the run; `waited` counts the
-    requests that found every allowed connection busy; `deaths` says which generators died, and how.
+    `generator_cpu_share` is the CPU time of the busiest generator process per second of the run. `waited` counts
+    requests that waited for a free connection. `deaths` says which generator processes died, and how.
     """
     notes = _notes(summary, rate, generator_cpu_share, waited)
     lateness = _lateness(summary, slo_ms) if rate is not None and len(summary.lateness_ns) else None
@@ -153,13 +148,13 @@ def _void(
     summary: Summary, rate: float | None, lateness: Lateness | None, cpu_share: float, deaths: Sequence[str]
 ) -> str | None:
     if deaths:
-        return f"{'; '.join(deaths)}; the load was not what it should have been"
+        return f"{'; '.join(deaths)}, so part of the load is missing"
     if summary.offered == 0:
         return "nothing was measured; choose a longer --duration"
     if lateness is None or lateness.p99_ms <= lateness.limit_ms:
         return None
     return (
-        f"the load generator could not keep the schedule of {rate:g} requests/s: 1 in 100 was sent "
+        f"the load generator could not keep the schedule of {rate:g} requests/s: 1 % of requests were sent "
         f"{lateness.p99_ms:.1f} ms or more too late (limit {lateness.limit_ms:.1f} ms); {_remedy(cpu_share)}"
     )
 
@@ -178,8 +173,8 @@ def _remedy(cpu_share: float) -> str:
     if cpu_share > CROWDED_SHARE:
         return f"its busiest process used {100 * cpu_share:.0f} % of a core: lower --rate, or raise --processes"
     return (
-        f"its busiest process used only {100 * cpu_share:.0f} % of a core, so others kept it from running: "
-        "give it a core of its own, or run it on another machine"
+        f"its busiest process used only {100 * cpu_share:.0f} % of a core, so other programs slowed it down: "
+        "give it its own core, or run it on another machine"
     )
 
 
@@ -187,17 +182,13 @@ def _notes(summary: Summary, rate: float | None, cpu_share: float, waited: int) 
     notes = []
     if rate is None and cpu_share > BUSY_SHARE:
         notes.append(
-            f"the load generator used {100 * cpu_share:.0f} % of a core: the server may be faster than these "
-            "figures; raise --processes"
+            f"the load generator used {100 * cpu_share:.0f} % of a core, so the server may be faster than these "
+            "results; raise --processes"
         )
     if waited and rate is not None:
-        notes.append(
-            f"{waited} requests found all connections busy and waited; their latency counts from when they were due"
-        )
+        notes.append(f"{waited:,} requests waited for a free connection; their latency includes the wait")
     if summary.failed_in_warm_up:
-        notes.append(f"{summary.failed_in_warm_up} requests failed during the warm-up and are not counted")
+        notes.append(f"{summary.failed_in_warm_up:,} requests failed during the warm-up and are not counted")
     if summary.unfinished:
-        notes.append(f"{summary.unfinished} requests were still unanswered when the run was stopped; not counted")
-    if summary.offered and not summary.good:
-        notes.append("not one request was answered well")
+        notes.append(f"{summary.unfinished:,} requests had no response when the run was stopped and are not counted")
     return tuple(notes)

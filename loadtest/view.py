@@ -1,7 +1,4 @@
-"""What a person sees in the terminal: a live line while it runs, tables at the end.
-
-Knows rich and the words. Computes nothing but roundings.
-"""
+"""The console: a live line while the test runs, tables and the verdict at the end. Computes no figures."""
 
 from __future__ import annotations
 
@@ -25,10 +22,11 @@ from convoy.loadtest.runner import RunProgress
 ERRORS_SHOWN = 8
 HISTORY = 24
 LEVELS = "▁▂▃▄▅▆▇█"
+COLOURS = {"good": "green", "warn": "yellow", "bad": "red"}
 
 
 class LiveView:
-    """A progress bar without a thread of its own, and the last seconds' latencies beside it."""
+    """A progress bar without its own thread, with the latencies of the last seconds."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[status]}"))
@@ -73,7 +71,7 @@ def _status(progress: RunProgress, p99s_ms: deque[float]) -> str:
         parts.append(f"p50 {progress.p50_ms:.1f} ms, p99 {progress.p99_ms:.1f} ms {_sparkline(p99s_ms)}")
     if progress.failed:
         parts.append(f"[red]{progress.failed:,} failed[/red]")
-    return "  ".join([*parts, f"{progress.in_flight:,} under way"])
+    return "  ".join([*parts, f"{progress.in_flight:,} in flight"])
 
 
 def _sparkline(values: deque[float]) -> str:
@@ -82,19 +80,23 @@ def _sparkline(values: deque[float]) -> str:
 
 
 def print_outcome(console: Console, outcome: LoadTestOutcome) -> None:
-    """The tables and the words."""
+    """Print the tables, the notes and the verdict."""
     console.print(words.title(outcome), style="bold", markup=False, highlight=False, soft_wrap=True)
     if outcome.capacity is not None or len(outcome.rows) > 1:
         console.print(_rows_table(outcome))
     if outcome.capacity is None:
         console.print(_figures_table(outcome, outcome.shown))
-    _print_words(console, outcome)
+    for note in words.notes(outcome):
+        console.print(f"Note: {escape(note)}.", soft_wrap=True, highlight=False)
+    verdict = words.verdict(outcome)
+    word = f"[bold {COLOURS[verdict.level]}]{verdict.word.capitalize()}.[/]"
+    console.print(f"{word} {escape(verdict.why)}", soft_wrap=True, highlight=False)
 
 
 def _rows_table(outcome: LoadTestOutcome) -> Table:
-    """One line for each step or probe."""
+    """One line per step or probe."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for column in ("", "rate/s", "good/s", "failed", "p50 ms", "p99 ms", "goodput", words.standing_title(outcome)):
+    for column in ("", "rate/s", "ok/s", "failed", "p50 ms", "p99 ms", "goodput", words.standing_title(outcome)):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for row in outcome.rows:
         summary = row.summary
@@ -112,17 +114,17 @@ def _rows_table(outcome: LoadTestOutcome) -> Table:
 
 def _figures_table(outcome: LoadTestOutcome, result: Result) -> Table:
     table = Table(show_header=False)
-    table.add_column("what")
-    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
     _add_figures(table, outcome.options, result)
     lateness = result.verdict.lateness
     if lateness is not None:
         late = f"{lateness.p50_ms:.3f}, {lateness.p99_ms:.3f}, {lateness.max_ms:.3f} ms"
-        table.add_row(f"generator's own lateness p50, p99, max (limit for p99: {lateness.limit_ms:.2f} ms)", late)
+        table.add_row(f"load generator delay p50, p99, max (p99 limit {lateness.limit_ms:.2f} ms)", late)
     for stage in outcome.server.stages if outcome.server else ():
-        table.add_row(f"server: {stage.name}, mean", f"{stage.mean_ms:.3f} ms")
+        table.add_row(f"server: mean {stage.name} time", f"{stage.mean_ms:.3f} ms")
     if outcome.server is not None and outcome.server.mean_batch is not None:
-        table.add_row("server: samples in a batch, mean", f"{outcome.server.mean_batch:.1f}")
+        table.add_row("server: mean batch size", f"{outcome.server.mean_batch:.1f}")
     for what, figure in words.server_use(outcome.use) if outcome.use else ():
         table.add_row(f"server: {what}", figure)
     _add_errors(table, result)
@@ -133,17 +135,17 @@ def _add_figures(table: Table, options: LoadTestOptions, result: Result) -> None
     summary = result.summary
     table.add_row("measured", f"{summary.window_s:.1f} s after {options.warm_up_cut_s:.1f} s of warm-up")
     table.add_row("requests", f"{summary.offered} ({summary.offered_rps:.1f}/s)")
-    table.add_row("good answers", f"{summary.good} ({summary.throughput_rps:.1f}/s)")
+    table.add_row("successful", f"{summary.good} ({summary.throughput_rps:.1f}/s)")
     table.add_row("failed", str(summary.failed))
     if summary.goodput is not None and options.slo_ms is not None:
-        table.add_row(f"goodput: answered within {options.slo_ms:g} ms", words.share(summary.goodput))
-    since = "when it was due" if result.rate is not None else "when it was sent"
+        table.add_row(f"goodput: successful within {options.slo_ms:g} ms", words.share(summary.goodput))
+    since = "scheduled time" if result.rate is not None else "send time"
     for percentile in summary.percentiles:
         table.add_row(f"latency p{percentile.name}, from {since}", words.percentile(percentile, summary.good))
         if percentile.latency_ms is None:
-            break  # the rest needs still more answers
+            break  # the higher ones need even more responses
     if summary.max_ms is not None:
-        table.add_row("latency, longest", f"{summary.max_ms:.2f} ms")
+        table.add_row("maximum latency", f"{summary.max_ms:.2f} ms")
 
 
 def _add_errors(table: Table, result: Result) -> None:
@@ -154,14 +156,3 @@ def _add_errors(table: Table, result: Result) -> None:
     if len(errors) > ERRORS_SHOWN:
         rest = sum(error.count for error in errors[ERRORS_SHOWN:])
         table.add_row("[red]other errors[/red]", f"[red]{rest}[/red]")
-
-
-def _print_words(console: Console, outcome: LoadTestOutcome) -> None:
-    if outcome.capacity is not None:
-        console.print(escape(words.capacity(outcome)), style="bold", soft_wrap=True, highlight=False)
-    for note in words.notes(outcome):
-        console.print(f"Note: {escape(note)}.", soft_wrap=True, highlight=False)
-    if outcome.interrupted:
-        console.print("Stopped early: the figures are of what was measured so far.", soft_wrap=True, highlight=False)
-    for void in words.voids(outcome):
-        console.print(f"[bold red]VOID[/bold red]: {escape(void)}.", soft_wrap=True, highlight=False)

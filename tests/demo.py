@@ -162,7 +162,7 @@ class Film:
             printed,
             seconds,
             f"{rate:,.0f} images a second over HTTP, {measured['failed']} failed",
-            self._picture("load", report, "May it be believed?"),
+            self._picture("load", report, "Is this run valid?"),
         )
 
     def _watch(self, server: Server) -> Scene:
@@ -171,7 +171,7 @@ class Film:
         print(f"$ convoy {command}", flush=True)
         started_s = time.perf_counter()
         with subprocess.Popen(_words(command), stdout=subprocess.PIPE, text=True) as load:
-            picture = self._picture("page", server.url, wait_s=_LOOK_S, click=".model button", wanted=".more .split")
+            picture = self._picture("page", server.url, wait_s=_LOOK_S, wanted=".more .split")
             load.communicate()
         if load.returncode != 0:
             raise SystemExit(f"the demo stops: `convoy {command}` ended with exit code {load.returncode}")
@@ -216,16 +216,13 @@ def take(
     *,
     until: str | None = None,
     wait_s: float = 0.5,
-    click: str | None = None,
     wanted: str | None = None,
 ) -> None:
     """A PNG of the page as it looks so long after it was opened, as far as the heading `until`, if there is one.
 
-    `click` selects what is clicked first, and `wanted` what must be there before the picture is taken; as in CSS.
+    `wanted` is a CSS selector of what must be there before the picture is taken.
     """
     tab.goto(url)
-    if click is not None:
-        tab.click(click)
     tab.wait_for_timeout(1000 * wait_s)
     if wanted is not None:
         tab.wait_for_selector(wanted)

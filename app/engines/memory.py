@@ -35,7 +35,7 @@ def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
     Memory that the system can reclaim (file caches) counts as free. None if the system does not tell.
     """
     known = [*_rooms(proc, cgroup)]
-    free_kib = _counters(proc / "meminfo").get("MemAvailable")
+    free_kib = counters(proc / "meminfo").get("MemAvailable")
     if free_kib is not None:
         known.append(free_kib << 10)
     return max(0, min(known)) if known else None
@@ -43,12 +43,12 @@ def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
 
 def resident_bytes(process: int | str = "self") -> int:
     """The resident memory of a process; 0 if the system does not tell or the process is gone."""
-    return _counters(_PROC / str(process) / "status").get("VmRSS", 0) << 10
+    return counters(_PROC / str(process) / "status").get("VmRSS", 0) << 10
 
 
 def peak_resident_bytes(proc: Path = _PROC) -> int:
     """The peak resident memory of this process; 0 if the system does not tell."""
-    return _counters(proc / "self" / "status").get("VmHWM", 0) << 10
+    return counters(proc / "self" / "status").get("VmHWM", 0) << 10
 
 
 def is_short() -> bool:
@@ -137,7 +137,7 @@ def growing_sizes(
         ran, before, size = size, now, larger
 
 
-def _counters(path: Path) -> dict[str, int]:
+def counters(path: Path) -> dict[str, int]:
     """Parse lines of name and number in a system file; empty if the file does not exist."""
     try:
         text = path.read_text()
@@ -164,8 +164,8 @@ def _rooms(proc: Path, cgroup: Path) -> Iterator[int]:
             # Without a limit the file has the word "max", or does not exist at the top.
             with suppress(OSError, ValueError):
                 most, used = int((folder / limit).read_text()), int((folder / usage).read_text())
-                counters = _counters(folder / "memory.stat")
-                caches = counters.get("total_inactive_file", counters.get("inactive_file", 0))
+                stat = counters(folder / "memory.stat")
+                caches = stat.get("total_inactive_file", stat.get("inactive_file", 0))
                 yield most - max(0, used - caches)
 
 

@@ -1,9 +1,9 @@
-"""The pages for people: `/`, and `/docs`, which is Swagger UI. Nothing in them comes from anywhere else.
+"""The pages for people: `/`, the reports of bundles, and `/docs`, which is Swagger UI. None loads another site's files.
 
-The page at `/` is one document, put together from the parts beside it. It fetches figures from its own server alone:
-its Content-Security-Policy names the one script and the one style by their hashes. The script and style of `/docs` are
-those that the package fastapi-offline carries, of which nothing is imported. The pages hold no secret, so they need no
-key, which a browser that opens a page would not send.
+The page at `/` is one document, joined from the parts in `page_parts`. Its Content-Security-Policy allows requests to
+this server only, and names its one script and one style by their hashes. `/docs` uses the script and style files of the
+package fastapi-offline and imports none of its code. `/` and `/docs` contain no secrets and need no key, because a
+browser sends none when it opens a page. A report needs a key like any other figures.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from convoy.app.http.examples import BLACK_PICTURE, BLACK_PICTURE_FILE
 from convoy.models.errors import NotFound
 
 _PARTS = Path(__file__).with_name("page_parts")
-# In this order: none of them uses what comes later before the last has begun.
+# In this order. Only `begin` runs anything at once.
 _SCRIPTS = ("format", "elements", "server", "charts", "time_split", "store", "opened", "overview", "picture", "begin")
 
 
 @cache
 def page_response() -> Response:
-    """The page at `/`. Read once, when it is first asked for."""
+    """The page at `/`, read at the first request."""
     uplot = _PARTS / "uplot"
     licence = (uplot / "LICENSE").read_text()
     style = _joined(f"/* uPlot: {licence}*/", (uplot / "uPlot.min.css").read_text(), (_PARTS / "page.css").read_text())
@@ -43,6 +43,16 @@ def page_response() -> Response:
     )
     headers = {**_GUARDED, "Content-Security-Policy": policy, "Cache-Control": "no-cache"}
     return Response(text, media_type="text/html", headers=headers)
+
+
+def report_response(report: bytes) -> Response:
+    """The report of a bundle. A bundle comes from elsewhere, so nothing in its report may run."""
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; sandbox"
+    )
+    headers = {**_GUARDED, "Content-Security-Policy": policy, "Cache-Control": "no-cache"}
+    return Response(report, media_type="text/html", headers=headers)
 
 
 def _joined(*parts: str) -> str:
@@ -62,7 +72,7 @@ _KINDS = {
     "seven.jpg": "image/jpeg",
     "black.answer": "application/octet-stream",
 }
-# Swagger UI writes styles and small pictures into the page. What runs comes from here alone, and only here is asked.
+# Swagger UI writes styles and small images into the page. Scripts and requests are limited to this server.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -71,7 +81,7 @@ _GUARDED = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosni
 
 
 def docs_routes() -> APIRouter:
-    """The page, its parts, and the files that the document's examples name."""
+    """The page `/docs`, its parts, and the files that the examples in the document name."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/docs")
@@ -90,7 +100,7 @@ def docs_routes() -> APIRouter:
 
 
 def seven() -> bytes:
-    """The picture that examples send, as a PNG."""
+    """The image that the examples send, as a PNG."""
     return _content("seven.png")
 
 
@@ -101,7 +111,7 @@ def _content(name: str) -> bytes:
 
 
 def _swagger_ui() -> Path:
-    """Where the package has its files."""
+    """The folder of the package's files."""
     spec = find_spec("fastapi_offline")
     if spec is None or spec.origin is None:
         raise NotFound("the page /docs needs the package fastapi-offline; install it, or read /openapi.json")

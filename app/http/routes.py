@@ -5,6 +5,7 @@ Plain FastAPI: they are called rarely, and FastAPI documents them.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from convoy.app.calls.access import ServeOptions
 from convoy.app.calls.call import find_served
 from convoy.app.core import Core
 from convoy.app.http.examples import ERRORS
-from convoy.app.http.pages import page_response
+from convoy.app.http.pages import page_response, report_response
 from convoy.app.http.replies import json_response
 from convoy.app.lifecycle.catalog import WHOLE_MODEL, Listing, ModelState, Served
 from convoy.app.lifecycle.served_metrics import shapes_of
@@ -26,8 +27,9 @@ from convoy.app.loading.proving import ProvedEngine
 from convoy.app.pictures.answering import why_no_predictions
 from convoy.app.protocol import documents
 from convoy.app.protocol.documents import model_config
+from convoy.app.telemetry.host import host_usage
 from convoy.app.version import VERSION
-from convoy.models.errors import Draining, NotReady, Unsupported
+from convoy.models.errors import Draining, NotFound, NotReady, Unsupported
 from convoy.models.plans import PlanBuild
 
 # Extensions that clients may ask for, and why there is none.
@@ -75,6 +77,17 @@ def control_routes(core: Core, options: ServeOptions) -> APIRouter:
     @router.get("/", tags=["pages"], summary="A page for people", response_class=HTMLResponse)
     async def own_page() -> Response:
         return page_response()
+
+    @router.get("/reports/{model}", include_in_schema=False)
+    @router.get("/reports/{model}/{version}", include_in_schema=False)
+    async def report(model: str, version: str | None = None) -> Response:
+        loaded = find_served(core.catalog, model, version).loaded
+        if loaded.report is None:
+            raise NotFound("this version has no report; export the model with Convoy to get one")
+        try:
+            return report_response(await asyncio.to_thread(loaded.report.read_bytes))
+        except OSError as error:
+            raise NotFound(f"the report of this version cannot be read ({error.strerror})") from error
 
     return router
 
@@ -153,6 +166,7 @@ def _add_statistics(router: APIRouter, core: Core, options: ServeOptions) -> Non
                 "refused_per_s": _rounded(core.metrics.refusals().per_second()),
                 "calls_for_no_model_per_s": _rounded(core.metrics.strangers().per_second()),
                 "devices": _devices(core),
+                "host": host_usage(),
                 "models": [
                     _last_minute(core, served) | (_five_minutes(served) if served.key.model in history else {})
                     for served in core.catalog.served()
@@ -191,6 +205,7 @@ def _last_minute(core: Core, served: Served) -> _Json:
         "task": served.spec.task,
         "takes_images": why_no_predictions(served.spec) is None,
         "published_although": list(served.loaded.objections),
+        "has_report": served.loaded.report is not None,
         **first,
         "engines": engines,
         "shapes": None if shapes is None else dataclasses.asdict(shapes),
@@ -254,13 +269,14 @@ def _rounded(rates: dict[str, float]) -> dict[str, float]:
 
 
 def _engine(engine: ProvedEngine) -> _Json:
-    info = engine.info
+    info, accuracy = engine.info, engine.accuracy
     return {
         "engine": info.engine,
         "precision": info.precision,
         "device": info.device_fingerprint,
         "device_id": info.device,
         "why": engine.reason,
+        "accuracy": accuracy and {"metric": accuracy.metric, "score": accuracy.in_words, "samples": accuracy.images},
     }
 
 

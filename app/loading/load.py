@@ -45,7 +45,7 @@ from convoy.app.loading.proving import (
     prove_by_itself,
 )
 from convoy.app.loading.signed import SignedCopy, SignedOnly
-from convoy.models.bundle import MANIFEST, Bundle, Variant, open_bundle
+from convoy.models.bundle import MANIFEST, REPORT, Bundle, Variant, open_bundle
 from convoy.models.errors import BundleError, JobError
 from convoy.models.files import check_only_files
 from convoy.models.onnx_digest import check_onnx_files
@@ -101,8 +101,8 @@ class LoadedModel:
 
     `spec` carries the batch size that is served, which the operator may have lowered. `skipped` says why
     other engines and variants do not serve. `wishes` are the plans that would serve better, were they built, and
-    `untried` what may be faster than what serves. `objections` are the export's own against serving it at all. `copy`
-    is where the files are, if not at `stored`.
+    `untried` what may be faster than what serves. `objections` are the export's own against serving it at all.
+    `report` is the bundle's report; None if it has none. `copy` is where the files are, if not at `stored`.
     """
 
     stored: StoredVersion
@@ -113,6 +113,7 @@ class LoadedModel:
     wishes: tuple[PlanRequest, ...] = ()
     untried: tuple[TuningCandidate, ...] = ()
     objections: tuple[str, ...] = ()
+    report: Path | None = None
     copy: SignedCopy | None = None
 
 
@@ -144,6 +145,7 @@ def _load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
             wishes=tuple(one for one in walk.later if isinstance(one, PlanRequest)) if options.engine == AUTO else (),
             untried=tuple(one for one in walk.later if isinstance(one, TuningCandidate)),
             objections=walk.objections,
+            report=walk.report,
         )
     except BaseException:
         walk.close()
@@ -176,7 +178,10 @@ def _walk_for_bundle(stored: StoredVersion, options: LoadOptions) -> _Walk:
         threads=options.threads,
         warm_up_runs=options.warm_up_runs,
     )
-    return _Walk(options, job, rows, bundle.folder, list(skipped), objections=bundle.manifest.objections)
+    report = bundle.path(REPORT) if REPORT in bundle.manifest.files else None
+    return _Walk(
+        *(options, job, rows, bundle.folder, list(skipped)), objections=bundle.manifest.objections, report=report
+    )
 
 
 def _walk_for_bare(stored: StoredVersion, options: LoadOptions) -> _Walk:
@@ -212,6 +217,7 @@ class _Walk:
     model: Path
     skipped: list[str]
     objections: tuple[str, ...] = ()
+    report: Path | None = None
     why_bare: str = ""
     engines: list[ProvedEngine] = field(default_factory=list)
     later: list[PlanRequest | TuningCandidate] = field(default_factory=list)

@@ -27,7 +27,7 @@ from convoy.app.engines.measure import (
 )
 from convoy.app.engines.select import measured_here
 from convoy.app.engines.table import row_named
-from convoy.models.bundle import Canary, LatencyPoint, Variant
+from convoy.models.bundle import Accuracy, Canary, LatencyPoint, Variant
 from convoy.models.errors import JobError
 from convoy.models.tensors import as_numbers, random_values
 
@@ -124,8 +124,8 @@ class CanaryCheck:
 class ProvedEngine:
     """An engine that answered its canary rightly, and all that is known about it.
 
-    `reason` says why this engine and variant serve, `platform` what they are in the protocol's words, `file` is the
-    variant's.
+    `reason` says why this engine and variant serve, `platform` what they are in the protocol's words. `file` is the
+    variant's, and so is `accuracy`; None where export measured none.
     """
 
     engine: Engine
@@ -134,6 +134,7 @@ class ProvedEngine:
     reason: str
     platform: str
     file: str = ""
+    accuracy: Accuracy | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -244,7 +245,8 @@ def choose(candidates: list[Candidate], refused: list[str]) -> ProvedEngine:
             refused.append(_told(one, f"it is not faster than {info.engine} in {info.precision}"))
     best.engine.rest()
     platform = row_named(info.engine).platform
-    return ProvedEngine(best.engine, best.canary, points, best.reason, platform, best.variant.file)
+    variant = best.variant
+    return ProvedEngine(best.engine, best.canary, points, best.reason, platform, variant.file, variant.accuracy)
 
 
 def _winner(candidates: list[Candidate]) -> tuple[Candidate, tuple[LatencyPoint, ...]]:

@@ -1,4 +1,4 @@
-"""One process that sends: told what to send and when, it sends, notes, and draws no conclusions.
+"""The generator process, which sends the requests of its job and records how they end.
 
-Imports no numpy and nothing that only the parent needs, so that it starts in a tenth of a second.
+It imports neither numpy nor modules of the parent, so that it starts in a tenth of a second.
 """

@@ -1,10 +1,8 @@
-"""Calls ModelInfer over a few gRPC channels and notes how each call ended.
+"""Calls ModelInfer over a few gRPC channels and records how each call ends.
 
-Knows the gRPC library and its status codes. Messages go out as the bytes they were made into beforehand and
-come back as bytes, because serialising them for each call would be this process's time and not the server's.
-
-Each call is a task: the library offers nothing cheaper. No deadline is sent, because a server may schedule
-by it; the time-out is ours alone.
+Messages are serialised before the run and responses stay bytes, because this work would take time from the run. Each
+call is a task, the cheapest way that the library offers. No deadline is sent, because a server may schedule by it; only
+the generator applies the timeout.
 """
 
 from __future__ import annotations
@@ -26,17 +24,17 @@ from convoy.loadtest.units import NS_PER_S
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 SWEEP_S = 0.05
-# One connection carries many calls; several, because a server may give each of them a thread of its own.
+# A connection carries many calls. Several are used, because a server may have one thread per connection.
 MOST_CHANNELS = 8
 
 
-# What the library says when it was not the server that answered.
+# Messages of the library for errors without a response of the server.
 NOBODY_THERE = ("failed to connect", "connection refused", "connect failed")
 CUT_OFF = ("socket closed", "connection reset", "goaway", "broken pipe", "connection closed")
 
 
 class GrpcSender:
-    """The gRPC half of `loops.Sender`."""
+    """`loops.Sender` over gRPC."""
 
     def __init__(
         self, endpoint: Endpoint, request_pool: RequestPool, recorder: Recorder, *, connections: int, timeout_s: float
@@ -46,11 +44,11 @@ class GrpcSender:
         self._recorder = recorder
         self._timeout_s = timeout_s
         self._timeout_ns = int(timeout_s * NS_PER_S)
-        # Without a pool of its own per channel, the library would put all channels on one connection.
+        # By default the library puts all channels on one connection.
         options = [*channel_options(endpoint), ("grpc.use_local_subchannel_pool", 1)]
         self._channels = [open_channel(grpc.aio, endpoint, options) for _ in range(min(connections, MOST_CHANNELS))]
         self._methods = [channel.unary_unary(METHOD) for channel in self._channels]
-        self._calls: dict[int, asyncio.Task[None]] = {}  # by ticket, so the oldest stand first
+        self._calls: dict[int, asyncio.Task[None]] = {}  # by ticket, the oldest first
         self._loop = asyncio.get_running_loop()
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         self.on_done: Callable[[bool], None] = lambda arrived: None
@@ -58,7 +56,7 @@ class GrpcSender:
         self.waited = 0
 
     async def warm(self, count: int) -> None:
-        """Connects every channel. One that cannot connect is left for the run to report."""
+        """Connect every channel. The run reports those that fail."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.gather(*(channel.channel_ready() for channel in self._channels))
@@ -91,13 +89,13 @@ class GrpcSender:
 
     def _end(self, ticket: int, problem: Problem | None) -> None:
         if self._calls.pop(ticket, None) is None:
-            return  # given up meanwhile
+            return  # already timed out
         self.in_flight -= 1
         self._recorder.finish(ticket, time.monotonic_ns(), problem)
         self.on_done(problem is None or problem.fault in (Fault.GRPC, Fault.GARBAGE))
 
     def _sweep(self) -> None:
-        """One look at the oldest calls per 50 ms is cheaper than a timer for each."""
+        """Time out old calls. One check per 50 ms is cheaper than a timer per call."""
         before_ns = time.monotonic_ns() - self._timeout_ns
         late = []
         for ticket in self._calls:
@@ -111,20 +109,20 @@ class GrpcSender:
 
 
 def check(ticket: int, body: bytes) -> Problem | None:
-    """None for a good answer. The first hundred and then every 64th are read in full."""
+    """None for a valid response. The first hundred and then every 64th are parsed in full."""
     if not body:
         return Problem(Fault.GARBAGE, "OK without outputs: (empty message)")
     if ticket >= FULL_FIRST and ticket % FULL_EVERY:
         return None
     try:
         answer = service_pb2.ModelInferResponse.FromString(body)
-    except Exception as error:  # the library's DecodeError is no public name everywhere
+    except Exception as error:  # the DecodeError of the library is not public everywhere
         return Problem(Fault.GARBAGE, f"OK with a message that cannot be read: {one_line(str(error))}")
     return None if answer.outputs else Problem(Fault.GARBAGE, "OK without outputs")
 
 
 def problem_of(code: str, details: str) -> Problem:
-    """What a status other than OK means; UNAVAILABLE can be the server's word or the library's."""
+    """The problem of a status other than OK. UNAVAILABLE comes from the server or from the library."""
     words = details.lower()
     if code == "UNAVAILABLE" and any(sign in words for sign in NOBODY_THERE):
         return Problem(Fault.REFUSED, "the server does not accept connections any more")

@@ -1,15 +1,11 @@
-"""Sends HTTP requests over as few connections as the moment needs and notes how each one ended.
+"""Sends HTTP requests over as few connections as needed and records how each one ends.
 
-Knows connections, their limit, time-outs and the recorder. Does not know when requests are due (that is the loops') nor
-what they contain (that is the target's).
+A request without a free connection waits here in order while a new connection is opened, and its latency includes the
+wait. `loops` decides when requests are sent.
 
-A request that finds no free connection waits here, first come first served, while a new one is opened for it; it is
-never held back at its source, and its latency goes on counting.
-
-One HTTP/1.1 connection is bytes out, one answer back, nothing more. Why not a client library: httpx spends 0.5 to 1 ms
-of CPU on a request, aiohttp a fifth of that; a generator that is slower than the server measures itself. The parser is
-httptools (llhttp, the one uvicorn uses), the requests are bytes made before the run, and no task or future exists per
-request.
+It uses no client library: httpx spends 0.5 to 1 ms of CPU per request and aiohttp a fifth of that, and a generator that
+is slower than the server measures itself. The parser is httptools (llhttp, as in uvicorn), the requests are bytes made
+before the run, and there is no task or future per request.
 """
 
 from __future__ import annotations
@@ -39,18 +35,18 @@ RESET = Problem(Fault.RESET, "the server reset the connection")
 
 
 class Owner(Protocol):
-    """Who is told what happens on a connection. Each ticket ends in exactly one of answered and broke."""
+    """Receives the events of a connection. Each ticket ends in exactly one of answered and broke."""
 
     def opened(self, connection: ClientConnection) -> None: ...
 
     def answered(self, connection: ClientConnection, ticket: int, status: int, body: bytes, reusable: bool) -> None: ...
 
     def broke(self, connection: ClientConnection, ticket: int, problem: Problem) -> None:
-        """The connection is gone; `ticket` is IDLE if nothing was asked."""
+        """The connection was lost. `ticket` is IDLE if no request was open."""
 
 
 class ClientConnection(asyncio.Protocol):
-    """At most one request at a time (no pipelining: clients do not, and it would hide queueing)."""
+    """One request at a time, without pipelining, which clients do not use and which would hide queueing."""
 
     __slots__ = ("_body", "_body_bytes", "_gone", "_owner", "_parser", "_started", "_transport", "since_ns", "ticket")
 
@@ -67,7 +63,7 @@ class ClientConnection(asyncio.Protocol):
         self.since_ns = 0
 
     def send(self, request: bytes, ticket: int, since_ns: int) -> None:
-        """The connection must be idle. `since_ns`: from when on the request's time-out counts."""
+        """Send a request on an idle connection. Its timeout counts from `since_ns`."""
         self.ticket = ticket
         self.since_ns = since_ns
         self._transport.write(request)
@@ -77,7 +73,7 @@ class ClientConnection(asyncio.Protocol):
         return not self._gone and not self._transport.is_closing()
 
     def give_up(self, problem: Problem) -> None:
-        """Ends the connection now; whatever was asked on it ends with `problem`."""
+        """Close the connection now. An open request ends with `problem`."""
         if self._gone:
             return
         self._gone = True
@@ -87,7 +83,7 @@ class ClientConnection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast and no check: uvloop's transports do everything that asyncio.Transport does but are none.
+        # A cast, because the transports of uvloop are not subclasses of asyncio.Transport.
         self._transport = cast(asyncio.Transport, transport)
         self._owner.opened(self)
 
@@ -95,7 +91,7 @@ class ClientConnection(asyncio.Protocol):
         if self._gone:
             return
         if self.ticket == IDLE:
-            self.give_up(NOT_HTTP)  # an answer to nothing
+            self.give_up(NOT_HTTP)  # a response without a request
             return
         try:
             self._parser.feed_data(data)
@@ -137,20 +133,19 @@ class ClientConnection(asyncio.Protocol):
 
 
 SWEEP_S = 0.05
-# Servers close idle connections (uvicorn after 5 s, some after 2); sending on one that is just being closed
-# would count a reset against the server that any client library would have hidden.
+# Servers close idle connections (uvicorn after 5 s, some after 2). A request on a connection that is just being closed
+# would count as a reset, which client libraries hide.
 MAX_IDLE_NS = 1_500_000_000
-# A hiccup at 50,000 requests/s leaves hundreds waiting; a connection for each at once would make it an outage.
+# A short pause at 50,000 requests/s leaves hundreds waiting; opening a connection for each would cause an outage.
 MAX_OPENING = 32
 
 STOPPED = Problem(Fault.NETWORK, "the run was stopped")
 
 
 class HttpSender:
-    """Give it requests with `fire`; `on_done(ticket, arrived)` is told of each end.
+    """Sends a request per call of `fire`, and calls `on_done(arrived)` when it ends.
 
-    `arrived` is False where no HTTP answer came. `close` must be called; it ends what is still under way
-    without a word to the recorder.
+    `arrived` is False without an HTTP response. `close` must be called; it ends open requests without recording them.
     """
 
     def __init__(
@@ -176,14 +171,11 @@ class HttpSender:
         self.waited = 0
 
     async def warm(self, count: int) -> None:
-        """Opens `count` connections beforehand, so that the first requests do not pay for them.
-
-        One that cannot be opened is left for the run to report.
-        """
+        """Open `count` connections, so that the first requests do not wait. The run reports failed ones."""
         await asyncio.gather(*(self._connect() for _ in range(count)), return_exceptions=True)
 
     def fire(self, intended_ns: int, now_ns: int) -> None:
-        """Sends the next request now, or as soon as there is a connection for it."""
+        """Send the next request now, or as soon as a connection is free."""
         ticket = self._recorder.begin(intended_ns, now_ns)
         self.in_flight += 1
         connection = self._take_idle(now_ns)
@@ -204,7 +196,7 @@ class HttpSender:
             connection.give_up(STOPPED)
         await asyncio.sleep(0)  # lets the transports close their sockets
 
-    # what a connection tells its owner
+    # events of a connection
 
     def opened(self, connection: ClientConnection) -> None:
         self._all.add(connection)
@@ -237,7 +229,7 @@ class HttpSender:
         return self._requests[ticket % len(self._requests)]
 
     def _take_idle(self, now_ns: int) -> ClientConnection | None:
-        """The one used last: the others grow idle and are let go, as in any client's pool."""
+        """The connection used last, so that the others become idle and are closed, as in the pools of clients."""
         while self._idle:
             connection = self._idle.pop()
             if connection.usable and now_ns - connection.since_ns < MAX_IDLE_NS:
@@ -263,7 +255,7 @@ class HttpSender:
         self.on_done(False)
 
     def _open_more(self) -> bool:
-        """One connection being opened per waiting request, within the limits. False: all allowed are there."""
+        """Open one connection per waiting request, within the limits. False if all allowed connections exist."""
         while not self._closed and len(self._opening) < min(len(self._backlog), MAX_OPENING):
             if len(self._all) + len(self._opening) >= self._limit:
                 return False
@@ -273,13 +265,13 @@ class HttpSender:
         return True
 
     def _attempt_over(self, task: asyncio.Task[None]) -> None:
-        """A server that closes after each answer may have done so before the attempt counted as over."""
+        """Open further connections: the server may have closed this one before the attempt ended."""
         self._opening.discard(task)
         self._open_more()
 
     async def _open(self) -> None:
         problem = await self._connect()
-        # Each failed attempt was made for one waiting request: the oldest learns of it.
+        # Each failed attempt was made for one waiting request, so the oldest fails.
         if problem is not None and self._backlog:
             self._fail(self._backlog.popleft(), problem)
 
@@ -303,7 +295,7 @@ class HttpSender:
         return None
 
     def _sweep(self) -> None:
-        """One look at all open requests per 50 ms is cheaper than a timer for each."""
+        """Time out old requests. One check per 50 ms is cheaper than a timer per request."""
         before_ns = time.monotonic_ns() - self._timeout_ns
         for connection in [c for c in self._all if c.ticket != IDLE and c.since_ns < before_ns]:
             connection.give_up(Problem(Fault.TIMEOUT, f"no answer within {self._timeout_s:g} s"))

@@ -1,8 +1,7 @@
-"""What one generator process is told, as one line of JSON; the big parts stand behind file descriptors.
+"""The job of one generator process as one line of JSON, written by the parent and read by the child.
 
-Knows the line's layout, the same for the parent that writes it and the child that reads it.
-
-These are anonymous files: they have no name, so whatever ends a process, SIGKILL included, nothing is left to clean up.
+Large parts are in anonymous files, passed as file descriptors. They have no name, so nothing is left to clean up, even
+after a SIGKILL.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ OFFSET_BYTES = 8
 
 
 def anonymous(size_bytes: int) -> int:
-    """A file descriptor of so many zero bytes; pages cost memory once they are written. The caller closes it."""
+    """A file descriptor of that many zero bytes, which take memory when they are written. The caller closes it."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("convoy-loadtest")
     else:
@@ -36,7 +35,7 @@ def anonymous(size_bytes: int) -> int:
 
 
 def write_blobs(blobs: Sequence[bytes]) -> int:
-    """A descriptor of a new file with the blobs behind the table of where each begins and the last ends."""
+    """A descriptor of a new file: a table of the offsets of the blobs, then the blobs."""
     table = array("q", [OFFSET_BYTES * (len(blobs) + 1)])
     for blob in blobs:
         table.append(table[-1] + len(blob))
@@ -54,13 +53,13 @@ def read_blobs(descriptor: int, count: int) -> list[bytes]:
         return [memory[table[index] : table[index + 1]] for index in range(count)]
 
 
-# What a generator says first. It is told when to start, by a number in a line; after that, closing the pipe means stop.
+# The first message of a generator. The parent then sends the start time as a line, and closes the pipe to stop it.
 READY = b"ready"
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorJob:
-    """`clients` None: an open loop with a schedule. Descriptors are inherited from the parent."""
+    """With `clients` None, an open loop with a schedule. Descriptors are inherited from the parent."""
 
     endpoint: Endpoint
     protocol: Protocol
@@ -89,7 +88,7 @@ class GeneratorJob:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A generator's last words."""
+    """The last message of a generator."""
 
     problems: tuple[Problem, ...]
     waited: int

@@ -1,16 +1,14 @@
-"""The two ways of putting load on a server, each until its time is over or it is told to stop.
+"""The open loop and the closed loop. They decide when requests are sent; a sender sends and records them.
 
-Knows when requests are due. Leaves sending and noting to the sender. No task, no future and no timer exists per
-request: only callbacks.
+There is no task, future or timer per request, only callbacks.
 
-The open loop sends by its schedule whatever becomes of the answers, as independent users do. The closed loop has a
-fixed number of clients that wait for their answers, as a batch job does; it slows down with the server, so its
-latencies say nothing about users who do not wait.
+The open loop sends on schedule, whatever happens to the responses, as independent users do. The closed loop has a fixed
+number of clients that wait for their responses, as a batch job does. It slows down with the server, so its latencies
+say nothing about users who do not wait.
 
-An alarm wakes the event loop at a given nanosecond, instead of at the next millisecond: asyncio's and uvloop's own
-timers round to milliseconds (epoll_wait counts in them), which would make every request of an open loop up to a
-millisecond late. Linux has a timer that is a file descriptor; the loop watches it like a socket and wakes within tens
-of microseconds. Elsewhere the loop's own timer has to do, and the audit of lateness says what that cost.
+An alarm wakes the event loop at a given nanosecond. The timers of asyncio and uvloop round to milliseconds, because
+epoll_wait does, which would make requests up to a millisecond late. On Linux the alarm is a timerfd, which wakes the
+loop within tens of microseconds. On other systems it is the timer of the loop, and the measured delay shows its effect.
 """
 
 from __future__ import annotations
@@ -31,15 +29,15 @@ TFD_TIMER_ABSTIME = 1
 
 
 class Alarm(Protocol):
-    """Calls back once per `set`."""
+    """Calls a function once per `set`."""
 
     name: str
 
     def set(self, due_ns: int) -> None:
-        """Call back when time.monotonic_ns() reaches `due_ns`; at once if that has passed."""
+        """Call the function when time.monotonic_ns() reaches `due_ns`, at once if that has passed."""
 
     def close(self) -> None:
-        """Calls back no more. May be called again."""
+        """Make no more calls. May be called again."""
 
 
 class _TimerSpec(ctypes.Structure):
@@ -54,7 +52,7 @@ class _TimerSpec(ctypes.Structure):
 
 
 class TimerFdAlarm:
-    """Linux. Raises OSError or AttributeError where the system has no timerfd."""
+    """A timerfd of Linux. Raises OSError or AttributeError on other systems."""
 
     name = "timerfd"
 
@@ -69,7 +67,7 @@ class TimerFdAlarm:
         loop.add_reader(self._fd, self._ring)
 
     def set(self, due_ns: int) -> None:
-        # A zero value would disarm the timer; the monotonic clock never stands at zero in practice.
+        # Zero would disarm the timer.
         self._spec.value_s, self._spec.value_ns = divmod(max(due_ns, 1), NS_PER_S)
         self._libc.timerfd_settime(self._fd, TFD_TIMER_ABSTIME, ctypes.byref(self._spec), None)
 
@@ -77,18 +75,18 @@ class TimerFdAlarm:
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
-            return  # set anew between the wake-up and this call: it will ring again
+            return  # set again between the wake-up and this call, so it will ring again
         self._callback()
 
     def close(self) -> None:
-        if self._fd >= 0:  # a second close must not hit a descriptor that someone else has got since
+        if self._fd >= 0:  # a second close must not close a reused descriptor
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
 
 
 class LoopAlarm:
-    """Any system: the event loop's own timer, and its precision."""
+    """The timer of the event loop, for any system."""
 
     name = "event loop"
 
@@ -107,7 +105,7 @@ class LoopAlarm:
 
 
 def make_alarm(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Alarm:
-    """The most precise alarm that this system has."""
+    """The most precise alarm of this system."""
     if not sys.platform.startswith("linux"):
         return LoopAlarm(loop, callback)
     try:
@@ -117,28 +115,28 @@ def make_alarm(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) ->
 
 
 POLL_S = 0.02
-# A closed-loop client whose connection failed; without it, a dead server would cost a core in refusals.
+# After a failed connection in a closed loop. Without it, refused connections to a dead server would use a whole core.
 PAUSE_S = 0.1
-BURST = 1024  # requests taken up before the loop looks at answers again, when many are due at once
+BURST = 1024  # requests sent before responses are read again, when many are due at once
 
 
 class Sender(Protocol):
-    """What a loop needs of whatever sends: HTTP or gRPC."""
+    """Sends requests over HTTP or gRPC."""
 
     on_done: Callable[[bool], None]
-    """Told of each end; False where no answer came at all."""
+    """Called at the end of each request; False if there was no response."""
     in_flight: int
     waited: int
-    """Requests that found every allowed connection busy."""
+    """The number of requests that waited for a free connection."""
 
     async def warm(self, count: int) -> None:
-        """Opens `count` connections beforehand; what fails is left for the run to report."""
+        """Open `count` connections. The run reports those that fail."""
 
     def fire(self, intended_ns: int, now_ns: int) -> None:
-        """Sends the next request now, or as soon as there is a connection for it."""
+        """Send the next request now, or as soon as a connection is free."""
 
     async def close(self) -> None:
-        """Must be called; ends what is still under way without a word to the recorder."""
+        """End open requests without recording them. Must be called."""
 
 
 class OpenLoop:
@@ -158,11 +156,11 @@ class OpenLoop:
 
     @property
     def done(self) -> bool:
-        """All has been sent; answers may still be under way."""
+        """Whether all requests were sent; responses may be missing."""
         return self._next >= len(self._offsets_ns)
 
     def stop(self) -> list[int]:
-        """Sends no more. Gives the times (ns) at which the requests were due that it never came to send."""
+        """Stop sending, and return the due times (ns) of the requests that were not sent."""
         unsent_ns = [self._start_ns + offset_ns for offset_ns in self._offsets_ns[self._next :]]
         self._next = len(self._offsets_ns)
         self._alarm.close()
@@ -186,7 +184,7 @@ class OpenLoop:
 
 
 class ClosedLoop:
-    """`clients` requests under way at any time, for `duration_s` or until `most` have been sent."""
+    """Keeps `clients` requests in flight, for `duration_s` or until `most` have been sent."""
 
     timer = "none"
 
@@ -210,7 +208,7 @@ class ClosedLoop:
         return time.monotonic_ns() >= self._end_ns or self._fired >= self._most
 
     def stop(self) -> list[int]:
-        """Sends no more. Nothing is ever overdue."""
+        """Stop sending. A closed loop has no unsent requests."""
         self._end_ns = 0
         return []
 
@@ -233,9 +231,9 @@ Loop = OpenLoop | ClosedLoop
 async def until_over(
     loop: Loop, sender: Sender, stopped: asyncio.Event, deadline_s: float, tick: Callable[[], None]
 ) -> None:
-    """Until all is sent and answered, the deadline (seconds from now) has passed, or `stopped` is set.
+    """Wait until all requests have ended, the deadline (seconds from now) has passed, or `stopped` is set.
 
-    `tick` is called every 20 ms or so; it must be quick, because it runs between sending and receiving.
+    `tick` is called about every 20 ms. It must be quick, because it runs between sending and receiving.
     """
     deadline_ns = time.monotonic_ns() + int(deadline_s * NS_PER_S)
     while not (loop.done and sender.in_flight == 0) and time.monotonic_ns() < deadline_ns:

@@ -1,7 +1,7 @@
-"""One generator process, from its job to its last words.
+"""Runs one generator process, from its job to its last message.
 
-Knows the event loop, the two pipes to the parent and the garbage collector. The parent's pipe ends when the
-parent ends, however it ends, and that is the sign to stop: no generator outlives the one who started it.
+It stops when the pipe from the parent closes, which happens however the parent ends, so no generator outlives its
+parent.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from convoy.loadtest.rows import Recorder, Rows
 from convoy.loadtest.units import NS_PER_S
 
 STDIN, STDOUT = 0, 1
-LAST_WORD_S = 5.0  # beyond the time-out, for the sweep that declares it; a busy machine may be late by a second
+LAST_WORD_S = 5.0  # after the timeout, for the check that finds it; a busy machine may be late by a second
 
-NEVER_SENT = Problem(Fault.GENERATOR, "the load generator never came to send it")
+NEVER_SENT = Problem(Fault.GENERATOR, "the load generator had no time to send it")
 NO_ANSWER = Problem(Fault.TIMEOUT, "no answer by the end of the run")
 
 
 def main() -> None:
-    """Reads the job from the standard input, says when it is ready, runs, and writes its last words."""
+    """Read the job from the standard input, report readiness, run, and write the last message."""
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=GeneratorJob)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_generate(job))
@@ -79,20 +79,20 @@ async def _run(
 
 
 async def sleep_until(start_ns: int) -> None:
-    """Not a moment less: a timer may fire a millisecond early, and what is sent before the start counts for nothing."""
-    while (left_ns := start_ns - time.monotonic_ns()) > 0:  # noqa: ASYNC110 - it is a time that is waited for
+    """Sleep until the start, not less: a timer may fire a millisecond early, and early requests do not count."""
+    while (left_ns := start_ns - time.monotonic_ns()) > 0:  # noqa: ASYNC110 - waits for a time
         await asyncio.sleep(left_ns / NS_PER_S)
 
 
 def _close_the_books(recorder: Recorder, unsent_ns: list[int], now_ns: int) -> None:
-    """Every request that was due has an end: a request left out would be a failure left out."""
+    """End every request that was due, because a missing request would be a missing failure."""
     recorder.fail_pending(now_ns, NO_ANSWER)
     for intended_ns in unsent_ns:
         recorder.finish(recorder.begin(intended_ns, now_ns), now_ns, NEVER_SENT)
 
 
 def _make_sender(job: GeneratorJob, recorder: Recorder) -> Sender:
-    """The library of the other protocol is not loaded."""
+    """The sender of the protocol. The library of the other one is not imported."""
     endpoint, request_pool = job.endpoint, job.request_pool()
     connections, timeout_s = job.connections, job.timeout_s
     if job.protocol == "grpc":
@@ -111,7 +111,7 @@ def _make_loop(job: GeneratorJob, sender: Sender) -> Loop:
 
 
 class _Parent:
-    """What the parent says: a line with the start, and then, by its silence, to stop."""
+    """Messages of the parent: a line with the start time, then the end of the pipe, which means stop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -122,7 +122,7 @@ class _Parent:
         self._loop.add_reader(STDIN, self._read)
 
     async def start(self) -> int | None:
-        """When to start; None if the parent has ended or thought better of it."""
+        """The start time; None if the parent has ended or cancelled the run."""
         await self._spoke.wait()
         return int(self._said) if b"\n" in self._said else None
 
@@ -140,7 +140,7 @@ class _Parent:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed: a third of the CPU per request. None: asyncio's own."""
+    """uvloop if it is installed, which needs a third of the CPU per request; None means asyncio's own loop."""
     try:
         import uvloop
     except ImportError:
@@ -150,7 +150,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A collection takes milliseconds, and all of them would look like the server's."""
+    """No collections, whose milliseconds would count as latency of the server."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,8 +1,4 @@
-"""The page's charts: which figures are drawn against which.
-
-Knows the results and what a reader should see in them. Computes the points of curves from the rows of a run, and no
-figure.
-"""
+"""The charts of the report. Computes the points of curves from the records of a run, and no other figures."""
 
 from __future__ import annotations
 
@@ -25,14 +21,14 @@ from convoy.models.page.chart import Chart
 from convoy.models.page.markup import Content, element, table
 
 MOST_BINS = 100
-GOOD_PER_BIN = 50  # so that a bin's median is more than luck
+GOOD_PER_BIN = 50  # for a steady median in each bin
 LEAST_BIN_S = 0.1
 CURVE_POINTS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class TimeBin:
-    """Requests that were due within. Latencies are of good answers, None where there was none."""
+    """Requests that were due in this time. Latencies are of successful requests; None without any."""
 
     start_s: float
     end_s: float
@@ -52,14 +48,14 @@ class TimeBin:
 
 
 def over_time(records: Records, window: Window) -> list[TimeBin]:
-    """The whole run, warm-up included, in equal bins of time; none for a run that was stopped before it began."""
+    """The whole run with its warm-up in equal bins of time; none for a run that was stopped before it began."""
     total_s = (window.end_ns - window.run_start_ns) / NS_PER_S
     if total_s <= 0:
         return []
     good = int(np.count_nonzero(records.outcome == GOOD))
     bins = max(1, min(MOST_BINS, good // GOOD_PER_BIN, int(total_s / LEAST_BIN_S)))
     edges_ns = np.linspace(window.run_start_ns, window.end_ns, bins + 1).astype(np.int64)
-    ends = np.searchsorted(records.intended_ns, edges_ns)  # rows are in the order in which they were due
+    ends = np.searchsorted(records.intended_ns, edges_ns)  # records are in the order of their due times
     return [_time_bin(records, window, edges_ns[i : i + 2], slice(ends[i], ends[i + 1])) for i in range(bins)]
 
 
@@ -83,14 +79,14 @@ def _time_bin(records: Records, window: Window, edges_ns: np.ndarray, rows: slic
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Latency at each share of the good answers; `sure` as far as ten answers lie beyond, `rest` from there on."""
+    """Latency at each share of the successful requests: `sure` while at least ten are slower, then `rest`."""
 
     sure: list[tuple[float, float]]
     rest: list[tuple[float, float]]
 
 
 def distribution(records: Records, window: Window) -> Curve:
-    """Of the requests due within the window."""
+    """The distribution of the requests due in the window."""
     chosen = (records.outcome == GOOD) & (records.intended_ns >= window.start_ns)
     chosen &= records.intended_ns < window.end_ns
     latency_ms = np.sort((records.finished_ns - records.intended_ns)[chosen]) / NS_PER_MS
@@ -108,7 +104,7 @@ _MOST_BARS = 64
 
 
 def latency_over_time(outcome: LoadTestOutcome) -> Element | None:
-    """Median, 90th percentile and longest of each moment."""
+    """Median, 90th percentile and maximum latency over time."""
     result, slo_ms = outcome.shown, outcome.options.slo_ms
     bins = over_time(result.measurement.records, result.window)
     seen = [one for one in bins if one.max_ms is not None]
@@ -117,8 +113,8 @@ def latency_over_time(outcome: LoadTestOutcome) -> Element | None:
     values = [value for one in seen for value in (one.p50_ms, one.p90_ms, one.max_ms) if value is not None]
     chart = Chart(
         "Latency over time",
-        "Median, 90th percentile and longest latency of the requests due in each moment of the run.",
-        Axis("seconds since the start, by when requests were due", 0, bins[-1].end_s),
+        "Median, 90th percentile and maximum latency by the time when requests were scheduled.",
+        Axis("scheduled time, seconds since the start", 0, bins[-1].end_s),
         spanning(LATENCY, [*values, *([slo_ms] if slo_ms else [])], from_zero=False),
     )
     _mark_times(chart, result)
@@ -127,14 +123,14 @@ def latency_over_time(outcome: LoadTestOutcome) -> Element | None:
     chart.broken_line([(one.middle_s, one.p50_ms) for one in bins], "line k0")
     chart.explain("median", "line k0")
     chart.explain("90th percentile", "line k3")
-    chart.explain("longest", "line thin k1")
+    chart.explain("maximum", "line thin k1")
     _draw_objective(chart, slo_ms)
     _explain_times(chart, result)
     return chart.figure()
 
 
 def answers_over_time(outcome: LoadTestOutcome) -> Element | None:
-    """What was due, what was answered and what failed."""
+    """Scheduled, successful and failed requests over time."""
     result = outcome.shown
     bins = over_time(result.measurement.records, result.window)
     if not bins:
@@ -142,14 +138,14 @@ def answers_over_time(outcome: LoadTestOutcome) -> Element | None:
     tops = [one.per_s(max(one.due, one.good + one.failed)) for one in bins]
     chart = Chart(
         "Requests over time",
-        "Requests per second that were due, and how many of them were answered well and failed.",
-        Axis("seconds since the start, by when requests were due", 0, bins[-1].end_s),
+        "Requests per second: scheduled, successful and failed.",
+        Axis("scheduled time, seconds since the start", 0, bins[-1].end_s),
         spanning("requests / s", tops),
     )
     _mark_times(chart, result)
-    offered = "due" if result.rate is not None else "sent"
+    offered = "scheduled" if result.rate is not None else "sent"
     chart.line(_steps(bins, [one.per_s(one.due) for one in bins]), "dashed soft", offered)
-    chart.line(_steps(bins, [one.per_s(one.good) for one in bins]), "line k2", "answered well")
+    chart.line(_steps(bins, [one.per_s(one.good) for one in bins]), "line k2", "successful")
     if any(one.failed for one in bins):
         chart.line(_steps(bins, [one.per_s(one.failed) for one in bins]), "line bad", "failed")
     _explain_times(chart, result)
@@ -157,7 +153,7 @@ def answers_over_time(outcome: LoadTestOutcome) -> Element | None:
 
 
 def latency_distribution(outcome: LoadTestOutcome) -> Element | None:
-    """Each further nine takes the same room."""
+    """The distribution of latency. Each further nine takes the same width."""
     result, slo_ms = outcome.shown, outcome.options.slo_ms
     curve = distribution(result.measurement.records, result.window)
     points = [*curve.sure, *curve.rest]
@@ -165,14 +161,14 @@ def latency_distribution(outcome: LoadTestOutcome) -> Element | None:
         return None
     chart = Chart(
         "Distribution of latency",
-        "Latency below which each share of the good answers lies.",
-        Axis("share of good answers that were at least so fast", 0, points[-1][0], "tail"),
+        "Latency below which each share of the successful requests lies.",
+        Axis("share of successful requests", 0, points[-1][0], "tail"),
         spanning(LATENCY, [*(ms for _, ms in points), *([slo_ms] if slo_ms else [])], from_zero=False),
     )
     chart.line(curve.rest, "dashed thin k0")
     chart.line(curve.sure, "line k0")
     chart.explain("latency", "line k0")
-    chart.explain("fewer than 10 answers beyond", "dashed thin k0")
+    chart.explain("fewer than 10 slower requests", "dashed thin k0")
     known = [one for one in result.summary.percentiles if one.interval_ms is not None]
     for one in known:
         assert one.interval_ms is not None
@@ -184,7 +180,7 @@ def latency_distribution(outcome: LoadTestOutcome) -> Element | None:
 
 
 def throughput_against_latency(outcome: LoadTestOutcome) -> Element | None:
-    """One dot for each step or probe."""
+    """One dot per step or probe."""
     percentile = _common_percentile(outcome.rows)
     dots = [(row, _at(row, percentile)) for row in outcome.rows]
     drawn = [(row, ms) for row, ms in dots if ms is not None]
@@ -192,26 +188,26 @@ def throughput_against_latency(outcome: LoadTestOutcome) -> Element | None:
         return None
     slo_ms = outcome.options.slo_ms
     chart = Chart(
-        f"Throughput against p{percentile}",
-        f"Good answers per second and the p{percentile} latency of each step or probe.",
-        spanning("good answers / s", [row.summary.throughput_rps for row, _ in drawn]),
+        f"Throughput against p{percentile} latency",
+        f"Successful requests per second and the p{percentile} latency of each step or probe.",
+        spanning("successful / s", [row.summary.throughput_rps for row, _ in drawn]),
         spanning(f"p{percentile}, ms", [*(ms for _, ms in drawn), *([slo_ms] if slo_ms else [])], from_zero=False),
     )
     ordered = sorted(drawn, key=lambda one: one[0].rate or 0)
-    believed = [(row.summary.throughput_rps, ms) for row, ms in ordered if row.verdict.void is None]
-    chart.line(believed, "line thin k0")
+    valid = [(row.summary.throughput_rps, ms) for row, ms in ordered if row.verdict.void is None]
+    chart.line(valid, "line thin k0")
     for row, ms in ordered:
         says = f"{row.name}: {number(row.rate or 0)} requests/s offered, p{percentile} {number(ms)} ms"
         chart.dot(row.summary.throughput_rps, ms, says, "ring k1" if row.verdict.void is not None else "dot k0")
     chart.explain("step" if outcome.capacity is None else "probe", "dot k0")
     if any(row.verdict.void is not None for row, _ in drawn):
-        chart.explain("void: the generator was late", "ring k1")
+        chart.explain("not valid: the load generator was late", "ring k1")
     _draw_objective(chart, slo_ms)
     return chart.figure()
 
 
 def goodput_against_rate(outcome: LoadTestOutcome) -> Element | None:
-    """Where the objective stops being met."""
+    """The rate at which the objective is no longer met."""
     points = [(row, row.rate, row.summary.goodput) for row in outcome.rows]
     drawn = [(row, rate, share) for row, rate, share in points if rate is not None and share is not None]
     if len(drawn) < 2:
@@ -219,13 +215,13 @@ def goodput_against_rate(outcome: LoadTestOutcome) -> Element | None:
     lowest = min(share for _, _, share in drawn)
     chart = Chart(
         "Goodput against offered rate",
-        "Share of offered requests answered well within the objective at each rate.",
+        "Share of requests that succeeded within the objective, by offered rate.",
         spanning("offered requests / s", [rate for _, rate, _ in drawn]),
-        Axis("good within the objective, %", 0 if lowest < 0.5 else 100 * lowest - 2, 101),
+        Axis("within the objective, %", 0 if lowest < 0.5 else 100 * lowest - 2, 101),
     )
     chart.level(100 * SHARE, "dashed soft", f"{100 * SHARE:.0f} %")
-    believed = sorted((rate, 100 * share) for row, rate, share in drawn if row.verdict.void is None)
-    chart.line(believed, "line thin k2")
+    valid = sorted((rate, 100 * share) for row, rate, share in drawn if row.verdict.void is None)
+    chart.line(valid, "line thin k2")
     for row, rate, share in drawn:
         says = f"{row.name}: {100 * share:.2f} % at {number(rate)} requests/s"
         chart.dot(rate, 100 * share, says, "ring k1" if row.verdict.void is not None else "dot k2")
@@ -235,14 +231,14 @@ def goodput_against_rate(outcome: LoadTestOutcome) -> Element | None:
 
 
 def stages(outcome: LoadTestOutcome) -> Element | None:
-    """Where a request's time went on average, as one bar and its figures."""
+    """The mean time of a request by stage, as one bar and a table."""
     server, mean_ms = outcome.server, outcome.shown.summary.mean_ms
     if server is None or not server.stages:
         return None
     parts = [(stage.name, stage.mean_ms) for stage in server.stages]
     rest_ms = (mean_ms or 0) - sum(ms for _, ms in parts)
     if rest_ms > 0:
-        parts.append(("all else", rest_ms))
+        parts.append(("other", rest_ms))
     total_ms = sum(ms for _, ms in parts)
     pieces = [
         element("i", class_=f"k{index}", style=f"flex: {100 * ms / total_ms:.3f}", title=f"{name}: {ms:.3f} ms")
@@ -256,7 +252,7 @@ def stages(outcome: LoadTestOutcome) -> Element | None:
 
 
 def batches(server: ServerSide) -> Element | None:
-    """How many batches of each size ran."""
+    """The number of batches of each size."""
     if not server.batches:
         return None
     groups = _grouped(server.batches)
@@ -270,19 +266,19 @@ def batches(server: ServerSide) -> Element | None:
     for low, high, count in groups:
         size = f"{low}" if low == high else f"{low} to {high}"
         chart.bar(low - 0.4, high + 0.4, 100 * count / total, f"{size}: {count:,} batches", "k0")
-    return chart.figure(f"{total:,} batches, {number(server.mean_batch or 0)} samples in each on average.")
+    return chart.figure(f"{total:,} batches with a mean of {number(server.mean_batch or 0)} samples.")
 
 
 def server_cpu(use: ServerUse) -> Element:
-    """How many cores the server kept busy at each time."""
-    chart = _use_chart(use, "CPU of the server", "Cores that the server's processes kept busy.", "cores")
+    """The cores that the server used over time."""
+    chart = _use_chart(use, "CPU of the server", "Cores used by the processes of the server.", "cores")
     chart.line([(at, one.cores) for one in use.samples for at in (one.start_s, one.end_s)], "line k0")
     return chart.figure()
 
 
 def server_memory(use: ServerUse) -> Element:
-    """Resident memory at each time."""
-    chart = _use_chart(use, "Memory of the server", "Resident memory of the server's processes, together.", "MiB")
+    """The resident memory of the server over time."""
+    chart = _use_chart(use, "Memory of the server", "Resident memory of all processes of the server.", "MiB")
     chart.line([(one.end_s, one.memory_mib) for one in use.samples], "line k2")
     return chart.figure()
 
@@ -294,7 +290,7 @@ def _use_chart(use: ServerUse, title: str, about: str, unit: Literal["cores", "M
 
 
 def _grouped(counts: Sequence[BatchCount]) -> list[tuple[int, int, int]]:
-    """(smallest, largest, batches): neighbouring sizes together where there are too many for a bar each."""
+    """(smallest, largest, batches). Neighbouring sizes share a bar if there are too many sizes."""
     first, last = counts[0].size, counts[-1].size
     width = 1 + (last - first) // _MOST_BARS
     groups: dict[int, int] = {}
@@ -304,7 +300,7 @@ def _grouped(counts: Sequence[BatchCount]) -> list[tuple[int, int, int]]:
 
 
 def _steps(bins: Sequence[TimeBin], values: Sequence[float]) -> list[tuple[float, float]]:
-    """A line that is level within each bin."""
+    """A line that is flat within each bin."""
     pairs = zip(bins, values, strict=True)
     return [point for one, value in pairs for point in ((one.start_s, value), (one.end_s, value))]
 
@@ -314,7 +310,7 @@ def _warm_up_s(result: Result) -> float:
 
 
 def _mark_times(chart: Chart, result: Result) -> None:
-    """And mark where a new step begins."""
+    """Mark the warm-up and the start of each further step."""
     if _warm_up_s(result) > 0:
         chart.area(0, _warm_up_s(result), "warm-up", "zone")
     for step in result.measurement.steps[1:]:
@@ -323,7 +319,7 @@ def _mark_times(chart: Chart, result: Result) -> None:
 
 def _explain_times(chart: Chart, result: Result) -> None:
     if _warm_up_s(result) > 0:
-        chart.explain("warm-up, in no figure", "zone")
+        chart.explain("warm-up, not counted", "zone")
     if len(result.measurement.steps) > 1:
         chart.explain("next step", "front")
 
@@ -334,7 +330,7 @@ def _draw_objective(chart: Chart, slo_ms: float | None) -> None:
 
 
 def _common_percentile(rows: Sequence[Result]) -> str:
-    """The highest one up to p99 that most rows have."""
+    """The highest percentile up to p99 that most rows have."""
     for name in ("99", "95", "90"):
         if sum(_at(row, name) is not None for row in rows) * 2 > len(rows):
             return name

@@ -1,7 +1,6 @@
-"""The run as one HTML page that needs nothing but itself: no script, no font, nothing from the net.
+"""The report of a load test as one HTML file without scripts, fonts or anything from the network.
 
-Knows the order of the story: what was done, whether it may be believed, what came out, where the time went.
-Draws nothing (`charts`) and computes nothing; the figures all stand in the JSON, too.
+`charts` draws the charts. All figures of the report are in the JSON file, too.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from convoy.models.page.axis import number
 from convoy.models.page.markup import Content, card, element, page, section, table
 
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-USE_NOT_OFFERED = "Not told: over HTTP it is read from process_* in /metrics, and the run must last for two readings."
-NOT_OFFERED = "Not offered by this server: it has neither the protocol's statistics nor Convoy's metrics."
+USE_NOT_OFFERED = "Not available. It is read over HTTP from process_* in /metrics, at least twice during the run."
+NOT_OFFERED = "Not available. The server has neither the statistics of the protocol nor Convoy's metrics."
 
 
 def render(outcome: LoadTestOutcome) -> str:
@@ -36,7 +35,7 @@ def render(outcome: LoadTestOutcome) -> str:
         *section("Where the time went", *_server(outcome)),
         *section("What the server used", *_used(outcome.use)),
         *section("Errors", _errors(outcome.shown)),
-        *section("May it be believed?", *_belief(outcome)),
+        *section("Is this run valid?", *_validity(outcome)),
         *section("How it was measured", _settings(outcome)),
     )
     return page(f"{outcome.target.model}: load test", body, STYLE)
@@ -45,48 +44,32 @@ def render(outcome: LoadTestOutcome) -> str:
 def _head(outcome: LoadTestOutcome) -> Element:
     target = outcome.target
     server = " ".join(str(target.server[key]) for key in ("name", "version") if target.server.get(key))
-    by = f", which calls itself {server}" if server else ""
+    by = f" ({server})" if server else ""
     wire = "gRPC" if target.requests.protocol == "grpc" else "HTTP"
     what = f"{target.endpoint.url}{by}; {target.body} bodies over {wire}; {words.load(outcome.options)}"
     return element("header", element("h1", f"{target.model}: load test"), element("p", what, class_="lead"))
 
 
 def _verdict(outcome: LoadTestOutcome) -> Element:
-    """The one sentence that a reader must not miss."""
-    voids = words.voids(outcome)
-    failed = sum(row.summary.failed for row in outcome.rows)
-    if outcome.capacity is not None:
-        good = outcome.capacity.ending == "bracketed"
-        return _box("Found" if good else "Not found", words.capacity(outcome), good)
-    if voids:
-        return _box("VOID", "; ".join(voids), False)
-    if outcome.interrupted:
-        return _box("Stopped early", "the figures are of what was measured so far", False)
-    if failed:
-        return _box("Requests failed", f"{failed:,} of the measured requests got no good answer", False)
-    on_time = "" if outcome.shown.rate is None else ", and the load generator was on time"
-    return _box("Valid", f"every measured request was answered well{on_time}", True)
-
-
-def _box(title: str, text: str, good: bool) -> Element:
-    return element("p", element("b", title), text, class_=f"verdict {'is-good' if good else 'is-bad'}")
+    verdict = words.verdict(outcome)
+    return element("p", element("b", verdict.word.capitalize()), verdict.why, class_=f"verdict is-{verdict.level}")
 
 
 def _cards(outcome: LoadTestOutcome) -> Iterator[Element]:
     result, slo_ms = outcome.shown, outcome.options.slo_ms
     summary = result.summary
     if result.name:
-        yield card("figures of", result.name, f"{number(result.rate)} requests/s" if result.rate else "")
+        yield card("results of", result.name, f"{number(result.rate)} requests/s" if result.rate else "")
     elif len(outcome.rows) > 1:
-        yield card("figures of", "all steps", "together")
+        yield card("results of", "all steps", "together")
     answered = f"{number(summary.throughput_rps)}/s"
-    yield card("good answers", answered, _interval(summary.throughput_interval_rps, "/s"))
+    yield card("successful", answered, _interval(summary.throughput_interval_rps, "/s"))
     for percentile in summary.percentiles:
         if percentile.name in ("50", "99") and percentile.latency_ms is not None:
             latency = f"{number(percentile.latency_ms)} ms"
             yield card(f"latency, p{percentile.name}", latency, _interval(percentile.interval_ms, " ms"))
     if summary.goodput is not None:
-        yield card(f"good within {slo_ms:g} ms", words.share(summary.goodput), "of all that was offered")
+        yield card(f"successful within {slo_ms:g} ms", words.share(summary.goodput), "of all requests")
     yield card("failed", f"{summary.failed:,}", f"of {summary.offered:,} requests")
 
 
@@ -103,12 +86,12 @@ def _rows(outcome: LoadTestOutcome) -> list[Element | None]:
     headings = (
         "",
         "offered / s",
-        "good / s",
+        "successful / s",
         "failed",
         "p50, ms",
         "p90, ms",
         "p99, ms",
-        "good in time",
+        "in time",
         words.standing_title(outcome),
     )
     return [both, table(headings, [_row(outcome, row) for row in outcome.rows])]
@@ -130,11 +113,11 @@ def _latency_title(outcome: LoadTestOutcome) -> str:
 
 
 def _latency(outcome: LoadTestOutcome) -> list[Element | None]:
-    since = "from when a request was due" if outcome.shown.rate is not None else "from when a request was sent"
+    since = "a request was scheduled" if outcome.shown.rate is not None else "a request was sent"
     about = (
-        f"Latency counts {since} to its whole answer, good answers only. Intervals are 95 % confidence intervals by "
-        "block bootstrap (Carlstein, Annals of Statistics 14(3), 1986): neighbouring requests share a queue, so whole "
-        "blocks of time are drawn anew, not single requests."
+        f"Latency is the time from when {since} until its whole response arrived, for successful requests only. "
+        "Intervals are 95 % confidence intervals by block bootstrap (Carlstein, Annals of Statistics 14(3), 1986). It "
+        "resamples blocks of time, because neighbouring requests share a queue and are not independent."
     )
     drawn = element(
         "div",
@@ -152,8 +135,8 @@ def _percentiles(result: Result) -> Element:
     for one in result.summary.percentiles:
         interval = f"{one.interval_ms.low:.3f} to {one.interval_ms.high:.3f}" if one.interval_ms else "–"
         known = one.latency_ms is not None
-        rows.append([f"p{one.name}", f"{one.latency_ms:.3f}" if known else f"needs {one.needs:,} answers", interval])
-    for name, value in (("mean", result.summary.mean_ms), ("longest", result.summary.max_ms)):
+        rows.append([f"p{one.name}", f"{one.latency_ms:.3f}" if known else f"needs {one.needs:,} responses", interval])
+    for name, value in (("mean", result.summary.mean_ms), ("maximum", result.summary.max_ms)):
         rows.append([name, "–" if value is None else f"{value:.3f}", ""])
     return element("div", table(("latency", "ms", "95 % interval"), rows))
 
@@ -163,8 +146,8 @@ def _server(outcome: LoadTestOutcome) -> list[Element | None]:
     if server is None or not (server.stages or server.batches):
         return [element("p", NOT_OFFERED, class_="note")]
     about = (
-        "Means over all requests of the run, warm-up included, from the server's own counters, read before and after. "
-        "All else is the difference to the mean latency as the client measured it: the network, parsing, and waiting "
+        "Means over all requests of the run, including the warm-up, from the counters of the server before and after "
+        "the run. Other is the difference to the mean latency that the client measured: network, parsing, and waiting "
         "that the server does not count."
     )
     drawn = element("div", charts.stages(outcome), charts.batches(server), class_="charts")
@@ -175,13 +158,13 @@ def _used(use: ServerUse | None) -> list[Element | None]:
     if use is None:
         return [element("p", USE_NOT_OFFERED, class_="note")]
     about = (
-        "Of the measured time, from the server's own metrics, read now and then; intervals are by bootstrap over the "
-        "readings. CPU includes what these cost, about a millisecond each."
+        "Over the measured time, read from the metrics of the server at intervals. Confidence intervals are by "
+        "bootstrap over the readings. CPU includes the cost of the readings, about a millisecond each."
     )
     rows: list[list[Content]] = [[what, figure] for what, figure in words.server_use(use)]
     processes: list[list[Content]] = [[one.name, f"{one.cpu_s:.2f}", f"{one.peak_mib:,.0f}"] for one in use.processes]
     figures = element("div", table(("all processes", ""), rows))
-    by_process = element("div", table(("process", "CPU, s", "memory, most, MiB"), processes))
+    by_process = element("div", table(("process", "CPU, s", "peak memory, MiB"), processes))
     drawn = element("div", charts.server_cpu(use), charts.server_memory(use), figures, by_process, class_="charts")
     return [element("p", about, class_="note"), drawn]
 
@@ -190,19 +173,19 @@ def _errors(result: Result) -> Element | None:
     if not result.summary.errors:
         return None
     rows: list[list[Content]] = [[e.problem.title, e.problem.text, f"{e.count:,}"] for e in result.summary.errors]
-    return table(("kind", "words", "requests"), rows, class_="words")
+    return table(("kind", "message", "requests"), rows, class_="words")
 
 
-def _belief(outcome: LoadTestOutcome) -> list[Element | None]:
+def _validity(outcome: LoadTestOutcome) -> list[Element | None]:
     said = words.notes(outcome)
     notes = element("ul", *(element("li", f"{note}.") for note in said)) if said else None
     return [notes, _lateness(outcome), _stability(outcome.shown)]
 
 
 def _lateness(outcome: LoadTestOutcome) -> Element:
-    """How late the generator was, and what it spent."""
-    figures = ("p50, ms", "p99, ms", "max, ms", "limit of p99", "processes", "busiest core", "waited for a connection")
-    return table(("generator's own lateness", *figures), [_late_row(row) for row in outcome.rows])
+    """The delay of the load generator, and its CPU use."""
+    figures = ("p50, ms", "p99, ms", "max, ms", "p99 limit", "processes", "busiest core", "waited for a connection")
+    return table(("load generator delay", *figures), [_late_row(row) for row in outcome.rows])
 
 
 def _late_row(row: Result) -> list[Content]:
@@ -226,9 +209,9 @@ def _stability(result: Result) -> Element | None:
         ]
         for one in windows
     ]
-    word = "reached" if result.stability.why_not is None else "not reached"
-    about = f"Stability {word}: the last three windows may differ by 10 % in throughput and in mean latency"
-    figures = table(("window", "good answers / s", "mean latency, ms"), rows)
+    word = "Stable" if result.stability.why_not is None else "Not stable"
+    about = f"{word}: throughput and mean latency may vary by 10 % over the last three windows"
+    figures = table(("window", "successful / s", "mean latency, ms"), rows)
     return element("details", element("summary", about), figures)
 
 
@@ -238,9 +221,9 @@ def _settings(outcome: LoadTestOutcome) -> Element:
     processes = len(measurement.generators)
     rows: list[list[Content]] = [
         ["load", words.load(options)],
-        ["time", f"{options.duration_s:g} s for {part}, the first {options.warm_up_cut_s:g} s cut off as warm-up"],
+        ["time", f"{options.duration_s:g} s for {part}, without the first {options.warm_up_cut_s:g} s (warm-up)"],
         ["seed", str(options.seed)],
-        ["connections", f"at most {options.clients or options.connections}; time-out {options.timeout_s:g} s"],
+        ["connections", f"at most {options.clients or options.connections}; timeout {options.timeout_s:g} s"],
         ["generator", f"processes: {processes}; CPU: {measurement.generator_cpu_s:.1f} s"],
     ]
     rows += [[name.replace("_", " "), str(value)] for name, value in environment(measurement).items()]

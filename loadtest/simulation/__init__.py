@@ -1,1 +1,1 @@
-"""The scheduler's own policy in virtual time. Knows engines that take a known time; knows no server and no clock."""
+"""The policy of the scheduler in virtual time, with engines of known latency and without a server."""

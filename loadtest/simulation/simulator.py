@@ -1,9 +1,8 @@
-"""The server's own policy in virtual time: engines that take a known time, and no server around them.
+"""Simulates the policy of the server in virtual time, with engines of known latency.
 
-Drives `admit`, `decide`, `complete` and `blame` as the scheduler's shell does: everything that happens at
-one moment happens before the next decisions, and a lane's batch ends when its true latency says so. What
-shares a bounded device computes one after the other, and copies while another computes. Records what became
-of every request and every batch. Knows nothing of what it should have been.
+It calls `admit`, `decide`, `complete` and `blame` as the scheduler does. All events of one time happen before the next
+decisions, and a batch ends after the true latency of its lane. Lanes on a bounded device compute one after the other,
+and copy while another one computes. The simulation records the end of every request and batch.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from convoy.app.scheduling.policy import Drop, Refuse, Wait, admit, blame, compl
 from convoy.app.scheduling.queues import Dispatch, Lane, Queue, State
 from convoy.app.scheduling.request import ModelKey, Outcome, Request
 
-# What a batch of so many samples takes on a lane, if it starts at this moment.
+# The time of a batch of that many samples on a lane, if it starts at this time.
 TrueLatency = Callable[[int, int], float]
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What became of a request; `outcome` is None for a client that left, a Refuse for one not let in."""
+    """The end of a request. `outcome` is None if the client left, and a Refuse if it was refused."""
 
     request: Request
     outcome: Outcome | Refuse | None
@@ -31,7 +30,7 @@ class End:
 
     @property
     def good(self) -> bool:
-        """Answered, and in time."""
+        """Whether it was answered in time."""
         deadline_ns = self.request.deadline_ns
         return self.outcome is Outcome.ANSWERED and (deadline_ns is None or self.at_ns <= deadline_ns)
 
@@ -42,7 +41,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One run of a lane, whether it succeeded or not. It computed from `began_ns` on."""
+    """One run of a lane, successful or not, which computed from `began_ns` on."""
 
     dispatch: Dispatch
     started_ns: int
@@ -52,10 +51,10 @@ class Batch:
 
 @dataclass(slots=True)
 class Simulation:
-    """Add models and lanes, say what arrives and when, then `run`.
+    """Add models, lanes and arrivals, then call `run`.
 
-    `poisonous` holds the ids of requests that make their batch fail. `on_dispatch` sees each batch before
-    it runs, `on_rest` the state after all decisions of one moment.
+    `poisonous` has the ids of requests that make their batch fail. `on_dispatch` is called with each batch before it
+    runs, `on_rest` after all decisions of one time.
     """
 
     state: State = field(default_factory=State)
@@ -91,9 +90,9 @@ class Simulation:
         depth: int = 1,
         staging_ns: int = 0,
     ) -> Lane:
-        """A lane that takes `true_ns`, of which `staging_ns` can be done while another batch computes.
+        """Add a lane that takes `true_ns`; `staging_ns` of it can overlap with another batch.
 
-        Unless told otherwise it was profiled at the powers of two, truly.
+        By default its profile has the true latencies at the powers of two.
         """
         queue = self.state.queues[key]
         sizes = batch_sizes or tuple(range(1, queue.max_batch + 1))
@@ -116,11 +115,11 @@ class Simulation:
         self.at(request.arrival_ns, lambda: self._admit(request))
 
     def leave(self, request: Request, when_ns: int) -> None:
-        """Let the request's client go at a time."""
+        """Let the client of the request leave at a time."""
         self.at(when_ns, lambda: self._cancel(request))
 
     def feed(self, requests: Iterable[Request]) -> None:
-        """Let requests arrive that are drawn one at a time, in the order of their arrival."""
+        """Let requests arrive from an iterable, which is read one at a time, in order of arrival."""
         stream = iter(requests)
 
         def next_one() -> None:
@@ -135,7 +134,7 @@ class Simulation:
         next_one()
 
     def run(self, until_ns: int | None = None) -> None:
-        """Until nothing happens any more, or until a time."""
+        """Run until there are no more events, or until a time."""
         while self._events and (until_ns is None or self._events[0][0] <= until_ns):
             self.now_ns = self._events[0][0]
             while self._events and self._events[0][0] == self.now_ns:

@@ -342,7 +342,7 @@ def test_the_block_of_the_readme_can_be_pasted(tmp_path: Path) -> None:
         reader = Reader(tmp_path, Scene(), stack)
         printed = reader.paste(block.text)
     assert '"predictions":[{"class_id":7,"label":"7"' in printed, printed
-    assert re.search(r"good answers +│ +[1-9]\d+ ", printed), printed
+    assert re.search(r"successful +│ +[1-9]\d+ ", printed), printed
     assert re.search(r"failed +│ +0 ", printed), printed
 
 

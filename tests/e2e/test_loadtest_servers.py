@@ -30,7 +30,7 @@ def test_convoy_over_http_tells_where_the_time_went(demo, tmp_path, body):
     assert {"decode wait", "decode", "queue", "copy in", "compute", "copy out", "encode"} == set(stages)
     assert 0 < stages["compute"] < found["latency_ms"]["max"]
     assert sum(batch["size"] * batch["count"] for batch in found["server_side"]["batches"]) >= found["good"]
-    assert "server: compute, mean" in printed
+    assert "server: mean compute time" in printed
     assert all(words in page.read_text() for words in ("Where the time went", "decode", "Batch sizes"))
 
 
@@ -46,7 +46,7 @@ def test_the_server_s_process_is_in_what_it_used(tmp_path):
     assert use["peak_mib"] == process["peak_mib"] > 20
     assert len(use["samples"]) >= 2
     assert use["cpu_ms_per_answer"] > 0
-    told = ("server: CPU, cores", "server: CPU for each good answer", "server: memory, most")
+    told = ("server: CPU, cores", "server: CPU per successful request", "server: peak memory")
     assert all(words in printed for words in told)
     shown = ("What the server used", "CPU of the server", "Memory of the server", "core")
     assert all(words in page.read_text() for words in shown)

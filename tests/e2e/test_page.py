@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import os
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,12 +21,12 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 from tests.support.browser import DESKTOP, PHONE, open_page, start_browser
 from tests.support.fake_server import POISON
 from tests.support.servers import Server, rows_request, start_fake_server, start_server, wait_until
-from tests.support.stores import DATA, StoreFolder, digit
+from tests.support.stores import DATA, DEMO, StoreFolder, digit
 
 slow = pytest.mark.slow
 INFER = "/v2/models/rows/infer"
 # What has something to say of one model, in the order of the columns behind the engine.
-REQUESTS, REFUSED, FAILED, P50, P99, OPEN, WAITING, BATCH = range(8)
+REQUESTS, REFUSED, FAILED, P50, P99, IN_FLIGHT, QUEUED, BATCH = range(8)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,10 @@ def names(page: Page) -> list[str]:
 
 
 def opened(page: Page, name: str) -> Locator:
-    row(page, name).get_by_role("button").first.click()
+    """What the row has opened; the row of a single model is open at the start."""
+    button = row(page, name).get_by_role("button").first
+    if button.get_attribute("aria-expanded") == "false":
+        button.click()
     return row(page, name).locator(".more")
 
 
@@ -99,18 +105,18 @@ def test_a_row_says_what_has_happened_to_its_model(browser: Browser) -> None:
             held.append(pool.submit(server.infer, 1.0))
             wait_until(lambda count=count: server.stats()["unfinished_requests"] == count, "it has come")  # type: ignore[misc]
         assert server.infer(1.0).status_code == 429
-        for column, value in ((OPEN, "2"), (WAITING, "1"), (REFUSED, NOT_NULL)):
+        for column, value in ((IN_FLIGHT, "2"), (QUEUED, "1"), (REFUSED, NOT_NULL)):
             show(page, "rows", column, value)
-        show(page, "images", OPEN, "0")
+        show(page, "images", IN_FLIGHT, "0")
         server.switch_off("hold")
         assert {one.result().status_code for one in held} == {200}
-        for column, value in ((OPEN, "0"), (REQUESTS, NOT_NULL), (FAILED, NOT_NULL), (BATCH, "1.0")):
+        for column, value in ((IN_FLIGHT, "0"), (REQUESTS, NOT_NULL), (FAILED, NOT_NULL), (BATCH, "1.0")):
             show(page, "rows", column, value)
         (told,) = [one for one in server.stats()["models"] if one["name"] == "rows"]
         shown = figures(page, "rows")
         assert float(shown[P50]) == pytest.approx(told["stages"]["total"]["p50_ms"], rel=0.5)
         assert float(shown[P99].replace(",", "")) >= 20
-        assert "fake" in row(page, "rows").inner_text(), "why this engine"
+        assert row(page, "rows").locator(".more").count() == 0, "of several models none is open at the start"
 
 
 @slow
@@ -152,15 +158,23 @@ def test_an_opened_row_has_five_minutes_by_keyboard_alone(browser: Browser) -> N
         assert page.evaluate("document.activeElement.textContent") == "rows v1"
         page.keyboard.press("Enter")
         more = row(page, "rows").locator(".more")
-        expect(more.locator("canvas")).to_have_count(4)
+        expect(more.locator("figure.empty")).to_have_text(
+            [
+                "Requests per second, by outcomeno requests yet",
+                "Latency (ms)no requests yet",
+                "Refused per second, by reasonnone",
+                "Batch sizeno requests yet",
+            ]
+        )
+        assert more.locator("canvas").count() == 0
 
         def is_refused(_: int) -> bool:
             return server.infer(1.0, 1.0, 1.0).status_code == 429
 
         wait_until(lambda: any(pool.map(is_refused, range(40))), "some had to be refused, whatever the machine")
         for title, said in (
-            ("Calls a second", r"answered .* now, \d*\.?\d*[1-9]\d*\.?\d* at most.*; refused .* now"),
-            ("Refused a second", "queue full .* now"),
+            ("Requests per second", r"answered .* now, \d*\.?\d*[1-9]\d*\.?\d* at most.*; refused .* now"),
+            ("Refused per second", "queue full .* now"),
             ("Latency", r"p50 [\d.]+ now.*p99 [\d.]+ now"),
             ("Batch size", r"mean 3 now.*largest 3 now"),
         ):
@@ -171,7 +185,7 @@ def test_an_opened_row_has_five_minutes_by_keyboard_alone(browser: Browser) -> N
         shares = [float(one.removesuffix(" %")) for one in split.locator("small").all_inner_texts()]
         assert sum(shares) == pytest.approx(100, abs=1 + 0.5 * len(shares))
         assert more.locator(".bars").first.inner_text().split() == ["3", "to", "4", "100", "%"]
-        assert "fake computes" in " ".join(more.locator(".devices").inner_text().split())
+        assert "engine busy" in " ".join(more.locator(".devices").inner_text().split())
         page.keyboard.press("Escape")
         expect(more).to_have_count(0)
         assert page.evaluate("document.activeElement.getAttribute('aria-expanded')") == "false"
@@ -192,8 +206,8 @@ def test_a_plan_that_is_being_built_has_its_progress_and_text_stays_text(browser
     with start_fake_server() as server, open_page(browser, server.url) as page:
         page.route("**/stats*", lambda route: with_more(route, **more))
         expect(row(page, "images").locator("tr.model")).to_contain_text("plan 25 %")
-        assert "<b>because</b>" in row(page, "images").inner_text()
         details = opened(page, "images")
+        assert "Why this engine\n<b>because</b>" in details.inner_text()
         assert details.locator("progress").evaluate("bar => bar.value / bar.max") == 0.25
         words = ("Timing kernels, 30 of 120", "<img src=x onerror=alert(1)>")
         assert all(one in details.inner_text() for one in words)
@@ -206,7 +220,7 @@ def test_a_gpu_tells_its_load_its_memory_and_its_power(browser: Browser) -> None
         devices = opened(page, "rows").locator(".devices")
         expect(devices).to_contain_text("413 W, 61 °C")
         told = " ".join(devices.inner_text().split())
-        assert ("GPU busy 75 %" in told, "memory 8.0 GiB" in told) == (True, True)
+        assert ("GPU busy 75 %" in told, "GPU memory 8.0 GiB" in told) == (True, True)
 
 
 # An image
@@ -247,7 +261,7 @@ def test_an_image_that_is_chosen_dropped_or_pasted_has_its_five_best_classes(dig
         assert widths == pytest.approx([100 * score for score in scores], abs=0.1)
         assert answer.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 32
         assert re.search(r"compute\s+[\d.]+ ms", answer.locator(".split").inner_text())
-        assert "of them in the server" in answer.inner_text()
+        assert "ms in the server" in answer.inner_text()
 
 
 @slow
@@ -256,6 +270,75 @@ def test_what_is_no_image_is_answered_in_the_servers_words(digits: Page, tmp_pat
     digits.set_input_files("#file", tmp_path / "notes.txt")
     expect(digits.locator("#answer [role=alert]")).to_contain_text("image")
     assert digits.locator("#answer .top").count() == 0
+
+
+@slow
+def test_a_single_model_is_open_with_the_reason_for_its_engine_its_accuracy_and_its_report(digits: Page) -> None:
+    more = row(digits, "digits").locator(".more")
+    (told,) = digits.evaluate("fetch('stats').then(answer => answer.json())")["models"]
+    expect(more.locator("dd").first).to_have_text(told["why"])
+    assert more.locator("dl").evaluate_all(CUT) == []
+    assert re.search(r"\d\d\.\d\d % top-1 on 390 images", more.inner_text())
+    with digits.context.expect_page() as opened_page:
+        more.get_by_role("link", name="export report").click()
+    report = opened_page.value
+    expect(report.get_by_role("heading", name="digits").first).to_be_visible()
+    assert report.evaluate("self.origin") == "null", "it is kept apart from the page"
+    for name in ("server CPU", "host CPU", "server memory", "host memory"):
+        expect(digits.locator("#summary div", has_text=name)).to_have_text(re.compile(r"\d (%|[MG]iB)$"))
+
+
+@slow
+@pytest.mark.parametrize("key", ["", "guest"])
+def test_the_command_for_curl_gives_what_the_page_shows(
+    browser: Browser, store: StoreFolder, tmp_path: Path, key: str
+) -> None:
+    store.add_digits(name="digits")
+    (tmp_path / "key").write_text("guest")
+    options = ("--api-key-file", str(tmp_path / "key")) if key else ()
+    image = tmp_path / "it's seven.png"
+    image.write_bytes(digit("seven"))
+    with start_server(*options, store=store.root) as server, open_page(browser, server.url) as page:
+        if key:
+            page.locator("#key-field").fill(key)
+            page.keyboard.press("Enter")
+        expect(state(page, "digits")).to_have_text("ready")
+        page.set_input_files("#file", image)
+        expect(page.locator("#answer .top li")).to_have_count(5)
+        page.evaluate("addEventListener('copy', () => { document.body.dataset.copied = String(getSelection()); })")
+        page.get_by_role("button", name="Copy as curl").click()
+        expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        command = page.locator("#curl").inner_text()
+        assert page.evaluate("document.body.dataset.copied") == command
+        environment = {**os.environ, "CONVOY_API_KEY": key}
+        ended = subprocess.run(
+            ["sh", "-c", f"{command} --silent"], cwd=tmp_path, env=environment, capture_output=True, check=True
+        )
+        assert json.loads(ended.stdout)["predictions"][0]["label"] == "7"
+        assert ("$CONVOY_API_KEY" in command, "guest" in command) == (bool(key), False)
+        link = row(page, "digits").get_by_role("link", name="export report")
+        if key:
+            assert server.get("/reports/digits/1").status_code == 401
+            with page.expect_download() as saved:
+                link.click()
+            assert saved.value.suggested_filename == "digits-1.html"
+            assert "Recall per class" in saved.value.path().read_text()
+
+
+def test_a_report_is_served_where_there_is_one_and_nothing_in_it_runs(demo: Server, store: StoreFolder) -> None:
+    answer = demo.get("/reports/digits")
+    assert answer.text == (DEMO / "report.html").read_text()
+    policy = answer.headers["content-security-policy"].split("; ")
+    assert {"default-src 'none'", "sandbox", "frame-ancestors 'none'"} <= set(policy)
+    assert not any("script" in part for part in policy)
+    assert demo.get("/reports/digits/7").status_code == 404
+    assert demo.get("/reports/nobody").status_code == 404
+    store.add_shift(1.0)
+    with start_server(store=store.root) as server:
+        answer = server.get("/reports/shift")
+        assert (answer.status_code, "has no report" in answer.json()["error"]) == (404, True)
+        (told,) = server.stats()["models"]
+        assert (told["has_report"], told["accuracy"]) == (False, None)
 
 
 # Loading and unloading
@@ -283,24 +366,24 @@ def test_key_and_token_open_what_they_are_for_and_the_store_is_changed(
         expect(key).to_be_visible()
         assert page.locator("main").is_hidden()
         type_in("stranger")  # the field has the focus
-        expect(key.get_by_role("alert")).to_have_text("The server does not know this key.")
+        expect(key.get_by_role("alert")).to_have_text("The server does not accept this key.")
         type_in("guest")
         expect(state(page, "shift")).to_have_text("ready")
         assert key.is_hidden()
         page.reload()
         expect(state(page, "shift")).to_have_text("ready"), "the tab has kept the key"
         summary = page.locator("#summary")
-        expect(summary).not_to_contain_text("for no model")
+        expect(summary).not_to_contain_text("unknown model")
         for _ in range(9):
             assert server.post("/v2/models/shift/infer", json=rows_request(1.0)).status_code == 401
         expect(summary).to_contain_text("unauthorised")
 
         actions = opened(page, "shift").locator(".actions")
-        expect(actions.get_by_role("button")).to_have_text(["Give the admin token to change this"])
+        expect(actions.get_by_role("button")).to_have_text(["Enter the admin token to load or unload"])
         actions.get_by_role("button").click()
         type_in("nobody")
         actions.get_by_role("button", name="Load again").click()
-        expect(token.get_by_role("alert")).to_have_text("The server does not know this token.")
+        expect(token.get_by_role("alert")).to_have_text("The server does not accept this token.")
         expect(actions).to_contain_text("missing or wrong")
         token.get_by_role("textbox").fill("boss")
         page.keyboard.press("Enter")
@@ -351,7 +434,7 @@ def test_there_are_no_buttons_where_the_address_forbids_it(browser: Browser, sto
     store.add_shift(1.0)
     with start_server(*EXPLICIT, store=store.root) as server, open_page(browser, server.url) as page:
         more = opened(page, "shift")
-        expect(more.locator("canvas")).to_have_count(4)
+        expect(more.locator("figure.empty")).to_have_count(4)
         assert more.get_by_role("button").count() == 0
 
 
@@ -384,16 +467,16 @@ def test_a_dead_server_greys_the_page_and_says_since_when(browser: Browser) -> N
         assert silence.is_hidden()
         server.signal(signal.SIGSTOP)
         expect(silence).to_be_visible()
-        expect(silence.get_by_role("alert")).to_have_text("The server does not answer.")
-        assert page.title() == "No figures – Convoy"
+        expect(silence.get_by_role("alert")).to_have_text("The server does not respond.")
+        assert page.title() == "No data – Convoy"
         server.signal(signal.SIGCONT)
         expect(silence).to_be_hidden()
-        shown = page.locator("#summary div", has_text="as of").locator("dd").inner_text()
+        shown = page.locator("#summary div", has_text="updated").locator("dd").inner_text()
         server.signal(signal.SIGKILL)
         expect(silence).to_be_visible()
         told = silence.inner_text()
         since = re.search(
-            r"No figures since (\d\d:\d\d:\d\d), for \d+ s\. What is shown is of (\d\d:\d\d:\d\d)\.", told
+            r"No update since (\d\d:\d\d:\d\d), for \d+ s\. The page shows data from (\d\d:\d\d:\d\d)\.", told
         )
         assert since is not None, told
         assert since[1] == since[2] >= shown
@@ -463,7 +546,7 @@ def test_twelve_models_fit_a_screen_a_phone_is_wide_enough_and_all_is_readable_b
                 page.set_input_files("#file", DATA / "seven.png")
                 expect(page.locator("#answer .top li")).to_have_count(5)
                 more = opened(page, "digits")
-                expect(more.locator("canvas")).to_have_count(4)
+                expect(more.locator("canvas")).to_have_count(3)  # and none of refusals
                 assert page.evaluate("document.scrollingElement.scrollWidth") <= size[0]
                 assert page.evaluate(FAINT) == []
                 wide = more.locator("canvas").evaluate_all(

@@ -50,7 +50,7 @@ RULES = (
     Rule(
         "body",
         " /stats",
-        r'("(?:uptime_s|\w+_per_s|p\d+_ms|utilisation)":)[0-9.e+-]+',
+        r'("(?:uptime_s|\w+_per_s|p\d+_ms|utilisation|(?:process_)?(?:cpu|memory)_\w+)":)[0-9.e+-]+',
         r"\1<time>",
         "how long, how fast",
     ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -179,7 +181,7 @@ def test_the_most_that_a_server_sustains_is_bracketed_and_each_probe_is_told() -
     assert outcome.capacity is not None
     assert outcome.capacity.ending == "bracketed"
     assert 350 < (outcome.capacity.sustained or 0) <= 400 < (outcome.capacity.failed or 0) < 450
-    for line in ("250.0 requests/s: 100.00 % good, sustained", "probe 1", "The bracket is"):
+    for line in ("250.0 requests/s: 100.00 % in time, sustained", "probe 1", "Valid. Capacity: "):
         assert line in said
     assert exit_code(outcome) == 0
 
@@ -187,16 +189,16 @@ def test_the_most_that_a_server_sustains_is_bracketed_and_each_probe_is_told() -
 def test_where_the_generator_is_always_late_the_search_stops_and_says_why() -> None:
     outcome, said = searched_against(lambda options: probed(options, late_ms=0 if options.rate is None else 30))
     assert [row.rate for row in outcome.rows] == [250, 250, 125, 125]
-    assert "No capacity: 4 tries in a row were void; nothing is known of the server" in said
+    assert "Not valid. No capacity found: 4 probes in a row were not valid; the server was not measured" in said
     assert said.count("could not keep the schedule of 125 requests/s") == 1  # it is said once
-    assert "give it a core of its own, or run it on another machine" in said
+    assert "give it its own core, or run it on another machine" in said
     assert exit_code(outcome) == EXIT_FAILED
 
 
 def test_a_server_that_went_away_ends_it_with_how_it_failed() -> None:
     outcome, said = searched_against(lambda options: probed(options, problem=None if options.rate is None else REFUSED))
     assert len(outcome.rows) == 1
-    assert "not one request was answered well (connection refused: nobody listens)" in said
+    assert "no request succeeded (connection refused: nobody listens)" in said
     assert exit_code(outcome) == EXIT_FAILED
 
 
@@ -217,12 +219,38 @@ def searched(ending: str, low: float | None, high: float | None, probes: int, **
     return LoadTestOutcome(TARGET, asked, rows, rows[0], Capacity(tried, low, high, ending), None, None, False)  # type: ignore[arg-type]
 
 
+def paced(seconds: float, rate: int, factor: float, **how: Any) -> Measurement:
+    """Each response takes a millisecond. In the last tenth of the run the rate is multiplied by the factor."""
+    found = measured(seconds, int(seconds * rate), **how)
+    slow_s = 0.9 * seconds
+    times_s = [*np.arange(0, slow_s, 1 / rate), *np.arange(slow_s, seconds, 1 / factor / rate)]
+    intended_ns = (np.array(times_s) * NS_PER_S).astype(np.int64)
+    outcome = np.zeros(len(intended_ns), dtype=np.int16)
+    return replace(found, records=Records(intended_ns, intended_ns, intended_ns + NS_PER_MS, outcome, ()))
+
+
+def failing(measurement: Measurement, count: int) -> Measurement:
+    """With that many failed requests, evenly spread over what is measured."""
+    outcome = measurement.records.outcome.copy()
+    outcome[100 :: (len(outcome) - 100) // count][:count] = 1
+    return replace(measurement, records=replace(measurement.records, outcome=outcome))
+
+
+WORDS = {
+    **dict.fromkeys(("closed", "open", "found"), "valid"),
+    **dict.fromkeys(("unstable", "unstable steps"), "valid, but not stable"),
+    "some failed": "valid, but requests failed",
+}
 OUTCOMES = {
-    "closed": once(measured(5, 2000), concurrency=4),
-    "open": once(measured(5, 2000, rates=(100,)), rate=400),
+    "closed": once(paced(5, 400, 1), concurrency=4),
+    "open": once(paced(5, 400, 1, rates=(100,)), rate=400),
     "steps": once(measured(10, 4000, rates=(100, 200)), steps=(100, 200)),
     "all failed": once(measured(5, 500, problem=FAILED), concurrency=4),
     "one answer": once(measured(5, 1), concurrency=4),
+    "unstable": once(paced(5, 100, 2), concurrency=4),
+    "unstable steps": once(paced(10, 200, 2, rates=(100, 200)), steps=(100, 200)),
+    "some failed": once(failing(measured(5, 2000), 100), concurrency=4),
+    "stopped": once(measured(5, 2000, interrupted=True), concurrency=4),
     "nothing": once(measured(5, 0), concurrency=4),
     "stopped before the start": once(measured(5, 0, interrupted=True, window=Window(10, 20, 5)), concurrency=4),
     "died": once(measured(5, 500, generators=(GeneratorUse(0, "", "", "generator process 1 was killed"),)), rate=5),
@@ -264,20 +292,39 @@ def test_every_outcome_is_printed_whole_in_80_columns_and_written(name):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("closed", "Valid"),
-        ("all failed", "got no good answer"),
-        ("nothing", "nothing was measured"),
-        ("died", "generator process 1 was killed"),
-        ("found", "The bracket is 4.0 requests/s (4.0 %) wide"),
+        ("closed", "All requests succeeded."),
+        ("open", "All requests succeeded, and the load generator kept its schedule."),
+        ("unstable", "Throughput varied by 100 % over the last three windows (limit 10 %)."),
+        ("unstable steps", "1 of 2 steps; step 2: throughput varied by"),
+        ("some failed", "100 of 1,960 requests failed."),
+        ("all failed", "None of the 490 requests succeeded."),
+        ("nothing", "Nothing was measured"),
+        ("stopped before the start", "Nothing was measured"),
+        ("stopped", "stopped early"),
+        ("died", "Generator process 1 was killed"),
+        ("found", "104.0 requests/s (4.0 % higher), was not sustained"),
         ("generator", "the server sustains at least 100.0"),
-        ("not reached", "every rate tried was sustained"),
-        ("too slow", "even 20.0 requests/s are not sustained"),
+        ("not reached", "all rates were sustained"),
+        ("too slow", "even 20.0 requests/s were not sustained"),
         ("too noisy", "wider than 5 %"),
-        ("dead", "not one request was answered well (connection refused: nobody listens)"),
-        ("all void", "4 tries in a row were void; nothing is known of the server. The last one: generator process 1"),
+        ("dead", "no request succeeded (connection refused: nobody listens)"),
+        ("all void", "4 probes in a row were not valid; the server was not measured. Last reason: generator process 1"),
     ],
 )
-def test_the_page_says_the_one_thing_first(name, said):
-    page = render(OUTCOMES[name])
-    verdict = page[page.index('<p class="verdict') :]
-    assert said in verdict[: verdict.index("</p>")]
+def test_page_console_json_and_exit_code_have_one_verdict(name, said):
+    outcome = OUTCOMES[name]
+    verdict = words.verdict(outcome)
+    assert said in verdict.why
+    assert verdict.word == WORDS.get(name, "not valid")
+    page = render(outcome)
+    level, word, why = re.search(r'<p class="verdict is-(\w+)"><b>(.*?)</b>(.*?)</p>', page).groups()
+    assert level == {"valid": "good", "not valid": "bad"}.get(verdict.word, "warn")
+    assert (word, html.unescape(why)) == (verdict.word.capitalize(), verdict.why)
+    assert page.count(why) == 1, "no sentence twice"
+    shown = printed(outcome)
+    assert shown.endswith(f"{verdict.word.capitalize()}. {' '.join(verdict.why.split())}")
+    assert shown.count(verdict.why) == 1
+    written = json.loads(document(outcome))
+    assert (written["verdict"], written["verdict_reason"]) == (verdict.word, verdict.why)
+    if not outcome.interrupted:
+        assert exit_code(outcome) == (0 if verdict.word in ("valid", "valid, but not stable") else 1)

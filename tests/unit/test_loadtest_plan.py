@@ -33,7 +33,7 @@ from convoy.models.errors import JobError, UsageError
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"rate": 5, "concurrency": 5}, "not both"),
+        ({"rate": 5, "concurrency": 5}, "only one of them"),
         ({"rate": 0}, "--rate must be"),
         ({"rate": float("nan")}, "--rate must be"),
         ({"duration_s": -1}, "--duration must be"),
@@ -227,5 +227,5 @@ def test_the_protocol_and_the_url_agree():
     assert wire_url("http://127.0.0.1:8000", "grpc") == "grpc://127.0.0.1:8001"
     assert wire_url("https://host:1/x", "grpc") == "grpcs://host:1/x"
     assert wire_url("grpc://host:1", "auto") == "grpc://host:1"
-    with pytest.raises(UsageError, match="leave one of them away"):
+    with pytest.raises(UsageError, match="leave one of them out"):
         wire_url("grpc://host:1", "http")

@@ -1,4 +1,4 @@
-// Five minutes as charts of uPlot, in the page's colours, with their latest figures as text.
+// Charts of the last five minutes, drawn by uPlot in the page's colours. The legend shows the latest values.
 
 const CHART_HEIGHT = 150;
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -7,20 +7,21 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-// A single value between two gaps would be a line without length.
+// Values between two gaps, which a line does not show.
 function loneIndices(values) {
   return values.flatMap((value, at) => (value !== null && (values[at - 1] ?? null) === null && (values[at + 1] ?? null) === null ? [at] : []));
 }
 
 class Chart {
-  // `show` writes a figure; `group` names the charts whose cursors move together.
+  // `show` formats a value. The cursors of the charts in one `group` move together.
   constructor(title, show, group) {
     this.title = title;
     this.show = show;
     this.group = group;
     this.plot = null;
     this.place = element("div", { className: "plot" });
-    this.node = element("figure", {}, element("h3", {}, title), this.place);
+    this.nothing = element("p", { className: "soft" });
+    this.node = element("figure", {}, element("h3", {}, title), this.nothing, this.place);
     this.sizes = new ResizeObserver(() => this.plot?.setSize({ width: this.width(), height: CHART_HEIGHT }));
     this.sizes.observe(this.place);
   }
@@ -29,8 +30,17 @@ class Chart {
     return Math.max(200, this.place.clientWidth);
   }
 
-  // `series` has { name, colour, values, fill }; `times` are seconds on this machine's clock, a period apart.
-  update(times, series) {
+  // `series` has { name, colour, values, fill }. `times` are seconds on this machine's clock, one period apart.
+  // A chart without values is one line, which says `nothing`.
+  update(times, series, nothing) {
+    const isEmpty = !series.some(one => one.values.some(Boolean));
+    this.node.classList.toggle("empty", isEmpty);
+    setText(this.nothing, isEmpty ? nothing : "");
+    if (isEmpty) {
+      this.plot?.destroy();
+      this.plot = this.shape = null;
+      return;
+    }
     const shape = JSON.stringify([series.map(one => [one.name, one.colour]), dark.matches]);
     const data = [times, ...series.map(one => one.values)];
     if (shape !== this.shape) {
@@ -46,7 +56,7 @@ class Chart {
       if (!there.length) return `${one.name} none`;
       return `${one.name} ${this.show(there.at(-1))} now, ${this.show(Math.max(...there))} at most`;
     });
-    const drawn = this.plot.root.querySelector(".u-wrap"); // and not the legend, which is text
+    const drawn = this.plot.root.querySelector(".u-wrap"); // not the legend, which is text already
     drawn.setAttribute("role", "img");
     drawn.setAttribute("aria-label", `${this.title}, five minutes: ${figures.join("; ")}`);
   }
@@ -71,7 +81,7 @@ class Chart {
         { ...axis, size: 48, space: 34, values: (_, marks) => marks.map(mark => this.short(mark)) },
       ],
       series: [
-        { label: "at", value: (_, seconds) => (seconds === null ? NOTHING : time(seconds)) },
+        { label: "time", value: (_, seconds) => (seconds === null ? NOTHING : time(seconds)) },
         ...series.map(one => ({
           label: one.name,
           stroke: colour(one.colour),

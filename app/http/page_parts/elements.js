@@ -1,4 +1,4 @@
-// Making and changing elements. Text is only ever set as text.
+// Creates and changes elements. Text is always set as text, never as HTML.
 
 const byId = id => document.getElementById(id);
 
@@ -13,12 +13,12 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
-// Only what differs, so that nothing is read aloud, or loses its selection, for nothing.
+// Changes the text only if it differs, so that screen readers stay quiet and a selection is kept.
 function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// Puts children in this order; those that are there already stay where they are and keep their focus.
+// Puts the children in this order. Those already in place stay there and keep the focus.
 function arrange(parent, children) {
   for (const child of [...parent.children]) if (!children.includes(child)) child.remove();
   children.forEach((child, at) => {
@@ -26,7 +26,7 @@ function arrange(parent, children) {
   });
 }
 
-// A bar for each row of [name, share of the whole bar, text].
+// One bar per row of [name, share of the bar, text].
 function bars(rows) {
   const list = element("ul", { className: "bars" });
   for (const [name, share, text] of rows) {

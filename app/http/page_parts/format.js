@@ -1,4 +1,4 @@
-// Figures and times as people read them. Knows nothing of what they are of.
+// Formats numbers and times.
 
 const NOTHING = "–";
 
@@ -20,7 +20,7 @@ function bytes(amount) {
   return amount >= 1 << 30 ? `${(amount / (1 << 30)).toFixed(1)} GiB` : `${(amount / (1 << 20)).toFixed(1)} MiB`;
 }
 
-// 13:05:09, with the day where it is another one than today.
+// 13:05:09, with the date if it is not today.
 function clock(at) {
   const date = new Date(at), isToday = date.toDateString() === new Date().toDateString();
   const parts = [date.getHours(), date.getMinutes(), date.getSeconds()].map(part => String(part).padStart(2, "0"));

@@ -1,17 +1,18 @@
-// The table: a row for each model, in the server's order, behind them what is not served.
+// The table: one row per model version, in the server's order, then the models that are not served.
 
 const FIVE_MINUTES_S = 300;
 const rows = new Map();
-// The figures of a row, behind its model, its state and its engine: title, and how it is read of a model of `/stats`.
+let hasShownModels = false;
+// The columns after model, state and engine: the title, and how to read the value from a model of `/stats`.
 const FIGURES = [
   ["Requests/s", model => rate(Object.values(model.calls_per_s).reduce((sum, each) => sum + each, 0))],
   ["Refused/s", model => rate(model.calls_per_s.refused ?? 0), "warn"],
   ["Failed/s", model => rate((model.calls_per_s.failed ?? 0) + (model.calls_per_s.late ?? 0)), "bad"],
   ["p50 ms", model => milliseconds(model.stages.total.p50_ms)],
   ["p99 ms", model => milliseconds(model.stages.total.p99_ms)],
-  ["Open", model => model.open_calls.toLocaleString("en")],
-  ["Waiting", model => model.waiting_samples.toLocaleString("en")],
-  ["Batch", model => meanBatch(model.batch_sizes)],
+  ["In flight", model => model.open_calls.toLocaleString("en")],
+  ["Queued", model => model.waiting_samples.toLocaleString("en")],
+  ["Batch size", model => meanBatch(model.batch_sizes)],
 ];
 
 function meanBatch(sizes) {
@@ -29,11 +30,11 @@ class Row {
     this.state = element("span", { className: "state" });
     this.note = element("small");
     this.engine = element("span");
-    this.why = element("small");
+    this.trouble = element("small");
     this.figures = FIGURES.map(([label]) => element("td", { role: "cell", "data-label": label }));
     this.head = element("tr", { className: "model", role: "row" },
       element("th", { scope: "row", role: "rowheader" }, this.button),
-      element("td", { role: "cell" }, this.state, this.note), element("td", { role: "cell" }, this.engine, this.why), ...this.figures);
+      element("td", { role: "cell" }, this.state, this.note), element("td", { role: "cell" }, this.engine, this.trouble), ...this.figures);
     this.node = element("tbody", { role: "rowgroup" }, this.head);
     this.head.addEventListener("click", () => { if (!String(getSelection())) this.toggle(); });
     this.button.addEventListener("keydown", event => this.keyPressed(event));
@@ -56,9 +57,9 @@ class Row {
     this.note.hidden = this.note.textContent === "";
     setText(this.engine, model ? `${model.engine} ${model.precision} on ${model.device_id}${model.engines.length > 1 ? ` and ${model.engines.length - 1} more` : ""}` : NOTHING);
     const objection = model?.published_although[0];
-    setText(this.why, objection ? `published although ${objection}` : refused && model ? `version ${refused.version} refused: ${refused.reason}` : model?.why ?? troubles[0]?.reason ?? "not loaded");
-    this.why.className = objection ? "bad" : refused && (model || refused.reason !== "unloaded") ? "warn" : "";
-    this.why.title = this.why.textContent;
+    this.engine.title = model?.why ?? "";
+    setText(this.trouble, objection ? `published despite: ${objection}` : refused && model ? `version ${refused.version} refused: ${refused.reason}` : model ? "" : troubles[0]?.reason || "not loaded");
+    this.trouble.className = objection ? "bad" : refused && (model || refused.reason !== "unloaded") ? "warn" : "";
     FIGURES.forEach(([, read, raised], at) => {
       const cell = this.figures[at], text = model ? read(model) : NOTHING, isZero = text === "0" || text === NOTHING;
       setText(cell, text);
@@ -77,7 +78,7 @@ class Row {
       this.node.append(this.more);
       this.button.setAttribute("aria-controls", this.more.id);
       this.opened.update(this.entry.model, lastStats, this.name, this.entry.troubles);
-      store.look().then(refresh); // with the five minutes, which were not asked for until now
+      store.look().then(refresh); // with the history of this model
     } else {
       this.opened.close();
       this.opened = null;
@@ -115,7 +116,7 @@ function stateOf({ model, troubles }) {
   return first.state === "UNAVAILABLE" ? ["refused", "bad"] : [first.state.toLowerCase(), "warn"];
 }
 
-// One for each version that is served, then one for each name of which none is.
+// One entry per served version, then one per name without a served version.
 function entriesOf(stats) {
   const others = new Map(), mayBeLoaded = stats.changes !== "not_allowed";
   for (const one of [...stats.on_the_way, ...stats.refused]) {
@@ -125,7 +126,7 @@ function entriesOf(stats) {
   const highest = new Map(stats.models.map(model => [model.name, model.version]));
   const entries = stats.models.map(model => {
     const isHighest = highest.get(model.name) === model.version;
-    // That an older one was unloaded when this one came is no trouble.
+    // An older version that this one replaced is no trouble.
     const troubles = isHighest ? (others.get(model.name) ?? []).filter(one => one.reason !== "unloaded") : [];
     return { id: `${model.name}/${model.version}`, name: model.name, version: model.version, model, troubles };
   });
@@ -141,7 +142,7 @@ function entriesOf(stats) {
   return entries;
 }
 
-// The row of a model goes on through a new version, a roll back and an unload, with its focus and whether it is open.
+// A model keeps its row, with its focus and open or closed, through a new version, a roll back and an unload.
 function adopt(entry, kept) {
   if (rows.has(entry.id)) return rows.get(entry.id);
   const left = [...rows].find(([id, row]) => row.name === entry.name && !kept.has(id));
@@ -166,6 +167,10 @@ function showOverview(stats) {
   }
   const table = document.querySelector("#models > table");
   arrange(table, [...[...table.children].filter(child => child.tagName !== "TBODY"), ...wanted]);
+  if (!hasShownModels && stats.models.length) {
+    hasShownModels = true;
+    if (entries.length === 1) rows.get(entries[0].id).toggle(true);
+  }
   byId("none").hidden = entries.length > 0;
   byId("token").hidden = stats.changes !== "with_token" || store.mayChange;
 }

@@ -1,8 +1,8 @@
-// Trying an image: dropped anywhere, pasted, or chosen; what the model says of it, and where the time went.
+// Sends an image that is dropped, pasted or chosen, and shows the predictions and where the time went.
 
 const picture = { file: null, url: "", asking: null };
 
-// Keeps what is chosen while models come and go.
+// Keeps the choice while models come and go.
 function offerModels(stats) {
   const select = byId("asked"), wanted = stats.models.filter(model => model.takes_images).map(model => `${model.name}/${model.version}`);
   const had = [...select.options].map(option => option.value);
@@ -12,6 +12,26 @@ function offerModels(stats) {
     select.value = wanted.includes(before) ? before : wanted.find(value => value.split("/")[0] === name) ?? wanted[0] ?? "";
   }
   byId("try").hidden = wanted.length === 0;
+  showCurl();
+}
+
+const quoted = word => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
+
+function predictionPath(asked) {
+  const [name, version] = asked.split("/");
+  return `predictions/${encodeURIComponent(name)}/${version}`;
+}
+
+function showCurl() {
+  const asked = byId("asked").value, key = secrets.read("key") ? '-H "Authorization: Bearer $CONVOY_API_KEY" ' : "";
+  if (asked) setText(byId("curl"), `curl ${key}--data-binary ${quoted(`@${picture.file?.name || "image.jpg"}`)} ${quoted(new URL(predictionPath(asked), document.baseURI).href)}`);
+}
+
+// The clipboard interface of browsers works only over HTTPS and on localhost. This older command works everywhere.
+function copyCurl({ target }) {
+  getSelection().selectAllChildren(byId("curl"));
+  setText(target, document.execCommand("copy") ? "Copied" : "Press Ctrl+C");
+  setTimeout(() => setText(target, "Copy as curl"), 2000);
 }
 
 async function tryPicture(file) {
@@ -22,15 +42,14 @@ async function tryPicture(file) {
     URL.revokeObjectURL(picture.url);
     [picture.file, picture.url] = [file, URL.createObjectURL(file)];
   }
+  showCurl();
   picture.asking?.abort();
   const { signal } = (picture.asking = new AbortController());
   const shown = showThumbnail(file), began = performance.now();
   answer.replaceChildren(shown.node);
-  setText(shown.text, `asking ${asked} …`);
-  const [name, version] = asked.split("/");
+  setText(shown.text, `waiting for ${asked} …`);
   try {
-    const path = `predictions/${encodeURIComponent(name)}/${version}`;
-    const found = await ask(path, { method: "POST", body: file, signal });
+    const found = await ask(predictionPath(asked), { method: "POST", body: file, signal });
     showFound(found, shown, performance.now() - began);
   } catch (error) {
     if (signal.aborted) return;
@@ -39,7 +58,7 @@ async function tryPicture(file) {
 }
 
 function showThumbnail(file) {
-  const image = element("img", { src: picture.url, alt: `The image ${file.name || "that was pasted"}` });
+  const image = element("img", { src: picture.url, alt: `Image ${file.name || "from the clipboard"}` });
   const frame = element("div", { className: "thumbnail" }, image), text = element("span");
   image.addEventListener("load", () => frame.classList.toggle("small", image.naturalWidth <= 64));
   image.addEventListener("error", () => { frame.hidden = true; });
@@ -49,12 +68,12 @@ function showThumbnail(file) {
 function showFound(found, { frame, image, text }, tookMs) {
   const classes = found.predictions ?? found.detections ?? found.segmentation?.classes.map(one => ({ ...one, score: one.share })) ?? [];
   const best = [...classes].sort((one, other) => other.score - one.score).slice(0, 5), name = one => one.label ?? `class ${one.class_id}`;
-  text.replaceChildren(...(best.length ? [element("b", {}, name(best[0])), element("small", {}, `${found.model}, version ${found.version}`)] : ["Nothing was found in it."]));
+  text.replaceChildren(...(best.length ? [element("b", {}, name(best[0])), element("small", {}, `${found.model}, version ${found.version}`)] : ["Nothing found."]));
   const list = bars(best.map(one => [name(one), one.score, one.score.toFixed(4)]));
   list.classList.add("top");
-  list.setAttribute("aria-label", found.detections ? "The best five boxes" : "The best five classes");
+  list.setAttribute("aria-label", found.detections ? "Top five boxes" : "Top five classes");
   const { total, ...stages } = found.timing_ms, split = timeSplit({ ...withRest(stages, total), way: Math.max(0, tookMs - total) });
-  const heading = element("h3", {}, `${milliseconds(tookMs)} ms, ${milliseconds(total)} ms of them in the server`);
+  const heading = element("h3", {}, `${milliseconds(tookMs)} ms in total, ${milliseconds(total)} ms in the server`);
   byId("answer").append(list, element("div", {}, heading, split));
   const draw = () => frame.append(...(found.detections ?? []).slice(0, 5).map(one => boxOn(image, one)));
   if (image.complete) draw();
@@ -74,9 +93,13 @@ function imageIn(transfer) {
 function takePictures() {
   byId("file").addEventListener("change", event => {
     tryPicture(event.target.files[0]);
-    event.target.value = ""; // so that the same file can be chosen again
+    event.target.value = ""; // the same file can be chosen again
   });
-  byId("asked").addEventListener("change", () => tryPicture(picture.file));
+  byId("asked").addEventListener("change", () => {
+    showCurl();
+    tryPicture(picture.file);
+  });
+  byId("copy-curl").addEventListener("click", copyCurl);
   addEventListener("paste", event => {
     const file = imageIn(event.clipboardData);
     if (file) {

@@ -1,8 +1,8 @@
-// Asking the server: with the key or the token where they were given, and with patience that ends.
+// Requests to the server, with the key or the admin token if there is one, and with a timeout.
 
 const PATIENCE_MS = 5000;
 
-// Secrets stay in the tab. Where a browser keeps nothing they are forgotten with the page.
+// Secrets stay in this tab. If the browser has no storage, they last until the page is closed.
 const secrets = {
   read(name) {
     try { return sessionStorage.getItem(`convoy.${name}`) ?? ""; } catch { return this[name] ?? ""; }
@@ -16,35 +16,40 @@ const secrets = {
 class Refusal extends Error {
   constructor(status, message) {
     super(message);
-    this.status = status; // 0: no answer at all
+    this.status = status; // 0: no response
   }
 }
 
-// The document that the server answers with. Raises Refusal. `secret` is the name of what is sent as a bearer token.
+// The headers of a request; `secret` names the secret to send as a bearer token.
+function authorization(secret) {
+  const held = secrets.read(secret);
+  return held ? { Authorization: `Bearer ${held}` } : {};
+}
+
+// The JSON of the response. Throws Refusal.
 async function ask(path, { secret = "key", signal = AbortSignal.timeout(PATIENCE_MS), ...options } = {}) {
-  const held = secrets.read(secret), headers = held ? { Authorization: `Bearer ${held}` } : {};
   let response, text;
   try {
-    response = await fetch(path, { cache: "no-store", ...options, signal, headers });
+    response = await fetch(path, { cache: "no-store", ...options, signal, headers: authorization(secret) });
     text = await response.text();
   } catch (error) {
-    if (signal.aborted && error.name === "AbortError") throw error; // somebody has changed their mind
-    throw new Refusal(0, "The server does not answer");
+    if (signal.aborted && error.name === "AbortError") throw error; // the page cancelled it
+    throw new Refusal(0, "The server does not respond");
   }
   let found = null;
-  try { found = text === "" ? {} : JSON.parse(text); } catch { /* not ours: a balancer's page, perhaps */ }
-  if (!response.ok || found === null) throw new Refusal(response.status, found?.error ?? `The server answers ${response.status}`);
+  try { found = text === "" ? {} : JSON.parse(text); } catch { /* perhaps the page of a load balancer */ }
+  if (!response.ok || found === null) throw new Refusal(response.status, found?.error ?? `The server responded with ${response.status}`);
   return found;
 }
 
-// Lets a form ask for a secret; `onGiven` is called when there is one. What no header can carry is not sent.
+// Lets a form ask for a secret and calls `onGiven` with it stored. Characters that a header cannot carry are rejected.
 function askForSecret(form, name, onGiven) {
   const [field, told] = [form.querySelector("input"), form.querySelector("[role=alert]")];
   form.addEventListener("submit", event => {
     event.preventDefault();
     const value = field.value.trim();
     if (!/^[\x21-\x7e]+$/.test(value)) {
-      setText(told, "It has letters, digits and signs of ASCII, and no spaces.");
+      setText(told, "Use ASCII letters, digits and symbols, without spaces.");
       return;
     }
     setText(told, "");

@@ -1,17 +1,17 @@
-// What the store holds, and loading and unloading it, where the server lets whoever asks.
+// The contents of the store, and loading and unloading models where the server allows it.
 
 const store = {
   versions: new Map(), // ascending, by name
-  isKnown: false, // whether anybody has looked
+  isKnown: false, // whether the store has been read
   changes: "not_allowed", // as `/stats` says
-  busy: new Map(), // what is being done, by name
-  said: new Map(), // what became of it
+  busy: new Map(), // the action in progress, by name
+  said: new Map(), // its error message, by name
 
   get mayChange() {
     return this.changes === "without_token" || (this.changes === "with_token" && secrets.read("token") !== "");
   },
 
-  // The route wants the token where the server has one, and else whatever key there is.
+  // The route needs the admin token if the server has one, else the API key if there is one.
   get secret() {
     return this.changes === "with_token" ? "token" : "key";
   },
@@ -22,10 +22,10 @@ const store = {
       const { models } = await ask("store", { signal: AbortSignal.timeout(4 * PATIENCE_MS) });
       this.versions = new Map(models.map(({ name, versions }) => [name, versions.map(Number)]));
       this.isKnown = true;
-    } catch { /* the next look tells */ }
+    } catch { /* the next call tries again */ }
   },
 
-  // The highest version in the store that is lower than what is served.
+  // The highest version in the store that is lower than the one served.
   before(name, version) {
     return (this.versions.get(name) ?? []).filter(one => one < Number(version)).at(-1);
   },
@@ -36,12 +36,12 @@ const store = {
     repaint();
     try {
       const path = `v2/repository/models/${encodeURIComponent(name)}/${verb}`;
-      // A load takes as long as it takes, and goes on without us.
+      // Loading has no time limit here, and continues if the page is closed.
       await ask(path, { method: "POST", body: JSON.stringify(body), secret: this.secret, signal: new AbortController().signal });
     } catch (error) {
       if (error.status === 401 && this.changes === "with_token") {
         secrets.keep("token", "");
-        setText(byId("token").querySelector("[role=alert]"), "The server does not know this token.");
+        setText(byId("token").querySelector("[role=alert]"), "The server does not accept this token.");
       }
       this.said.set(name, error.message);
     }
@@ -64,7 +64,7 @@ const store = {
   },
 };
 
-// Whether somebody really wants it.
+// Asks for confirmation.
 function sure(question, word) {
   const dialog = byId("sure"), [, yes] = dialog.querySelectorAll("button");
   setText(byId("sure-what"), question);
@@ -74,7 +74,7 @@ function sure(question, word) {
   return new Promise(resolve => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
 }
 
-// The buttons of one model. They are made anew only when others are due, so that the focus stays.
+// The buttons of one model. They are replaced only when they change, so that the focus stays.
 class Actions {
   constructor(name) {
     this.name = name;
@@ -97,19 +97,19 @@ class Actions {
   buttons({ busy, before, newest, isServed, servedVersion }) {
     if (store.changes === "not_allowed") return [];
     if (busy) return [element("span", { className: "soft", role: "status" }, `${busy} …`)];
-    if (!store.mayChange) return [element("button", { type: "button", onclick: () => byId("token-field").focus() }, "Give the admin token to change this")];
+    if (!store.mayChange) return [element("button", { type: "button", onclick: () => byId("token-field").focus() }, "Enter the admin token to load or unload")];
     const { name } = this, found = [];
     const button = (text, onclick) => found.push(element("button", { type: "button", onclick }, text));
     const isOld = isServed && newest !== undefined && newest > Number(servedVersion);
     if (newest !== undefined || isServed) button(isOld ? `Load version ${newest}` : isServed ? "Load again" : "Load", () => store.load(name));
     if (isServed && before !== undefined) {
       button(`Roll back to version ${before}`, async () => {
-        if (await sure(`Serve version ${before} of ${name} in the place of version ${servedVersion}? No request is lost.`, "Roll back")) store.rollBack(name, before);
+        if (await sure(`Replace version ${servedVersion} of ${name} with version ${before}? No requests are lost.`, "Roll back")) store.rollBack(name, before);
       });
     }
     if (isServed) {
       button("Unload", async () => {
-        if (await sure(`Unload ${name}? What was accepted is answered; after that requests for it get 404.`, "Unload")) store.unload(name);
+        if (await sure(`Unload ${name}? Accepted requests are finished. New requests get a 404.`, "Unload")) store.unload(name);
       });
     }
     return found;
