@@ -13,6 +13,7 @@ import dataclasses
 import gc
 import importlib
 import inspect as python_inspect
+import logging
 import os
 import re
 import shlex
@@ -211,7 +212,7 @@ def export(
         Path | None,
         typer.Option(help="YAML file with these options; it has the lowest precedence."),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Print every finding, not only the first ten.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print every finding, and what the libraries log.")] = False,
     **asked: Any,
 ) -> None:
     """Turn a trained CNN into a verified bundle."""
@@ -221,7 +222,15 @@ def export(
 
     if config is not None:
         asked |= {name: value for name, value in read_options(config).items() if _source(context, name) == "DEFAULT"}
+    _log_libraries(is_verbose=verbose)
     run(ExportOptions(**asked), _console(), _typed("export"), is_verbose=verbose)
+
+
+def _log_libraries(*, is_verbose: bool) -> None:
+    """Keep the chatter of libraries off the console unless the user wants to see it."""
+    logging.captureWarnings(capture=True)
+    logging.basicConfig(level=logging.INFO if is_verbose else logging.ERROR, format="%(name)s: %(message)s")
+    logging.getLogger("convoy").setLevel(logging.DEBUG if is_verbose else logging.WARNING)
 
 
 @_of_record("convoy.export.options", "BuildAheadOptions")

@@ -203,7 +203,9 @@ def _without_openvino(
     """The same for OpenVINO, which does not take every network; BF16 is made all the same where it `is_named`."""
     found = [recipe for recipe in recipes if recipe is INT8_OPENVINO or (recipe.precision == "bf16" and not is_named)]
     try:
-        with opened(spec, [replace(recipe, file=REFERENCE.file) for recipe in found], torch.onnx.parent):
+        with opened(spec, [replace(recipe, file=REFERENCE.file) for recipe in found], torch.onnx.parent) as candidates:
+            for candidate in candidates:
+                candidate.engine.warm_up()
             return recipes, torch
     except Exception as error:  # whatever it is, the others are made
         files = " and no ".join(recipe.file for recipe in found)
@@ -303,8 +305,10 @@ def _prove(
                 check_against_torch(one, *noise, normalised=normalised, original=torch.original, on=ON_NOISE)
 
     def timed(chosen: Sequence[Recipe]) -> tuple[Timings, ...]:
-        with opened(spec, chosen, folder) as candidates, opened_elsewhere(spec, chosen, folder, as_fp32) as others:
-            return measured_everywhere(candidates, others, progress)
+        here = [recipe for recipe in chosen if recipe.row is not None]
+        with opened(spec, here, folder) as candidates, opened_elsewhere(spec, here, folder, as_fp32) as others:
+            found = dict(zip(here, measured_everywhere(candidates, others, progress), strict=True))
+        return tuple(found.get(recipe, Timings()) for recipe in chosen)
 
     left, timings = left_out.without_failing([made.recipe for made, _ in rows], timed)
     proved = {made.recipe.file: (made, score) for made, score in rows}

@@ -5,6 +5,7 @@ Knows what must be switched off, and how. What a session is for, its threads and
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,28 @@ import onnxruntime as ort
 # By the names under which ONNX Runtime registers them; it ignores a name that it does not know.
 # Pad_Fusion moves the zeros of a Pad into the pads of a MaxPool, where they mean minus infinity.
 WRONG_OPTIMIZERS = ("Pad_Fusion",)
+# Severities of ONNX Runtime's log.
+_WARNING, _FATAL = 2, 4
+_LOG = logging.getLogger("convoy")
 _CPU = ("CPUExecutionProvider",)
 
 Level = ort.GraphOptimizationLevel
 
 
-def session_options(runtime: Any = ort, *, threads: int | None = None, quiet: bool = False, level: Any = None) -> Any:
+def session_options(runtime: Any = ort, *, threads: int | None = None, level: Any = None) -> Any:
     """Options for a session that computes `threads` threads wide and answers as the graph means it.
 
-    `runtime` is the onnxruntime module. `threads` None leaves the number to the library. A `quiet` session does not log
-    what fails in it. `level`, one of `Level`, None takes all optimisations.
+    `runtime` is the onnxruntime module. `threads` None leaves the number to the library. `level` is one
+    of `Level`; None takes all optimisations.
     """
     options = runtime.SessionOptions()
     options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(WRONG_OPTIMIZERS))
     # Idle cores belong to the server and to other models.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 4 if quiet else 3  # only what ends the process, or errors
+    # ONNX Runtime writes to stderr past Python's logging, and raises what fails as well.
+    severity = _WARNING if _LOG.isEnabledFor(logging.DEBUG) else _FATAL
+    ort.set_default_logger_severity(severity)
+    options.log_severity_level = severity
     if threads is not None:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1

@@ -193,7 +193,7 @@ def _record(original: Path, spec: ModelSpec, samples: int) -> Canary:
 
 
 def _record_random(original: Path, spec: ModelSpec, samples: int, *, are_indices: bool) -> Canary:
-    session = Original(original, quiet=not are_indices)
+    session = Original(original)
     inputs: dict[str, np.ndarray] = {}
     for index, tensor in enumerate(spec.inputs):
         # A dimension in front for the rows; a model without a batch has one row, and gets it without the dimension.
@@ -211,7 +211,7 @@ def _record_random(original: Path, spec: ModelSpec, samples: int, *, are_indices
 
 def _noisy(original: Path, spec: ModelSpec) -> list[Canary]:
     """Noise of both signs and the file's answers to it; none where it does not run on that."""
-    session, noise = Original(original, quiet=True), noise_of_both_signs(spec.inputs)
+    session, noise = Original(original), noise_of_both_signs(spec.inputs)
     alone = [picked(noise, slice(row, row + 1)) for row in range(count_of(noise))]
     if not spec.max_batch_size:
         alone = [{name: array[0] for name, array in one.items()} for one in alone]

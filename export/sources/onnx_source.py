@@ -110,7 +110,7 @@ def wrap(
         remark="; ".join(filter(None, (batching.reason, _why_fixed(found, image, others, elsewhere)))),
         original=f"{shown} in ONNX Runtime",
         elsewhere=elsewhere,
-        noise=_on_noise(noise, lambda: _answers(original, found, normalised, quiet=True)),
+        noise=_on_noise(noise, lambda: _answers(original, found, normalised)),
     )
 
 
@@ -121,7 +121,7 @@ def _elsewhere(
     answered: list[Answered] = []
     for samples in others:
         with suppress(JobError):
-            reference = _finite_answers(original, found, _normalised(samples, image), quiet=True)
+            reference = _finite_answers(original, found, _normalised(samples, image))
             answered.append(Answered({INPUT_NAME: samples}, reference))
         if len(answered) == OTHER_SIZES:
             return tuple(answered)
@@ -210,7 +210,7 @@ def take(original: Path, shown: str, samples: Rows, folder: Path, noise: Rows) -
         torch_version="",
         remark=batching.reason,
         original=f"{shown} in ONNX Runtime",
-        noise=_on_noise(noise, lambda: Original(original, quiet=True).one_by_one(noise)),
+        noise=_on_noise(noise, lambda: Original(original).one_by_one(noise)),
     )
 
 
@@ -297,16 +297,14 @@ def _normalised(samples: np.ndarray, image: ImageSpec) -> np.ndarray:
     return values
 
 
-def _answers(original: Path, found: _ImageInput, images: np.ndarray, *, quiet: bool = False) -> dict[str, np.ndarray]:
+def _answers(original: Path, found: _ImageInput, images: np.ndarray) -> dict[str, np.ndarray]:
     laid_out = images.transpose(0, 2, 3, 1) if found.last else images
-    return Original(original, quiet=quiet).one_by_one({found.name: np.ascontiguousarray(laid_out)})
+    return Original(original).one_by_one({found.name: np.ascontiguousarray(laid_out)})
 
 
-def _finite_answers(
-    original: Path, found: _ImageInput, images: np.ndarray, *, quiet: bool = False
-) -> dict[str, np.ndarray]:
+def _finite_answers(original: Path, found: _ImageInput, images: np.ndarray) -> dict[str, np.ndarray]:
     try:
-        return _finite(original, _answers(original, found, images, quiet=quiet))
+        return _finite(original, _answers(original, found, images))
     except DoesNotRunError as error:
         size = _shown((images.shape[2], images.shape[3]))
         raise JobError(f"{original.name} does not run at {size} ({error}); pass another --input") from error

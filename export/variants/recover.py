@@ -47,12 +47,13 @@ class Trial:
     """One file on the calibration images.
 
     `accuracy` counts fp32's own answers as the labels where the images have none. `mean_error` is the root mean
-    square of ||a - b|| / ||b|| over the images, `median_ms` that of a batch of 16, or of the largest below.
+    square of ||a - b|| / ||b|| over the images, `median_ms` that of a batch of 16, or of the largest below; None
+    where it was not measured.
     """
 
     accuracy: Accuracy
     mean_error: float
-    median_ms: float
+    median_ms: float | None
     kept: Mapping[str, str]
 
 
@@ -98,15 +99,16 @@ class Bench:
         *,
         only: frozenset[str] | None = None,
         step: Step = IGNORED,
+        is_timed: bool = False,
     ) -> Trial:
-        """Make the file and measure it; `step` advances by every sample. Raises JobError where it cannot be made."""
+        """Make the file and measure it; `step` advances by every sample. Raises JobError if it cannot be made."""
         assert recipe.make is not None
         path = self._folder / f"trial-{recipe.file}"
         kept = recipe.make(Conversion(self._calibrated(recipe), method, keep, only), path)
         try:
             with opened(self._spec, [replace(recipe, file=path.name)], self._folder) as (candidate,):
                 outcomes = self._outcomes(self._answers(candidate, step))
-                median_ms = self._median_ms(candidate)
+                median_ms = self._median_ms(candidate) if is_timed else None
         finally:
             path.unlink(missing_ok=True)
         error = float(np.sqrt(np.mean(np.square(np.minimum(outcomes.errors, 1e6)))))
@@ -272,7 +274,7 @@ class Ladder:
             keep = frozenset(self.sensitivity().worst(count)) if count else frozenset()
             name = f"try {self.recipe.file.removesuffix('.onnx')}{f', {count} kept' if count else ''}"
             with self.progress.step(name, self.bench.count) as step:
-                self.trials[count] = self.bench.try_out(self.recipe, self.method, keep, step=step)
+                self.trials[count] = self.bench.try_out(self.recipe, self.method, keep, step=step, is_timed=True)
         found = self.trials[count].accuracy
         # Images that only one of the two gets right are at most those that they disagree on.
         error_points = 100 * math.sqrt((1 - found.agreement) / found.images)

@@ -57,7 +57,7 @@ class FakeBench:
 
     count = 200
 
-    def try_out(self, recipe: Recipe, method: str, keep: frozenset[str], *, step: Step) -> Trial:
+    def try_out(self, recipe: Recipe, method: str, keep: frozenset[str], *, step: Step, is_timed: bool) -> Trial:
         self.tried.append(len(keep))
         assert keep == {name for name, _ in LAYERS[: len(keep)]}
         points = self.loss(len(keep))
