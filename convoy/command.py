@@ -284,11 +284,12 @@ def inspect(
     store: Annotated[
         str | None, typer.Option(help="Folder of models, or its URL (s3://). Without it the demo is shown.")
     ] = None,
+    hashes: Annotated[bool, typer.Option("--hashes", help="Print the SHA-256 of each file.")] = False,
 ) -> None:
     """Show and verify bundles; exit 1 if anything is broken."""
     from convoy.app.commands.inspect import run
 
-    raise typer.Exit(run(store, name, _console()))
+    raise typer.Exit(run(store, name, _console(), has_hashes=hashes))
 
 
 @cli.command(cls=_GroupedCommand, epilog=_EPILOG)
