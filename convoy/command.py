@@ -245,7 +245,9 @@ def export(
         Path | None,
         typer.Option(help="YAML file with these options; it has the lowest precedence."),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Print every finding, and what the libraries log.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print every finding, and what the libraries log.")
+    ] = False,
     **asked: Any,
 ) -> None:
     """Turn a trained CNN into a verified bundle.

@@ -353,7 +353,7 @@ def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigne
         roofline=roofline,
         provenance=replace(old.provenance, remeasured_at=datetime.now(UTC).isoformat(timespec="microseconds")),
     )
-    with progress.step("publish"):
+    with progress.step("Publishing"):
         return publish_again(_store_of(folder, old.spec.name, store), bundle, content, signer)
 
 
@@ -366,7 +366,7 @@ def _measured(bundle: Bundle, progress: Progress) -> tuple[dict[str, Timings], R
             measured = measured_everywhere(candidates, others, progress)
             roofline = None
             if bundle.manifest.roofline is not None:
-                with progress.step("measure this device"):
+                with progress.step("Measuring this device"):
                     roofline = measure_roofline(candidates[0], cpu_budget())
     except EngineFailure as failure:
         raise JobError(f"the serving engine cannot run the network: {failure}") from failure

@@ -153,11 +153,11 @@ def export_bundle(
     recipes = select(
         plan.asked.precisions, can_calibrate=plan.asked.calibrate is not None or plan.asked.allow_random_calibration
     )
-    with progress.step("read images") as step:
+    with progress.step("Reading images") as step:
         data = load_data(plan, step)
     with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
         folder = Path(temporary)
-        with progress.step("read the file" if plan.source.kind == "onnx" else "export from torch"):
+        with progress.step("Reading the file" if plan.source.kind == "onnx" else "Exporting from PyTorch"):
             torch = reused(plan, data.samples, folder, cache, to_onnx)
         torch.onnx.rename(folder / REFERENCE.file)
         recipes = without_needless_pairs(recipes, folder / REFERENCE.file)
@@ -273,7 +273,7 @@ def _prove(
         known = (Answered(data.samples, torch.reference), *torch.elsewhere)
         normalised = normalised_outputs(fp32.path, spec, torch.reference)
         count = len(compared_batches(fp32)) * sum(count_of(one.samples) for one in (*known, torch.noise) if one)
-        with progress.step(f"compare with {torch.original}", count) as step:
+        with progress.step(f"Comparing with {torch.original}", count) as step:
             check = partial(check_against_torch, fp32, step=step, normalised=normalised, original=torch.original)
             found = [check(one.samples, one.reference) for one in known]
             if torch.noise is not None:
@@ -318,9 +318,9 @@ def _prove(
     variants = accepted(variants, folder, spec.max_batch_size, plan.plan_cache, progress)
     with opened(spec, [REFERENCE], folder) as (fp32,):
         canary = make_canary(fp32, data.samples)
-        with progress.step("measure this device"):
+        with progress.step("Measuring this device"):
             roofline = measure_roofline(fp32, cpu_budget())
-    with progress.step("publish"):
+    with progress.step("Publishing"):
         origin = provenance(plan, data, torch)
         scores = f"{decision.activation}: {decision.reason}"
         return publish(
@@ -381,7 +381,7 @@ def _first_look(
     if data.evaluation is None or not data.evaluation.has_targets or plan.asked.force or not judge.scores_targets:
         return
     few = data.evaluation.thinned(_FIRST_LOOK_IMAGES)
-    (outcomes,) = observe([fp32], few, progress, "check accuracy on a sample", cache, judge)
+    (outcomes,) = observe([fp32], few, progress, "Measuring accuracy of fp32", cache, judge)
     if isinstance(outcomes, Outcomes):
         sanity = judge_reference(
             outcomes, few.labels, expected, is_sample=few.count < data.evaluation.count, samples=plan.samples

@@ -38,7 +38,7 @@ def better_preparation(plan: ExportPlan, spec: ModelSpec, images: ImageSet, top1
     few = images.thinned(_IMAGES)
     best, found = top1 + _LEAST_GAIN_POINTS / 100, ""
     for name, image in _candidates(images.image):
-        with progress.step(f"try --preprocess {name}") as step, tempfile.TemporaryDirectory() as folder:
+        with progress.step(f"Trying --preprocess {name}") as step, tempfile.TemporaryDirectory() as folder:
             shown = replace(few, image=image)
             inputs = (TensorSpec(INPUT_NAME, image.tensor_dtype, image.tensor_shape),)
             tried = replace(plan, image=image, inputs=inputs, is_free=False)
@@ -46,7 +46,7 @@ def better_preparation(plan: ExportPlan, spec: ModelSpec, images: ImageSet, top1
                 made = to_onnx(tried, decoded(shown.thinned(_SHOWN_AT_ONCE), step), Path(folder))
                 made.onnx.rename(Path(folder) / REFERENCE.file)
                 with opened(replace(spec, image=image, inputs=inputs), [REFERENCE], Path(folder)) as candidates:
-                    (outcomes,) = observe(candidates, shown, progress, f"--preprocess {name}")
+                    (outcomes,) = observe(candidates, shown, progress, f"Measuring --preprocess {name}")
             except ConvoyError:  # it does not run with this one
                 continue
         share = float(outcomes.right.mean()) if isinstance(outcomes, Outcomes) else 0.0

@@ -102,7 +102,7 @@ def measure_latencies(candidates: Sequence[OpenVariant], progress: Progress) -> 
     engines = [candidate.engine for candidate in candidates]
     measured = []
     watch = CpuWatch()
-    with progress.step("measure latency", len(batch_knots(engines[0].info.batch_sizes[-1]))) as step:
+    with progress.step("Measuring latency", len(batch_knots(engines[0].info.batch_sizes[-1]))) as step:
         for rounds in run_in_turns(engines, PACE):
             measured.append(rounds)
             watch.look()

@@ -67,7 +67,7 @@ def export_plain(options: ExportOptions, progress: Progress, repeated_by: str) -
     _refuse_unprovable(source.path, name)
     with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
         folder = Path(temporary)
-        with progress.step("prove the batch"):
+        with progress.step("Checking batches"):
             known = settle(source.path, asked, folder)
             largest = max(PROVED_BATCH, options.max_batch)
             batching = write_batched(known.file, folder / REFERENCE.file, known.size, largest)
@@ -79,7 +79,7 @@ def export_plain(options: ExportOptions, progress: Progress, repeated_by: str) -
             raise JobError(f"the serving engine cannot run the network: {failure}") from failure
         plan_cache = plan_folder(options.plan_cache)
         variants = accepted([variant], folder, spec.max_batch_size, plan_cache, progress)
-        with progress.step("publish"):
+        with progress.step("Publishing"):
             origin = _provenance(source, known)
             made = (Store(options.store), spec, folder, variants, canary, origin, None)
             return publish(*made, signer=signer, options=repeated_by)
@@ -150,7 +150,7 @@ def _prove(
     source: ModelSource, spec: ModelSpec, known: FreeInput, batching: Batching, folder: Path, progress: Progress
 ) -> tuple[Variant, Canary]:
     with opened(spec, [REFERENCE], folder) as (served,):
-        with progress.step("compare with the file"):
+        with progress.step("Comparing with the file"):
             canary = _record(source.path, spec, 8)
             noise = _noisy(source.path, spec)
             normalised = normalised_outputs(folder / REFERENCE.file, spec, canary.outputs)

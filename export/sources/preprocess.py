@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, cast, get_args
 from convoy.app.engines.dimensions import Size
 from convoy.export.options import MissingOption
 from convoy.export.sources.preprocess_file import read_preprocess_file
-from convoy.export.sources.torch_job import Inquiry
+from convoy.export.sources.torch_job import Inquiry, TransformRecipe
 from convoy.export.sources.torch_process import ask
 from convoy.export.sources.user_code import parse_call
 from convoy.models.errors import BundleError, UsageError
@@ -247,29 +247,37 @@ def _of_transform(text: str, known: InputSize | None, front: Front, find_channel
         raise UsageError(f"--preprocess {text!r}: {error}; write {file}:transform") from error
     recipe = ask(Inquiry("file", name, str(file.resolve()), is_transform=True)).transform
     assert recipe is not None
+    steps = changes_of(recipe, f"--preprocess {text}", known)
+    return _whole(steps, known, front, find_channels)
+
+
+def changes_of(recipe: TransformRecipe, shown: str, known: InputSize | None) -> ImageChanges:
+    """The steps of a user's transform, which errors call `shown`. Raises UsageError if they leave something open.
+
+    A transform that does not resize takes images of the size of the network's input, where that is `known`.
+    """
     if recipe.crop is not None and recipe.resize_px is None and recipe.exact is None:
-        raise UsageError(f"--preprocess {text}: CenterCrop without Resize is not understood; add a Resize before it")
+        raise UsageError(f"{shown}: CenterCrop without Resize is not supported; add a Resize before it")
     if recipe.resize_px is not None and recipe.crop is None:
         raise UsageError(
-            f"--preprocess {text}: Resize({recipe.resize_px}) alone gives images of many sizes; add CenterCrop, or "
+            f"{shown}: Resize({recipe.resize_px}) alone gives images of many sizes; add CenterCrop, or "
             f"Resize(({recipe.resize_px}, {recipe.resize_px}))"
         )
     if recipe.exact is not None and recipe.crop not in (None, recipe.exact):
         raise UsageError(
-            f"--preprocess {text}: Resize({recipe.exact}) and then CenterCrop({recipe.crop}) is not understood; use "
-            "Resize with one number, which keeps the proportions"
-        )
-    is_resized = recipe.resize_px is not None or recipe.exact is not None
-    if not is_resized and known is None:
-        raise MissingOption(
-            f"--preprocess {text} does not resize images; pass --input, as in --input 3x32x32",
-            *("--input", "3x32x32"),
+            f"{shown}: Resize({recipe.exact}) and then CenterCrop({recipe.crop}) is not supported; use Resize with one "
+            "number, which keeps the proportions"
         )
     exact = Size(*recipe.exact) if recipe.exact else None
-    if not is_resized and known is not None:
+    if recipe.resize_px is None and exact is None:
+        if known is None:
+            raise MissingOption(
+                f"{shown} does not resize images; add a Resize, or pass --input, as in --input 3x32x32",
+                *("--input", "3x32x32"),
+            )
         exact = Size(known.height, known.width)
-    steps = ImageChanges(
-        f"--preprocess {text}",
+    return ImageChanges(
+        shown,
         recipe.mean,
         recipe.std,
         recipe.resize_px,
@@ -279,7 +287,6 @@ def _of_transform(text: str, known: InputSize | None, front: Front, find_channel
         recipe.antialias,
         recipe.channels,
     )
-    return _whole(steps, known, front, find_channels)
 
 
 def _changed(image: ImageSpec, changes: ImageChanges) -> ImageSpec:

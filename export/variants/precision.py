@@ -35,6 +35,11 @@ class Recipe:
     make: Make | None
 
     @property
+    def name(self) -> str:
+        """The variant's name for people, such as `int8-cpu`."""
+        return self.file.removesuffix(".onnx")
+
+    @property
     def row(self) -> Row | None:
         """The engine of this machine's CPU that will serve the variant; None: it is for another device."""
         if self.precision == "bf16" and not has_bf16():

@@ -78,7 +78,7 @@ class Bench:
         self._judge = judge or judge_of(spec)
         nbytes = sum(math.prod(one.drawn_shape) * one.numpy_dtype.itemsize for one in spec.inputs)
         chosen = images.thinned(max(2, min(_SAMPLES, (64 << 20) // max(1, nbytes))))
-        with progress.step("read samples to try on", chosen.count) as step:
+        with progress.step(f"Reading {chosen.count} {chosen.kind} to test variants on", chosen.count) as step:
             chunks = list(chosen.chunks(step, _BATCH))
         self._inputs = joined([chunk.inputs for chunk in chunks])
         with opened(self._spec, [REFERENCE], folder) as (fp32,):
@@ -144,7 +144,7 @@ def best_method(bench: Bench, recipe: Recipe, methods: Sequence[Method], progres
     if len(methods) == 1:
         return methods[0]
     trials = {}
-    with progress.step(f"compare ranges {recipe.file.removesuffix('.onnx')}", len(methods) * bench.count) as step:
+    with progress.step(f"Choosing ranges for {recipe.name}", len(methods) * bench.count) as step:
         for method in methods:
             trials[method] = bench.try_out(recipe, method, step=step)
     fewest = min(map(_disagreements, trials.values()))
@@ -232,7 +232,7 @@ def measure_sensitivity(
     `shares` are those of all multiply-adds by layer, zero for what has none.
     """
     errors: dict[str, float] = {}
-    with progress.step(f"find layers, {budget.limit_s:.0f} s at most", len(shares)) as step:
+    with progress.step(f"Testing layers of {recipe.name} (up to {budget.limit_s:.0f} s)", len(shares)) as step:
         for layer in sorted(shares, key=lambda name: shares[name]):
             if budget.is_over:
                 budget.unseen = len(shares) - len(errors)
@@ -272,8 +272,8 @@ class Ladder:
         """
         if count not in self.trials:
             keep = frozenset(self.sensitivity().worst(count)) if count else frozenset()
-            name = f"try {self.recipe.file.removesuffix('.onnx')}{f', {count} kept' if count else ''}"
-            with self.progress.step(name, self.bench.count) as step:
+            kept = f" with {count} layer{'s' * (count > 1)} kept" if count else ""
+            with self.progress.step(f"Testing {self.recipe.name}{kept}", self.bench.count) as step:
                 self.trials[count] = self.bench.try_out(self.recipe, self.method, keep, step=step, is_timed=True)
         found = self.trials[count].accuracy
         # Images that only one of the two gets right are at most those that they disagree on.

@@ -192,7 +192,7 @@ def test_a_pipe_gets_the_table_and_no_bars(tmp_path, data):
     console = Console(file=io.StringIO(), width=80)
     run(options(tmp_path, calibrate=data, evaluate=data), console)
     shown = console.file.getvalue()
-    assert "measure latency" not in shown
+    assert "Measuring latency" not in shown
     assert "\u2501" not in shown
     rows = [line.rstrip() for line in shown.splitlines()]
     assert any(row.startswith("fp32.onnx ") and row.endswith(" yes") for row in rows)

@@ -113,7 +113,7 @@ def test_the_file_is_read_in_a_child(tmp_path):
         ("tf['val']", "is not the name of a function"),
         ("no_crop", r"Resize\(32\) alone gives images of many sizes; add CenterCrop"),
         ("stretched", "use Resize with one number"),
-        ("only_tensor", "does not resize images; pass --input"),
+        ("only_tensor", "does not resize images; add a Resize, or pass --input"),
         ("fails", "fails failed: OSError: no such disk"),
         ("nothing", "has no 'nothing'"),
     ],
