@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from convoy.export.plan import ExportPlan, make_plan
 from convoy.export.preparations import better_preparation
 from convoy.export.profiling.profile import Timings, measured_everywhere
 from convoy.export.profiling.roofline import measure_roofline
-from convoy.export.progress import SILENT, Progress
+from convoy.export.progress import IGNORED, SILENT, Progress, Step
 from convoy.export.proof.activation import (
     Decision,
     Purpose,
@@ -272,13 +272,10 @@ def _prove(
     with opened(spec, [REFERENCE], folder) as (fp32,):
         known = (Answered(data.samples, torch.reference), *torch.elsewhere)
         normalised = normalised_outputs(fp32.path, spec, torch.reference)
+        check = partial(_errors, torch=torch, known=known, normalised=normalised)
         count = len(compared_batches(fp32)) * sum(count_of(one.samples) for one in (*known, torch.noise) if one)
         with progress.step(f"Comparing with {torch.original}", count) as step:
-            check = partial(check_against_torch, fp32, step=step, normalised=normalised, original=torch.original)
-            found = [check(one.samples, one.reference) for one in known]
-            if torch.noise is not None:
-                found.append(check(torch.noise.samples, torch.noise.reference, on=ON_NOISE))
-        errors = {name: max(one[name] for one in found) for name in torch.reference}
+            errors = check(fp32, step=step)
         _first_look(plan, torch, fp32, spec, data, expected, judge, progress, cache)
     maker = None
     if len(recipes) > 1:
@@ -294,22 +291,7 @@ def _prove(
     mistakes = None
     if isinstance(outcomes, Outcomes) and isinstance(data.evaluation, ImageSet) and data.evaluation.labels:
         mistakes = find_mistakes(outcomes, data.evaluation)
-
-    def as_fp32(one: OpenVariant) -> None:
-        """Another engine of the reference is held against the original as the reference was."""
-        if one.recipe is REFERENCE:
-            for shown in known:
-                check_against_torch(one, shown.samples, shown.reference, normalised=normalised, original=torch.original)
-            if torch.noise is not None:
-                noise = torch.noise.samples, torch.noise.reference
-                check_against_torch(one, *noise, normalised=normalised, original=torch.original, on=ON_NOISE)
-
-    def timed(chosen: Sequence[Recipe]) -> tuple[Timings, ...]:
-        here = [recipe for recipe in chosen if recipe.row is not None]
-        with opened(spec, here, folder) as candidates, opened_elsewhere(spec, here, folder, as_fp32) as others:
-            found = dict(zip(here, measured_everywhere(candidates, others, progress), strict=True))
-        return tuple(found.get(recipe, Timings()) for recipe in chosen)
-
+    timed = partial(_timings, spec, folder, check, progress)
     left, timings = left_out.without_failing([made.recipe for made, _ in rows], timed)
     proved = {made.recipe.file: (made, score) for made, score in rows}
     measured = [Measured(*proved[recipe.file], own) for recipe, own in zip(left, timings, strict=True)]
@@ -331,6 +313,40 @@ def _prove(
             signer=signer,
             options=plan.repeated_by,
         )
+
+
+def _errors(
+    candidate: OpenVariant,
+    torch: TorchResult,
+    known: Sequence[Answered],
+    normalised: Collection[str],
+    step: Step = IGNORED,
+) -> dict[str, float]:
+    """The largest error of each output against the original's answers. Raises JobError if one is too large."""
+    check = partial(check_against_torch, candidate, step=step, normalised=normalised, original=torch.original)
+    found = [check(one.samples, one.reference) for one in known]
+    if torch.noise is not None:
+        found.append(check(torch.noise.samples, torch.noise.reference, on=ON_NOISE))
+    return {name: max(one[name] for one in found) for name in torch.reference}
+
+
+def _timings(
+    spec: ModelSpec,
+    folder: Path,
+    check: Callable[[OpenVariant], object],
+    progress: Progress,
+    recipes: Sequence[Recipe],
+) -> tuple[Timings, ...]:
+    """The latencies of each variant that this machine can run; the reference is checked in every other engine."""
+
+    def check_reference(candidate: OpenVariant) -> None:
+        if candidate.recipe is REFERENCE:
+            check(candidate)
+
+    here = [recipe for recipe in recipes if recipe.row is not None]
+    with opened(spec, here, folder) as candidates, opened_elsewhere(spec, here, folder, check_reference) as others:
+        found = dict(zip(here, measured_everywhere(candidates, others, progress), strict=True))
+    return tuple(found.get(recipe, Timings()) for recipe in recipes)
 
 
 def _remark(plan: ExportPlan, torch: TorchResult) -> str:

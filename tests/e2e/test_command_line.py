@@ -6,12 +6,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import convoy.command as convoy
 from convoy.app.version import VERSION
+from tests.support.onnx_models import lookup
 from tests.support.servers import check_ended, run_convoy
 
 
@@ -151,3 +153,11 @@ def test_what_goes_wrong_is_one_line_on_stderr(arguments: str, code: int, words:
     assert words in done.stderr
     assert done.stderr.startswith("convoy: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_what_onnx_runtime_logs_is_shown_only_with_verbose(tmp_path: Path) -> None:
+    call = "export", str(lookup(tmp_path / "lookup.onnx")), "--store", str(tmp_path / "store")
+    usual, verbose = run(*call), run(*call, "--verbose")
+    assert (usual.returncode, verbose.returncode) == (0, 0)
+    assert "onnxruntime:" not in usual.stderr + usual.stdout  # it does not run on numbers beyond the table
+    assert "E:onnxruntime:" in verbose.stderr
