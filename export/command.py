@@ -79,7 +79,7 @@ from convoy.models.store import disk_errors
 from convoy.models.tasks import CLASS_TASKS
 
 _FIRST_LOOK_IMAGES = 512
-_RANDOM = "its weights are random (--random-weights), so that its answers mean nothing"
+_RANDOM = "its weights are random (--random-weights), so its outputs are meaningless"
 
 
 def run(options: ExportOptions, console: Console, again: str = "the same command", *, is_verbose: bool = False) -> Path:
@@ -125,7 +125,7 @@ def refuse_missing(options: ExportOptions, manifest: Manifest, left_out: LeftOut
         return
     what = "; ".join([*(f"{variant.file} {variant.reason}" for variant in refused), *filter(None, [in_words(missing)])])
     if missing:
-        advice = "; what it asks for beside that is there; leave out of --precisions what cannot be made"
+        advice = "; the other precisions are published; remove these from --precisions"
     else:
         # Where the images of calibration are to blame, the reason says so, and no budget would help.
         advice = "" if any(variant.drift for variant in refused) else "; raise --accuracy-budget or retrain"
@@ -430,7 +430,7 @@ def _refuse(objections: Sequence[str], torch: TorchResult, advice: str = "") -> 
         # Other weights in the same file may be the ones that were meant.
         taken = f"the weights are {torch.weights_entry}" if torch.weights_entry else ""
         said = "; ".join(filter(None, ("; and ".join(objections), taken, advice)))
-        raise JobError(f"nothing was published, for {said}; --force publishes it anyway")
+        raise JobError(f"nothing was published: {said}; pass --force to publish it anyway")
 
 
 def _spec(

@@ -261,9 +261,7 @@ def _check_combinations(options: ExportOptions) -> None:
             *("--evaluate", "FILE.npz"),
         )
     if options.detection is not None and options.task not in (None, "detect"):
-        raise UsageError(
-            f"--detection says how boxes are read, and --task {options.task} has none; leave one of them out"
-        )
+        raise UsageError(f"--detection is for detectors, but --task is {options.task}; leave one of them out")
 
 
 def _check_labels(options: ExportOptions, source: ModelSource, labels: Sequence[str]) -> None:
@@ -273,7 +271,7 @@ def _check_labels(options: ExportOptions, source: ModelSource, labels: Sequence[
     why = "--evaluate needs to know which output is which class"
     if source.kind == "zoo":
         why = "the zoo needs to know the number of classes"
-    raise MissingOption(f"{why}; pass --labels FILE, one class a line", "--labels", "labels.txt")
+    raise MissingOption(f"{why}; pass --labels FILE, one class per line", "--labels", "labels.txt")
 
 
 def _has_classes(source: str) -> bool:
@@ -300,7 +298,7 @@ def parse_activation(text: str) -> Activation | None:
 
 def _known(option: str, text: str, choices: tuple[str, ...]) -> str:
     if text not in choices:
-        raise UsageError(f"{option} {text!r} is not known; use {', '.join(choices)}")
+        raise UsageError(f"{option} {text!r} is unknown; use {', '.join(choices)}")
     return text
 
 
@@ -356,7 +354,7 @@ def _classes_known_as(options: ExportOptions, labels: tuple[str, ...]) -> Mappin
     if options.class_map is None:
         return NO_OTHER_NAMES
     if options.evaluate is None and options.calibrate is None:
-        raise UsageError("--class-map is about the classes of a data set; pass --evaluate or --calibrate")
+        raise UsageError("--class-map needs a data set; pass --evaluate or --calibrate")
     if not labels:
         raise UsageError("--class-map needs the labels that it maps to; pass --labels")
     return read_class_map(options.class_map, labels)

@@ -106,7 +106,7 @@ def _refuse_images(options: ExportOptions) -> None:
     for flag, given in wanted.items():
         if given is not None:
             raise UsageError(
-                f"{flag} is about images, and how they become this file's input is not known; "
+                f"{flag} needs images, but this file's preprocessing is unknown; "
                 "pass --preprocess imagenet, unit or FILE.json, or --calibrate FILE.npz where it takes none"
             )
     if options.precisions not in (None, "fp32"):
@@ -121,7 +121,7 @@ def _refuse_unprovable(original: Path, name: str) -> None:
         if spec.dtype in ("BF16", "BYTES"):
             kind, advice = ("strings", "") if spec.dtype == "BYTES" else ("BF16", "export it with FP32 tensors, or ")
             raise JobError(
-                f"{original.name} has {kind} in {spec.name}, for which no proof can be kept; {advice}serve the file as "
+                f"{original.name} has {kind} in {spec.name}, which Convoy cannot verify; {advice}serve the file as "
                 f"it is, from STORE/{name}/1/model.onnx"
             )
 
@@ -204,8 +204,8 @@ def _record_random(original: Path, spec: ModelSpec, samples: int, *, are_indices
         return Canary(inputs, session.one_by_one(inputs) if spec.max_batch_size else session.answer(inputs))
     except DoesNotRunError as error:
         raise JobError(
-            f"{original.name} does not run on random numbers from 0 to 100 ({error}), and with others nothing can be "
-            "proved; let the graph take any number, as with a Clip before a Gather"
+            f"{original.name} does not run on random numbers from 0 to 100 ({error}), so it cannot be "
+            "verified; make the graph accept any number, for example with a Clip before a Gather"
         ) from error
 
 
@@ -243,7 +243,7 @@ def _worst_error(served: OpenVariant, canary: Canary, normalised: Collection[str
         worst = max(worst, *(_error(answers[name], one, least[name]) for name, one in canary.outputs.items()))
     if not worst <= MAX_FP32_ERROR:
         raise JobError(
-            f"the serving engine differs from the original file by {worst:.2g}; this is a bug, or chance in it"
+            f"the serving engine differs from the original file by {worst:.2g}; this is a bug, or the network is random"
         )
     return worst
 

@@ -180,7 +180,7 @@ def _check(original: Path, signature: Signature, images: list[TensorSpec], asked
     takes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in signature.inputs)
     if not images:
         raise UsageError(
-            f"--input sets the height and width of images, and {original.name} leaves none free ({takes}); "
+            f"--input sets the height and width of images, and {original.name} has fixed sizes ({takes}); "
             "leave it out, or pass --preprocess"
         )
     for spec in images:

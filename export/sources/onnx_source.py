@@ -176,7 +176,7 @@ def tensor_inputs(path: Path, given: Sequence[TensorSpec]) -> tuple[TensorSpec, 
         named = {takes[0].name: given[0]}
     listed = ", ".join(f"{spec.name} {spec.dtype} {list(spec.shape)}" for spec in takes)
     if set(named) != {spec.name for spec in takes}:
-        raise JobError(f"{path.name} takes {listed}, and there is {', '.join(named)}; call the arrays so")
+        raise JobError(f"{path.name} takes {listed}, and there is {', '.join(named)}; rename the arrays")
     for spec in takes:
         sizes = named[spec.name].shape
         if len(spec.shape) != len(sizes) + 1 or not fits(sizes, spec.shape[1:]):
@@ -227,9 +227,7 @@ def _check_outputs(path: Path) -> None:
     for spec in read_signature(open_session(path, cpu_budget()), path).outputs:
         if spec.dtype in ("BF16", "BYTES"):
             kind = "strings" if spec.dtype == "BYTES" else "BF16"
-            raise JobError(
-                f"{path.name} gives {kind} in {spec.name}, for which no proof can be kept; export it otherwise"
-            )
+            raise JobError(f"{path.name} gives {kind} in {spec.name}, which Convoy cannot verify; export it otherwise")
 
 
 def _check_rows(path: Path, reference: Rows, count: int) -> None:

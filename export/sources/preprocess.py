@@ -70,7 +70,7 @@ def parse_input(text: str) -> AskedInput:
 def parse_front(text: str) -> Front:
     """`uint8` or `none`. Raises UsageError."""
     if text not in _FRONTS:
-        raise UsageError(f"--front {text!r} is not known; use {' or '.join(_FRONTS)}")
+        raise UsageError(f"--front {text!r} is unknown; use {' or '.join(_FRONTS)}")
     return _FRONTS[text]
 
 
@@ -100,13 +100,13 @@ def parse_changes(
     typed = " ".join(f"{flag} {text}" for flag, text in given.items() if text is not None)
     if interpolation is not None and interpolation not in get_args(Interpolation):
         raise UsageError(
-            f"--interpolation {interpolation!r} is not known; use {', '.join(map(str, get_args(Interpolation)))}"
+            f"--interpolation {interpolation!r} is unknown; use {', '.join(map(str, get_args(Interpolation)))}"
         )
     resized = _side("--resize", resize) if resize is not None else None
     is_exact = resize is not None and "x" in resize.lower()
     cut = _side("--crop", crop) if crop is not None else None
     if is_exact and cut not in (None, resized):
-        raise UsageError(f"--resize {resize} leaves nothing to --crop; pass --resize N for the shorter side")
+        raise UsageError(f"--resize {resize} sets the exact size; to crop, pass --resize N for the shorter side")
     return ImageChanges(
         typed,
         _values("--mean", mean) if mean is not None else None,
@@ -142,7 +142,7 @@ def resolve_image(
             image = _whole(changes, known, front, find_channels)
         else:
             raise MissingOption(
-                f"how images are prepared for this network is not known: {why_no_header}; "
+                f"preprocessing unknown: {why_no_header}; "
                 f"pass --preprocess {', '.join(PRESETS)}, file.py:transform, timm:NAME or FILE.json",
                 *("--preprocess", "imagenet"),
             )
@@ -299,7 +299,8 @@ def _changed(image: ImageSpec, changes: ImageChanges) -> ImageSpec:
         mode, resize_px = "shorter_side", changes.resize_px
     elif mode == "exact" and changes.crop not in (None, Size(image.height, image.width)):
         raise UsageError(
-            f"--crop cuts nothing, for images are scaled straight to {image.height}x{image.width}; pass --resize, too"
+            f"--crop has no effect, because images are resized to exactly {image.height}x{image.width}; also pass "
+            "--resize"
         )
     try:
         return replace(
@@ -334,9 +335,7 @@ def _whole(
     }
     missing = [flag for flag, value in said.items() if value is None]
     if missing or cut is None:
-        raise UsageError(
-            f"how images are prepared is said in part only; pass {', '.join(missing)}, too, or --preprocess"
-        )
+        raise UsageError(f"preprocessing is incomplete; also pass {', '.join(missing)}, or use --preprocess")
     count = known.channels if known else max(len(changes.mean or ()), len(changes.std or ()))
     if changes.channels is not None:
         count = changes.channels

@@ -257,7 +257,7 @@ def _prepared(folder: Path) -> Path:
     except OSError:
         raise
     except Exception as error:  # onnxruntime's and onnx's errors share no base class
-        raise JobError(f"nothing but fp32 can be made of this network ({one_line(str(error))})") from error
+        raise JobError(f"only fp32 can be made from this network ({one_line(str(error))})") from error
 
 
 # The audit: what of a file really runs in 8, 16 or 32 bits. A pair of nodes that was not fused leaves the layer between

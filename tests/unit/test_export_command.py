@@ -203,7 +203,7 @@ def test_a_pipe_gets_the_table_and_no_bars(tmp_path, data):
 def test_what_fails_the_proof_is_not_published(tmp_path, data):
     call = options(tmp_path, calibrate=data, evaluate=data)
     (tmp_path / "labels.txt").write_text("blue\nred\n")  # not the order of the network's outputs
-    with pytest.raises(JobError, match=r"nothing was published, for 0\.00 % of 24 images .* swapped: 'blue' and 'red'"):
+    with pytest.raises(JobError, match=r"nothing was published: 0\.00 % of 24 images .* swapped: 'blue' and 'red'"):
         export_bundle(call)
     assert left_behind(tmp_path) == []
 

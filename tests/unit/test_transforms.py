@@ -106,10 +106,10 @@ def test_the_file_is_read_in_a_child(tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("training", "RandomResizedCrop is a step of training; pass the transform of validation"),
-        ("odd", "Pad is not understood"),
+        ("training", "RandomResizedCrop is a training step; pass the validation transform"),
+        ("odd", "Pad is not supported"),
         ("twice", "Normalize occurs twice"),
-        ("three", "num_output_channels=3 is not understood"),
+        ("three", "num_output_channels=3 is not supported"),
         ("tf['val']", "is not the name of a function"),
         ("no_crop", r"Resize\(32\) alone gives images of many sizes; add CenterCrop"),
         ("stretched", "use Resize with one number"),
@@ -182,8 +182,8 @@ def test_values_that_are_not_rescaled_have_their_mean_in_0_to_1(tmp_path):
     [
         (CLIP | {"do_center_crop": False}, "gives images of many sizes"),
         (CLIP | {"image_processor_type": "MobileViTImageProcessor"}, "the processor MobileViTImageProcessor"),
-        (VIT | {"do_flip_channel_order": True}, "do_flip_channel_order: true has no counterpart"),
-        (VIT | {"crop_pct": 0.9, "resample": 4}, "crop_pct, resample: 4 has no counterpart"),
+        (VIT | {"do_flip_channel_order": True}, "do_flip_channel_order: true is not supported"),
+        (VIT | {"crop_pct": 0.9, "resample": 4}, "crop_pct, resample: 4 is not supported"),
         (VIT | {"do_resize": False}, "do_resize is false"),
         (TIMM["pretrained_cfg"] | {"crop_mode": "border"}, "crop mode 'border'"),
     ],
