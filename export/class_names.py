@@ -71,7 +71,7 @@ def read_class_map(path: Path, labels: Sequence[str]) -> Mapping[str, str]:
             wrong.append(f"{folder} is {meant!r}")
     if wrong:
         raise UsageError(
-            f"--class-map {path}: {some(wrong)}, but the model has {len(labels)} other labels; "
+            f"--class-map {path}: {some(wrong)}, which are not among the {len(labels)} labels of the model; "
             "repair the file or pass other --labels"
         )
     return names

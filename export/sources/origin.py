@@ -222,7 +222,7 @@ def channels_of(source: ModelSource, size: Size) -> int:
     if len(taken) != 1:
         why = "runs on 1 and on 3 channels" if taken else "runs on neither 1 nor 3 channels at this size"
         raise UsageError(
-            f"--mean and --std have one value, but {source.shown} {why}; say how many channels images have: pass "
+            f"--mean and --std have one value, but {source.shown} {why}; pass "
             f"--input 3x{size.height}x{size.width} or 1x{size.height}x{size.width}, or --preprocess"
         )
     return taken[0]

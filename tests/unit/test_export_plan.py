@@ -140,7 +140,7 @@ def test_a_class_map_gives_labels_or_outputs(tmp_path):
     [
         (
             '{"n01": "green", "n02": 2, "n03": -1, "n04": 1}',
-            "n01 is 'green', n02 is 2, n03 is -1, but the model has no",
+            "n01 is 'green', n02 is 2, n03 is -1, which are not among",
         ),
         ('{"n01": true}', "not a JSON object of labels or outputs; write it as in"),
         ('["red"]', "not a JSON object of labels or outputs"),
@@ -262,11 +262,13 @@ def test_where_channels_are_said_or_seen_the_network_is_not_asked(tmp_path, monk
         assert make_plan(options(tmp_path, **(ONE_VALUE | factory | said))).image.channels == channels
 
 
-@pytest.mark.parametrize(("taken", "words"), [((), "does not say, or runs on neither"), ((3, 1), "runs on both")])
+@pytest.mark.parametrize(
+    ("taken", "words"), [((), "runs on neither 1 nor 3 channels"), ((3, 1), "runs on 1 and on 3 channels")]
+)
 def test_a_network_that_does_not_tell_leaves_it_to_the_user(tmp_path, monkeypatch, taken, words):
     monkeypatch.setattr("convoy.export.sources.origin.ask", lambda _: Description(channels=taken))
     (tmp_path / "net.py").write_text("")
-    with pytest.raises(UsageError, match=rf"for net.py:make {words}.*; pass --input 3x32x24 or 1x32x24"):
+    with pytest.raises(UsageError, match=rf"but net.py:make {words}.*; pass --input 3x32x24 or 1x32x24"):
         make_plan(options(tmp_path, **(ONE_VALUE | {"source": f"{tmp_path}/net.py:make"})))
 
 

@@ -99,7 +99,7 @@ def answered(path: Path) -> np.ndarray:
         ([("Relu", ["logits"], "y")], "softmax", "Relu"),
         ([("Tanh", ["logits"], "y")], "softmax", "Tanh"),
         ([("Add", ["logits", "one"], "y")], "softmax", "MatMul, Add"),
-        ([("Softmax", ["logits"], "y")], "none", "Softmax, and the outputs of 20 images sum to one: they are prob"),
+        ([("Softmax", ["logits"], "y")], "none", "Softmax, and the outputs of 20 images sum to one: these are prob"),
         ([("Softmax", ["logits"], "p"), ("Identity", ["p"], "y")], "none", "Softmax"),
         (
             [("Softmax", ["logits"], "p"), ("Reshape", ["p", "column"], "q"), ("Reshape", ["q", "row"], "y")],
@@ -113,7 +113,7 @@ def answered(path: Path) -> np.ndarray:
         (LOG_SUM_EXP, "softmax", "logarithms that sum to one"),
         ([("Softmax", ["logits"], "p"), ("Log", ["p"], "y")], "softmax", "the logarithm of a softmax"),
         ([("LogSoftmax", ["logits"], "p"), ("Exp", ["p"], "y")], "none", "the powers of a log-softmax"),
-        ([("Sigmoid", ["logits"], "y")], "none", "the probability of each class by itself already"),
+        ([("Sigmoid", ["logits"], "y")], "none", "the probability of each class by itself"),
         (WRITTEN_SIGMOID, "none", "1 / (1 + exp(-x))"),
         ([("Softmax", ["logits"], "p"), ("Clip", ["p", "tiny", "one"], "y")], "none", "Softmax, Clip"),
         ([("Mul", ["logits", "hundredth"], "cool"), ("Softmax", ["cool"], "y")], "none", "Softmax"),
@@ -171,7 +171,7 @@ def test_one_output_is_a_logit_or_a_probability_and_never_a_softmax(tmp_path, st
     with pytest.raises(JobError, match="one output, and its softmax is always 1; pass --activation sigmoid or none"):
         overruled("softmax", read_ending(path), answered(path), real=True)
     soft = network(tmp_path / "soft.onnx", [("Softmax", ["logits"], "y")], classes=1)
-    with pytest.raises(JobError, match="a softmax of one output is always the same"):
+    with pytest.raises(JobError, match="a softmax of one output is always 1"):
         decide(read_ending(soft), answered(soft), real=True)
 
 
