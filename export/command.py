@@ -181,7 +181,7 @@ def _named(options: ExportOptions) -> ExportOptions:
 
 
 def _understood(plan: ExportPlan) -> Iterator[str]:
-    """What was found out, a line each, with the option that overrules it."""
+    """What export inferred, one line each, with the option that overrides it."""
     yield f"name: {plan.asked.name} (--name)"
     if plan.labels_from:
         found = f"{len(plan.labels)} folders of {plan.labels_from}"
@@ -207,7 +207,7 @@ def _without_openvino(
             for candidate in candidates:
                 candidate.engine.warm_up()
             return recipes, torch
-    except Exception as error:  # whatever it is, the others are made
+    except Exception as error:  # the other variants are still made
         files = " and no ".join(recipe.file for recipe in found)
         torch = torch.with_remarks(f"no {files}: {error}")
     return [recipe for recipe in recipes if recipe not in found], torch
@@ -356,7 +356,7 @@ def _remark(plan: ExportPlan, torch: TorchResult) -> str:
 
 
 def _decision(plan: ExportPlan, purpose: Purpose, data: ExportData, torch: TorchResult, graph: Path) -> Decision:
-    """What makes scores of the outputs that are scores. Raises JobError where that cannot be told."""
+    """The activation that turns outputs into scores. Raises JobError if it is unclear."""
     if purpose.task not in CLASS_TASKS:
         return activation_of(purpose, torch.reference, plan.activation)
     outputs, ending = next(iter(torch.reference.values())), read_ending(graph)
@@ -370,7 +370,7 @@ def _decision(plan: ExportPlan, purpose: Purpose, data: ExportData, torch: Torch
 
 
 def _expected(plan: ExportPlan, data: ExportData) -> Expectations:
-    """What the user expects, and what the checkpoint states where it speaks of these images or of this data set."""
+    """The user's expectations, and the checkpoint's accuracy if it is for these images or this data set."""
     stated, evaluation = plan.stated, data.evaluation
     if stated is None or evaluation is None:
         return plan.expected
@@ -393,7 +393,7 @@ def _first_look(
     progress: Progress,
     cache: StepCache,
 ) -> None:
-    """Fail on a few images before hours are spent on many. Raises JobError."""
+    """Fail early, on a few images. Raises JobError."""
     if data.evaluation is None or not data.evaluation.has_targets or plan.asked.force or not judge.scores_targets:
         return
     few = data.evaluation.thinned(_FIRST_LOOK_IMAGES)
@@ -409,10 +409,7 @@ def _first_look(
 
 
 def _sanity(plan: ExportPlan, torch: TorchResult, score: Score, expected: Expectations) -> Sanity:
-    """The verdict on all samples, and what the user knows to be wrong.
-
-    Raises JobError for what may not be published.
-    """
+    """The verdict on all samples. Raises JobError for what may not be published."""
     sanity = NOTHING_FOUND
     if isinstance(score.outcomes, Outcomes):
         sanity = judge_reference(score.outcomes, plan.labels, expected, samples=plan.samples)
@@ -427,7 +424,7 @@ def _sanity(plan: ExportPlan, torch: TorchResult, score: Score, expected: Expect
 
 def _refuse(objections: Sequence[str], torch: TorchResult, advice: str = "") -> None:
     if objections:
-        # Other weights in the same file may be the ones that were meant.
+        # The user may have meant other weights in the same file.
         taken = f"the weights are {torch.weights_entry}" if torch.weights_entry else ""
         said = "; ".join(filter(None, ("; and ".join(objections), taken, advice)))
         raise JobError(f"nothing was published: {said}; pass --force to publish it anyway")
@@ -436,7 +433,7 @@ def _refuse(objections: Sequence[str], torch: TorchResult, advice: str = "") -> 
 def _spec(
     plan: ExportPlan, torch: TorchResult, purpose: Purpose, outputs: tuple[TensorSpec, ...], decision: Decision
 ) -> ModelSpec:
-    """What the bundle promises. Raises JobError when the labels are not as many as the outputs."""
+    """The spec of the bundle. Raises JobError if there are not as many labels as outputs."""
     if purpose.task in CLASS_TASKS:
         classes = outputs[0].shape[0]
         is_binary = classes == 1 and len(plan.labels) == 2 and decision.are_shares

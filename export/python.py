@@ -168,14 +168,14 @@ def _saved(module: Any, folder: Path, given: dict[str, Any]) -> Path:
 
 
 def _channels_of(module: Any) -> Literal[1, 3]:
-    """Of the first convolution; 3 where that takes neither 1 nor 3."""
+    """The input channels of the first convolution; 3 if they are neither 1 nor 3."""
     weights = (one for one in getattr(module, "parameters", tuple)() if one.dim() == _CONVOLUTION_DIMS)
     first = next(weights, None)
     return 1 if first is not None and first.shape[1] == 1 else 3
 
 
 def _input_shapes(given: dict[str, Any], module: Any) -> list[tuple[int, ...]]:
-    """What one sample of each input is shaped like. Raises UsageError where that is not known."""
+    """The shape of one sample of each input. Raises UsageError if it is unknown."""
     said = given.get("input")
     if said is not None and is_of_tensors(said):
         return [spec.shape for spec in parse_tensors(said)]

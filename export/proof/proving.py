@@ -1,8 +1,8 @@
-"""Every variant made, held against the labels, and made again with more layers kept where it fell short.
+"""Make every variant, measure its accuracy, and make it again with more layers kept if it loses too much.
 
-Knows the loop between making and measuring. Each further look that a variant takes at the evaluation images is
-paid for with a wider bound (`Outcomes.accuracy`), and there are few of them: many would find a lucky file. A file that
-cannot be made, checked or measured is left out with its reason (`LeftOut`), and the others go on without it.
+Each further measurement of a variant on the evaluation images widens its bound (`Outcomes.accuracy`), and there are
+only a few, because many would select a lucky file. A file that cannot be made, checked or measured is left out with
+its reason (`LeftOut`), and the others go on without it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Result = TypeVar("_Result")
 
 
 def in_words(reasons: Mapping[str, str]) -> str:
-    """Reasons by file, in one line; files of one reason together. Empty where there are none."""
+    """The reasons in one line, with files that share a reason together; empty if there are none."""
     files: dict[str, list[str]] = {}
     for file, reason in reasons.items():
         files.setdefault(reason, []).append(file)
@@ -54,7 +54,7 @@ class LeftOut:
 
     @contextmanager
     def where_it_fails(self, recipe: Recipe) -> Iterator[None]:
-        """Note the recipe's file where the block raises any exception, and go on behind it."""
+        """Record the recipe's file if the block raises, and continue after it."""
         try:
             yield
         except Exception as error:
@@ -97,7 +97,7 @@ class LeftOut:
 
 
 def _is_of_the_disk(error: Exception) -> bool:
-    """Whether it is, or was made of, what the system says of a disk that is full or takes nothing."""
+    """Whether the error, or its cause, is a full or read-only disk."""
     refused = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
     return any(isinstance(one, OSError) and one.errno in refused for one in (error, error.__cause__))
 
@@ -116,7 +116,7 @@ Proved = tuple[Made, Score]
 
 @dataclass(frozen=True, slots=True)
 class Prover:
-    """Scores the variants that lie in `folder`; by the judge of the task, unless there is another."""
+    """Scores the variants in `folder`, with `judge` or else the judge of the task."""
 
     spec: ModelSpec
     folder: Path
@@ -127,9 +127,9 @@ class Prover:
     judge: Judge | None = None
 
     def make_and_score(self, recipes: Sequence[Recipe], maker: Maker | None, left_out: LeftOut) -> list[Proved]:
-        """The files of all recipes with their scores; `maker` is None where only fp32 is wanted.
+        """Make and score the files of all recipes; `maker` is None if only fp32 is wanted.
 
-        What cannot be made or scored is `left_out`. Raises JobError when the images cannot be read.
+        What cannot be made or scored goes to `left_out`. Raises JobError when the images cannot be read.
         """
         made: dict[str, Made] = {}
         for recipe in recipes:
@@ -146,7 +146,7 @@ class Prover:
         return improved
 
     def _improved(self, made: Made, score: Score, maker: Maker) -> Proved:
-        """Tried again where it lost too much; what is given back, and lies in the folder, is the best of it."""
+        """Make the variant again if it loses too much. The best file is returned and stays in the folder."""
         best, tried = (made, score), made
         for looks in range(2, 3 + 1):
             if not self._loses_too_much(score):
@@ -154,7 +154,7 @@ class Prover:
             kept, written = self.folder / f"best-{made.recipe.file}", self.folder / made.recipe.file
             with disk_errors(self.folder):
                 shutil.copyfile(written, kept)
-            # The calibration images promised more than they kept, so they are believed less each time.
+            # The calibration images were too optimistic, so each retry is more cautious.
             again = maker.retry(tried, caution=float(looks - 1))
             if again is None:
                 break

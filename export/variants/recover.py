@@ -1,4 +1,4 @@
-"""Getting lost accuracy back: which layers hurt in INT8, and how few of them must stay in higher precision.
+"""Recover lost accuracy: find the layers that hurt in 8 bits, and how few must stay in higher precision.
 
 One sensitivity pass quantises each layer alone and measures how far the answers move: errors of layers add up
 in power, so the order holds for any number of them, where leaving out one layer of a broken file shows nothing.
@@ -58,7 +58,7 @@ class Trial:
 
 
 class Bench:
-    """A place to try files: decoded calibration images, fp32's answers to them, and a folder.
+    """Tests files on decoded calibration images, against fp32's answers to them.
 
     `calibrated` gives what each recipe's files are made of.
     """
@@ -88,7 +88,7 @@ class Bench:
 
     @property
     def count(self) -> int:
-        """How many samples each trial is on."""
+        """The number of samples of each trial."""
         return count_of(self._inputs)
 
     def try_out(
@@ -140,7 +140,7 @@ def _targets(images: SampleSet, chunks: Sequence[Chunk]) -> np.ndarray | None:
 
 
 def best_method(bench: Bench, recipe: Recipe, methods: Sequence[Method], progress: Progress) -> Method:
-    """Of the methods whose files agree with fp32 as often as the best one's, but for chance: the smallest error."""
+    """The method with the smallest error among those that agree with fp32 about as often as the best one."""
     if len(methods) == 1:
         return methods[0]
     trials = {}
@@ -165,7 +165,7 @@ def _is_more(count: int, other: int) -> bool:
 
 @dataclass(slots=True)
 class TimeBudget:
-    """How long the search may take in all, in seconds, and how long it has."""
+    """The time limit of the search in seconds, and the time spent."""
 
     limit_s: float
     clock: Callable[[], float] = time.monotonic
@@ -187,9 +187,9 @@ class TimeBudget:
 
     @property
     def in_words(self) -> str:
-        """Empty where nothing was looked for."""
-        unseen = f", so that {self.unseen} layers were not looked at" if self.unseen else ""
-        took = f"looking for layers to keep took {self.spent_s:.0f} s of {self.limit_s:.0f} s{unseen}"
+        """Empty if there was no search."""
+        unseen = f", {self.unseen} layers were not tested" if self.unseen else ""
+        took = f"the search for layers to keep took {self.spent_s:.0f} s of {self.limit_s:.0f} s{unseen}"
         return took if self.spent_s else ""
 
 

@@ -112,7 +112,7 @@ def test_the_search_ends_when_its_time_is_up_with_the_cheapest_layers_looked_at(
         found = measure_sensitivity(cast(Bench, Slow()), INT8_CPU, "minmax", shares, budget, SILENT)
     assert looked == ["none", "small", "middle"]
     assert {name for name, _ in found.errors} == set(looked)
-    assert budget.in_words == "looking for layers to keep took 30 s of 25 s, so that 1 layers were not looked at"
+    assert budget.in_words == "the search for layers to keep took 30 s of 25 s, 1 layers were not tested"
 
 
 def test_where_nothing_is_enough_the_best_that_was_tried_is_known():
@@ -226,7 +226,7 @@ def test_a_network_that_cannot_be_balanced_keeps_the_layers_that_hurt(tmp_path):
     assert made.kept_layers in (1, 2)
     assert made.audit.eight_bit_share is not None
     assert 0 < made.audit.eight_bit_share < 1
-    assert made.search.startswith("looking for layers to keep took ")
+    assert made.search.startswith("the search for layers to keep took ")
     assert set(made.audit.kept) <= {"wide", "narrow"}
     assert all(reason.startswith("alone moves the answers by") for reason in made.audit.kept.values())
 
