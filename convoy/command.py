@@ -13,6 +13,7 @@ import dataclasses
 import gc
 import importlib
 import inspect as python_inspect
+import logging
 import os
 import re
 import shlex
@@ -59,6 +60,8 @@ HELP_GROUPS = (
     *("Models", "Limits", "Security", "Logging", "Output", "Advanced", "Options"),
 )
 _EPILOG = "Each option can also be set in the environment: --some-option as CONVOY_SOME_OPTION."
+_HELP_ALL = "--help-all"
+_MOST_OPTIONS = 20  # as fit on one screen
 _KEYWORD = python_inspect.Parameter.KEYWORD_ONLY
 EXIT_INTERRUPTED = 130
 _COMPLETE = "_CONVOY_COMPLETE"
@@ -87,24 +90,52 @@ _OF_RECORDS: list[_OfRecord] = []
 
 
 def _write_options(command: Any, context: Any, formatter: Any) -> None:
-    """The options of a command under headings, in the order of `HELP_GROUPS`."""
+    """Write the options of a command under headings, in the order of `HELP_GROUPS`.
+
+    A command with many options shows only the basic ones, unless `--help-all` asks for the rest.
+    """
     groups: dict[str, list[tuple[str, str]]] = {}
     for parameter in command.get_params(context):
         is_argument = parameter.param_type_name == "argument"
         group = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
         if (record := parameter.get_help_record(context)) is not None:
             groups.setdefault(group, []).append(record)
-    for group in sorted(groups, key=HELP_GROUPS.index):
+    count = sum(len(options) for group, options in groups.items() if group != "Arguments")
+    is_whole = count <= _MOST_OPTIONS or _HELP_ALL in context.meta
+    order = sorted(groups, key=HELP_GROUPS.index)
+    shown = order if is_whole else [group for group in order if group in ("Arguments", "Basics")]
+    for group in shown:
         with formatter.section(group):
             formatter.write_dl(groups[group])
+    if not is_whole:
+        left = ", ".join(group for group in order if group not in (*shown, "Options"))
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(f"`{context.command_path} {_HELP_ALL}` shows all {count} options: {left}, and others.")
+
+
+def _help_arguments(context: Any, arguments: list[str]) -> list[str]:
+    """Read `--help-all` as a longer `--help`; that of a subcommand is left to it."""
+    if _HELP_ALL not in arguments or set(arguments) & {*getattr(context.command, "commands", ())}:
+        return arguments
+    context.meta[_HELP_ALL] = True
+    return ["--help"]
 
 
 class _GroupedCommand(typer.core.TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        parsed: list[str] = super().parse_args(ctx, _help_arguments(ctx, args))
+        return parsed
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_options(self, ctx, formatter)
 
 
 class _CommandWithOthers(typer.core.TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        parsed: list[str] = super().parse_args(ctx, _help_arguments(ctx, args))
+        return parsed
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_options(self, ctx, formatter)
         self.format_commands(ctx, formatter)
@@ -195,7 +226,10 @@ def train(
     data_root: Annotated[Path | None, typer.Option(help="Where downloaded data sets lie.")] = None,
     **asked: Any,
 ) -> None:
-    """Train a CNN of the zoo and write a checkpoint."""
+    """Train a CNN of the zoo and write a checkpoint.
+
+    Example: convoy train digits --arch simple_cnn --out digits.safetensors
+    """
     from convoy.models import train_command
     from convoy.models.train_options import TrainOptions
 
@@ -211,17 +245,30 @@ def export(
         Path | None,
         typer.Option(help="YAML file with these options; it has the lowest precedence."),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Print every finding, not only the first ten.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print every finding, and what the libraries log.")
+    ] = False,
     **asked: Any,
 ) -> None:
-    """Turn a trained CNN into a verified bundle."""
+    """Turn a trained CNN into a verified bundle.
+
+    Example: convoy export torchvision:resnet18 --weights default --data photos
+    """
     from convoy.export.command import run
     from convoy.export.config_file import read_options
     from convoy.export.options import ExportOptions
 
     if config is not None:
         asked |= {name: value for name, value in read_options(config).items() if _source(context, name) == "DEFAULT"}
+    _log_libraries(is_verbose=verbose)
     run(ExportOptions(**asked), _console(), _typed("export"), is_verbose=verbose)
+
+
+def _log_libraries(*, is_verbose: bool) -> None:
+    """Keep the chatter of libraries off the console unless the user wants to see it."""
+    logging.captureWarnings(capture=True)
+    logging.basicConfig(level=logging.INFO if is_verbose else logging.ERROR, format="%(name)s: %(message)s")
+    logging.getLogger("convoy").setLevel(logging.DEBUG if is_verbose else logging.WARNING)
 
 
 @_of_record("convoy.export.options", "BuildAheadOptions")
@@ -233,20 +280,21 @@ def build(**asked: Any) -> None:
     raise typer.Exit(run(BuildAheadOptions(**asked), _console()))
 
 
-@cli.command(epilog=_EPILOG)
+@cli.command(cls=_GroupedCommand, epilog=_EPILOG)
 def inspect(
     name: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
     store: Annotated[
         str | None, typer.Option(help="Folder of models, or its URL (s3://). Without it the demo is shown.")
     ] = None,
+    hashes: Annotated[bool, typer.Option("--hashes", help="Print the SHA-256 of each file.")] = False,
 ) -> None:
     """Show and verify bundles; exit 1 if anything is broken."""
     from convoy.app.commands.inspect import run
 
-    raise typer.Exit(run(store, name, _console()))
+    raise typer.Exit(run(store, name, _console(), has_hashes=hashes))
 
 
-@cli.command(epilog=_EPILOG)
+@cli.command(cls=_GroupedCommand, epilog=_EPILOG)
 def predict(
     name: Annotated[str, typer.Argument(help="The model.")],
     images: Annotated[list[str], typer.Argument(help="Image files, folders, patterns, or - for one from stdin.")],
@@ -282,7 +330,10 @@ def loadtest(
     client_key_file: CertKeyFile = None,
     **asked: Any,
 ) -> None:
-    """Measure throughput and latency of a server."""
+    """Measure throughput and latency of a server.
+
+    Example: convoy loadtest --rate 200 --report report.html
+    """
     if context.invoked_subcommand is not None:
         given = [name for name in asked if _source(context, name) == "COMMANDLINE"]
         if given:
@@ -296,7 +347,7 @@ def loadtest(
     raise typer.Exit(run(LoadTestOptions(**asked, api_key=_read_key(api_key_file), tls=tls), _console()))
 
 
-@load_tests.command(epilog=_EPILOG)
+@load_tests.command(cls=_GroupedCommand, epilog=_EPILOG)
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A.json", help="A file of --json.")],
     b: Annotated[Path, typer.Argument(metavar="B.json", help="The file to compare with it.")],
@@ -309,7 +360,7 @@ def compare(
     show(a, b, anyway=anyway, as_json=json, console=_console())
 
 
-@cli.command(epilog=_EPILOG)
+@cli.command(cls=_GroupedCommand, epilog=_EPILOG)
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
     plan_cache: Annotated[Path | None, typer.Option(help="Folder of plans; by default the server's.")] = None,
@@ -336,7 +387,10 @@ def batch(**asked: Any) -> None:
 
 @cli.command(name="serve", cls=_GroupedCommand, epilog=_EPILOG)
 def _serve(context: typer.Context, **given: object) -> None:
-    """Serve the models of a store over HTTP and gRPC."""
+    """Serve the models of a store over HTTP and gRPC.
+
+    Example: convoy serve --store store --port 8000
+    """
     from convoy.app.config.settings import read_settings
     from convoy.app.server.main import serve
 

@@ -111,7 +111,7 @@ def accepted(
         return tuple(variants)
     wanted = [variant for variant in variants if row_named("tensorrt").takes(variant)]
     judged: dict[str, Variant] = {}
-    with progress.step("build with TensorRT", len(wanted)) as step:
+    with progress.step("Building with TensorRT", len(wanted)) as step:
         for variant in wanted:
             job = AheadJob(plan_cache, RTX, (), max_batch_size)
             verdict = _asked(job, folder / variant.file, variant.precision)

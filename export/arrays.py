@@ -91,7 +91,7 @@ class ArraySet:
         """The rows whose contents name this part, as of images. Raises JobError where there is none."""
         index = split_by_hash(self.hashes)[part]
         if not index or len(index) == self.count:
-            raise JobError(f"{self.count} rows of {self.source} are too few to be parted; pass two files, or more rows")
+            raise JobError(f"{self.count} rows of {self.source} are too few to split; pass two files, or more rows")
         return self._of(np.array(index))
 
     def without(self, part: Part) -> ArraySet:
@@ -123,7 +123,7 @@ class ArrayFile:
             return "FP32"
         known = OIP_NAMES.get(dtype.newbyteorder("<") if dtype.itemsize > 1 else dtype)
         if known is None:
-            raise JobError(f"{self.path.name}: {name!r} is of {dtype}, which no network takes; save it as numbers")
+            raise JobError(f"{self.path.name}: {name!r} is of {dtype}, which no network takes; save numbers")
         return known
 
 
@@ -153,11 +153,13 @@ def read_array_file(path: Path) -> ArrayFile:
     lengths = {name: shape[0] if shape else 0 for name, (shape, _) in headers.items()}
     if not lengths or len(set(lengths.values())) != 1 or 0 in lengths.values():
         told = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "no array"
-        raise JobError(f"{path.name}: every array needs a row for each sample, and there is {told}; make them as long")
+        raise JobError(
+            f"{path.name}: every array needs one row per sample, but the file has {told}; make the lengths equal"
+        )
     targets = [name for name in TARGETS if name in headers]
     if len(targets) > 1 or len(targets) == len(headers):
-        what = "both targets and labels" if len(targets) > 1 else "nothing but targets"
-        raise JobError(f"{path.name} has {what}; it needs the inputs by their names, and one array of targets at most")
+        what = "both targets and labels" if len(targets) > 1 else "only targets"
+        raise JobError(f"{path.name} has {what}; it needs one array per input, by name, and at most one of targets")
     inputs = {name: (shape[1:], dtype) for name, (shape, dtype) in headers.items() if name not in targets}
     return ArrayFile(path, next(iter(lengths.values())), inputs, targets[0] if targets else None)
 
@@ -172,14 +174,14 @@ def load_arrays(path: Path, specs: tuple[TensorSpec, ...]) -> ArraySet:
             shape, dtype = file.inputs[named[spec.name]]
             if not np.can_cast(dtype, spec.numpy_dtype, casting="same_kind") or shape != spec.drawn_shape:
                 raise JobError(
-                    f"{path.name}: {named[spec.name]!r} is {dtype} {list(shape)} a row, the network takes {spec.dtype} "
-                    f"{list(spec.drawn_shape)}; save it so"
+                    f"{path.name}: {named[spec.name]!r} is {dtype} {list(shape)} per row, but the network takes "
+                    f"{spec.dtype} {list(spec.drawn_shape)}; convert it"
                 )
             inputs[spec.name] = np.ascontiguousarray(arrays[named[spec.name]].astype(spec.numpy_dtype))
         targets = None if file.targets is None else arrays[file.targets]
     broken = [name for name, array in inputs.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]
     if broken:
-        raise JobError(f"{path.name}: {broken[0]!r} has NaN or infinity in it; take those rows out")
+        raise JobError(f"{path.name}: {broken[0]!r} contains NaN or infinity; remove those rows")
     return ArraySet(path.name, inputs, targets)
 
 
@@ -189,5 +191,5 @@ def _matched(file: ArrayFile, specs: tuple[TensorSpec, ...]) -> dict[str, str]:
         return {specs[0].name: next(iter(file.inputs))}
     if {spec.name for spec in specs} != set(file.inputs):
         wanted, found = (", ".join(names) for names in ([spec.name for spec in specs], file.inputs))
-        raise JobError(f"{file.path.name} has {found}, the network takes {wanted}; call the arrays so")
+        raise JobError(f"{file.path.name} has {found}, the network takes {wanted}; rename the arrays")
     return {name: name for name in file.inputs}

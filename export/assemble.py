@@ -305,7 +305,7 @@ class BundleSigner:
             self._config = library.Config().use_elliptic_key_signer(private_key=key_file)
         except Exception as error:  # whatever the libraries make of a file that is none
             raise UsageError(
-                f"--sign {key_file} is no private key of an elliptic curve in PEM without a password ({error}); make "
+                f"--sign {key_file} is not an unencrypted PEM private key of an elliptic curve ({error}); make "
                 "one with `openssl ecparam -name prime256v1 -genkey -noout`"
             ) from error
 
@@ -339,8 +339,8 @@ def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigne
     old = bundle.manifest
     if any(variant.passes_gate is None for variant in old.variants[1:]):
         raise JobError(
-            f"{folder}: an older version of Convoy exported it, and did not write down which variants are accurate "
-            "enough whatever their speed; export the model again"
+            f"{folder}: an older version of Convoy exported it and did not record which variants pass the "
+            "accuracy gate; export the model again"
         )
     timings, roofline = _measured(bundle, progress)
     measured = [(variant, timings.get(variant.file, Timings())) for variant in old.variants]
@@ -353,7 +353,7 @@ def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigne
         roofline=roofline,
         provenance=replace(old.provenance, remeasured_at=datetime.now(UTC).isoformat(timespec="microseconds")),
     )
-    with progress.step("publish"):
+    with progress.step("Publishing"):
         return publish_again(_store_of(folder, old.spec.name, store), bundle, content, signer)
 
 
@@ -366,7 +366,7 @@ def _measured(bundle: Bundle, progress: Progress) -> tuple[dict[str, Timings], R
             measured = measured_everywhere(candidates, others, progress)
             roofline = None
             if bundle.manifest.roofline is not None:
-                with progress.step("measure this device"):
+                with progress.step("Measuring this device"):
                     roofline = measure_roofline(candidates[0], cpu_budget())
     except EngineFailure as failure:
         raise JobError(f"the serving engine cannot run the network: {failure}") from failure
@@ -378,7 +378,7 @@ def _measured(bundle: Bundle, progress: Progress) -> tuple[dict[str, Timings], R
 def _recipe(variant: Variant) -> Recipe:
     known = {recipe.file: recipe for recipe in RECIPES}
     if variant.file not in known:
-        raise JobError(f"{variant.file} is no file that export makes; its latency is not known how to measure")
+        raise JobError(f"{variant.file} was not made by `convoy export`, so its latency cannot be measured")
     return known[variant.file]
 
 

@@ -28,14 +28,14 @@ def read_labels(path: Path) -> tuple[str, ...]:
     try:
         lines = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     except OSError as error:
-        raise UsageError(f"--labels {path}: {error.strerror}; pass a text file with one class a line") from error
+        raise UsageError(f"--labels {path}: {error.strerror}; pass a text file with one class per line") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"--labels {path}: not UTF-8 text; pass a text file with one class a line") from error
+        raise UsageError(f"--labels {path}: not UTF-8 text; pass a text file with one class per line") from error
     doubles = sorted({line for line in lines if lines.count(line) > 1})
     if doubles:
-        raise UsageError(f"--labels {path}: {doubles[0]!r} stands there twice; each class needs a name of its own")
+        raise UsageError(f"--labels {path}: {doubles[0]!r} appears twice; class names must be unique")
     if len(lines) < 2:
-        raise UsageError(f"--labels {path}: {len(lines)} classes, at least 2 are needed, one a line")
+        raise UsageError(f"--labels {path}: {len(lines)} classes; at least 2 are needed, one per line")
     return lines
 
 
@@ -71,7 +71,7 @@ def read_class_map(path: Path, labels: Sequence[str]) -> Mapping[str, str]:
             wrong.append(f"{folder} is {meant!r}")
     if wrong:
         raise UsageError(
-            f"--class-map {path}: {some(wrong)}, but the model has no such label or output, of {len(labels)}; "
+            f"--class-map {path}: {some(wrong)}, which are not among the {len(labels)} labels of the model; "
             "repair the file or pass other --labels"
         )
     return names

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from convoy.export.plan import ExportPlan, make_plan
 from convoy.export.preparations import better_preparation
 from convoy.export.profiling.profile import Timings, measured_everywhere
 from convoy.export.profiling.roofline import measure_roofline
-from convoy.export.progress import SILENT, Progress
+from convoy.export.progress import IGNORED, SILENT, Progress, Step
 from convoy.export.proof.activation import (
     Decision,
     Purpose,
@@ -79,7 +79,7 @@ from convoy.models.store import disk_errors
 from convoy.models.tasks import CLASS_TASKS
 
 _FIRST_LOOK_IMAGES = 512
-_RANDOM = "its weights are random (--random-weights), so that its answers mean nothing"
+_RANDOM = "its weights are random (--random-weights), so its outputs are meaningless"
 
 
 def run(options: ExportOptions, console: Console, again: str = "the same command", *, is_verbose: bool = False) -> Path:
@@ -125,7 +125,7 @@ def refuse_missing(options: ExportOptions, manifest: Manifest, left_out: LeftOut
         return
     what = "; ".join([*(f"{variant.file} {variant.reason}" for variant in refused), *filter(None, [in_words(missing)])])
     if missing:
-        advice = "; what it asks for beside that is there; leave out of --precisions what cannot be made"
+        advice = "; the other precisions are published; remove these from --precisions"
     else:
         # Where the images of calibration are to blame, the reason says so, and no budget would help.
         advice = "" if any(variant.drift for variant in refused) else "; raise --accuracy-budget or retrain"
@@ -153,11 +153,11 @@ def export_bundle(
     recipes = select(
         plan.asked.precisions, can_calibrate=plan.asked.calibrate is not None or plan.asked.allow_random_calibration
     )
-    with progress.step("read images") as step:
+    with progress.step("Reading images") as step:
         data = load_data(plan, step)
     with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
         folder = Path(temporary)
-        with progress.step("read the file" if plan.source.kind == "onnx" else "export from torch"):
+        with progress.step("Reading the file" if plan.source.kind == "onnx" else "Exporting from PyTorch"):
             torch = reused(plan, data.samples, folder, cache, to_onnx)
         torch.onnx.rename(folder / REFERENCE.file)
         recipes = without_needless_pairs(recipes, folder / REFERENCE.file)
@@ -181,7 +181,7 @@ def _named(options: ExportOptions) -> ExportOptions:
 
 
 def _understood(plan: ExportPlan) -> Iterator[str]:
-    """What was found out, a line each, with the option that overrules it."""
+    """What export inferred, one line each, with the option that overrides it."""
     yield f"name: {plan.asked.name} (--name)"
     if plan.labels_from:
         found = f"{len(plan.labels)} folders of {plan.labels_from}"
@@ -203,9 +203,11 @@ def _without_openvino(
     """The same for OpenVINO, which does not take every network; BF16 is made all the same where it `is_named`."""
     found = [recipe for recipe in recipes if recipe is INT8_OPENVINO or (recipe.precision == "bf16" and not is_named)]
     try:
-        with opened(spec, [replace(recipe, file=REFERENCE.file) for recipe in found], torch.onnx.parent):
+        with opened(spec, [replace(recipe, file=REFERENCE.file) for recipe in found], torch.onnx.parent) as candidates:
+            for candidate in candidates:
+                candidate.engine.warm_up()
             return recipes, torch
-    except Exception as error:  # whatever it is, the others are made
+    except Exception as error:  # the other variants are still made
         files = " and no ".join(recipe.file for recipe in found)
         torch = torch.with_remarks(f"no {files}: {error}")
     return [recipe for recipe in recipes if recipe not in found], torch
@@ -270,13 +272,10 @@ def _prove(
     with opened(spec, [REFERENCE], folder) as (fp32,):
         known = (Answered(data.samples, torch.reference), *torch.elsewhere)
         normalised = normalised_outputs(fp32.path, spec, torch.reference)
+        check = partial(_errors, torch=torch, known=known, normalised=normalised)
         count = len(compared_batches(fp32)) * sum(count_of(one.samples) for one in (*known, torch.noise) if one)
-        with progress.step(f"compare with {torch.original}", count) as step:
-            check = partial(check_against_torch, fp32, step=step, normalised=normalised, original=torch.original)
-            found = [check(one.samples, one.reference) for one in known]
-            if torch.noise is not None:
-                found.append(check(torch.noise.samples, torch.noise.reference, on=ON_NOISE))
-        errors = {name: max(one[name] for one in found) for name in torch.reference}
+        with progress.step(f"Comparing with {torch.original}", count) as step:
+            errors = check(fp32, step=step)
         _first_look(plan, torch, fp32, spec, data, expected, judge, progress, cache)
     maker = None
     if len(recipes) > 1:
@@ -292,20 +291,7 @@ def _prove(
     mistakes = None
     if isinstance(outcomes, Outcomes) and isinstance(data.evaluation, ImageSet) and data.evaluation.labels:
         mistakes = find_mistakes(outcomes, data.evaluation)
-
-    def as_fp32(one: OpenVariant) -> None:
-        """Another engine of the reference is held against the original as the reference was."""
-        if one.recipe is REFERENCE:
-            for shown in known:
-                check_against_torch(one, shown.samples, shown.reference, normalised=normalised, original=torch.original)
-            if torch.noise is not None:
-                noise = torch.noise.samples, torch.noise.reference
-                check_against_torch(one, *noise, normalised=normalised, original=torch.original, on=ON_NOISE)
-
-    def timed(chosen: Sequence[Recipe]) -> tuple[Timings, ...]:
-        with opened(spec, chosen, folder) as candidates, opened_elsewhere(spec, chosen, folder, as_fp32) as others:
-            return measured_everywhere(candidates, others, progress)
-
+    timed = partial(_timings, spec, folder, check, progress)
     left, timings = left_out.without_failing([made.recipe for made, _ in rows], timed)
     proved = {made.recipe.file: (made, score) for made, score in rows}
     measured = [Measured(*proved[recipe.file], own) for recipe, own in zip(left, timings, strict=True)]
@@ -314,9 +300,9 @@ def _prove(
     variants = accepted(variants, folder, spec.max_batch_size, plan.plan_cache, progress)
     with opened(spec, [REFERENCE], folder) as (fp32,):
         canary = make_canary(fp32, data.samples)
-        with progress.step("measure this device"):
+        with progress.step("Measuring this device"):
             roofline = measure_roofline(fp32, cpu_budget())
-    with progress.step("publish"):
+    with progress.step("Publishing"):
         origin = provenance(plan, data, torch)
         scores = f"{decision.activation}: {decision.reason}"
         return publish(
@@ -329,6 +315,40 @@ def _prove(
         )
 
 
+def _errors(
+    candidate: OpenVariant,
+    torch: TorchResult,
+    known: Sequence[Answered],
+    normalised: Collection[str],
+    step: Step = IGNORED,
+) -> dict[str, float]:
+    """The largest error of each output against the original's answers. Raises JobError if one is too large."""
+    check = partial(check_against_torch, candidate, step=step, normalised=normalised, original=torch.original)
+    found = [check(one.samples, one.reference) for one in known]
+    if torch.noise is not None:
+        found.append(check(torch.noise.samples, torch.noise.reference, on=ON_NOISE))
+    return {name: max(one[name] for one in found) for name in torch.reference}
+
+
+def _timings(
+    spec: ModelSpec,
+    folder: Path,
+    check: Callable[[OpenVariant], object],
+    progress: Progress,
+    recipes: Sequence[Recipe],
+) -> tuple[Timings, ...]:
+    """The latencies of each variant that this machine can run; the reference is checked in every other engine."""
+
+    def check_reference(candidate: OpenVariant) -> None:
+        if candidate.recipe is REFERENCE:
+            check(candidate)
+
+    here = [recipe for recipe in recipes if recipe.row is not None]
+    with opened(spec, here, folder) as candidates, opened_elsewhere(spec, here, folder, check_reference) as others:
+        found = dict(zip(here, measured_everywhere(candidates, others, progress), strict=True))
+    return tuple(found.get(recipe, Timings()) for recipe in recipes)
+
+
 def _remark(plan: ExportPlan, torch: TorchResult) -> str:
     sizes = free_sizes(plan.image, torch)
     where = f"height and width are free, proved at {listed(sizes)} and measured at {sizes[0]}" if sizes else ""
@@ -336,7 +356,7 @@ def _remark(plan: ExportPlan, torch: TorchResult) -> str:
 
 
 def _decision(plan: ExportPlan, purpose: Purpose, data: ExportData, torch: TorchResult, graph: Path) -> Decision:
-    """What makes scores of the outputs that are scores. Raises JobError where that cannot be told."""
+    """The activation that turns outputs into scores. Raises JobError if it is unclear."""
     if purpose.task not in CLASS_TASKS:
         return activation_of(purpose, torch.reference, plan.activation)
     outputs, ending = next(iter(torch.reference.values())), read_ending(graph)
@@ -350,7 +370,7 @@ def _decision(plan: ExportPlan, purpose: Purpose, data: ExportData, torch: Torch
 
 
 def _expected(plan: ExportPlan, data: ExportData) -> Expectations:
-    """What the user expects, and what the checkpoint states where it speaks of these images or of this data set."""
+    """The user's expectations, and the checkpoint's accuracy if it is for these images or this data set."""
     stated, evaluation = plan.stated, data.evaluation
     if stated is None or evaluation is None:
         return plan.expected
@@ -373,11 +393,11 @@ def _first_look(
     progress: Progress,
     cache: StepCache,
 ) -> None:
-    """Fail on a few images before hours are spent on many. Raises JobError."""
+    """Fail early, on a few images. Raises JobError."""
     if data.evaluation is None or not data.evaluation.has_targets or plan.asked.force or not judge.scores_targets:
         return
     few = data.evaluation.thinned(_FIRST_LOOK_IMAGES)
-    (outcomes,) = observe([fp32], few, progress, "check accuracy on a sample", cache, judge)
+    (outcomes,) = observe([fp32], few, progress, "Measuring accuracy of fp32", cache, judge)
     if isinstance(outcomes, Outcomes):
         sanity = judge_reference(
             outcomes, few.labels, expected, is_sample=few.count < data.evaluation.count, samples=plan.samples
@@ -389,10 +409,7 @@ def _first_look(
 
 
 def _sanity(plan: ExportPlan, torch: TorchResult, score: Score, expected: Expectations) -> Sanity:
-    """The verdict on all samples, and what the user knows to be wrong.
-
-    Raises JobError for what may not be published.
-    """
+    """The verdict on all samples. Raises JobError for what may not be published."""
     sanity = NOTHING_FOUND
     if isinstance(score.outcomes, Outcomes):
         sanity = judge_reference(score.outcomes, plan.labels, expected, samples=plan.samples)
@@ -407,16 +424,16 @@ def _sanity(plan: ExportPlan, torch: TorchResult, score: Score, expected: Expect
 
 def _refuse(objections: Sequence[str], torch: TorchResult, advice: str = "") -> None:
     if objections:
-        # Other weights in the same file may be the ones that were meant.
+        # The user may have meant other weights in the same file.
         taken = f"the weights are {torch.weights_entry}" if torch.weights_entry else ""
         said = "; ".join(filter(None, ("; and ".join(objections), taken, advice)))
-        raise JobError(f"nothing was published, for {said}; --force publishes it anyway")
+        raise JobError(f"nothing was published: {said}; pass --force to publish it anyway")
 
 
 def _spec(
     plan: ExportPlan, torch: TorchResult, purpose: Purpose, outputs: tuple[TensorSpec, ...], decision: Decision
 ) -> ModelSpec:
-    """What the bundle promises. Raises JobError when the labels are not as many as the outputs."""
+    """The spec of the bundle. Raises JobError if there are not as many labels as outputs."""
     if purpose.task in CLASS_TASKS:
         classes = outputs[0].shape[0]
         is_binary = classes == 1 and len(plan.labels) == 2 and decision.are_shares

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -14,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from convoy.export.options import ExportOptions, flag_of, option_of
 from convoy.models.errors import UsageError
-from convoy.models.yaml_file import read_yaml
+from convoy.models.yaml_file import read_yaml, unknown_option
 
 # What repeats an export, in every bundle.
 EXPORT_FILE = "export.yaml"
@@ -38,9 +37,7 @@ def read_options(path: Path) -> dict[str, Any]:
         name = key.replace("-", "_")
         where = f"{path}, line {lines[key,]}: {key}"
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"
-            wrong.append(f"{where} is no option of `convoy export`; {hint}")
+            wrong.append(f"{where}: {unknown_option(name, known)}")
             continue
         field = known[name]
         words = option_of(field).words

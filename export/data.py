@@ -201,8 +201,8 @@ def _is_same_file(plan: ExportPlan) -> bool:
 def _dataset(source: str, plan: ExportPlan) -> Dataset:
     if plan.image is None:
         raise JobError(
-            f"{source} has images, and how they become this network's inputs is not known; pass --preprocess, or a "
-            "file of arrays, .npz"
+            f"{source} has images, but this network's preprocessing is unknown; pass --preprocess, or an "
+            ".npz file of arrays"
         )
     return load_flat_folder(Path(source)) if is_flat_folder(source) else load(source, plan.asked.data_root)
 

@@ -30,6 +30,7 @@ from convoy.export.sources.origin import (
     parse_source,
 )
 from convoy.export.sources.preprocess import (
+    AskedInput,
     ImageChanges,
     is_of_tensors,
     parse_changes,
@@ -145,13 +146,7 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     attempt(check_name, options.name)
     attempt(check_max_batch, options.max_batch)
     attempt(_check_budgets, options)
-    tensors: tuple[TensorSpec, ...] = ()
-    asked = None
-    if options.input is not None and is_of_tensors(options.input):
-        tensors = attempt(parse_tensors, options.input) or ()
-    elif options.input is not None:
-        asked = attempt(parse_input, options.input)
-    size = asked.of_pictures if asked else None
+    tensors, asked = attempt(_asked_input, options.input) or ((), None)
     front: Front = attempt(parse_front, options.front) or "uint8_nhwc"
     steps = options.mean, options.std, options.resize, options.crop, options.interpolation
     changes = attempt(parse_changes, *steps) or ImageChanges()
@@ -162,27 +157,19 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     expected = attempt(_expectations, options) or Expectations()
     activation = attempt(parse_activation, options.activation)
     priorities = attempt(priorities_of, options) or ORDINARY_PRIORITIES
-    origin = attempt(find_origin, options, source, size, mistakes)
+    origin = attempt(find_origin, options, source, asked.of_pictures if asked else None, mistakes)
     image: ImageSpec | None = None
     labels: tuple[str, ...] = ()
     labels_from = ""
-    inputs = tensors
+    inputs: tuple[TensorSpec, ...] = ()
     if origin is not None:
         if (known_labels := attempt(_labels, options, origin)) is not None:
             labels, labels_from = known_labels
             attempt(_check_labels, options, source, labels)
         weights_file = origin.weights if origin.weights_from == "file" else None
         attempt(refuse_needless_key, options.weights_key, weights_file)
-        arrays = next((one for one in (options.calibrate, options.evaluate) if one and is_array_file(one)), None)
-        if origin.image is None and not changes.typed and options.preprocess is None and (tensors or arrays):
-            inputs = attempt(_tensor_inputs, source, tensors, Path(arrays) if arrays else None) or ()
-        else:
-            image = attempt(
-                resolve_image,
-                options.preprocess,
-                *(size, origin.size, origin.image, front, origin.why_no_image, changes),
-                partial(channels_of, source),
-            )
+        prepared = attempt(_prepared, options, source, origin, tensors, asked, front, changes)
+        image, inputs = prepared or (None, ())
     known_as = attempt(_classes_known_as, options, labels) or NO_OTHER_NAMES
     _refuse_mistakes(options, mistakes)
     assert origin is not None
@@ -211,6 +198,35 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         detection=detection,
         metric=metric,
     )
+
+
+def _asked_input(text: str | None) -> tuple[tuple[TensorSpec, ...], AskedInput | None]:
+    """What `--input` says: tensors, or an image. Raises UsageError."""
+    if text is None:
+        return (), None
+    return (parse_tensors(text), None) if is_of_tensors(text) else ((), parse_input(text))
+
+
+def _prepared(
+    options: ExportOptions,
+    source: ModelSource,
+    origin: Origin,
+    tensors: tuple[TensorSpec, ...],
+    asked: AskedInput | None,
+    front: Front,
+    changes: ImageChanges,
+) -> tuple[ImageSpec | None, tuple[TensorSpec, ...]]:
+    """How images become the input; or, for a network that takes no images, its inputs. Raises UsageError."""
+    arrays = next((one for one in (options.calibrate, options.evaluate) if one and is_array_file(one)), None)
+    if origin.image is None and not changes.typed and options.preprocess is None and (tensors or arrays):
+        return None, _tensor_inputs(source, tensors, Path(arrays) if arrays else None)
+    image = resolve_image(
+        options.preprocess,
+        asked.of_pictures if asked else None,
+        *(origin.size, origin.image, front, origin.why_no_image, changes),
+        partial(channels_of, source),
+    )
+    return image, tensors
 
 
 def _refuse_mistakes(options: ExportOptions, mistakes: Mistakes) -> None:
@@ -245,9 +261,7 @@ def _check_combinations(options: ExportOptions) -> None:
             *("--evaluate", "FILE.npz"),
         )
     if options.detection is not None and options.task not in (None, "detect"):
-        raise UsageError(
-            f"--detection says how boxes are read, and --task {options.task} has none; leave one of them out"
-        )
+        raise UsageError(f"--detection is for detectors, but --task is {options.task}; leave one of them out")
 
 
 def _check_labels(options: ExportOptions, source: ModelSource, labels: Sequence[str]) -> None:
@@ -257,7 +271,7 @@ def _check_labels(options: ExportOptions, source: ModelSource, labels: Sequence[
     why = "--evaluate needs to know which output is which class"
     if source.kind == "zoo":
         why = "the zoo needs to know the number of classes"
-    raise MissingOption(f"{why}; pass --labels FILE, one class a line", "--labels", "labels.txt")
+    raise MissingOption(f"{why}; pass --labels FILE, one class per line", "--labels", "labels.txt")
 
 
 def _has_classes(source: str) -> bool:
@@ -284,7 +298,7 @@ def parse_activation(text: str) -> Activation | None:
 
 def _known(option: str, text: str, choices: tuple[str, ...]) -> str:
     if text not in choices:
-        raise UsageError(f"{option} {text!r} is not known; use {', '.join(choices)}")
+        raise UsageError(f"{option} {text!r} is unknown; use {', '.join(choices)}")
     return text
 
 
@@ -340,7 +354,7 @@ def _classes_known_as(options: ExportOptions, labels: tuple[str, ...]) -> Mappin
     if options.class_map is None:
         return NO_OTHER_NAMES
     if options.evaluate is None and options.calibrate is None:
-        raise UsageError("--class-map is about the classes of a data set; pass --evaluate or --calibrate")
+        raise UsageError("--class-map needs a data set; pass --evaluate or --calibrate")
     if not labels:
         raise UsageError("--class-map needs the labels that it maps to; pass --labels")
     return read_class_map(options.class_map, labels)

@@ -1,4 +1,4 @@
-"""Which usual preparation of images a network was trained with, where the one that was asked for is wrong.
+"""Find the usual image preparation that fits a network when the requested one is wrong.
 
 A wrong mean or range costs accuracy without an error. Where accuracy is at chance, or below what the checkpoint states,
 the usual preparations are tried on a few images, so that the error can name the one that works.
@@ -31,14 +31,14 @@ _SHOWN_AT_ONCE = 8
 
 
 def better_preparation(plan: ExportPlan, spec: ModelSpec, images: ImageSet, top1: float, progress: Progress) -> str:
-    """The option that gives the best top-1 of the usual ones, for the end of an error; empty where none is better.
+    """Advice for an error message: the usual preparation with the best top-1; empty if none is better.
 
-    `images` have labels, and `top1` (0..1) is what the network gets right of them as they are prepared now.
+    `images` are labelled; `top1` (0..1) is the accuracy with the current preparation.
     """
     few = images.thinned(_IMAGES)
     best, found = top1 + _LEAST_GAIN_POINTS / 100, ""
     for name, image in _candidates(images.image):
-        with progress.step(f"try --preprocess {name}") as step, tempfile.TemporaryDirectory() as folder:
+        with progress.step(f"Trying --preprocess {name}") as step, tempfile.TemporaryDirectory() as folder:
             shown = replace(few, image=image)
             inputs = (TensorSpec(INPUT_NAME, image.tensor_dtype, image.tensor_shape),)
             tried = replace(plan, image=image, inputs=inputs, is_free=False)
@@ -46,8 +46,8 @@ def better_preparation(plan: ExportPlan, spec: ModelSpec, images: ImageSet, top1
                 made = to_onnx(tried, decoded(shown.thinned(_SHOWN_AT_ONCE), step), Path(folder))
                 made.onnx.rename(Path(folder) / REFERENCE.file)
                 with opened(replace(spec, image=image, inputs=inputs), [REFERENCE], Path(folder)) as candidates:
-                    (outcomes,) = observe(candidates, shown, progress, f"--preprocess {name}")
-            except ConvoyError:  # it does not run with this one
+                    (outcomes,) = observe(candidates, shown, progress, f"Measuring --preprocess {name}")
+            except ConvoyError:  # the network does not run with it
                 continue
         share = float(outcomes.right.mean()) if isinstance(outcomes, Outcomes) else 0.0
         if share > best:
@@ -56,7 +56,7 @@ def better_preparation(plan: ExportPlan, spec: ModelSpec, images: ImageSet, top1
 
 
 def _candidates(now: ImageSpec) -> Iterator[tuple[str, ImageSpec]]:
-    """The usual preparations at the size of the input, but for the one of now."""
+    """The usual preparations at the input's size, without the current one."""
     size = InputSize(now.channels, now.height, now.width)
     for name, recipe in PRESETS.items():
         if len(recipe.mean) in (1, now.channels) and (image := preset(name, size, now.front)) != now:

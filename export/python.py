@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from convoy.export.progress import SILENT
 from convoy.export.proof.proving import LeftOut
 from convoy.export.sources.preprocess import (
     ImageChanges,
+    changes_of,
     is_of_tensors,
     parse_changes,
     parse_input,
@@ -138,36 +139,25 @@ def export(
 
 
 def _preprocessing(preprocess: Any, input_shape: str | None) -> dict[str, str]:
-    """The options that say what a transform does, or `--preprocess` as it is. Raises UsageError, JobError.
-
-    A transform that does not resize takes images of the size of `input_shape`.
-    """
+    """The options that do the same as a transform, or `--preprocess` as it is. Raises UsageError, JobError."""
     if preprocess is None:
         return {}
     if isinstance(preprocess, str | Path):
         return {"preprocess": str(preprocess)}
-    recipe = recipe_of(preprocess, "preprocess")
-    if not recipe.antialias:
+    known = parse_input(input_shape).of_pictures if input_shape is not None else None
+    steps = changes_of(recipe_of(preprocess, "preprocess"), "preprocess", known)
+    if not steps.antialias:
         raise UsageError("preprocess scales tensors with antialias=False; pass it as 'file.py:transform'")
-    if recipe.resize_px is None and recipe.exact is None:
-        asked = parse_input(input_shape).size if input_shape is not None else None
-        if asked is None or recipe.crop is not None:
-            raise UsageError("preprocess does not resize images; add a Resize, or pass input='3x32x32'")
-        recipe = replace(recipe, exact=(asked.height, asked.width))
-    sizes = {"resize": recipe.resize_px if recipe.exact is None else recipe.exact, "crop": recipe.crop}
-    said = {"mean": recipe.mean, "std": recipe.std}
-    size = recipe.crop or recipe.exact
-    grey = {"input": "x".join(map(str, (recipe.channels, *size)))} if recipe.channels and size else {}
-    return {
-        **grey,
-        **{key: ",".join(map(str, values)) for key, values in said.items() if values is not None},
-        **{key: "x".join(map(str, _tuple(size))) for key, size in sizes.items() if size is not None},
-        "interpolation": recipe.interpolation or "bilinear",
+    size = steps.exact or steps.crop
+    said = {
+        "input": f"{steps.channels}x{size.height}x{size.width}" if steps.channels and size else None,
+        "mean": ",".join(map(str, steps.mean or ())),
+        "std": ",".join(map(str, steps.std or ())),
+        "resize": str(steps.exact or steps.resize_px or ""),
+        "crop": str(steps.crop or ""),
+        "interpolation": steps.interpolation,
     }
-
-
-def _tuple(size: int | tuple[int, int]) -> tuple[int, ...]:
-    return (size,) if isinstance(size, int) else size
+    return {key: text for key, text in said.items() if text}
 
 
 def _saved(module: Any, folder: Path, given: dict[str, Any]) -> Path:
@@ -180,14 +170,14 @@ def _saved(module: Any, folder: Path, given: dict[str, Any]) -> Path:
 
 
 def _channels_of(module: Any) -> Literal[1, 3]:
-    """Of the first convolution; 3 where that takes neither 1 nor 3."""
+    """The input channels of the first convolution; 3 if they are neither 1 nor 3."""
     weights = (one for one in getattr(module, "parameters", tuple)() if one.dim() == _CONVOLUTION_DIMS)
     first = next(weights, None)
     return 1 if first is not None and first.shape[1] == 1 else 3
 
 
 def _input_shapes(given: dict[str, Any], module: Any) -> list[tuple[int, ...]]:
-    """What one sample of each input is shaped like. Raises UsageError where that is not known."""
+    """The shape of one sample of each input. Raises UsageError if it is unknown."""
     said = given.get("input")
     if said is not None and is_of_tensors(said):
         return [spec.shape for spec in parse_tensors(said)]

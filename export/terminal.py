@@ -47,9 +47,9 @@ class RichProgress(Progress):
         self._reporter = threading.Thread(target=self._report, daemon=True)
         self._bars = Bars(
             SpinnerColumn(finished_text="[green]✓[/]"),
-            # As wide as the longest name, so that bars stand below each other in 80 columns.
-            TextColumn("{task.description:<26}"),
-            BarColumn(bar_width=24),
+            # As wide as the longest name, so that the bars line up in 80 columns.
+            TextColumn("{task.description:<44}"),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=console,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +35,23 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return {str(key): value for key, value in super().construct_mapping(node, deep).items()}
 
 
-# YAML 1.1 also has yes, no, on and off as booleans; here only true and false are.
+# YAML 1.1 also reads yes, no, on and off as booleans, 0224 as octal and 1:30 as 90. Here these are text.
+_DECIMAL = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)$")
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool" or first in "tTfF"]
+    first: [
+        (tag, _DECIMAL if tag == "tag:yaml.org,2002:int" else pattern)
+        for tag, pattern in resolvers
+        if tag != "tag:yaml.org,2002:bool" or first in "tTfF"
+    ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+def unknown_option(name: str, known: Iterable[str]) -> str:
+    """What to say of an option that does not exist: the nearest one that does, or all of them."""
+    options = sorted(known)
+    near = get_close_matches(name.replace("-", "_"), options, 1)
+    return f"unknown option; {f'did you mean {near[0]}?' if near else 'the options are ' + ', '.join(options)}"
 
 
 def read_yaml(path: Path) -> YamlOptions:

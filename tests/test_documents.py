@@ -144,7 +144,7 @@ def options_of(one: Any) -> set[str]:
     """Every option of a command and of those below it, and the words that these are called by."""
     below = getattr(one, "commands", {})
     own = {name for asked in one.params for name in (*asked.opts, *asked.secondary_opts)}
-    return own.union({"--help"}, below, *map(options_of, below.values()))
+    return own.union({"--help", "--help-all"}, below, *map(options_of, below.values()))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

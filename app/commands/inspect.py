@@ -37,7 +37,7 @@ from convoy.models.store import DEMO_STORE, Store, StoredVersion, is_name, is_ve
 _COLUMNS = 80  # of a terminal at its usual width
 
 
-def run(place: str | None, name: str | None, console: Console) -> int:
+def run(place: str | None, name: str | None, console: Console, *, has_hashes: bool = False) -> int:
     """Print every version of one model, or of all. Gives 1 when any is broken, else 0.
 
     `place` is a folder or a URL, from which everything is fetched first. Raises UsageError and JobError.
@@ -62,7 +62,7 @@ def run(place: str | None, name: str | None, console: Console) -> int:
         try:
             if isinstance(store, RemoteStore):
                 store.fetch(version)
-            console.print(_shown(version, is_detailed=name is not None))
+            console.print(_shown(version, is_detailed=name is not None, has_hashes=has_hashes))
         except (BundleError, NotFetched) as trouble:
             broken += 1
             _print(console, f"[bold red]broken[/]  {version.name} version {version.version}: ", str(trouble))
@@ -93,7 +93,7 @@ def _name_of(whole: Path) -> str:
     return name if is_name(name) else "model"
 
 
-def _shown(version: StoredVersion, *, is_detailed: bool) -> Group:
+def _shown(version: StoredVersion, *, is_detailed: bool, has_hashes: bool) -> Group:
     if not version.is_bundle:
         return _bare(version)
     manifest = open_bundle(version.folder).manifest
@@ -104,16 +104,20 @@ def _shown(version: StoredVersion, *, is_detailed: bool) -> Group:
     lines: list[RenderableType] = [
         _title(version, f"{origin.source}, exported {origin.created_at[:16].replace('T', ' ')} UTC"),
         Text(f"{spec.task}, {labels}batches up to {spec.max_batch_size}, {evaluated}"),
+        Text(),
         variants_table(manifest),
+        Text(),
         *(Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants),
         *_told(manifest),
     ]
     if share := manifest.busiest_share:
         lines.append(Text(busy_words(share, shlex.quote(str(version.folder))), style="yellow"))
     if is_detailed:
-        lines += [*_device(manifest), *_precisions(manifest), *_latencies(manifest), *_files(manifest)]
-        if REPORT in manifest.files:
-            lines.append(Text(f"All of it, drawn: {version.folder / REPORT}"))
+        lines += [*_device(manifest), *_precisions(manifest), *_latencies(manifest), Text(), _files(manifest), Text()]
+    if has_hashes:
+        lines += [Text(f"{name} sha256\n  {record.sha256}") for name, record in manifest.files.items()]
+    if is_detailed and REPORT in manifest.files:
+        lines.append(Text(f"Charts: {version.folder / REPORT}"))
     return Group(*lines, "")
 
 
@@ -246,6 +250,7 @@ def _device(manifest: Manifest) -> Iterator[RenderableType]:
 
 
 def _precisions(manifest: Manifest) -> Iterator[RenderableType]:
+    yield Text()
     for variant in manifest.variants:
         if variant.audit:
             counts = counted(variant.audit.by_precision)
@@ -301,8 +306,10 @@ def _cells(point: LatencyPoint) -> tuple[str, str, str]:
     )
 
 
-def _files(manifest: Manifest) -> Iterator[RenderableType]:
-    """Name and size of each, and below it the hash, which would not fit beside them."""
-    yield Text()
+def _files(manifest: Manifest) -> Table:
+    table = _table()
+    table.add_column("file", overflow="fold")
+    table.add_column("bytes", justify="right", no_wrap=True)
     for name, record in manifest.files.items():
-        yield Text(f"{name}, {record.bytes:,} bytes, sha256\n  {record.sha256}")
+        table.add_row(escape(name), f"{record.bytes:,}")
+    return table

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,7 +16,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 from pydantic_settings.exceptions import SettingsError
 
 from convoy.models.errors import UsageError
-from convoy.models.yaml_file import read_yaml
+from convoy.models.yaml_file import read_yaml, unknown_option
 
 PREFIX = "CONVOY_"
 _Said = Mapping[str, Any]
@@ -70,7 +69,7 @@ class Sources:
             return f"{self.path}: {words}" if self.path is not None and self.file else f"options: {words}"
         options = _options_at(keys, kind)
         if first["type"] == "extra_forbidden":
-            words = _unknown(options, keys[-1])
+            words = unknown_option(keys[-1], {*options} - {"config"})
         if first["type"] in ("dict_type", "model_type"):
             words = "must be names and their values, indented below it"
         if _has(self.command_line, keys):
@@ -124,9 +123,3 @@ def _options_at(keys: tuple[str, ...], kind: type[BaseModel]) -> Mapping[str, Fi
         return options
     inner = [one for one in get_args(options[keys[0]].annotation) if isinstance(one, type)]
     return next((one.model_fields for one in inner if issubclass(one, BaseModel)), {})
-
-
-def _unknown(options: Mapping[str, FieldInfo], name: str) -> str:
-    known = sorted({*options} - {"config"})
-    near = get_close_matches(name.replace("-", "_"), known, 1)
-    return f"there is no such option; {f'did you mean {near[0]}?' if near else 'there are ' + ', '.join(known)}"

@@ -61,7 +61,7 @@ def with_examples(path: Path, signature: Signature, threads: int, wanted: Size |
     """
     if not any(map(is_free, signature.inputs)):
         return signature
-    session = open_session(path, threads, quiet=True)
+    session = open_session(path, threads)
     for inputs in _candidates(signature.inputs, wanted):
         shapes = _shapes_of_outputs(session, signature, inputs)
         if shapes is not None:
@@ -87,7 +87,7 @@ def sizes_that_run(path: Path, signature: Signature, threads: int, more: int = 2
     images = [spec for spec in signature.inputs if is_free_image(spec) and spec.example]
     if not images:
         return ()
-    first, session, found = size_of(images[0]), open_session(path, threads, quiet=True), list[Size]()
+    first, session, found = size_of(images[0]), open_session(path, threads), list[Size]()
     is_one = sum(size < 0 for size in images[0].shape[1:]) == 1
     for size in other_sizes(first)[2 * is_one :]:
         if len(found) < more and _shapes_of_outputs(session, signature, at_size(signature.inputs, size)) is not None:
@@ -161,8 +161,8 @@ def check_rows(
     same model. Raises BundleError for a file that does not load, and if the largest batch does not fit into memory.
     """
     # Not through the engine, which would log failures that are answers here.
-    together = open_session(path, threads, quiet=True)
-    alone = together if original is None else open_session(original, threads, quiet=True)
+    together = open_session(path, threads)
+    alone = together if original is None else open_session(original, threads)
     # Up to 8 different rows; a larger batch repeats them in random order.
     found = _rows_that_run(alone, signature, min(8, max(PROOF_ROWS, largest)))
     if isinstance(found, str):

@@ -5,6 +5,7 @@ Callers choose threads and providers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,28 @@ import onnxruntime as ort
 
 # The names under which ONNX Runtime registers them; it ignores unknown names.
 WRONG_OPTIMIZERS = ("Pad_Fusion",)
+# Severities of ONNX Runtime's log.
+_WARNING, _FATAL = 2, 4
+_LOG = logging.getLogger("convoy")
 _CPU = ("CPUExecutionProvider",)
 
 Level = ort.GraphOptimizationLevel
 
 
-def session_options(runtime: Any = ort, *, threads: int | None = None, quiet: bool = False, level: Any = None) -> Any:
+def session_options(runtime: Any = ort, *, threads: int | None = None, level: Any = None) -> Any:
     """Options for a session with `threads` threads that computes what the graph means.
 
-    `runtime` is the onnxruntime module. `threads` None leaves the number to the library. A `quiet` session does not log
-    its failures. `level` is one of `Level`; None enables all optimisations.
+    `runtime` is the onnxruntime module. `threads` None leaves the number to the library. `level` is one
+    of `Level`; None enables all optimisations.
     """
     options = runtime.SessionOptions()
     options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(WRONG_OPTIMIZERS))
     # Idle cores belong to the server and to other models.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 4 if quiet else 3  # log only fatal errors, or errors
+    # ONNX Runtime writes to stderr past Python's logging, and raises what fails as well.
+    severity = _WARNING if _LOG.isEnabledFor(logging.DEBUG) else _FATAL
+    ort.set_default_logger_severity(severity)
+    options.log_severity_level = severity
     if threads is not None:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1

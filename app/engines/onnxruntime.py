@@ -158,12 +158,12 @@ def _register_arena() -> None:
     ort.create_and_register_allocator(kind, None)
 
 
-def open_session(model: Path, threads: int, *, quiet: bool = False, any_shape: bool = False) -> Any:
-    """A CPU session for an ONNX file; a `quiet` one does not log its failures. Raises BundleError.
+def open_session(model: Path, threads: int, *, any_shape: bool = False) -> Any:
+    """A CPU session for an ONNX file. Raises BundleError.
 
     `any_shape` means that it will see more shapes than it may cache.
     """
-    options = session_options(threads=threads, quiet=quiet)
+    options = session_options(threads=threads)
     # A memory pattern is kept for ever for each combination of shapes.
     options.enable_mem_pattern = not any_shape
     # Weights are returned to the system with their session; in an arena they would stay.
@@ -176,9 +176,9 @@ def open_session(model: Path, threads: int, *, quiet: bool = False, any_shape: b
     return _opened(model, options)
 
 
-def open_original(model: Path, threads: int, *, quiet: bool = False) -> Any:
+def open_original(model: Path, threads: int) -> Any:
     """A session without any optimisation, the reference for a served one. Raises BundleError."""
-    return _opened(model, session_options(threads=threads, quiet=quiet, level=Level.ORT_DISABLE_ALL))
+    return _opened(model, session_options(threads=threads, level=Level.ORT_DISABLE_ALL))
 
 
 def _opened(model: Path, options: Any) -> Any:

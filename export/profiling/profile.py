@@ -97,24 +97,18 @@ def _window(readings: Sequence[CpuReading], index: int) -> tuple[int, int]:
 PACE = Pace(budget_s=0.7, limit_s=20.0, warm_up=2, fewest=7, most=300)
 
 
-def measure_latencies(candidates: Sequence[OpenVariant], progress: Progress) -> tuple[LatencyTable | None, ...]:
-    """One table per candidate, the first of which is the fp32 reference; points at batch sizes 1, 2, 4, ...
-
-    None for a variant that is made for another device than the one that ran it: its time here says nothing.
-    """
-    here = [candidate for candidate in candidates if not candidate.is_twin]
-    engines = [candidate.engine for candidate in here]
+def measure_latencies(candidates: Sequence[OpenVariant], progress: Progress) -> tuple[LatencyTable, ...]:
+    """One table per candidate, the first of which is the fp32 reference; points at batch sizes 1, 2, 4, ..."""
+    engines = [candidate.engine for candidate in candidates]
     measured = []
     watch = CpuWatch()
-    with progress.step("measure latency", len(batch_knots(engines[0].info.batch_sizes[-1]))) as step:
+    with progress.step("Measuring latency", len(batch_knots(engines[0].info.batch_sizes[-1]))) as step:
         for rounds in run_in_turns(engines, PACE):
             measured.append(rounds)
             watch.look()
             step.advance()
     shares = watch.busy_shares(len(measured) + 1)
-    timed = [_told(table, shares) for table in latency_tables(engines, measured)]
-    tables = iter(timed)
-    return tuple(None if candidate.is_twin else next(tables) for candidate in candidates)
+    return tuple(_told(table, shares) for table in latency_tables(engines, measured))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +127,7 @@ def measured_everywhere(
     measured = measure_latencies([*candidates, *others.candidates], progress)
     elsewhere: dict[Path, list[LatencyTable]] = {}
     for candidate, table in zip(others.candidates, measured[len(candidates) :], strict=True):
-        if table is not None:
-            elsewhere.setdefault(candidate.path, []).append(table)
+        elsewhere.setdefault(candidate.path, []).append(table)
     return tuple(
         Timings(own, tuple(elsewhere.get(one.path, ())), dict(others.refused.get(one.recipe.file, {})))
         for one, own in zip(candidates, measured, strict=False)

@@ -159,7 +159,7 @@ _SHOWN: dict[Look, str] = {
     "within_0_1": "lie in 0..1 without summing to one",
     "free": "go beyond 0..1",
 }
-_OVERRULE = "say which with --activation softmax, sigmoid or none"
+_OVERRULE = "pass --activation softmax, sigmoid or none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,20 +197,20 @@ def decide(ending: Ending, outputs: np.ndarray, *, real: bool, samples: str = "i
     inputs = f"{len(outputs)} {samples if real else 'random inputs'}"
     found = f"the graph ends in {ending.words}, and the outputs of {inputs} {_SHOWN[look]}"
     if count == 1 and ending.kind in ("softmax", "log_softmax"):
-        raise JobError(f"{found}: a softmax of one output is always the same; take it out of the network")
+        raise JobError(f"{found}: a softmax of one output is always 1; remove it from the network")
     is_open = ending.kind == "unknown"
     if look == "shares" and (is_open or ending.kind in ("softmax", "clipped", "derived")):
-        return Decision("none", f"{found}: they are probabilities already")
+        return Decision("none", f"{found}: these are probabilities")
     if look == "log_shares" and ending.kind != "softmax":
         return Decision("softmax", f"{found}: a softmax of log-probabilities gives the probabilities")
     if look in ("shares", "within_0_1") and ending.kind == "sigmoid":
         each = "its probability" if count == 1 else "the probability of each class by itself"
-        return Decision("none", f"{found}: {each} already")
+        return Decision("none", f"{found}: {each}")
     if (ending.kind == "unbounded" and look != "shares") or ((is_open or ending.kind == "clipped") and look == "free"):
         if count == 1:
             return Decision("sigmoid", f"{found}: one logit, whose sigmoid is the probability")
         return Decision("softmax", f"{found}: logits")
-    raise JobError(f"whether the outputs are scores already cannot be told: {found}; {_OVERRULE}")
+    raise JobError(f"it is unclear whether the outputs are scores already: {found}; {_OVERRULE}")
 
 
 def activation_of(purpose: Purpose, reference: Rows, asked: Activation | None) -> Decision:
@@ -233,15 +233,15 @@ def activation_of(purpose: Purpose, reference: Rows, asked: Activation | None) -
         look = look_of(reference[name].reshape(-1, reference[name].shape[-1]))
         if asked is None and look in ("free", "log_shares"):
             raise JobError(
-                f"whether the scores of boxes in {name} are logits of a softmax or of sigmoids cannot be told; "
+                f"it is unclear whether the scores of boxes in {name} are logits of a softmax or of sigmoids; "
                 f"{_OVERRULE}"
             )
         return Decision(asked or "none", f"--activation {asked}" if asked else f"the scores of boxes {_SHOWN[look]}")
     if asked not in (None, "none"):
         raise JobError(
-            f"--activation {asked} makes scores of outputs, and the task is none; pass --task, or leave it out"
+            f"--activation {asked} turns outputs into scores, but the task is none; pass --task, or leave it out"
         )
-    return Decision("none", "outputs are answered as they are", are_shares=False)
+    return Decision("none", "outputs are returned as they are", are_shares=False)
 
 
 def overruled(
@@ -255,7 +255,7 @@ def overruled(
 ) -> Decision:
     """What `--activation` says, or `why`, and what would have been found. Raises JobError if it makes no sense."""
     if activation == "softmax" and outputs.shape[1] == 1:
-        raise JobError("the network has one output, whose softmax is always 1; pass --activation sigmoid or none")
+        raise JobError("the network has one output, and its softmax is always 1; pass --activation sigmoid or none")
     try:
         found = decide(ending, outputs, real=real, samples=samples)
         beside = f"without it: {found.activation}, for {found.reason}"

@@ -1,9 +1,8 @@
-"""Measure every variant against the labels, and make it again with more layers in higher precision if it loses too
-much.
+"""Make every variant, measure its accuracy, and make it again with more layers kept if it loses too much.
 
-Each further try of a variant on the evaluation images widens its bound (`Outcomes.accuracy`), and there are only a few
-tries: many would find a lucky file. A file that cannot be made, checked or measured is left out with its reason
-(`LeftOut`), and the others continue without it.
+Each further measurement of a variant on the evaluation images widens its bound (`Outcomes.accuracy`), and there are
+only a few, because many would select a lucky file. A file that cannot be made, checked or measured is left out with
+its reason (`LeftOut`), and the others go on without it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _Result = TypeVar("_Result")
 
 
 def in_words(reasons: Mapping[str, str]) -> str:
-    """Reasons by file, in one line, with files of the same reason together. Empty if there are none."""
+    """The reasons in one line, with files that share a reason together; empty if there are none."""
     files: dict[str, list[str]] = {}
     for file, reason in reasons.items():
         files.setdefault(reason, []).append(file)
@@ -55,7 +54,7 @@ class LeftOut:
 
     @contextmanager
     def where_it_fails(self, recipe: Recipe) -> Iterator[None]:
-        """Record any exception of the block under the recipe's file, and continue after the block."""
+        """Record the recipe's file if the block raises, and continue after it."""
         try:
             yield
         except Exception as error:
@@ -98,7 +97,7 @@ class LeftOut:
 
 
 def _is_of_the_disk(error: Exception) -> bool:
-    """Whether it is, or was caused by, an error of a full or read-only disk."""
+    """Whether the error, or its cause, is a full or read-only disk."""
     refused = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
     return any(isinstance(one, OSError) and one.errno in refused for one in (error, error.__cause__))
 
@@ -117,7 +116,7 @@ Proved = tuple[Made, Score]
 
 @dataclass(frozen=True, slots=True)
 class Prover:
-    """Scores the variants in `folder`, with the judge of the task or another one."""
+    """Scores the variants in `folder`, with `judge` or else the judge of the task."""
 
     spec: ModelSpec
     folder: Path
@@ -128,9 +127,9 @@ class Prover:
     judge: Judge | None = None
 
     def make_and_score(self, recipes: Sequence[Recipe], maker: Maker | None, left_out: LeftOut) -> list[Proved]:
-        """The files of all recipes with their scores; `maker` is None if only fp32 is wanted.
+        """Make and score the files of all recipes; `maker` is None if only fp32 is wanted.
 
-        What cannot be made or scored is `left_out`. Raises JobError if the images cannot be read.
+        What cannot be made or scored goes to `left_out`. Raises JobError when the images cannot be read.
         """
         made: dict[str, Made] = {}
         for recipe in recipes:
@@ -147,7 +146,7 @@ class Prover:
         return improved
 
     def _improved(self, made: Made, score: Score, maker: Maker) -> Proved:
-        """Try again if a file lost too much. Returns the best result, which is then in the folder."""
+        """Make the variant again if it loses too much. The best file is returned and stays in the folder."""
         best, tried = (made, score), made
         for looks in range(2, 3 + 1):
             if not self._loses_too_much(score):
@@ -155,7 +154,7 @@ class Prover:
             kept, written = self.folder / f"best-{made.recipe.file}", self.folder / made.recipe.file
             with disk_errors(self.folder):
                 shutil.copyfile(written, kept)
-            # The calibration images were too optimistic, so they are trusted less each time.
+            # The calibration images were too optimistic, so each retry is more cautious.
             again = maker.retry(tried, caution=float(looks - 1))
             if again is None:
                 break

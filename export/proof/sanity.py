@@ -1,7 +1,8 @@
-"""Is the reference itself right? Its answers against chance, against stated accuracies, and against the labels.
+"""Check the fp32 reference itself: against chance, against stated accuracies, and against the order of the labels.
 
-The gate compares variants with fp32, which is worthless if fp32 is wrong: with labels in another order, with another
-preprocessing than in training, with untrained weights. Permuted labels are named.
+The gate compares variants with fp32, which does not help if fp32 is wrong: the labels may be in another order, the
+preprocessing may differ from training, or the weights may be untrained. Knows answers, labels and claims; measures
+nothing and reads no files.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ _FEWEST_SORTED = 3
 
 
 def shift_of(order: Mapping[int, int], classes: int) -> int:
-    """The offset by which every class is answered as another, cyclically; 0 if not all are.
+    """The number of places by which all classes are shifted, modulo their count; 0 if they are not.
 
-    Two swapped classes are not an offset.
+    Two swapped classes are not a shift.
     """
     distances = {(answered - label) % classes for label, answered in order.items()}
     return distances.pop() if len(distances) == 1 and classes > 2 and len(order) > 1 else 0
 
 
 def described(order: Mapping[int, int], labels: Sequence[str]) -> str:
-    """The name of an order, if it has one; otherwise empty.
+    """A description of the order, such as reverse or alphabetical; empty if it has none.
 
-    `order` has the class that the images of each class are answered as, by index, for the classes of which that is
-    known. A name is only given if it holds for every one of them.
+    `order` maps the index of each known class to the index that its images are answered as. The description holds for
+    every one of them.
     """
     moved = {label: answered for label, answered in order.items() if label != answered}
     if not moved:
@@ -65,13 +66,13 @@ def _sorted(order: Mapping[int, int], labels: Sequence[str], key: Callable[[str]
 
 
 def _by_numbers(name: str) -> list[tuple[int, int, str]]:
-    """Sorts 2 before 10."""
+    """A sort key that puts 2 before 10."""
     parts = re.findall(r"\d+|\D+", name)
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts]
 
 
 def _in_cycles(moved: Mapping[int, int], labels: Sequence[str]) -> str:
-    """Swapped pairs, or longer cycles; empty if a cycle cannot be closed."""
+    """Swapped pairs or longer cycles of classes; empty if a cycle is incomplete."""
     cycles: list[list[int]] = []
     left = dict(moved)
     while left:
@@ -91,7 +92,7 @@ def _in_cycles(moved: Mapping[int, int], labels: Sequence[str]) -> str:
     return f"{len(cycles[0])} of them are in a circle: {circle}"
 
 
-# One in a hundred networks that answer at random passes, and one in a hundred that are as good as stated is refused.
+# One in a hundred random networks passes, and one in a hundred networks that meet their claim is refused.
 LEVEL = 0.01
 # A p-value at the level of 1 % is then off by less than a third of it, two times of three.
 _SHUFFLES = 999
@@ -108,7 +109,7 @@ _LABELS_FIRST = "check that --labels lists the classes in the order of the netwo
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A top-1 that `who` states, in percent; `same_images` means on the very images that were evaluated."""
+    """A top-1 in percent that `who` states; `same_images`: measured on the images of this evaluation."""
 
     percent: float
     who: str
@@ -117,10 +118,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """What is expected of the reference's top-1.
+    """The top-1 that the reference should have.
 
-    `min_percent` is the required minimum. A claim may be missed by `margin_points`. `untrained` means that the weights
-    are random on purpose, so only chance is expected.
+    `min_percent` is the lowest that may be published. A claim may be missed by `margin_points`. `untrained`: the
+    weights are random on purpose, so only chance is expected.
     """
 
     min_percent: float | None = None
@@ -131,7 +132,7 @@ class Expectations:
 
 @dataclass(frozen=True, slots=True)
 class Sanity:
-    """What was found, and which of it speaks against publishing."""
+    """Findings, and objections to publishing; both are sentences for people."""
 
     findings: tuple[str, ...] = ()
     objections: tuple[str, ...] = ()
@@ -148,9 +149,7 @@ def judge_reference(
     is_sample: bool = False,
     samples: str = "images",
 ) -> Sanity:
-    """The verdict on fp32's answers to `samples`. `is_sample` means that more follow, so only what is already certain
-    counts.
-    """
+    """Judge fp32's answers to `samples`. `is_sample`: more follow, so only certain findings count."""
     right, count = int(outcomes.right.sum()), len(outcomes.labels)
     shown = f"{100 * right / count:.2f} % of {count:,} {samples} are right"
     findings: list[str] = []
@@ -163,7 +162,7 @@ def judge_reference(
     advice = "" if is_mixed_up else _CHECK
     seen = len(np.unique(outcomes.labels))
     if seen < len(labels) and not is_sample:
-        findings.append(f"the {samples} are of {seen:,} of the {len(labels):,} classes; of the others nothing is known")
+        findings.append(f"the {samples} are of {seen:,} of the {len(labels):,} classes; the others are untested")
     for claim in expected.claims:
         is_same = claim.same_images and not is_sample
         is_below, told = _against_claim(claim, right, count, shown, expected.margin_points, is_same=is_same)
@@ -175,7 +174,7 @@ def judge_reference(
 
 
 def judge_score(accuracy: Accuracy, expected: Expectations) -> Sanity:
-    """The same for a mean score, which has no chance level; expectations are in hundredths."""
+    """Judge a mean score, which has no chance level; expectations are in hundredths of it."""
     percent, samples = 100 * accuracy.top1, f"{accuracy.images:,} samples"
     shown = f"{accuracy.metric} is {accuracy.in_words} on {samples}"
     findings: list[str] = [shown]

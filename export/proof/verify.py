@@ -186,7 +186,8 @@ def measure_accuracy(
     this kind was tried on these images. Raises JobError if more than 1 % of the images are broken or none is left.
     """
     judge = judge or judge_of(candidates[0].spec)
-    outcomes = observe(candidates, images, progress, "measure accuracy", cache, judge)
+    alone = f" of {candidates[1].recipe.name}" if len(candidates) == 2 else ""
+    outcomes = observe(candidates, images, progress, f"Measuring accuracy{alone}", cache, judge)
     reference = outcomes[0]
     if not (images.has_targets and judge.scores_targets):
         return tuple(_unlabelled(own, reference, candidates[0], judge) for own in outcomes)
@@ -220,7 +221,7 @@ def observe(
         # The reference answers with every other candidate: errors are differences from it.
         asked = [candidates[0], *(candidate for candidate in missing if candidate is not candidates[0])]
         largest = candidates[0].engine.info.batch_sizes[-1]
-        with progress.step(step, images.count) as bar:
+        with progress.step(f"{step} on {images.count} {images.kind}", images.count) as bar:
             answered = _answered(asked, images.chunks(bar, largest), judge)
         if not answered:
             raise JobError(f"no image of {images.source} can be read; repair the data set")

@@ -59,13 +59,13 @@ def render(manifest: Manifest) -> str:
         _overview(manifest),
         _busy(manifest),
         *section("Accuracy", *_accuracy(manifest)),
-        *section("What is answered wrongly", *wrong_answers(manifest)),
+        *section("Wrong predictions", *wrong_answers(manifest)),
         *section("Speed", *_speed(manifest)),
-        *section("Distance from the limit", *_limits(manifest)),
-        *section("What runs in which precision", *kept_layers(manifest.variants)),
+        *section("Distance from the hardware limit", *_limits(manifest)),
+        *section("Precision of each layer", *kept_layers(manifest.variants)),
         *section("Results of the TensorRT builder", *_builder(manifest)),
-        *section("What was tried to recover accuracy", *recovery(manifest.variants)),
-        *section("Where it comes from", *_origin(manifest)),
+        *section("Accuracy recovery", *recovery(manifest.variants)),
+        *section("Origin", *_origin(manifest)),
         *section("Files", _files(manifest)),
     )
     return page(f"{manifest.spec.name}: export report", body, _STYLE)
@@ -86,7 +86,7 @@ def _head(manifest: Manifest) -> Element:
 
 
 def _banner(manifest: Manifest) -> Element:
-    """The verdict; where something speaks against the model, an alarm, and all of it."""
+    """The verdict, as an alarm with every objection if there are any."""
     verdict = verdict_of(manifest)
     banner = element("div", element("p", verdict.sentence), class_=f"banner {verdict.tone}")
     if verdict.tone == "alarm":
@@ -99,7 +99,7 @@ def _banner(manifest: Manifest) -> Element:
 
 
 def _cards(manifest: Manifest) -> Element:
-    """In rows of equal length, or nearly, and none with a hole at its end."""
+    """The cards of all variants, in rows of about equal length."""
     count = len(manifest.variants)
     rows = math.ceil(count / _MOST_CARDS_IN_ROW)
     cards = [_card(manifest, variant) for variant in manifest.variants]
@@ -147,7 +147,7 @@ def _unmeasured(manifest: Manifest, variant: Variant) -> str:
     is_held = variant.precision != "fp32" and variant.agreement is not None
     agreement = f"; agrees with fp32 to {100 * (variant.agreement or 0):.2f} %" if is_held else ""
     what = "images" if manifest.spec.image else "samples"
-    return f"not measured: no labelled {what} were given{agreement}"
+    return f"no labelled {what}{agreement}"
 
 
 def _accuracy_cells(manifest: Manifest, variant: Variant, headings: Sequence[str]) -> list[Content]:
@@ -163,9 +163,9 @@ def _accuracy_cells(manifest: Manifest, variant: Variant, headings: Sequence[str
 
 def _speed_cells(variant: Variant) -> list[Content]:
     if variant.latency is None:
-        return [spanning_cell(f"not measured: made for {_DEVICES[variant.target]}", len(_SPEED))]
+        return [spanning_cell(f"made for {_DEVICES[variant.target]}", len(_SPEED))]
     gain = variant.latency.speedup
-    ratio: list[Content] = [spanning_cell("all others are measured by it", 2)]
+    ratio: list[Content] = [spanning_cell("the reference", 2)]
     if gain is not None:
         ratio = [f"{gain.median:.2f}", f"{gain.low:.2f} to {gain.high:.2f}"]
     first = variant.latency.points[0]
@@ -185,9 +185,7 @@ def _accuracy(manifest: Manifest) -> list[Element | None]:
     fp32 = manifest.variants[0]
     if fp32.accuracy is None:
         return [
-            element(
-                "p", f"Not verified, because there are no labels. Export again with {what_scores(manifest.spec.task)}."
-            ),
+            element("p", f"Not verified: there are no labels. Export again with {what_scores(manifest.spec.task)}."),
             *_outputs(manifest.variants),
         ]
     is_of_classes = fp32.accuracy.metric == TOP_1
@@ -196,11 +194,8 @@ def _accuracy(manifest: Manifest) -> list[Element | None]:
         if is_of_classes
         else f"samples by {fp32.accuracy.metric}, a number for each, more is better; a point is a hundredth of it"
     )
-    about = (
-        f"Measured on {fp32.accuracy.images:,} {what}. "
-        "A whisker reaches down to what is left if the loss is as large as its 95 % bound."
-    )
-    checks = [element("p", f"The reference itself: {one}.") for one in manifest.findings]
+    about = f"Measured on {fp32.accuracy.images:,} {what}. Whiskers show the 95 % bound of the loss."
+    checks = [element("p", f"Reference: {one}.") for one in manifest.findings]
     words = element("div", *checks, element("p", about, class_="note"))
     chart = charts.pareto(manifest.variants)
     both = words if chart is None else element("div", chart, words, class_="charts")
@@ -240,7 +235,7 @@ def _classes(variants: Sequence[Variant]) -> list[Element]:
         row += [_bar(r.get(one.label, 0.0), colour) for r, (colour, _, _) in zip(others, scored[1:], strict=True)]
         rows.append(row)
     order = "Largest loss first." if others else "Lowest first."
-    shown = f"{order} {len(rows)} of {len(reference)} classes; the manifest has all of them."
+    shown = f"{order} {len(rows)} of {len(reference)} classes; the manifest lists all."
     title = element("h3", "Recall per class")
     headings = ["class", "images", *(variant.file for _, variant, _ in scored)]
     return [title, element("p", shown, class_="note"), table(headings, rows, class_="classes")]
@@ -257,10 +252,10 @@ def _speed(manifest: Manifest) -> list[Element | None]:
     if not measured:
         return []
     about = (
-        f"Measured on {measured[0][2].device_fingerprint}, in the engine that serves, variants taking turns run by "
-        "run. Lines are medians, bands reach from the 10th to the 90th percentile. The ratio to fp32 is the "
-        "geometric mean over batch sizes of the median paired ratio, its interval a bootstrap over the pairs; a "
-        f"variant that is timed here serves only where the lower end is above {WORTHWHILE_SPEEDUP:g}."
+        f"Measured on {measured[0][2].device_fingerprint}, in the engine that serves; the variants take turns. "
+        "Lines are medians; bands span the 10th to the 90th percentile. The ratio to fp32 is the geometric mean over "
+        "batch sizes of the median paired ratio, with a bootstrap interval over the pairs. A variant that is timed "
+        f"here serves only if the lower end is above {WORTHWHILE_SPEEDUP:g}."
     )
     both = element("div", charts.latency(manifest.variants), charts.throughput(manifest.variants), class_="charts")
     rows = [
@@ -291,7 +286,7 @@ def _other_engines(manifest: Manifest) -> list[Element]:
         for variant in manifest.variants
         for library, why in variant.refused_by.items()
     ]
-    shown = [element("h3", "In the other engines of this machine"), table(("", *_SPEED), rows)] if rows else []
+    shown = [element("h3", "Other engines of this machine"), table(("", *_SPEED), rows)] if rows else []
     return [*shown, *refused]
 
 
@@ -312,7 +307,7 @@ def _limits(manifest: Manifest) -> list[Element | None]:
         f"{number(roof.mb_per_sample)} MB between operators; the weights are {number(roof.weights_mb)} MB, all in "
         f"float32. This device attained {number(roof.device_gflop_per_s)} GFLOP/s in a large float32 matrix product"
         + (f", {number(int8)} Gop/s in an 8-bit one," if int8 else "")
-        + f" and {number(roof.device_gb_per_s)} GB/s adding large arrays, measured in the same go. The least time is "
+        + f" and {number(roof.device_gb_per_s)} GB/s adding large arrays, measured in the same run. The least time is "
         "the larger of operations and bytes at these rates (Williams et al., CACM 52(4), 2009), as if every "
         "operator ran in the variant's precision."
     )
@@ -339,7 +334,7 @@ def _builder(manifest: Manifest) -> list[Element | None]:
     by = ", ".join(dict.fromkeys(one.library for _, one in asked))
     about = (
         f"{by} was given each file, to build a plan that several kinds of GPU can run; no GPU was needed, and how fast "
-        "a plan is shows where it runs. Layers are its convolutions and matrix products, by what goes into them."
+        "a plan is shows only on a GPU. Layers are its convolutions and matrix products, by the type of their inputs."
     )
     rows = [
         [
@@ -353,7 +348,7 @@ def _builder(manifest: Manifest) -> list[Element | None]:
     ]
     return [
         element("p", about, class_="note"),
-        table(("variant", "plan, MB", "seconds", "layers", "said"), rows, class_="words"),
+        table(("variant", "plan, MB", "seconds", "layers", "result"), rows, class_="words"),
     ]
 
 
@@ -370,9 +365,9 @@ def _origin(manifest: Manifest) -> list[Element | None]:
     if origin.weights_sha256:
         rows.append(["weights", f"sha256 {origin.weights_sha256}"])
     if origin.weights_entry:
-        rows.append(["of the weights", origin.weights_entry])
+        rows.append(["weights entry", origin.weights_entry])
     if origin.free_sizes:
-        rows.append(["proved at", f"heights and widths of {', '.join(origin.free_sizes)}; it takes others, too"])
+        rows.append(["verified at", f"{', '.join(origin.free_sizes)} (height x width); other sizes work, too"])
     if origin.preprocessing:
         rows.append(["preprocessing", origin.preprocessing])
     if manifest.scores:

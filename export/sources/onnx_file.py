@@ -216,16 +216,16 @@ class DoesNotRunError(JobError):
 
 
 class Original:
-    """A file whose answers count as the truth. A `quiet` one does not log what fails in it. Raises BundleError.
+    """A file whose answers count as the truth. Raises BundleError.
 
     Its answers raise DoesNotRunError, and another JobError where the graph's optimisation changes what it answers.
     """
 
-    def __init__(self, path: Path, *, quiet: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._plain = open_original(path, cpu_budget(), quiet=quiet)
+        self._plain = open_original(path, cpu_budget())
         self._rounding = _rounding_of(read(path))
-        self._optimised = open_session(path, cpu_budget(), quiet=quiet) if self._rounding else None
+        self._optimised = open_session(path, cpu_budget()) if self._rounding else None
         self._names = [output.name for output in self._plain.get_outputs()]
 
     def answer(self, inputs: Rows) -> dict[str, np.ndarray]:

@@ -67,7 +67,7 @@ def export_plain(options: ExportOptions, progress: Progress, repeated_by: str) -
     _refuse_unprovable(source.path, name)
     with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
         folder = Path(temporary)
-        with progress.step("prove the batch"):
+        with progress.step("Checking batches"):
             known = settle(source.path, asked, folder)
             largest = max(PROVED_BATCH, options.max_batch)
             batching = write_batched(known.file, folder / REFERENCE.file, known.size, largest)
@@ -79,7 +79,7 @@ def export_plain(options: ExportOptions, progress: Progress, repeated_by: str) -
             raise JobError(f"the serving engine cannot run the network: {failure}") from failure
         plan_cache = plan_folder(options.plan_cache)
         variants = accepted([variant], folder, spec.max_batch_size, plan_cache, progress)
-        with progress.step("publish"):
+        with progress.step("Publishing"):
             origin = _provenance(source, known)
             made = (Store(options.store), spec, folder, variants, canary, origin, None)
             return publish(*made, signer=signer, options=repeated_by)
@@ -106,7 +106,7 @@ def _refuse_images(options: ExportOptions) -> None:
     for flag, given in wanted.items():
         if given is not None:
             raise UsageError(
-                f"{flag} is about images, and how they become this file's input is not known; "
+                f"{flag} needs images, but this file's preprocessing is unknown; "
                 "pass --preprocess imagenet, unit or FILE.json, or --calibrate FILE.npz where it takes none"
             )
     if options.precisions not in (None, "fp32"):
@@ -121,7 +121,7 @@ def _refuse_unprovable(original: Path, name: str) -> None:
         if spec.dtype in ("BF16", "BYTES"):
             kind, advice = ("strings", "") if spec.dtype == "BYTES" else ("BF16", "export it with FP32 tensors, or ")
             raise JobError(
-                f"{original.name} has {kind} in {spec.name}, for which no proof can be kept; {advice}serve the file as "
+                f"{original.name} has {kind} in {spec.name}, which Convoy cannot verify; {advice}serve the file as "
                 f"it is, from STORE/{name}/1/model.onnx"
             )
 
@@ -150,7 +150,7 @@ def _prove(
     source: ModelSource, spec: ModelSpec, known: FreeInput, batching: Batching, folder: Path, progress: Progress
 ) -> tuple[Variant, Canary]:
     with opened(spec, [REFERENCE], folder) as (served,):
-        with progress.step("compare with the file"):
+        with progress.step("Comparing with the file"):
             canary = _record(source.path, spec, 8)
             noise = _noisy(source.path, spec)
             normalised = normalised_outputs(folder / REFERENCE.file, spec, canary.outputs)
@@ -193,7 +193,7 @@ def _record(original: Path, spec: ModelSpec, samples: int) -> Canary:
 
 
 def _record_random(original: Path, spec: ModelSpec, samples: int, *, are_indices: bool) -> Canary:
-    session = Original(original, quiet=not are_indices)
+    session = Original(original)
     inputs: dict[str, np.ndarray] = {}
     for index, tensor in enumerate(spec.inputs):
         # A dimension in front for the rows; a model without a batch has one row, and gets it without the dimension.
@@ -204,14 +204,14 @@ def _record_random(original: Path, spec: ModelSpec, samples: int, *, are_indices
         return Canary(inputs, session.one_by_one(inputs) if spec.max_batch_size else session.answer(inputs))
     except DoesNotRunError as error:
         raise JobError(
-            f"{original.name} does not run on random numbers from 0 to 100 ({error}), and with others nothing can be "
-            "proved; let the graph take any number, as with a Clip before a Gather"
+            f"{original.name} does not run on random numbers from 0 to 100 ({error}), so it cannot be "
+            "verified; make the graph accept any number, for example with a Clip before a Gather"
         ) from error
 
 
 def _noisy(original: Path, spec: ModelSpec) -> list[Canary]:
     """Noise of both signs and the file's answers to it; none where it does not run on that."""
-    session, noise = Original(original, quiet=True), noise_of_both_signs(spec.inputs)
+    session, noise = Original(original), noise_of_both_signs(spec.inputs)
     alone = [picked(noise, slice(row, row + 1)) for row in range(count_of(noise))]
     if not spec.max_batch_size:
         alone = [{name: array[0] for name, array in one.items()} for one in alone]
@@ -243,7 +243,7 @@ def _worst_error(served: OpenVariant, canary: Canary, normalised: Collection[str
         worst = max(worst, *(_error(answers[name], one, least[name]) for name, one in canary.outputs.items()))
     if not worst <= MAX_FP32_ERROR:
         raise JobError(
-            f"the serving engine differs from the original file by {worst:.2g}; this is a bug, or chance in it"
+            f"the serving engine differs from the original file by {worst:.2g}; this is a bug, or the network is random"
         )
     return worst
 

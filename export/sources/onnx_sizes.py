@@ -74,7 +74,7 @@ def write_batched(original: Path, target: Path, size: Size | None = None, larges
 
 def _objection(original: Path, target: Path, signature: Signature, largest: int) -> str:
     try:
-        freed = read_signature(open_session(target, cpu_budget(), quiet=True), target)
+        freed = read_signature(open_session(target, cpu_budget()), target)
     except BundleError:
         return "with a dynamic first dimension the graph does not load"
     if any(a.shape[1:] != b.shape[1:] for a, b in zip(freed.outputs, signature.outputs, strict=True)):
@@ -180,7 +180,7 @@ def _check(original: Path, signature: Signature, images: list[TensorSpec], asked
     takes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in signature.inputs)
     if not images:
         raise UsageError(
-            f"--input sets the height and width of images, and {original.name} leaves none free ({takes}); "
+            f"--input sets the height and width of images, and {original.name} has fixed sizes ({takes}); "
             "leave it out, or pass --preprocess"
         )
     for spec in images:

@@ -110,7 +110,7 @@ def wrap(
         remark="; ".join(filter(None, (batching.reason, _why_fixed(found, image, others, elsewhere)))),
         original=f"{shown} in ONNX Runtime",
         elsewhere=elsewhere,
-        noise=_on_noise(noise, lambda: _answers(original, found, normalised, quiet=True)),
+        noise=_on_noise(noise, lambda: _answers(original, found, normalised)),
     )
 
 
@@ -121,7 +121,7 @@ def _elsewhere(
     answered: list[Answered] = []
     for samples in others:
         with suppress(JobError):
-            reference = _finite_answers(original, found, _normalised(samples, image), quiet=True)
+            reference = _finite_answers(original, found, _normalised(samples, image))
             answered.append(Answered({INPUT_NAME: samples}, reference))
         if len(answered) == OTHER_SIZES:
             return tuple(answered)
@@ -176,7 +176,7 @@ def tensor_inputs(path: Path, given: Sequence[TensorSpec]) -> tuple[TensorSpec, 
         named = {takes[0].name: given[0]}
     listed = ", ".join(f"{spec.name} {spec.dtype} {list(spec.shape)}" for spec in takes)
     if set(named) != {spec.name for spec in takes}:
-        raise JobError(f"{path.name} takes {listed}, and there is {', '.join(named)}; call the arrays so")
+        raise JobError(f"{path.name} takes {listed}, and there is {', '.join(named)}; rename the arrays")
     for spec in takes:
         sizes = named[spec.name].shape
         if len(spec.shape) != len(sizes) + 1 or not fits(sizes, spec.shape[1:]):
@@ -210,7 +210,7 @@ def take(original: Path, shown: str, samples: Rows, folder: Path, noise: Rows) -
         torch_version="",
         remark=batching.reason,
         original=f"{shown} in ONNX Runtime",
-        noise=_on_noise(noise, lambda: Original(original, quiet=True).one_by_one(noise)),
+        noise=_on_noise(noise, lambda: Original(original).one_by_one(noise)),
     )
 
 
@@ -227,9 +227,7 @@ def _check_outputs(path: Path) -> None:
     for spec in read_signature(open_session(path, cpu_budget()), path).outputs:
         if spec.dtype in ("BF16", "BYTES"):
             kind = "strings" if spec.dtype == "BYTES" else "BF16"
-            raise JobError(
-                f"{path.name} gives {kind} in {spec.name}, for which no proof can be kept; export it otherwise"
-            )
+            raise JobError(f"{path.name} gives {kind} in {spec.name}, which Convoy cannot verify; export it otherwise")
 
 
 def _check_rows(path: Path, reference: Rows, count: int) -> None:
@@ -297,16 +295,14 @@ def _normalised(samples: np.ndarray, image: ImageSpec) -> np.ndarray:
     return values
 
 
-def _answers(original: Path, found: _ImageInput, images: np.ndarray, *, quiet: bool = False) -> dict[str, np.ndarray]:
+def _answers(original: Path, found: _ImageInput, images: np.ndarray) -> dict[str, np.ndarray]:
     laid_out = images.transpose(0, 2, 3, 1) if found.last else images
-    return Original(original, quiet=quiet).one_by_one({found.name: np.ascontiguousarray(laid_out)})
+    return Original(original).one_by_one({found.name: np.ascontiguousarray(laid_out)})
 
 
-def _finite_answers(
-    original: Path, found: _ImageInput, images: np.ndarray, *, quiet: bool = False
-) -> dict[str, np.ndarray]:
+def _finite_answers(original: Path, found: _ImageInput, images: np.ndarray) -> dict[str, np.ndarray]:
     try:
-        return _finite(original, _answers(original, found, images, quiet=quiet))
+        return _finite(original, _answers(original, found, images))
     except DoesNotRunError as error:
         size = _shown((images.shape[2], images.shape[3]))
         raise JobError(f"{original.name} does not run at {size} ({error}); pass another --input") from error

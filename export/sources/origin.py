@@ -97,7 +97,7 @@ def parse_source(text: str, *, trust: bool = False) -> ModelSource:
         return ModelSource("timm", tail)
     if text.endswith(".py"):
         raise UsageError(
-            f"SOURCE {text!r} lacks its function; write {text}:factory, a function that returns the network"
+            f"SOURCE {text!r} has no function name; write {text}:factory, a function that returns the network"
         )
     if text.endswith(".onnx"):
         return ModelSource("onnx", Path(text).name, _existing(text, text))
@@ -220,9 +220,9 @@ def channels_of(source: ModelSource, size: Size) -> int:
     else:
         taken = (3,)  # the zoo says it of itself, and registries are of coloured pictures
     if len(taken) != 1:
-        why = "runs on both" if taken else "does not say, or runs on neither at this size"
+        why = "runs on 1 and on 3 channels" if taken else "runs on neither 1 nor 3 channels at this size"
         raise UsageError(
-            f"whether the one value is of grey images or of each colour is not known, for {source.shown} {why}; pass "
+            f"--mean and --std have one value, but {source.shown} {why}; pass "
             f"--input 3x{size.height}x{size.width} or 1x{size.height}x{size.width}, or --preprocess"
         )
     return taken[0]
@@ -231,7 +231,7 @@ def channels_of(source: ModelSource, size: Size) -> int:
 def _weights(weights: Path | None, source: ModelSource, *, is_random: bool) -> tuple[Path | None, WeightsFrom]:
     if is_random and (weights is not None or source.carries_weights):
         own = "--weights" if weights is not None else source.shown
-        raise UsageError(f"--random-weights and the weights of {own} are two things; leave one out")
+        raise UsageError(f"--random-weights and the weights of {own} exclude each other; leave one out")
     if source.carries_weights:
         if weights is not None:
             raise UsageError(f"{source.shown} carries its weights; leave --weights out")

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, cast, get_args
 from convoy.app.engines.dimensions import Size
 from convoy.export.options import MissingOption
 from convoy.export.sources.preprocess_file import read_preprocess_file
-from convoy.export.sources.torch_job import Inquiry
+from convoy.export.sources.torch_job import Inquiry, TransformRecipe
 from convoy.export.sources.torch_process import ask
 from convoy.export.sources.user_code import parse_call
 from convoy.models.errors import BundleError, UsageError
@@ -70,7 +70,7 @@ def parse_input(text: str) -> AskedInput:
 def parse_front(text: str) -> Front:
     """`uint8` or `none`. Raises UsageError."""
     if text not in _FRONTS:
-        raise UsageError(f"--front {text!r} is not known; use {' or '.join(_FRONTS)}")
+        raise UsageError(f"--front {text!r} is unknown; use {' or '.join(_FRONTS)}")
     return _FRONTS[text]
 
 
@@ -100,13 +100,13 @@ def parse_changes(
     typed = " ".join(f"{flag} {text}" for flag, text in given.items() if text is not None)
     if interpolation is not None and interpolation not in get_args(Interpolation):
         raise UsageError(
-            f"--interpolation {interpolation!r} is not known; use {', '.join(map(str, get_args(Interpolation)))}"
+            f"--interpolation {interpolation!r} is unknown; use {', '.join(map(str, get_args(Interpolation)))}"
         )
     resized = _side("--resize", resize) if resize is not None else None
     is_exact = resize is not None and "x" in resize.lower()
     cut = _side("--crop", crop) if crop is not None else None
     if is_exact and cut not in (None, resized):
-        raise UsageError(f"--resize {resize} leaves nothing to --crop; pass --resize N for the shorter side")
+        raise UsageError(f"--resize {resize} sets the exact size; to crop, pass --resize N for the shorter side")
     return ImageChanges(
         typed,
         _values("--mean", mean) if mean is not None else None,
@@ -142,7 +142,7 @@ def resolve_image(
             image = _whole(changes, known, front, find_channels)
         else:
             raise MissingOption(
-                f"how images are prepared for this network is not known: {why_no_header}; "
+                f"preprocessing unknown: {why_no_header}; "
                 f"pass --preprocess {', '.join(PRESETS)}, file.py:transform, timm:NAME or FILE.json",
                 *("--preprocess", "imagenet"),
             )
@@ -247,29 +247,37 @@ def _of_transform(text: str, known: InputSize | None, front: Front, find_channel
         raise UsageError(f"--preprocess {text!r}: {error}; write {file}:transform") from error
     recipe = ask(Inquiry("file", name, str(file.resolve()), is_transform=True)).transform
     assert recipe is not None
+    steps = changes_of(recipe, f"--preprocess {text}", known)
+    return _whole(steps, known, front, find_channels)
+
+
+def changes_of(recipe: TransformRecipe, shown: str, known: InputSize | None) -> ImageChanges:
+    """The steps of a user's transform, which errors call `shown`. Raises UsageError if they leave something open.
+
+    A transform that does not resize takes images of the size of the network's input, where that is `known`.
+    """
     if recipe.crop is not None and recipe.resize_px is None and recipe.exact is None:
-        raise UsageError(f"--preprocess {text}: CenterCrop without Resize is not understood; add a Resize before it")
+        raise UsageError(f"{shown}: CenterCrop without Resize is not supported; add a Resize before it")
     if recipe.resize_px is not None and recipe.crop is None:
         raise UsageError(
-            f"--preprocess {text}: Resize({recipe.resize_px}) alone gives images of many sizes; add CenterCrop, or "
+            f"{shown}: Resize({recipe.resize_px}) alone gives images of many sizes; add CenterCrop, or "
             f"Resize(({recipe.resize_px}, {recipe.resize_px}))"
         )
     if recipe.exact is not None and recipe.crop not in (None, recipe.exact):
         raise UsageError(
-            f"--preprocess {text}: Resize({recipe.exact}) and then CenterCrop({recipe.crop}) is not understood; use "
-            "Resize with one number, which keeps the proportions"
-        )
-    is_resized = recipe.resize_px is not None or recipe.exact is not None
-    if not is_resized and known is None:
-        raise MissingOption(
-            f"--preprocess {text} does not resize images; pass --input, as in --input 3x32x32",
-            *("--input", "3x32x32"),
+            f"{shown}: Resize({recipe.exact}) and then CenterCrop({recipe.crop}) is not supported; use Resize with one "
+            "number, which keeps the proportions"
         )
     exact = Size(*recipe.exact) if recipe.exact else None
-    if not is_resized and known is not None:
+    if recipe.resize_px is None and exact is None:
+        if known is None:
+            raise MissingOption(
+                f"{shown} does not resize images; add a Resize, or pass --input, as in --input 3x32x32",
+                *("--input", "3x32x32"),
+            )
         exact = Size(known.height, known.width)
-    steps = ImageChanges(
-        f"--preprocess {text}",
+    return ImageChanges(
+        shown,
         recipe.mean,
         recipe.std,
         recipe.resize_px,
@@ -279,7 +287,6 @@ def _of_transform(text: str, known: InputSize | None, front: Front, find_channel
         recipe.antialias,
         recipe.channels,
     )
-    return _whole(steps, known, front, find_channels)
 
 
 def _changed(image: ImageSpec, changes: ImageChanges) -> ImageSpec:
@@ -292,7 +299,8 @@ def _changed(image: ImageSpec, changes: ImageChanges) -> ImageSpec:
         mode, resize_px = "shorter_side", changes.resize_px
     elif mode == "exact" and changes.crop not in (None, Size(image.height, image.width)):
         raise UsageError(
-            f"--crop cuts nothing, for images are scaled straight to {image.height}x{image.width}; pass --resize, too"
+            f"--crop has no effect, because images are resized to exactly {image.height}x{image.width}; also pass "
+            "--resize"
         )
     try:
         return replace(
@@ -327,9 +335,7 @@ def _whole(
     }
     missing = [flag for flag, value in said.items() if value is None]
     if missing or cut is None:
-        raise UsageError(
-            f"how images are prepared is said in part only; pass {', '.join(missing)}, too, or --preprocess"
-        )
+        raise UsageError(f"preprocessing is incomplete; also pass {', '.join(missing)}, or use --preprocess")
     count = known.channels if known else max(len(changes.mean or ()), len(changes.std or ()))
     if changes.channels is not None:
         count = changes.channels

@@ -53,7 +53,7 @@ def timm_image(recipe: Mapping[str, Any]) -> ImageSpec:
     if height != width or channels not in (1, 3):
         raise JobError(f"timm's input {channels}x{height}x{width} is not square with 1 or 3 channels")
     if mode != "center" and not (mode == "squash" and share == 1):
-        raise JobError(f"timm's crop mode {mode!r} at {share:g} has no counterpart here")
+        raise JobError(f"timm's crop mode {mode!r} at {share:g} is not supported")
     return ImageSpec(
         height=height,
         width=width,
@@ -79,9 +79,7 @@ def transformers_image(recipe: Mapping[str, Any]) -> ImageSpec:
     if recipe.get("resample", 2) not in _RESAMPLE:
         unknown.append(f"resample: {recipe['resample']}")
     if unknown:
-        raise JobError(
-            f"{', '.join(unknown)} has no counterpart here; write the preparation as a JSON file of Convoy's"
-        )
+        raise JobError(f"{', '.join(unknown)} is not supported; write the preparation as a JSON file of Convoy's")
     size = recipe.get("size", 224)
     crop = _pair(recipe.get("crop_size", size)) if recipe.get("do_center_crop", False) else None
     shorter, exact = _resize_of(size, is_cropped=crop is not None)
@@ -91,9 +89,9 @@ def transformers_image(recipe: Mapping[str, Any]) -> ImageSpec:
         if side < _CONVNEXT_EXACT_PX:
             shorter, exact, crop = int(side / (recipe.get("crop_pct") or 224 / 256)), None, (side, side)
     if not recipe.get("do_resize", True):
-        raise JobError("do_resize is false, so that images are of many sizes; resize them to one size")
+        raise JobError("do_resize is false, so images have many sizes; resize them to one size")
     if crop is not None and exact is not None and crop != exact:
-        raise JobError(f"size {size} followed by crop_size {crop} has no counterpart here")
+        raise JobError(f"size {size} followed by crop_size {crop} is not supported")
     input_size = crop or exact
     if input_size is None:
         raise JobError(f"size {size} without do_center_crop gives images of many sizes")
@@ -102,7 +100,7 @@ def transformers_image(recipe: Mapping[str, Any]) -> ImageSpec:
     if recipe.get("do_normalize", True):
         mean, std = recipe.get("image_mean", [0.5] * 3), recipe.get("image_std", [0.5] * 3)
     if len(mean) not in (1, 3):
-        raise JobError(f"image_mean has {len(mean)} values; 1 or 3 are understood")
+        raise JobError(f"image_mean has {len(mean)} values; it must have 1 or 3")
     return ImageSpec(
         height=input_size[0],
         width=input_size[1],

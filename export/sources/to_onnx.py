@@ -58,7 +58,7 @@ def to_onnx(plan: ExportPlan, samples: Rows, folder: Path) -> TorchResult:
 
 def _problem_elsewhere(result: TorchResult, samples: Rows) -> str:
     """Why the graph is not the network at every size, or nothing where it is."""
-    session = open_session(result.onnx, cpu_budget(), quiet=True)
+    session = open_session(result.onnx, cpu_budget())
     few = slice(_OTHER_SAMPLES)
     for one in (Answered(picked(samples, few), picked(result.reference, few)), *result.elsewhere):
         try:

@@ -39,7 +39,7 @@ def recipe_of(transform: Any, shown: str) -> TransformRecipe:
     for step in _steps(transform):
         kind = type(step).__name__
         if kind in seen & _ONCE:
-            raise JobError(f"{shown}: {kind} occurs twice, which is not understood; use it once")
+            raise JobError(f"{shown}: {kind} occurs twice; use it once")
         seen.add(kind)
         try:
             if kind == _PRESET:
@@ -71,22 +71,20 @@ def recipe_of(transform: Any, shown: str) -> TransformRecipe:
 
 def _grey(recipe: TransformRecipe, step: Any) -> TransformRecipe:
     if step.num_output_channels != 1:
-        raise JobError("Grayscale with num_output_channels=3 is not understood; use 1, or leave it out")
+        raise JobError("Grayscale with num_output_channels=3 is not supported; use 1, or leave it out")
     return replace(recipe, channels=1)
 
 
 def _is_floating(dtype: Any) -> bool:
     if isinstance(dtype, dict):
-        raise JobError("ToDtype with a dict is not understood; pass one dtype")
+        raise JobError("ToDtype with a dict is not supported; pass one dtype")
     return str(dtype).startswith(("torch.float", "torch.bfloat"))
 
 
 def _unknown(kind: str) -> str:
     if kind.startswith(("Random", "AutoAugment", "AugMix", "TrivialAugment", "ColorJitter")):
-        return f"{kind} is a step of training; pass the transform of validation"
-    return (
-        f"{kind} is not understood; use Resize, CenterCrop, Grayscale, ToTensor and Normalize, or a JSON file instead"
-    )
+        return f"{kind} is a training step; pass the validation transform"
+    return f"{kind} is not supported; use Resize, CenterCrop, Grayscale, ToTensor and Normalize, or a JSON file instead"
 
 
 def _load(file: Path, call: Call, shown: str) -> Any:
@@ -118,7 +116,7 @@ def _steps(transform: Any) -> Iterator[Any]:
 
 def _resized(recipe: TransformRecipe, step: Any, *, is_tensor: bool) -> TransformRecipe:
     if recipe.crop is not None:
-        raise JobError("Resize after CenterCrop is not understood; write --preprocess as a JSON file")
+        raise JobError("Resize after CenterCrop is not supported; write --preprocess as a JSON file")
     if getattr(step, "max_size", None) is not None:
         raise JobError("Resize with max_size gives images of many sizes; add CenterCrop or Resize((height, width))")
     interpolation = known_interpolation(getattr(step.interpolation, "value", step.interpolation))

@@ -185,7 +185,7 @@ def collect(
                 ) from None
     seen = {name: histogram for name, histogram in histograms.items() if histogram.counts.any()}
     if not seen:
-        raise JobError("there is no image to calibrate on; repair the data set of --calibrate")
+        raise JobError("there are no images to calibrate on; repair the --calibrate data set")
     return {method: {name: _RANGE[method](histogram) for name, histogram in seen.items()} for method in methods}
 
 

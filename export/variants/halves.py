@@ -75,7 +75,7 @@ def as_fp16(model: Any, kept: Iterable[str]) -> Any:
 
         model = convert_float_to_float16(model, keep_io_types=True, node_block_list=blocked)
     except Exception as error:  # the converter's errors share no base class
-        raise JobError(f"fp16 cannot be made of this network ({one_line(str(error))})") from error
+        raise JobError(f"fp16 cannot be made from this network ({one_line(str(error))})") from error
     finally:
         sys.path[:] = path
     _cast_once(model.graph)

@@ -116,7 +116,7 @@ class Maker:
         """How these images cause other ranges than the calibration images; empty if they do not."""
         calibration = self._calibrated(REFERENCE)
         fewer = images.thinned(max(2, min(64, self.images.count)))
-        with self.progress.step("compare with fp32", fewer.count) as step:
+        with self.progress.step(f"Comparing ranges on {fewer.count} {fewer.kind}", fewer.count) as step:
             found = collect(calibration.graph, fewer.chunks(step, _CHUNK_IMAGES), ["minmax"])
         return drift_of(calibration.ranges["minmax"], found["minmax"])
 
@@ -129,7 +129,7 @@ class Maker:
         assert made.recipe.make is not None
         path = self.folder / made.recipe.file
         conversion = Conversion(self._calibrated(made.recipe), made.method or "minmax", frozenset(kept))
-        with self.progress.step(f"write {made.recipe.file}"), disk_errors(self.folder):
+        with self.progress.step(f"Writing {made.recipe.file}"), disk_errors(self.folder):
             by_rule = made.recipe.make(conversion, path)
         counts = self._counts if made.recipe.has_eight_bits else None
         return replace(made, audit=audit(path, made.recipe.target, {**by_rule, **kept}, counts))
@@ -233,7 +233,7 @@ class Maker:
         kept = self.cache.read(key)
         if kept is not None:
             return cast(Levels, json.loads(kept))
-        with self.progress.step("measure channels", self.images.count) as step:
+        with self.progress.step("Measuring channels", self.images.count) as step:
             levels = measure_levels(graph, channels, self.images.chunks(step, _CHUNK_IMAGES))
         self.cache.write(key, json.dumps(levels).encode())
         return levels
@@ -245,7 +245,7 @@ class Maker:
         if kept is not None:
             found = json.loads(kept)
             return {method: {name: (low, high) for name, (low, high) in found[method].items()} for method in METHODS}
-        with self.progress.step("calibrate", self.images.count) as step:
+        with self.progress.step(f"Calibrating on {self.images.count} {self.images.kind}", self.images.count) as step:
             ranges = collect(graph, self.images.chunks(step, _CHUNK_IMAGES), METHODS, tensors or None)
         self.cache.write(key, json.dumps(ranges).encode())
         return ranges
@@ -257,7 +257,7 @@ def _prepared(folder: Path) -> Path:
     except OSError:
         raise
     except Exception as error:  # onnxruntime's and onnx's errors share no base class
-        raise JobError(f"nothing but fp32 can be made of this network ({one_line(str(error))})") from error
+        raise JobError(f"only fp32 can be made from this network ({one_line(str(error))})") from error
 
 
 # The audit: what of a file really runs in 8, 16 or 32 bits. A quantise-dequantise pair that was not fused leaves the

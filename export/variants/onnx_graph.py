@@ -216,11 +216,11 @@ def tidy(graph: Any) -> None:
         if node is not None and node.output[0] not in alive:
             alive.add(node.output[0])
             pending.extend(name for name in node.input if name)
-    _replace(graph.node, _in_order(graph, [node for node in graph.node if node.output[0] in alive]))
-    read = {name for node in graph.node for name in node.input} | wanted
-    _replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in read])
-    made = {name for node in graph.node for name in node.output}
-    _replace(graph.value_info, [info for info in graph.value_info if info.name in made])
+    nodes = [deepcopy(node) for node in _in_order(graph, [node for node in graph.node if node.output[0] in alive])]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    _keep(graph.initializer, {name for node in graph.node for name in node.input} | wanted)
+    _keep(graph.value_info, {name for node in graph.node for name in node.output})
 
 
 def _in_order(graph: Any, nodes: list[Any]) -> list[Any]:
@@ -239,7 +239,8 @@ def _in_order(graph: Any, nodes: list[Any]) -> list[Any]:
     return ordered
 
 
-def _replace(field: Any, items: list[Any]) -> None:
-    copies = [deepcopy(item) for item in items]
-    del field[:]
-    field.extend(copies)
+def _keep(field: Any, names: set[str]) -> None:
+    """Drop the entries of other names, without a copy of the weights that stay."""
+    for index in range(len(field) - 1, -1, -1):
+        if field[index].name not in names:
+            del field[index]

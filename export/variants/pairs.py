@@ -362,7 +362,7 @@ def _at_opset(model: Any) -> Any:
         return onnx.version_converter.convert_version(model, _OPSET)
     except Exception as error:  # the converter's errors share no base class
         raise JobError(
-            f"fp8 cannot be made of this network of opset {opset.version} ({one_line(str(error))}); export it with "
+            f"fp8 cannot be made from this network of opset {opset.version} ({one_line(str(error))}); export it with "
             f"opset {_OPSET} or newer"
         ) from error
 

@@ -32,6 +32,11 @@ class Recipe:
     make: Make | None
 
     @property
+    def name(self) -> str:
+        """The variant's name for people, such as `int8-cpu`."""
+        return self.file.removesuffix(".onnx")
+
+    @property
     def row(self) -> Row | None:
         """The engine of this machine's CPU that will serve the variant; None if it is for another device."""
         if self.precision == "bf16" and not has_bf16():
@@ -84,7 +89,7 @@ def select(precisions: str | None, *, can_calibrate: bool) -> tuple[Recipe, ...]
     asked = {part.strip() for part in precisions.split(",")}
     unknown = sorted(asked - set(known))
     if unknown:
-        raise UsageError(f"--precisions {unknown[0]!r} is not known; choose from {','.join(known)}")
+        raise UsageError(f"--precisions {unknown[0]!r} is unknown; choose from {','.join(known)}")
     chosen = tuple(recipe for recipe in RECIPES if recipe is REFERENCE or recipe.precision in asked)
     # Of several files of one precision, those that can be proved here are enough.
     chosen = tuple(recipe for recipe in chosen if recipe is not INT8_OPENVINO or recipe.is_default)
@@ -92,7 +97,7 @@ def select(precisions: str | None, *, can_calibrate: bool) -> tuple[Recipe, ...]
         named = " and ".join(sorted(asked - {"fp32"}))
         raise UsageError(
             f"{named} need{'s' * (' ' not in named)} real images to find the ranges of values; pass --calibrate "
-            "DATASET or --precisions fp32 (--allow-random-calibration takes noise, at a price in speed and accuracy)"
+            "DATASET or --precisions fp32 (--allow-random-calibration uses noise, which costs speed and accuracy)"
         )
     return chosen
 

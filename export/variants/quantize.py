@@ -114,7 +114,7 @@ def quantize_with_ranges(
     model = onnx.load(str(graph), load_external_data=False)
     if (opset := opset_of(model)) < QDQ_OPSET:
         raise JobError(
-            f"int8 cannot be made of this network of opset {opset}, which is not to be raised to {QDQ_OPSET}; export "
+            f"int8 cannot be made from this network of opset {opset}, which cannot be raised to {QDQ_OPSET}; export "
             f"it with opset {QDQ_OPSET} or newer"
         )
     with _quiet(), tempfile.TemporaryDirectory(prefix="convoy-ranges-") as folder:
@@ -135,7 +135,7 @@ def quantize_with_ranges(
         except (OSError, JobError):
             raise
         except Exception as error:  # onnxruntime's and onnx's errors share no base class
-            raise JobError(f"int8 cannot be made of this network ({one_line(str(error))})") from error
+            raise JobError(f"int8 cannot be made from this network ({one_line(str(error))})") from error
 
 
 def _of_grouped_transposes(graph: Any) -> dict[str, list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Getting lost accuracy back: which layers hurt in INT8, and how few of them must stay in higher precision.
+"""Recover lost accuracy: find the layers that hurt in 8 bits, and how few must stay in higher precision.
 
 One sensitivity pass quantises each layer alone and measures how far the answers move: errors of layers add up
 in power, so the order holds for any number of them, where leaving out one layer of a broken file shows nothing.
@@ -47,17 +47,18 @@ class Trial:
     """One file on the calibration images.
 
     `accuracy` counts fp32's own answers as the labels where the images have none. `mean_error` is the root mean
-    square of ||a - b|| / ||b|| over the images, `median_ms` that of a batch of 16, or of the largest below.
+    square of ||a - b|| / ||b|| over the images, `median_ms` that of a batch of 16, or of the largest below; None
+    where it was not measured.
     """
 
     accuracy: Accuracy
     mean_error: float
-    median_ms: float
+    median_ms: float | None
     kept: Mapping[str, str]
 
 
 class Bench:
-    """A place to try files: decoded calibration images, fp32's answers to them, and a folder.
+    """Tests files on decoded calibration images, against fp32's answers to them.
 
     `calibrated` gives what each recipe's files are made of.
     """
@@ -77,7 +78,7 @@ class Bench:
         self._judge = judge or judge_of(spec)
         nbytes = sum(math.prod(one.drawn_shape) * one.numpy_dtype.itemsize for one in spec.inputs)
         chosen = images.thinned(max(2, min(_SAMPLES, (64 << 20) // max(1, nbytes))))
-        with progress.step("read samples to try on", chosen.count) as step:
+        with progress.step(f"Reading {chosen.count} {chosen.kind} to test variants on", chosen.count) as step:
             chunks = list(chosen.chunks(step, _BATCH))
         self._inputs = joined([chunk.inputs for chunk in chunks])
         with opened(self._spec, [REFERENCE], folder) as (fp32,):
@@ -87,7 +88,7 @@ class Bench:
 
     @property
     def count(self) -> int:
-        """How many samples each trial is on."""
+        """The number of samples of each trial."""
         return count_of(self._inputs)
 
     def try_out(
@@ -98,15 +99,16 @@ class Bench:
         *,
         only: frozenset[str] | None = None,
         step: Step = IGNORED,
+        is_timed: bool = False,
     ) -> Trial:
-        """Make the file and measure it; `step` advances by every sample. Raises JobError where it cannot be made."""
+        """Make the file and measure it; `step` advances by every sample. Raises JobError if it cannot be made."""
         assert recipe.make is not None
         path = self._folder / f"trial-{recipe.file}"
         kept = recipe.make(Conversion(self._calibrated(recipe), method, keep, only), path)
         try:
             with opened(self._spec, [replace(recipe, file=path.name)], self._folder) as (candidate,):
                 outcomes = self._outcomes(self._answers(candidate, step))
-                median_ms = self._median_ms(candidate)
+                median_ms = self._median_ms(candidate) if is_timed else None
         finally:
             path.unlink(missing_ok=True)
         error = float(np.sqrt(np.mean(np.square(np.minimum(outcomes.errors, 1e6)))))
@@ -138,11 +140,11 @@ def _targets(images: SampleSet, chunks: Sequence[Chunk]) -> np.ndarray | None:
 
 
 def best_method(bench: Bench, recipe: Recipe, methods: Sequence[Method], progress: Progress) -> Method:
-    """Of the methods whose files agree with fp32 as often as the best one's, but for chance: the smallest error."""
+    """The method with the smallest error among those that agree with fp32 about as often as the best one."""
     if len(methods) == 1:
         return methods[0]
     trials = {}
-    with progress.step(f"compare ranges {recipe.file.removesuffix('.onnx')}", len(methods) * bench.count) as step:
+    with progress.step(f"Choosing ranges for {recipe.name}", len(methods) * bench.count) as step:
         for method in methods:
             trials[method] = bench.try_out(recipe, method, step=step)
     fewest = min(map(_disagreements, trials.values()))
@@ -163,7 +165,7 @@ def _is_more(count: int, other: int) -> bool:
 
 @dataclass(slots=True)
 class TimeBudget:
-    """How long the search may take in all, in seconds, and how long it has."""
+    """The time limit of the search in seconds, and the time spent."""
 
     limit_s: float
     clock: Callable[[], float] = time.monotonic
@@ -185,9 +187,9 @@ class TimeBudget:
 
     @property
     def in_words(self) -> str:
-        """Empty where nothing was looked for."""
-        unseen = f", so that {self.unseen} layers were not looked at" if self.unseen else ""
-        took = f"looking for layers to keep took {self.spent_s:.0f} s of {self.limit_s:.0f} s{unseen}"
+        """Empty if there was no search."""
+        unseen = f", {self.unseen} layers were not tested" if self.unseen else ""
+        took = f"the search for layers to keep took {self.spent_s:.0f} s of {self.limit_s:.0f} s{unseen}"
         return took if self.spent_s else ""
 
 
@@ -230,7 +232,7 @@ def measure_sensitivity(
     `shares` are those of all multiply-adds by layer, zero for what has none.
     """
     errors: dict[str, float] = {}
-    with progress.step(f"find layers, {budget.limit_s:.0f} s at most", len(shares)) as step:
+    with progress.step(f"Testing layers of {recipe.name} (up to {budget.limit_s:.0f} s)", len(shares)) as step:
         for layer in sorted(shares, key=lambda name: shares[name]):
             if budget.is_over:
                 budget.unseen = len(shares) - len(errors)
@@ -270,9 +272,9 @@ class Ladder:
         """
         if count not in self.trials:
             keep = frozenset(self.sensitivity().worst(count)) if count else frozenset()
-            name = f"try {self.recipe.file.removesuffix('.onnx')}{f', {count} kept' if count else ''}"
-            with self.progress.step(name, self.bench.count) as step:
-                self.trials[count] = self.bench.try_out(self.recipe, self.method, keep, step=step)
+            kept = f" with {count} layer{'s' * (count > 1)} kept" if count else ""
+            with self.progress.step(f"Testing {self.recipe.name}{kept}", self.bench.count) as step:
+                self.trials[count] = self.bench.try_out(self.recipe, self.method, keep, step=step, is_timed=True)
         found = self.trials[count].accuracy
         # Images that only one of the two gets right are at most those that they disagree on.
         error_points = 100 * math.sqrt((1 - found.agreement) / found.images)

@@ -140,10 +140,10 @@ class OpenVariant:
 
 @contextmanager
 def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator[tuple[OpenVariant, ...]]:
-    """Candidates for files in `folder`, warmed up, closed at the end.
+    """Open the engines of files in `folder`; close them at the end.
 
     A variant for another device runs here as its rounding twin, which answers as that device would. Raises
-    BundleError for a file that the engine does not load, EngineFailure for one that it cannot run.
+    BundleError for a file that the engine does not load.
     """
     with ExitStack() as stack:
         candidates = []
@@ -155,7 +155,8 @@ def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator
                 else open_engine(spec, recipe, REFERENCE, _twin(stack, path))
             )
             stack.callback(engine.close)
-            engine.warm_up()
+            if engine.warm_shapes() is not None:  # an engine of free sizes learns from it how much a batch takes
+                engine.warm_up()
             candidates.append(OpenVariant(recipe, path, engine, spec, is_twin=row is None))
         yield tuple(candidates)
 

@@ -6,12 +6,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import convoy.command as convoy
 from convoy.app.version import VERSION
+from tests.support.onnx_models import lookup
 from tests.support.servers import check_ended, run_convoy
 
 
@@ -78,7 +80,7 @@ COMMANDS = dict(leaves(convoy._command([])))
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_help_breaks_no_name_at_80_columns(words: tuple[str, ...]) -> None:
-    done = run(*words, "--help")
+    done = run(*words, "--help-all")
     assert done.returncode == 0
     assert max(map(len, done.stdout.splitlines())) <= 80
     said = set(re.split(r"[\s;\]]+", done.stdout))
@@ -91,13 +93,24 @@ def test_help_breaks_no_name_at_80_columns(words: tuple[str, ...]) -> None:
 
 
 def test_help_shows_what_can_be_chosen() -> None:
-    assert "--arrivals [poisson|constant|bursts]" in run("loadtest", "--help").stdout
-    assert "--log-level [debug|info|warning|error]" in run("serve", "--help").stdout
-    assert "--optimizer [adamw|sgd]" in run("train", "--help").stdout
+    assert "--arrivals [poisson|constant|bursts]" in run("loadtest", "--help-all").stdout
+    assert "--log-level [debug|info|warning|error]" in run("serve", "--help-all").stdout
+    assert "--optimizer [adamw|sgd]" in run("train", "--help-all").stdout
+
+
+@pytest.mark.parametrize("command", ["export", "serve", "train", "loadtest"])
+def test_help_fits_one_screen_and_says_how_to_see_the_rest(command: str) -> None:
+    shown = run(command, "--help").stdout
+    assert len(shown.splitlines()) <= 30
+    assert f"Example: convoy {command} " in shown
+    assert "Basics:" in shown
+    count = re.search(rf"`convoy {command} --help-all` shows all (\d+) options", shown)
+    assert count is not None
+    assert len(re.findall(r"^  --", run(command, "--help-all").stdout, re.MULTILINE)) == int(count[1])
 
 
 def test_help_names_no_default_that_is_empty() -> None:
-    shown = " ".join(run("serve", "--help").stdout.split())
+    shown = " ".join(run("serve", "--help-all").stdout.split())
     assert "(default: )" not in shown
     assert "(default: 8000)" in shown
 
@@ -140,3 +153,11 @@ def test_what_goes_wrong_is_one_line_on_stderr(arguments: str, code: int, words:
     assert words in done.stderr
     assert done.stderr.startswith("convoy: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_what_onnx_runtime_logs_is_shown_only_with_verbose(tmp_path: Path) -> None:
+    call = "export", str(lookup(tmp_path / "lookup.onnx")), "--store", str(tmp_path / "store")
+    usual, verbose = run(*call), run(*call, "--verbose")
+    assert (usual.returncode, verbose.returncode) == (0, 0)
+    assert "onnxruntime:" not in usual.stderr + usual.stdout  # it does not run on numbers beyond the table
+    assert "E:onnxruntime:" in verbose.stderr

@@ -106,7 +106,7 @@ def test_what_is_wrong_changes_nothing(file: File) -> None:
     good = {"keys": {"team-a": key}, "models": {"rows": {"default_priority": 1}}}
     with fake_server(file, good) as server, server.client() as client:
         for wrong, told in (
-            ({**good, "mdels": {}}, "mdels: there is no such option; did you mean models"),
+            ({**good, "mdels": {}}, "mdels: unknown option; did you mean models"),
             ({"keys": {"team-a": f"{key}-is-not-there"}}, "keys.team-a .*-is-not-there cannot be read"),
             ("keys: [", "is not YAML"),
         ):

@@ -109,8 +109,11 @@ def test_the_users_module_and_input_stay_as_they_are(data: Path, tmp_path: Path)
     image = result.manifest.spec.image
     assert image is not None
     assert (image.height, image.width, image.resize_mode) == (6, 7, "exact")
-    with pytest.raises(UsageError, match="does not resize images; add a Resize, or pass input"):
+    with pytest.raises(UsageError, match="does not resize images; add a Resize, or pass --input"):
         convoy.export(module, preprocess=plain, **where)
+    no_crop = transforms.Compose([transforms.Resize(8), transforms.ToTensor()])
+    with pytest.raises(UsageError, match=r"Resize\(8\) alone gives images of many sizes; add CenterCrop"):
+        convoy.export(module, preprocess=no_crop, **where)
 
 
 def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:

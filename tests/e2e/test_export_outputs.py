@@ -110,7 +110,7 @@ def test_several_inputs_by_the_names_of_forward(tmp_path, file):
     assert spec.outputs[2].dtype == "INT64"
     np.savez(tmp_path / "odd.npz", sort=np.zeros(4, np.int64), signal=np.zeros((4, 2, 32), np.float32))
     with pytest.raises(
-        JobError, match=r"forward\(\) takes signal, kind, and the inputs are sort, signal; call them so"
+        JobError, match=r"forward\(\) takes signal, kind, and the inputs are sort, signal; rename the inputs"
     ):
         export(file, "signals", **NO_IMAGES, calibrate=str(tmp_path / "odd.npz"), precisions="fp32")
 

@@ -113,7 +113,7 @@ def test_a_secret_says_enough(tmp_path: Path) -> None:
 
 
 def test_the_option_takes_hosts_with_and_without_ports_and_nothing_else() -> None:
-    assert "--allowed-host" in run_convoy("serve", "--help").stdout
+    assert "--allowed-host" in run_convoy("serve", "--help-all").stdout
     allowed = read_settings({"allowed_host": "Box:8000, [2001:db8::1]:80"}).serve_options().allowed_hosts
     assert allowed == ("box", "2001:db8::1")
     for wrong in ("https://ops.example", "a b", "ops.example/path"):

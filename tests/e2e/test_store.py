@@ -216,7 +216,7 @@ def test_inspect_shows_a_sound_store_and_a_single_model(store: StoreFolder) -> N
     words = ("digits", "fp32.onnx", "int8-cpu.onnx", "simple", "batched up to 32", "mean", "not batched")
     check_ended(run_convoy("inspect", "--store", str(store.root)), 0, *words)
     one = run_convoy("inspect", "digits", "--store", str(store.root))
-    check_ended(one, 0, "sha256")
+    check_ended(one, 0, "bytes")
     assert "batched up to 32" not in one.stdout
     check_ended(run_convoy("inspect", "nobody", "--store", str(store.root)), 2, "'nobody'")
 

@@ -100,13 +100,13 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("prot: 1", "prot: there is no such option; did you mean port?"),
-        ("max-queue: 1", "max-queue: there is no such option; did you mean max_queue?"),
+        ("prot: 1", "prot: unknown option; did you mean port?"),
+        ("max-queue: 1", "max-queue: unknown option; did you mean max_queue?"),
         ("config: other.yaml", "config: a file cannot name another one"),
         ("port: abc", "port: Input should be a valid integer.*HTTP port"),
         ("access_log: nothing", "access_log: Input should be 'all', 'errors' or 'off'"),
         ("port: 1\nhost: ::1\nport: 2", "port is there in line 1 and again in line 3"),
-        ("models: {a: {max_quue: 1}}", "models.a.max_quue: there is no such option; did you mean max_queue?"),
+        ("models: {a: {max_quue: 1}}", "models.a.max_quue: unknown option; did you mean max_queue?"),
         ("models: {a: {max_batch: 0}}", "models.a.max_batch: .*greater than or equal to 1.*Largest batch"),
         ("models: {a: {priority_levels: 2, default_priority: 3}}", "models.a: default_priority must be from 1 to"),
         ("models: {a: 3}", "models.a: must be names and their values"),

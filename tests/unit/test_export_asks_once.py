@@ -103,10 +103,10 @@ def test_a_file_of_options_names_every_mistake_with_its_line(tmp_path):
     assert len(lines) == 3
     for line, words in zip(lines, ("line 2: max-batch: 'many'", "line 3: maen", "line 4: task: 'paint'"), strict=True):
         assert words in line
-    assert "did you mean mean?" in lines[1]
-    file.write_text("crop: 224\nmean: [0.5, 1]\naccuracy_budget: 2\nstore: models\n")
+    assert "maen: unknown option; did you mean mean?" in lines[1]
+    file.write_text("crop: 0224\nmean: [0.5, 1]\naccuracy_budget: 2\nstore: models\n")
     assert read_options(file) == {
-        "crop": "224",
+        "crop": "0224",
         "mean": "0.5,1",
         "accuracy_budget_points": 2.0,
         "store": Path("models"),

@@ -86,7 +86,7 @@ def test_preprocessing_comes_from_a_file(tmp_path):
         ({"source": "model.pt2"}, "carries pickle, .* pass --trust"),
         ({"source": "zoo:resnet50"}, "the zoo has no network"),
         ({"source": "nowhere/net.py:make"}, "there is no file nowhere/net.py"),
-        ({"source": "net.py"}, "lacks its function; write net.py:factory"),
+        ({"source": "net.py"}, "has no function name; write net.py:factory"),
         ({"source": "torchvision:resnet18"}, "pass --weights"),
         ({"source": "zoo:simple_cnn"}, "pass --weights"),
         ({"name": "../up"}, "cannot be a model's name"),
@@ -97,15 +97,15 @@ def test_preprocessing_comes_from_a_file(tmp_path):
         ({"input": "8xy"}, "write an image as 3x224x224"),
         ({"input": "2x8x8"}, "with 1 or 3 channels"),
         ({"front": "float"}, "use uint8 or none"),
-        ({"labels": Path("nowhere.txt")}, "one class a line"),
+        ({"labels": Path("nowhere.txt")}, "one class per line"),
         ({"labels": None, "evaluate": "somewhere"}, "(?s)pass --labels FILE.*--labels labels.txt"),
-        ({"class_map": Path("map.json")}, "--class-map is about the classes of a data set; pass --evaluate"),
+        ({"class_map": Path("map.json")}, "--class-map needs a data set; pass --evaluate"),
         ({"max_batch": 0}, "--max-batch must be from 1"),
         ({"min_accuracy_percent": 90}, "--min-accuracy needs labelled images; pass --evaluate DATA"),
         ({"evaluate": "digits", "expect_accuracy_percent": 0.9}, "in percent, .*, for example --expect-accuracy 90"),
         ({"evaluate": "digits", "min_accuracy_percent": 101}, "above 1 and at most 100; got 101"),
         ({"weights_key": "model"}, "--weights-key chooses between the entries of a .pth; pass such a file"),
-        ({"calibration_method": "max"}, "--calibration-method 'max' is not known; use auto, minmax, entropy"),
+        ({"calibration_method": "max"}, "--calibration-method 'max' is unknown; use auto, minmax, entropy"),
         ({"priority_levels": 2, "default_priority_level": 3}, "--default-priority-level"),
         ({"accuracy_budget_points": float("nan")}, "--accuracy-budget must be"),
     ],
@@ -119,7 +119,7 @@ def test_a_wrong_call_is_named(tmp_path, monkeypatch, wrong, words):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("red\nred\n", "'red' stands there twice"), ("red\n\n", "1 classes, at least 2"), ("", "0 classes")],
+    [("red\nred\n", "'red' appears twice"), ("red\n\n", "1 classes; at least 2"), ("", "0 classes")],
 )
 def test_labels_that_cannot_be_right_are_refused(tmp_path, text, words):
     call = options(tmp_path)
@@ -140,7 +140,7 @@ def test_a_class_map_gives_labels_or_outputs(tmp_path):
     [
         (
             '{"n01": "green", "n02": 2, "n03": -1, "n04": 1}',
-            "n01 is 'green', n02 is 2, n03 is -1, but the model has no",
+            "n01 is 'green', n02 is 2, n03 is -1, which are not among",
         ),
         ('{"n01": true}', "not a JSON object of labels or outputs; write it as in"),
         ('["red"]', "not a JSON object of labels or outputs"),
@@ -184,7 +184,7 @@ def test_precisions_are_what_can_be_made(monkeypatch):
     for precisions, can_calibrate, words in (
         ("fp8", False, "fp8 needs real images"),
         ("fp16,int8", False, "fp16 and int8 need real images"),
-        ("fp4", True, "'fp4' is not known; choose from bf16,fp16,fp32,fp8,int8"),
+        ("fp4", True, "'fp4' is unknown; choose from bf16,fp16,fp32,fp8,int8"),
     ):
         with pytest.raises(UsageError, match=words):
             select(precisions, can_calibrate=can_calibrate)
@@ -218,8 +218,8 @@ def test_an_onnx_file_of_whose_images_something_was_said_is_not_plain(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"mean": None, "interpolation": None}, "in part only; pass --mean, --interpolation, too"),
-        ({"crop": None}, "in part only; pass --crop, too"),
+        ({"mean": None, "interpolation": None}, "incomplete; also pass --mean, --interpolation, or use --preprocess"),
+        ({"crop": None}, "incomplete; also pass --crop, or use --preprocess"),
         ({"mean": "0.1,0.2"}, "is not one number per channel"),
         ({"mean": "red"}, "is not one number per channel"),
         ({"mean": "nan"}, "is not one number per channel"),
@@ -228,10 +228,10 @@ def test_an_onnx_file_of_whose_images_something_was_said_is_not_plain(tmp_path):
         ({"resize": "0"}, "is not a size in pixels"),
         ({"crop": "3x32x32"}, "is not a size in pixels"),
         ({"resize": "16"}, "resize_px 16 is below the crop 32x24"),
-        ({"resize": "40x40"}, "leaves nothing to --crop"),
+        ({"resize": "40x40"}, "sets the exact size; to crop"),
         ({"interpolation": "cubic"}, "use nearest, bilinear, bicubic, lanczos"),
         ({"input": "3x64x64"}, "--input says 3x64x64, the preprocessing 3x32x24"),
-        ({"preprocess": "unit", "input": "3x8x8", "resize": None}, "--crop cuts nothing"),
+        ({"preprocess": "unit", "input": "3x8x8", "resize": None}, "--crop has no effect"),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path, wrong, words):
@@ -262,11 +262,13 @@ def test_where_channels_are_said_or_seen_the_network_is_not_asked(tmp_path, monk
         assert make_plan(options(tmp_path, **(ONE_VALUE | factory | said))).image.channels == channels
 
 
-@pytest.mark.parametrize(("taken", "words"), [((), "does not say, or runs on neither"), ((3, 1), "runs on both")])
+@pytest.mark.parametrize(
+    ("taken", "words"), [((), "runs on neither 1 nor 3 channels"), ((3, 1), "runs on 1 and on 3 channels")]
+)
 def test_a_network_that_does_not_tell_leaves_it_to_the_user(tmp_path, monkeypatch, taken, words):
     monkeypatch.setattr("convoy.export.sources.origin.ask", lambda _: Description(channels=taken))
     (tmp_path / "net.py").write_text("")
-    with pytest.raises(UsageError, match=rf"for net.py:make {words}.*; pass --input 3x32x24 or 1x32x24"):
+    with pytest.raises(UsageError, match=rf"but net.py:make {words}.*; pass --input 3x32x24 or 1x32x24"):
         make_plan(options(tmp_path, **(ONE_VALUE | {"source": f"{tmp_path}/net.py:make"})))
 
 

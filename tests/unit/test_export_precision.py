@@ -153,7 +153,7 @@ def test_kept_layers_stay_in_float(tmp_path, network):
 
 def test_what_cannot_be_quantised_is_one_line(tmp_path, network):
     lacking = Calibration(network.graph, {"minmax": {}, "entropy": {}, "percentile": {}})
-    with pytest.raises(JobError, match=r"int8 cannot be made of this network \("):
+    with pytest.raises(JobError, match=r"int8 cannot be made from this network \("):
         quantize_for_cpu(Conversion(lacking), tmp_path / "int8.onnx")
 
 
@@ -401,7 +401,9 @@ def test_what_cannot_be_brought_there_costs_fp8_alone_where_nobody_asked_for_it(
     monkeypatch.setattr(onnx.version_converter, "convert_version", refuse)
     left, told = _without_fp8(recipes, result, result.onnx)
     assert list(left) == [recipe for recipe in recipes if recipe.file != "fp8.onnx"]
-    assert told.remark.startswith("its batch is proved; fp8 cannot be made of this network of opset 17 (no adapter for")
+    assert told.remark.startswith(
+        "its batch is proved; fp8 cannot be made from this network of opset 17 (no adapter for"
+    )
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ class FakeBench:
 
     count = 200
 
-    def try_out(self, recipe: Recipe, method: str, keep: frozenset[str], *, step: Step) -> Trial:
+    def try_out(self, recipe: Recipe, method: str, keep: frozenset[str], *, step: Step, is_timed: bool) -> Trial:
         self.tried.append(len(keep))
         assert keep == {name for name, _ in LAYERS[: len(keep)]}
         points = self.loss(len(keep))
@@ -112,7 +112,7 @@ def test_the_search_ends_when_its_time_is_up_with_the_cheapest_layers_looked_at(
         found = measure_sensitivity(cast(Bench, Slow()), INT8_CPU, "minmax", shares, budget, SILENT)
     assert looked == ["none", "small", "middle"]
     assert {name for name, _ in found.errors} == set(looked)
-    assert budget.in_words == "looking for layers to keep took 30 s of 25 s, so that 1 layers were not looked at"
+    assert budget.in_words == "the search for layers to keep took 30 s of 25 s, 1 layers were not tested"
 
 
 def test_where_nothing_is_enough_the_best_that_was_tried_is_known():
@@ -226,7 +226,7 @@ def test_a_network_that_cannot_be_balanced_keeps_the_layers_that_hurt(tmp_path):
     assert made.kept_layers in (1, 2)
     assert made.audit.eight_bit_share is not None
     assert 0 < made.audit.eight_bit_share < 1
-    assert made.search.startswith("looking for layers to keep took ")
+    assert made.search.startswith("the search for layers to keep took ")
     assert set(made.audit.kept) <= {"wide", "narrow"}
     assert all(reason.startswith("alone moves the answers by") for reason in made.audit.kept.values())
 
@@ -263,7 +263,7 @@ def constants(path: Path) -> dict[str, np.ndarray]:
 
 
 # What lasts a second or two, or is another program's, which does not say how far it is.
-SHORT = re.compile(r"export from torch|measure this device|publish|write .*")
+SHORT = re.compile(r"Exporting from PyTorch|Measuring this device|Publishing|Writing .*")
 
 
 @dataclass
@@ -325,17 +325,17 @@ def test_all_units_of_every_long_step_are_told(steps):
 @pytest.mark.parametrize(
     ("name", "units"),
     [
-        ("read images", 24),
-        ("compare with torch", 3 * 24),  # at batch sizes 1, 3 and 4
-        ("check accuracy on a sample", 24),
-        ("calibrate", 24),
-        ("read samples to try on", 24),
-        ("compare ranges int8-cpu", 3 * 24),
-        ("try int8-cpu", 24),
-        ("try int8-cpu, 1 kept", 24),
-        ("try int8-trt", 24),
-        ("measure accuracy", 24),
-        ("measure latency", 3),  # batch sizes
+        ("Reading images", 24),
+        ("Comparing with torch", 3 * 24),  # at batch sizes 1, 3 and 4
+        ("Measuring accuracy of fp32 on 24 images", 24),
+        ("Calibrating on 24 images", 24),
+        ("Reading 24 images to test variants on", 24),
+        ("Choosing ranges for int8-cpu", 3 * 24),
+        ("Testing int8-cpu", 24),
+        ("Testing int8-cpu with 1 layer kept", 24),
+        ("Testing int8-trt", 24),
+        ("Measuring accuracy on 24 images", 24),
+        ("Measuring latency", 3),  # batch sizes
     ],
 )
 def test_the_long_ones_have_a_unit_that_lasts_no_longer_than_a_moment(steps, name, units):
@@ -346,7 +346,7 @@ def test_the_long_ones_have_a_unit_that_lasts_no_longer_than_a_moment(steps, nam
 
 def test_a_total_that_is_known_late_is_shown(tmp_path):
     console = Console(file=io.StringIO(), width=80, force_terminal=True, no_color=True)
-    with RichProgress(console) as progress, progress.step("read images") as step:
+    with RichProgress(console) as progress, progress.step("Reading images") as step:
         step.expect(512)
         step.advance(512)
     assert "512/512" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -118,7 +118,7 @@ def test_little_that_is_known_makes_a_short_page():
     manifest = full_manifest()
     bare = replace(manifest.variants[0], accuracy=None, latency=None)
     page = Page(render(replace(manifest, variants=(bare,), roofline=None)))
-    assert "Not verified, because there are no labels" in page.text
+    assert "Not verified: there are no labels" in page.text
     assert "Roofline" not in page.text
     assert "Speed" not in page.text
 
@@ -302,7 +302,7 @@ def test_no_mistakes_are_said_and_no_labels_are_not_spoken_of():
     assert "None: fp32 is right on all of the 1,200 images." in page_of(3, Mistakes(0, 0, (), ())).text
     manifest = full_manifest()
     older = Page(render(replace(manifest, mistakes=None)))
-    assert "What is answered wrongly" not in older.text
+    assert "Wrong predictions" not in older.text
 
 
 def test_an_export_tells_its_mistakes(tmp_path, monkeypatch):

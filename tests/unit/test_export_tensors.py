@@ -179,10 +179,10 @@ def test_a_metric_that_is_wrong_is_one_line(tmp_path, network, data, metrics, fu
     [
         ({"signal": np.zeros((ROWS, 2, LENGTH + 1))}, r"a sample of signal is \[2, 33\]"),
         ({"kind": np.zeros(ROWS)}, "'kind' is float64 .* the network takes INT64"),
-        ({"kind": None, "sort": np.zeros(ROWS, np.int64)}, "there is signal, sort; call the arrays so"),
-        ({"kind": np.zeros(3, np.int64)}, "a row for each sample, and there is signal 60, kind 3, targets 60"),
+        ({"kind": None, "sort": np.zeros(ROWS, np.int64)}, "there is signal, sort; rename the arrays"),
+        ({"kind": np.zeros(3, np.int64)}, "one row per sample, but the file has signal 60, kind 3, targets 60"),
         ({"kind": np.array([None] * ROWS)}, "'kind' holds Python objects, which are not read"),
-        ({"signal": np.full((ROWS, 2, LENGTH), np.nan)}, "'signal' has NaN or infinity in it"),
+        ({"signal": np.full((ROWS, 2, LENGTH), np.nan)}, "'signal' contains NaN or infinity"),
         ({"labels": np.zeros(ROWS)}, "both targets and labels"),
     ],
 )
@@ -214,7 +214,7 @@ def test_a_file_that_cannot_be_batched_says_so(tmp_path):
         ({"metric": "metrics.txt:f", "evaluate": "x.npz"}, "--metric 'metrics.txt:f' is not understood"),
         ({"metric": "nowhere.py:f", "evaluate": "x.npz"}, "--metric 'nowhere.py:f': there is no file"),
         ({"metric": "METRICS:close", "calibrate": "x.npz"}, r"pass --evaluate FILE.npz with an array of targets"),
-        ({"task": "guess", "calibrate": "x.npz"}, "--task 'guess' is not known; use classify, multilabel, segment"),
+        ({"task": "guess", "calibrate": "x.npz"}, "--task 'guess' is unknown; use classify, multilabel, segment"),
     ],
 )
 def test_a_wrong_call_is_named(tmp_path, network, data, metrics, changes, words):

@@ -126,7 +126,7 @@ def test_an_input_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
         export(original, input="3x4x4")
     with pytest.raises(UsageError, match=r"--input has 1 channels, and net.onnx takes x \[-1, 3, -1, -1\]"):
         export(original, input="1x32x32")
-    with pytest.raises(UsageError, match=r"net.onnx leaves none free .* leave it out, or pass --preprocess"):
+    with pytest.raises(UsageError, match=r"net.onnx has fixed sizes .* leave it out, or pass --preprocess"):
         export(convolutions(tmp_path / "net.onnx", dims=("batch", 3, 48, 40)), input="3x48x40")
     with pytest.raises(UsageError, match="--preprocess unit needs the size of the input"):
         of_pictures(convolutions(tmp_path / "net.onnx"), input="3x?x?")

@@ -99,7 +99,7 @@ def answered(path: Path) -> np.ndarray:
         ([("Relu", ["logits"], "y")], "softmax", "Relu"),
         ([("Tanh", ["logits"], "y")], "softmax", "Tanh"),
         ([("Add", ["logits", "one"], "y")], "softmax", "MatMul, Add"),
-        ([("Softmax", ["logits"], "y")], "none", "Softmax, and the outputs of 20 images sum to one: they are prob"),
+        ([("Softmax", ["logits"], "y")], "none", "Softmax, and the outputs of 20 images sum to one: these are prob"),
         ([("Softmax", ["logits"], "p"), ("Identity", ["p"], "y")], "none", "Softmax"),
         (
             [("Softmax", ["logits"], "p"), ("Reshape", ["p", "column"], "q"), ("Reshape", ["q", "row"], "y")],
@@ -113,7 +113,7 @@ def answered(path: Path) -> np.ndarray:
         (LOG_SUM_EXP, "softmax", "logarithms that sum to one"),
         ([("Softmax", ["logits"], "p"), ("Log", ["p"], "y")], "softmax", "the logarithm of a softmax"),
         ([("LogSoftmax", ["logits"], "p"), ("Exp", ["p"], "y")], "none", "the powers of a log-softmax"),
-        ([("Sigmoid", ["logits"], "y")], "none", "the probability of each class by itself already"),
+        ([("Sigmoid", ["logits"], "y")], "none", "the probability of each class by itself"),
         (WRITTEN_SIGMOID, "none", "1 / (1 + exp(-x))"),
         ([("Softmax", ["logits"], "p"), ("Clip", ["p", "tiny", "one"], "y")], "none", "Softmax, Clip"),
         ([("Mul", ["logits", "hundredth"], "cool"), ("Softmax", ["cool"], "y")], "none", "Softmax"),
@@ -152,7 +152,9 @@ def test_graph_and_outputs_decide_together(tmp_path, steps, activation, words):
 )
 def test_where_neither_can_tell_the_option_is_named(tmp_path, steps):
     path = network(tmp_path / "net.onnx", steps)
-    with pytest.raises(JobError, match=r"cannot be told: .* with --activation softmax, sigmoid or none") as caught:
+    with pytest.raises(
+        JobError, match=r"it is unclear whether .*; pass --activation softmax, sigmoid or none"
+    ) as caught:
         decide(read_ending(path), answered(path), real=True)
     assert "\n" not in str(caught.value)
     said = overruled("sigmoid", read_ending(path), answered(path), real=True)
@@ -166,10 +168,10 @@ def test_where_neither_can_tell_the_option_is_named(tmp_path, steps):
 def test_one_output_is_a_logit_or_a_probability_and_never_a_softmax(tmp_path, steps, activation):
     path = network(tmp_path / "net.onnx", steps, classes=1)
     assert decide(read_ending(path), answered(path), real=True).activation == activation
-    with pytest.raises(JobError, match="one output, whose softmax is always 1; pass --activation sigmoid or none"):
+    with pytest.raises(JobError, match="one output, and its softmax is always 1; pass --activation sigmoid or none"):
         overruled("softmax", read_ending(path), answered(path), real=True)
     soft = network(tmp_path / "soft.onnx", [("Softmax", ["logits"], "y")], classes=1)
-    with pytest.raises(JobError, match="a softmax of one output is always the same"):
+    with pytest.raises(JobError, match="a softmax of one output is always 1"):
         decide(read_ending(soft), answered(soft), real=True)
 
 
@@ -278,8 +280,8 @@ def test_boxes_are_read_as_the_file_says(tmp_path):
         ({"boxes": "loc"}, {}, r"--detection .*scores.*; write it as in"),
         (HEAD | {"box_form": "corners"}, {}, r"box_form.*; write it as in"),
         (HEAD | {"threshold": 2}, {}, r"threshold must be from 0 to 1.*; write it as in"),
-        (HEAD, {"task": "segment"}, "--detection says how boxes are read, and --task segment has none"),
-        (HEAD, {"preprocess": None, "activation": "auto"}, "--detection is about images"),
+        (HEAD, {"task": "segment"}, "--detection is for detectors, but --task is segment"),
+        (HEAD, {"preprocess": None, "activation": "auto"}, "--detection needs images"),
         (
             HEAD,
             {"detection": Path("nosuch.json")},

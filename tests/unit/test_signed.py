@@ -208,7 +208,7 @@ def test_keys_that_are_none_are_told_at_once(own: KeyPair, tmp_path: Path) -> No
         SignedOnly.by((tmp_path / "not-there",), tmp_path)
     assert "openssl" not in str(caught.value)
     for wrong in (own.public, tmp_path / "not-there"):
-        with pytest.raises(UsageError, match=r"--sign .* is no private key of an elliptic curve"):
+        with pytest.raises(UsageError, match=r"--sign .* is not an unencrypted PEM private key of an elliptic curve"):
             BundleSigner(wrong)
 
 

@@ -22,7 +22,7 @@ from convoy.app.commands.inspect import run, variants_table
 from convoy.app.commands.predict import predict
 from convoy.export.terminal import summary
 from convoy.models.answers import Classification, Prediction
-from convoy.models.bundle import BUSY_MARK, FileRecord, Interval, Manifest, Variant, seal, sha256_file
+from convoy.models.bundle import BUSY_MARK, FileRecord, Interval, Manifest, Variant, read_manifest, seal, sha256_file
 from convoy.models.errors import UsageError
 from convoy.models.train import Compared
 from convoy.models.train_command import comparison_table
@@ -170,9 +170,9 @@ def write(root: Path, manifest: Manifest) -> Path:
     return folder
 
 
-def inspected(root: Path | None, name: str | None = None) -> tuple[int, str]:
+def inspected(root: Path | None, name: str | None = None, *, has_hashes: bool = False) -> tuple[int, str]:
     console = narrow()
-    return run(None if root is None else str(root), name, console), text_of(console)
+    return run(None if root is None else str(root), name, console, has_hashes=has_hashes), text_of(console)
 
 
 def test_the_essence_of_a_bundle_in_80_columns(tmp_path):
@@ -197,6 +197,16 @@ def test_the_essence_of_a_bundle_in_80_columns(tmp_path):
         assert max(len(line.rstrip()) for line in lines) <= 80
         # Nothing of the first table was cut or folded.
         assert any(line.startswith("int8-cpu.onnx ") and line.rstrip().endswith("2.44)") for line in lines)
+
+
+def test_hashes_are_shown_only_where_they_are_asked_for(tmp_path):
+    write(tmp_path, full_manifest())
+    hashes = [record.sha256 for record in read_manifest(tmp_path / "resnet" / "1").files.values()]
+    assert hashes
+    assert not any(one in inspected(tmp_path, "resnet")[1] for one in hashes)
+    shown = inspected(tmp_path, "resnet", has_hashes=True)[1]
+    assert all(one in shown for one in hashes)
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
 
 
 def slow(variant: Variant) -> Variant:

@@ -41,7 +41,7 @@ def check_names(network: torch.nn.Module, names: Sequence[str], *, is_program: b
     needed = [one.name for one in parameters if one.name in known and one.default is one.empty]
     if not set(needed) <= set(names) <= set(known):
         raise JobError(
-            f"the network's forward() takes {some(known)}, and the inputs are {some(list(names))}; call them so"
+            f"the network's forward() takes {some(known)}, and the inputs are {some(list(names))}; rename the inputs"
         )
 
 
