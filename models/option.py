@@ -1,12 +1,22 @@
-"""What the command line says of one field of a record of options, beside the field itself.
+"""What the command line says of one field of a record of options, and which variables are not options.
 
-Knows words. Knows no command line: `convoy.command` makes the options of them, for `Annotated[kind, Option(...)]`.
+`convoy.command` makes options of `Annotated[kind, Option(...)]`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+# Kubernetes sets these in each pod of a namespace that has a Service whose name begins with "convoy".
+_NAME_BY_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
+_ADDRESS_BY_KUBERNETES = re.compile(r"(tcp|udp|sctp)://")
+
+
+def is_of_kubernetes(name: str, value: str) -> bool:
+    """Whether Kubernetes set a variable for a Service, such as CONVOY_PORT=tcp://10.0.0.1:8000."""
+    return bool(_NAME_BY_KUBERNETES.search(name.upper()) or _ADDRESS_BY_KUBERNETES.match(value))
 
 
 class Option(NamedTuple):

@@ -57,7 +57,9 @@ def serve(settings: Settings, unknown_variables: Sequence[str] = ()) -> int:
 
 def _serve(settings: Settings, unknown_variables: Sequence[str]) -> int:
     if unknown_variables:
-        _log.warning("environment: no option is called %s; nothing was changed by it", ", ".join(unknown_variables))
+        _log.warning("ignored unknown environment variables: %s", ", ".join(unknown_variables))
+    if ignored := settings.sources.ignored:
+        _log.debug("ignored environment variables of a Kubernetes Service: %s", ", ".join(ignored))
     _warn_of_edges(settings)
     raise_file_limit()
     give_large_allocations_back()
@@ -89,6 +91,7 @@ class Host:
         self.core = make_core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._fatal)
         self.core.trace_with(start_tracing(is_wanted=settings.tracing))
         options = settings.serve_options()
+        self._is_open = options.is_open
         self._reloading = Reloading(settings, self.core, options)
         hot = hot_routes(self.core, options)
         limits = settings.connection_limits()
@@ -100,7 +103,8 @@ class Host:
 
     async def run(self) -> int:
         handle_signals(self._stop, self._reloading.read_again)
-        announce(self._settings.scheme, *self._listener.getsockname()[:2])
+        host, port = self._listener.getsockname()[:2]
+        announce(self._settings.scheme, host, port, is_open=self._is_open)
         collect_only_what_comes()
         return await self._grpc.serve_beside(self._http)
 

@@ -193,5 +193,5 @@ def test_a_real_model_is_loaded_as_the_file_says(file: File) -> None:
         assert server.post("/predictions/digits", content=digit("five")).status_code == 200
         assert "there are options for model 'digit', which is not in" in server.log
         assert "did you mean 'digits'?" in server.log
-        told = "no option is called CONVOY_MAX_QEUE (did you mean CONVOY_MAX_QUEUE?); nothing was changed by it"
+        told = "ignored unknown environment variables: CONVOY_MAX_QEUE (did you mean CONVOY_MAX_QUEUE?)"
         assert server.log.count(told) == 1

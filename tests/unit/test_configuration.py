@@ -205,7 +205,32 @@ def test_what_holds_is_shown_with_its_source_and_read_again_with_the_same_comman
     assert (again.port, again.host, again.max_queue, again.models) == (4, "::1", 7, {})
     show(settings, as_json=False)
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.split() == ["port", "1", "file", str(path)] for line in lines)
+    assert lines[0] == f"file: {path}"
+    assert ["port", "file", "1"] in [line.split() for line in lines]
+    assert ["host", "command", "line", "::1"] in [line.split() for line in lines]
+    assert ["max_queue", "environment", "7"] in [line.split() for line in lines]
+    assert ["allow_shared_memory", "default", "false"] in [line.split() for line in lines]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_credentials_in_a_url_are_masked(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    show(read_settings({"store": "s3://me:secret@bucket/models"}), as_json)
+    shown = capsys.readouterr().out
+    assert "s3://***@bucket/models" in shown
+    assert "secret" not in shown
+
+
+def test_variables_of_a_kubernetes_service_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "tcp://10.0.0.1:8000"
+    monkeypatch.setenv("CONVOY_PORT", address)
+    monkeypatch.setenv("CONVOY_GRPC_PORT", address)
+    monkeypatch.setenv("CONVOY_PORT_8000_TCP", address)
+    monkeypatch.setenv("CONVOY_SERVICE_HOST", "10.0.0.1")
+    settings = read_settings({})
+    assert (settings.port, settings.grpc_port) == (8000, 8001)
+    assert settings.sources.source_of("port") == "default"
+    names = ("CONVOY_GRPC_PORT", "CONVOY_PORT", "CONVOY_PORT_8000_TCP", "CONVOY_SERVICE_HOST")
+    assert settings.sources.ignored == names
 
 
 @pytest.fixture(autouse=True)
