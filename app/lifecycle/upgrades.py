@@ -177,6 +177,7 @@ class Upgrades:
             if proving.exception() is None:  # also where the core stops meanwhile, what has been opened is closed
                 await asyncio.to_thread(proving.result().engine.close)
             raise
+        proved = replace(proved, code="fastest_verified")
         return proved if await self._swap(served, proved) else None
 
     async def _build(self, served: Served, wish: PlanRequest) -> None:

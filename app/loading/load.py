@@ -339,7 +339,7 @@ class _Walk:
             slower = f"was not faster than {row.name} in {variant.precision} on this device when it was exported"
             skipped += [refusal(one.name, place.name, f"{other.file}: {slower}") for one, other, _ in measured]
             self.skipped += skipped
-            return [found]
+            return [replace(found, code="fastest_at_export") if len(tried) > 1 else found]
         return []
 
     def _all_proved(self, place: Place, choices: Sequence[_RowChoice]) -> list[Candidate]:

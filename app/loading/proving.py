@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -120,12 +121,15 @@ class CanaryCheck:
         return array[rows] if self.batched else array
 
 
+ReasonCode = Literal["fastest_verified", "fastest_at_export", "only_available"]
+
+
 @dataclass(frozen=True, slots=True)
 class ProvedEngine:
-    """An engine that answered its canary rightly, and all that is known about it.
+    """An engine that passed its canary, and all that is known about it.
 
-    `reason` says why this engine and variant serve, `platform` what they are in the protocol's words, `file` is the
-    variant's.
+    `reason` says in a sentence why this engine and variant serve, and `code` in a word. `platform` is the protocol's
+    name for them, `file` is the variant's.
     """
 
     engine: Engine
@@ -134,6 +138,7 @@ class ProvedEngine:
     reason: str
     platform: str
     file: str = ""
+    code: ReasonCode = "only_available"
 
     @property
     def info(self) -> EngineInfo:
@@ -147,12 +152,13 @@ class ProvedEngine:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An engine that is right, and the variant that it runs. `reason` says why it is tried."""
+    """An engine that passed its canary, and the variant that it runs. `reason` and `code` say why it is tried."""
 
     variant: Variant
     engine: Engine
     canary: CanaryCheck
     reason: str
+    code: ReasonCode = "only_available"
 
 
 def prove(variant: Variant, canary: Canary, reason: str, engine: Engine, warm_up_runs: int = 1) -> Candidate:
@@ -244,7 +250,8 @@ def choose(candidates: list[Candidate], refused: list[str]) -> ProvedEngine:
             refused.append(_told(one, f"it is not faster than {info.engine} in {info.precision}"))
     best.engine.rest()
     platform = row_named(info.engine).platform
-    return ProvedEngine(best.engine, best.canary, points, best.reason, platform, best.variant.file)
+    code = "fastest_verified" if len(candidates) > 1 else best.code
+    return ProvedEngine(best.engine, best.canary, points, best.reason, platform, best.variant.file, code)
 
 
 def _winner(candidates: list[Candidate]) -> tuple[Candidate, tuple[LatencyPoint, ...]]:
