@@ -1,4 +1,4 @@
-"""When somebody is told, and what that person looks at and does."""
+"""The alerts: when each fires, what it says, and what to check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from docs.deploy.observability.objective import FAST, SLOW, WINDOWS, Objective, 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """`summary` may name labels of what `expr` finds; `look` is what to look at and what to do."""
+    """`summary` may use the labels of `expr`; `look` says what to check and what to do."""
 
     name: str
     expr: str
@@ -37,36 +37,41 @@ def alerts(objective: Objective) -> dict[str, tuple[Alert, ...]]:
 
 def _of_availability(objective: Objective) -> tuple[Alert, Alert]:
     allowed = left(objective.availability)
-    said = f"{_JOB} does not do too many calls: {_VALUE} over"
-    promised = f"the objective is {objective.availability:.6g} of all calls"
+    burning = f"Error budget of {_JOB} burning"
+    failed = f"{_VALUE} of requests failed, were refused or were late (SLO {_percent(objective.availability)})"
     look = (
-        "The dashboard Overview says by outcome and by reason what is not done, Model says of which model, and the "
-        "log says why. Failed: the engine or the model, so go back to the version before. Refused or late: too much "
-        "load, so add servers or lower the load."
+        "The dashboard Overview shows the outcomes and reasons, Model shows which model is affected, and the log has "
+        "the errors. Failed: the engine or the model is broken; roll back to the previous version. Refused or late: "
+        "the load is too high; add servers or reduce the load."
     )
     fast, slow_ = burns("bad", allowed, FAST), burns("bad", allowed, SLOW)
     return (
-        Alert("ConvoyAvailabilityBurnsFast", fast, "", _PAGE, f"{said} an hour or six; {promised}", f"{look} {_SOON}"),
-        Alert("ConvoyAvailabilityBurnsSlowly", slow_, "", _TICKET, f"{said} a day or three; {promised}", look),
+        Alert("ConvoyAvailabilityBurnsFast", fast, "", _PAGE, f"{burning} fast: {failed}", f"{look} {_SOON}"),
+        Alert("ConvoyAvailabilityBurnsSlowly", slow_, "", _TICKET, f"{burning} slowly: {failed}", look),
     )
 
 
 def _of_latency(objective: Objective) -> tuple[Alert, Alert]:
     allowed = left(objective.latency_share)
-    said = f"{_JOB} answers too slowly: {_VALUE} of answers over"
-    promised = f"the objective is {objective.latency_share:.6g} within {objective.latency_s:g} s"
+    share, latency = _percent(objective.latency_share), f"{objective.latency_s:g} s"
+    burning = f"Latency budget of {_JOB} burning"
+    slow_ones = f"{_VALUE} of responses took longer than {latency} (SLO {share} within {latency})"
     look = (
-        "The dashboard Stages says where the time goes. Queue: too much load, so add servers. Decode: give more "
-        "cores. Compute: see whether another engine serves than before, and whether a GPU is held back."
+        "The dashboard Stages shows where the time goes. Queue: the load is too high; add servers. Decode: add CPU "
+        "cores. Compute: check whether a different engine serves now and whether a GPU is throttled."
     )
     fast, slow_ = burns("slow", allowed, FAST), burns("slow", allowed, SLOW)
     return (
-        Alert("ConvoyLatencyBurnsFast", fast, "", _PAGE, f"{said} an hour or six; {promised}", f"{look} {_SOON}"),
-        Alert("ConvoyLatencyBurnsSlowly", slow_, "", _TICKET, f"{said} a day or three; {promised}", look),
+        Alert("ConvoyLatencyBurnsFast", fast, "", _PAGE, f"{burning} fast: {slow_ones}", f"{look} {_SOON}"),
+        Alert("ConvoyLatencyBurnsSlowly", slow_, "", _TICKET, f"{burning} slowly: {slow_ones}", look),
     )
 
 
-_SOON = "At this speed a month's budget is gone within days."
+_SOON = "At this rate the monthly error budget is used up within days."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.6g} %"
 
 
 def _of_servers() -> tuple[Alert, ...]:
@@ -78,34 +83,34 @@ def _of_servers() -> tuple[Alert, ...]:
             'up{job="convoy"} == 0',
             "2m",
             _PAGE,
-            f"{_INSTANCE} does not answer Prometheus",
-            "See whether the process runs and why it ended: its exit code and the end of its log.",
+            f"{_INSTANCE} is down: Prometheus cannot scrape it",
+            "Check whether the process is running. If it ended, its exit code and the end of its log say why.",
         ),
         Alert(
             "ConvoyNotReady",
             "convoy_ready == 0",
             "5m",
             _PAGE,
-            f"{_INSTANCE} has not been ready for five minutes",
-            "`/v2/health/ready` says why: models that load, an engine that is replaced, or the server is leaving.",
+            f"{_INSTANCE} has not been ready for 5 minutes",
+            "`/v2/health/ready` gives the reason: models load, an engine is being replaced, or the server drains.",
         ),
         Alert(
             "ConvoyRestarted",
             'changes(process_start_time_seconds{job="convoy"}[15m]) > 0',
             "",
             _TICKET,
-            f"the process with the engines of {_INSTANCE} has begun anew",
-            "The log before the start says why it ended. A lost device, or an engine that could not be replaced, ends "
-            "the process on purpose; one that was killed without a word was most often out of memory.",
+            f"{_INSTANCE} restarted",
+            "The log before the restart says why the process ended. It exits on purpose when a device is lost or an "
+            "engine cannot be replaced. A process that was killed without a log line most often ran out of memory.",
         ),
         Alert(
             "ConvoyRefuses",
             f"{refused} > 0.01 * {calls}",
             "5m",
             _TICKET,
-            f"{_INSTANCE} refuses more than one call in a hundred",
-            "The dashboard Overview has the reasons. `queue_full`, `predicted_late`, `decode_queue`: more load than "
-            "it can bear, so add servers. `memory`: see ConvoyMemoryNearlyFull. `calls`, `connections`: raise "
+            f"{_INSTANCE} refuses more than 1 % of requests",
+            "The dashboard Overview shows the reasons. `queue_full`, `predicted_late`, `decode_queue`: the load is "
+            "too high; add servers. `memory`: see ConvoyMemoryNearlyFull. `calls`, `connections`: raise "
             "`--max-connections`. `not_ready`: see ConvoyNotReady and ConvoyRestarted.",
         ),
         Alert(
@@ -113,18 +118,18 @@ def _of_servers() -> tuple[Alert, ...]:
             "convoy_inflight_bytes / convoy_inflight_limit_bytes > 0.9",
             "5m",
             _TICKET,
-            f"requests hold {_VALUE} of the memory for them on {_INSTANCE}",
-            "Soon requests are refused for `memory`. Raise `--max-inflight-mb` if the machine has more, lower "
-            "`--max-body-mb`, or add servers; slow clients that send large bodies hold it long.",
+            f"Request memory of {_INSTANCE} is {_VALUE} full",
+            "When it is full, requests are refused with the reason `memory`. Raise `--max-inflight-mb` if the machine "
+            "has free memory, lower `--max-body-mb`, or add servers. Slow clients with large bodies hold memory long.",
         ),
         Alert(
             "ConvoyGpuMemoryNearlyFull",
             "convoy_gpu_memory_used_bytes / convoy_gpu_memory_total_bytes > 0.95",
             "10m",
             _TICKET,
-            f"{{{{ $labels.device }}}} of {_INSTANCE} has {_VALUE} of its memory in use",
-            "The next version, plan or replaced engine may find no room beside what serves. Unload models, or see "
-            "whether another process uses the GPU.",
+            f"GPU memory of {{{{ $labels.device }}}} on {_INSTANCE} is {_VALUE} full",
+            "A new version, plan or replacement engine may not fit. Unload models, or check whether another process "
+            "uses the GPU.",
         ),
     )
 
@@ -139,37 +144,38 @@ def _of_engines() -> tuple[Alert, ...]:
             f"{_BY_VERSION} ({not_passed})",
             "",
             _PAGE,
-            f"an engine of {_VERSION} gave a wrong answer, or none",
-            "It is out of service and is being replaced. The log says how far off it was. Where it comes again on one "
-            "machine suspect its hardware (the dashboard Devices has its errors), and take the machine out of service.",
+            f"An engine of {_VERSION} failed its canary",
+            "The engine is out of service and is being replaced. The log says how far off its output was. If it "
+            "happens again on the same machine, suspect the hardware (see the dashboard Devices) and take the machine "
+            "out of service.",
         ),
         Alert(
             "ConvoyEngineReplaced",
             f"{_BY_VERSION} ({replaced})",
             "",
             _TICKET,
-            f"an engine of {_VERSION} was lost and replaced",
-            "It serves again. The log says why it was lost: a batch that hung comes with the stacks of all threads, a "
-            "device's failure with its driver's words. Where it comes every hour take the machine out of service.",
+            f"An engine of {_VERSION} failed and was replaced",
+            "The model serves again. The log says why the engine failed: a hung batch with the stacks of all threads, "
+            "a device failure with the driver's error. If it happens every hour, take the machine out of service.",
         ),
         Alert(
             "ConvoyPlanFailed",
             f"{_BY_VERSION} ({failed})",
             "",
             _TICKET,
-            f"{_VERSION} is served without a plan that was to make it faster",
-            "`why_not_others` in `/stats`, and the log, have the reason. Not built: the library does not take the "
-            "file, or memory was short. Not proved: the plan answers otherwise than the model, so export another "
-            "precision. It is served as before; see whether that is fast enough.",
+            f"{_VERSION} serves without its TensorRT plan",
+            "`why_not_others` in `/stats` and the log give the reason. Not built: the library does not support the "
+            "model, or memory ran out. Not proved: the plan's output differs from the model's; export another "
+            "precision. The model serves on its previous engine; check whether that is fast enough.",
         ),
         Alert(
             "ConvoyVersionRefused",
             _happened('convoy_loads_total{result="refused"}', "15m"),
             "",
             _TICKET,
-            f"{_INSTANCE} has refused a version of a model",
-            "`/v2/repository/index` names it and says why. What served before goes on serving. Export it anew, or "
-            "take it out of the store.",
+            f"{_INSTANCE} refused to load a model version",
+            "`/v2/repository/index` names the version and the reason. The previous version keeps serving. Export the "
+            "model again, or remove the version from the store.",
         ),
     )
 
@@ -177,8 +183,8 @@ def _of_engines() -> tuple[Alert, ...]:
 def _happened(counter: str, within: str) -> str:
     """Series of a counter that have risen, or that were above zero when Prometheus first saw them.
 
-    What goes wrong at a start is counted before the first look, and `increase` sees no rise there. A day without a
-    look, and not a single missed one, makes a series new: otherwise what is long over would be told again.
+    What fails at the start is counted before the first scrape, and `increase` sees no rise there. A series counts as
+    new only after a day without a scrape; otherwise one missed scrape would repeat old alerts.
     """
     is_new = f"unless present_over_time({counter}[1d] offset {within})"
     return f"(increase({counter}[{within}]) > 0) or ({counter} > 0 {is_new})"

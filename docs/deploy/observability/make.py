@@ -1,8 +1,8 @@
 """Rules and dashboards: python -m docs.deploy.observability.make
 
-    --availability 0.999    the share of calls that are to be done
-    --latency-s 0.25        how soon an answer is to be there; one of the buckets of convoy_call_duration_seconds
-    --latency-share 0.99    the share of answers that are to be there so soon
+    --availability 0.999    the share of requests that must succeed
+    --latency-s 0.25        the latency objective; one of the buckets of convoy_call_duration_seconds
+    --latency-share 0.99    the share of responses that must meet it
 
 Writes rules.yml, dashboards/*.json, and the list of alerts in README.md.
 """
@@ -26,10 +26,10 @@ _MARK = "<!-- python -m docs.deploy.observability.make -->\n"
 
 def runbook(objective: Objective) -> str:
     """The list of alerts in README.md."""
-    lines = ["| Alert | Severity | What it says | What to look at, and to do |", "|---|---|---|---|"]
+    lines = ["| Alert | Severity | Summary | What to do |", "|---|---|---|---|"]
     for some in alerts(objective).values():
         for one in some:
-            said = one.summary.replace("{{ $value | humanizePercentage }}", "a share")
+            said = one.summary.replace("{{ $value | humanizePercentage }}", "X %")
             for label in ("job", "instance", "model", "version", "device"):
                 said = said.replace(f"{{{{ $labels.{label} }}}}", f"*{label}*")
             lasts = f", for {one.lasts}" if one.lasts else ""

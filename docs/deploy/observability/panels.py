@@ -1,4 +1,4 @@
-"""What each dashboard shows. How Grafana writes it is known to grafana.py."""
+"""The panels of each dashboard; grafana.py writes them as Grafana's JSON."""
 
 from __future__ import annotations
 
@@ -70,26 +70,26 @@ def _overview() -> Dashboard:
     return Dashboard(
         "overview",
         "Convoy / Overview",
-        "What all servers do together, and how full they are.",
+        "Traffic, errors, latency and saturation of all servers.",
         ("job", "instance"),
         (
             _stat(
-                "Servers that are ready",
-                "Of those that Prometheus reaches. One that is not ready is sent no requests.",
+                "Ready servers",
+                "Share of the servers that Prometheus scrapes. A server that is not ready gets no requests.",
                 "percentunit",
                 f"avg(convoy_ready{{{_SERVER}}})",
                 most=1,
                 red_below=1,
             ),
             _stat(
-                "Answers",
-                "Calls that were answered, per second.",
+                "Responses",
+                "Successful requests per second.",
                 "reqps",
                 _rate(calls, answered),
             ),
             _stat(
-                "Not done",
-                "Of the calls that were due: failed, refused or late. What clients did wrong does not count.",
+                "Error rate",
+                "Share of requests that failed, were refused or were late. Client errors do not count.",
                 "percentunit",
                 _share_not_done(_SERVER),
                 most=1,
@@ -97,41 +97,41 @@ def _overview() -> Dashboard:
             ),
             _stat(
                 "p99",
-                "99 of 100 answers were there so soon.",
+                "99 % of responses took less time.",
                 "s",
                 _quantile(0.99, took, answered),
             ),
             Panel(
-                "Calls by outcome",
-                "Each call ends once, with one outcome.",
+                "Requests by outcome",
+                "Requests per second; each has one outcome.",
                 "reqps",
                 ((_rate(calls, _SERVER, "outcome"), "{{outcome}}"),),
                 is_stacked=True,
             ),
             Panel(
-                "Time to answer",
-                "From the arrival of the headers to the answer.",
+                "Latency",
+                "From the arrival of the headers to the response.",
                 "s",
                 tuple((_quantile(share, took, answered), f"p{share * 100:g}") for share in (0.5, 0.95, 0.99)),
             ),
             Panel(
-                "Refusals by reason",
-                "docs/metrics.md has the reasons; the alert ConvoyRefuses says what to do.",
+                "Refused requests by reason",
+                "docs/metrics.md explains the reasons; the alert ConvoyRefuses says what to do.",
                 "reqps",
                 ((_rate("convoy_rejected_total", _SERVER, "reason"), "{{reason}}"),),
                 is_stacked=True,
             ),
             Panel(
                 "Utilization",
-                "The part of what a server could do at most that it does. Near 1 it cannot do more.",
+                "Share of each server's capacity in use. Near 1 the server is saturated.",
                 "percentunit",
                 ((f"convoy_utilization_ratio{{{_SERVER}}}", "{{instance}}"),),
                 most=1,
                 red_from=0.9,
             ),
             Panel(
-                "Requests that wait",
-                "On average: seconds of waiting a second, in the queue and for a decoder.",
+                "Waiting requests",
+                "Average number of requests that wait in the queue or for a decoder.",
                 "none",
                 (
                     (
@@ -143,22 +143,22 @@ def _overview() -> Dashboard:
                 ),
             ),
             Panel(
-                "Memory for requests",
-                "How much of --max-inflight-mb they hold. When it is full requests are refused.",
+                "Request memory",
+                "Share of --max-inflight-mb in use. When it is full, requests are refused.",
                 "percentunit",
                 ((f"convoy_inflight_bytes{{{_SERVER}}} / convoy_inflight_limit_bytes{{{_SERVER}}}", "{{instance}}"),),
                 most=1,
                 red_from=0.9,
             ),
             Panel(
-                "Cores in use",
-                "CPU time of each server's process over time.",
+                "CPU cores in use",
+                "CPU time of each server process per second.",
                 "none",
                 ((_rate("process_cpu_seconds_total", _SERVER, "instance"), "{{instance}}"),),
             ),
             Panel(
                 "Resident memory",
-                "Of each server's process.",
+                "Resident memory of each server process.",
                 "bytes",
                 ((f"process_resident_memory_bytes{{{_SERVER}}}", "{{instance}}"),),
             ),
@@ -179,47 +179,47 @@ def _model() -> Dashboard:
     return Dashboard(
         "model",
         "Convoy / Model",
-        "What each version of a model does.",
+        "Traffic, latency, batches and engines of each model version.",
         ("job", "instance", "model", "version"),
         (
             Panel(
-                "Calls by outcome",
-                "Each call ends once, with one outcome.",
+                "Requests by outcome",
+                "Requests per second; each has one outcome.",
                 "reqps",
                 ((_rate(calls, _MODEL, f"{which}, outcome"), f"{legend} {{{{outcome}}}}"),),
                 is_stacked=True,
             ),
             Panel(
-                "Not done",
-                "Of the calls that were due: failed, refused or late.",
+                "Error rate",
+                "Share of requests that failed, were refused or were late.",
                 "percentunit",
                 ((_share_not_done(_MODEL, which), legend),),
                 most=1,
                 red_from=0.01,
             ),
             Panel(
-                "Time to answer",
-                "From the arrival of the headers to the answer.",
+                "Latency",
+                "From the arrival of the headers to the response.",
                 "s",
                 tuple((_quantile(share, took, answered, which), f"{legend} p{share * 100:g}") for share in (0.5, 0.99)),
             ),
-            Panel("Samples", "A call may have several.", "cps", ((samples, legend),)),
+            Panel("Samples", "Samples per second; a request may hold several.", "cps", ((samples, legend),)),
             Panel(
-                "Samples in a batch",
-                "On average. Larger under load, and cheaper for each sample.",
+                "Batch size",
+                "Average samples per batch. Under load batches grow, and each sample costs less.",
                 "none",
                 ((f"{samples} / {_rate('convoy_batch_size_count', _MODEL, which)}", legend),),
             ),
             Panel(
                 "Padding",
-                "The share of what is computed that only fills batches to a size that the engine has.",
+                "Share of computed samples that only pad batches to a size that the engine supports.",
                 "percentunit",
                 ((f"{padded} / ({padded} + {samples})", legend),),
                 most=1,
             ),
             Panel(
-                "What went wrong with engines",
-                "How often, within an hour. The alerts of each say what to do.",
+                "Engine failures",
+                "Failures within an hour. The alert for each says what to do.",
                 "none",
                 tuple(
                     (f"sum by ({which}) (increase({name}{{{selector}}}[1h]))", f"{legend} {word}")
@@ -227,7 +227,11 @@ def _model() -> Dashboard:
                 ),
             ),
             Panel(
-                "Engines that serve", "And why these.", "none", ((f"convoy_engine_info{{{_MODEL}}} == 1", ""),), "table"
+                "Active engines",
+                "The engines that serve, and the reason for each.",
+                "none",
+                ((f"convoy_engine_info{{{_MODEL}}} == 1", ""),),
+                "table",
             ),
         ),
     )
@@ -245,45 +249,45 @@ def _stages() -> Dashboard:
     return Dashboard(
         "stages",
         "Convoy / Stages",
-        "Where the time of calls goes.",
+        "Where requests and batches spend their time.",
         ("job", "instance", "model", "version"),
         (
             Panel(
-                "Average time of a request",
-                "By stage; decode_wait is the wait for a decoder, queue that for an engine.",
+                "Average time per request",
+                "By stage. decode_wait: waiting for a decoder; queue: waiting for an engine.",
                 "s",
                 ((average(of_request), "{{stage}}"),),
                 is_stacked=True,
             ),
             Panel(
-                "Average time of a batch",
-                "By stage. All requests in it wait for all of it.",
+                "Average time per batch",
+                "By stage. Each request waits for its whole batch.",
                 "s",
                 ((average(of_batch), "{{stage}}"),),
                 is_stacked=True,
             ),
             Panel(
-                "p99 of a request's stages",
-                "99 of 100 took less.",
+                "p99 of each request stage",
+                "99 % of requests took less time in the stage.",
                 "s",
                 ((_quantile(0.99, took, of_request, "stage"), "{{stage}}"),),
             ),
             Panel(
-                "p99 of a batch's stages",
-                "99 of 100 took less.",
+                "p99 of each batch stage",
+                "99 % of batches took less time in the stage.",
                 "s",
                 ((_quantile(0.99, took, of_batch, "stage"), "{{stage}}"),),
             ),
             Panel(
-                "How many are in a stage of requests",
-                "On average: seconds spent a second.",
+                "Requests in each stage",
+                "Average number of requests in the stage.",
                 "none",
                 ((_rate(f"{took}_sum", of_request, "stage"), "{{stage}}"),),
                 is_stacked=True,
             ),
             Panel(
-                "How many are in a stage of batches",
-                "On average: seconds spent a second.",
+                "Batches in each stage",
+                "Average number of batches in the stage.",
                 "none",
                 ((_rate(f"{took}_sum", of_batch, "stage"), "{{stage}}"),),
                 is_stacked=True,
@@ -298,31 +302,31 @@ def _devices() -> Dashboard:
     def gauge(name: str) -> str:
         return f"convoy_gpu_{name}{{{_DEVICE}}}"
 
-    errors = (("ecc_uncorrected_errors", "memory errors"), ("query_failures", "failed questions"))
+    errors = (("ecc_uncorrected_errors", "memory errors"), ("query_failures", "failed queries"))
     calls = _rate("convoy_call_duration_seconds_count", f'{_SERVER}, outcome="answered"', "instance")
     return Dashboard(
         "devices",
         "Convoy / Devices",
-        "What the CPU and the GPUs that compute say of themselves.",
+        "Load and health of the CPU and the GPUs.",
         ("job", "instance", "device"),
         (
             Panel(
-                "Batches at once",
-                "Seconds of compute a second: above 1 where batches run beside each other.",
+                "Concurrent batches",
+                "Average number of batches that compute; above 1 when batches overlap.",
                 "none",
                 ((_rate("convoy_device_compute_seconds_total", _DEVICE, "instance, device"), legend),),
             ),
             Panel(
-                "GPU: time with a kernel running",
-                "An engine that is free takes what waits, so this says little of how "
-                "much more it could do; see Utilization in Overview.",
+                "GPU: utilization",
+                "Share of time with a kernel running. An idle engine takes any waiting request, so this does not show "
+                "the spare capacity; see Utilization in Overview.",
                 "percentunit",
                 ((gauge("utilization_ratio"), legend),),
                 most=1,
             ),
             Panel(
                 "GPU: memory in use",
-                "Of all processes.",
+                "Share of memory in use, by all processes.",
                 "percentunit",
                 ((f"{gauge('memory_used_bytes')} / {gauge('memory_total_bytes')}", legend),),
                 most=1,
@@ -330,35 +334,35 @@ def _devices() -> Dashboard:
             ),
             Panel(
                 "GPU: power",
-                "And what is allowed.",
+                "Power draw and its limit.",
                 "watt",
                 ((gauge("power_watts"), legend), (gauge("power_limit_watts"), f"{legend} limit")),
             ),
             Panel(
                 "GPU: temperature",
-                "Hot GPUs are held back; see below.",
+                "Hot GPUs are throttled; see below.",
                 "celsius",
                 ((gauge("temperature_celsius"), legend),),
             ),
-            Panel("GPU: clocks", "Of the multiprocessors.", "hertz", ((gauge("sm_clock_hertz"), legend),)),
+            Panel("GPU: clocks", "Clock of the multiprocessors.", "hertz", ((gauge("sm_clock_hertz"), legend),)),
             Panel(
-                "GPU: held back",
-                "1 while the clocks are below what they could be, by reason; being idle is left out.",
+                "GPU: throttling",
+                "1 while the clocks are reduced, by reason; idle is left out.",
                 "none",
                 ((f'convoy_gpu_throttled{{{_DEVICE}, reason!="gpu_idle"}}', f"{legend} {{{{reason}}}}"),),
                 most=1,
             ),
             Panel(
                 "GPU: errors",
-                "Within an hour: uncorrected errors of its memory, and questions that it did not answer.",
+                "Uncorrected memory errors and failed NVML queries within an hour.",
                 "none",
                 tuple(
                     (f"increase(convoy_gpu_{name}_total{{{_DEVICE}}}[1h])", f"{legend} {word}") for name, word in errors
                 ),
             ),
             Panel(
-                "GPU: energy of an answer",
-                "Joules of all GPUs of a server by its answers.",
+                "GPU: energy per response",
+                "Energy of all GPUs of a server, divided by its responses.",
                 "joule",
                 ((f"{_rate('convoy_gpu_energy_joules_total', _SERVER, 'instance')} / {calls}", "{{instance}}"),),
             ),
@@ -368,8 +372,8 @@ def _devices() -> Dashboard:
 
 def _objective(objective: Objective) -> Dashboard:
     unavailable, too_late = left(objective.availability), left(objective.latency_share)
-    done = f"{objective.availability:.6g} of the calls that are due are answered"
-    soon = f"{objective.latency_share:.6g} of answers are there within {objective.latency_s:g} s"
+    done = f"{100 * objective.availability:.6g} % of requests succeed"
+    soon = f"{100 * objective.latency_share:.6g} % of responses take at most {objective.latency_s:g} s"
 
     def of_job(expr: str) -> str:
         return expr.replace("{outcome", '{job=~"$job", outcome')
@@ -383,48 +387,50 @@ def _objective(objective: Objective) -> Dashboard:
         )
 
     not_done, late = of_job(bad("30d")), of_job(slow("30d", objective))
-    burns = "1 spends exactly what is allowed in a month. Above 14.4 over an hour, or 6 over six, somebody is paged."
+    burns = "Burn rate: 1 uses exactly the monthly error budget. An alert pages above 14.4 over 1 h or 6 over 6 h."
     return Dashboard(
         "objective",
         "Convoy / Objective",
-        f"What is promised: {done}; {soon}. make.py changes it.",
+        f"The SLOs: {done}; {soon}. Change them with make.py.",
         ("job",),
         (
             _stat(
-                "Done, 30 days",
-                f"The objective: {done}.",
+                "Availability, 30 days",
+                f"SLO: {done}.",
                 "percentunit",
                 f"1 - ({not_done})",
                 most=1,
                 red_below=objective.availability,
             ),
             _stat(
-                "Budget left",
-                "Of what may go wrong in 30 days, the part that has not yet. Below 0 the objective is missed.",
+                "Error budget left",
+                "Share of the error budget of 30 days that is left. Below 0 the SLO is missed.",
                 "percentunit",
                 f"1 - ({not_done}) / {unavailable:g}",
                 most=1,
                 red_below=0,
             ),
             _stat(
-                "In time, 30 days",
-                f"The objective: {soon}.",
+                "Fast responses, 30 days",
+                f"SLO: {soon}.",
                 "percentunit",
                 f"1 - ({late})",
                 most=1,
                 red_below=objective.latency_share,
             ),
             _stat(
-                "Budget left of time",
-                "Of the answers that may be late in 30 days, the part that has not been yet.",
+                "Latency budget left",
+                "Share of the slow responses allowed in 30 days that is left.",
                 "percentunit",
                 f"1 - ({late}) / {too_late:g}",
                 most=1,
                 red_below=0,
             ),
-            Panel("How fast the budget is spent", burns, "none", burn("bad", unavailable), red_from=14.4),
-            Panel("How fast the budget of time is spent", burns, "none", burn("slow", too_late), red_from=14.4),
-            Panel("Not done", "Over five minutes.", "percentunit", ((recorded("bad", "5m"), "{{job}}"),), most=1),
-            Panel("Not in time", "Over five minutes.", "percentunit", ((recorded("slow", "5m"), "{{job}}"),), most=1),
+            Panel("Error budget burn rate", burns, "none", burn("bad", unavailable), red_from=14.4),
+            Panel("Latency budget burn rate", burns, "none", burn("slow", too_late), red_from=14.4),
+            Panel("Error rate", "Over 5 minutes.", "percentunit", ((recorded("bad", "5m"), "{{job}}"),), most=1),
+            Panel(
+                "Slow responses", "Share over 5 minutes.", "percentunit", ((recorded("slow", "5m"), "{{job}}"),), most=1
+            ),
         ),
     )
