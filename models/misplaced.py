@@ -63,7 +63,7 @@ def _broken_links(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if entry.is_symlink() and not entry.name.startswith("."))
     broken = [name for name in names if not os.path.lexists(os.path.realpath(folder / name))]
-    return [f"{folder}/{_part(name)} is not served: the link leads nowhere; mend it or remove it" for name in broken]
+    return [f"{folder}/{_part(name)} is not served: the link leads nowhere; fix or remove it" for name in broken]
 
 
 def misplaced_models(store: str, entries: Entries) -> list[str]:

@@ -133,26 +133,31 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    max_batch: int | None = Field(None, ge=1, description="Largest batch, if below the model's own.")
-    max_queue: int | None = Field(None, ge=1, description="Samples that may wait.", json_schema_extra=LIVE)
+    max_batch: int | None = Field(None, ge=1, description="Largest batch, if smaller than the model's own.")
+    max_queue: int | None = Field(
+        None, ge=1, description="Most samples that wait; more get a 429.", json_schema_extra=LIVE
+    )
     default_timeout_ms: float | None = Field(
-        None, ge=0, description="Deadline of requests that name none; 0: none.", json_schema_extra=LIVE
+        None,
+        ge=0,
+        description="Deadline of requests without one, in milliseconds; 0: no deadline.",
+        json_schema_extra=LIVE,
     )
     priority_levels: int | None = Field(
-        None, ge=1, description="Levels that requests may ask for, 1 the most urgent.", json_schema_extra=LIVE
+        None, ge=1, description="Number of priority levels; 1 is the most urgent.", json_schema_extra=LIVE
     )
     default_priority: int | None = Field(
-        None, ge=1, description="Level of requests that ask for none.", json_schema_extra=LIVE
+        None, ge=1, description="Priority level of requests without one.", json_schema_extra=LIVE
     )
-    instances: int | None = Field(None, ge=1, description="Its engines on the CPU, which compute at the same time.")
+    instances: int | None = Field(None, ge=1, description="Number of engines on the CPU that compute at the same time.")
     threads: int | None = Field(
         None,
         ge=1,
-        description="Threads of each of its engines on the CPU; by default the server's, over its instances.",
+        description="Threads of each engine on the CPU; default: the server's threads divided by the instances.",
     )
-    precision: PrecisionChoice | None = Field(None, description="Which variant of a bundle serves.")
+    precision: PrecisionChoice | None = Field(None, description="Variant of the model to serve.")
     warm_up_runs: int | None = Field(
-        None, ge=1, description="How often each batch size is run before the model serves; once is the least."
+        None, ge=1, description="Number of warm-up runs of each batch size before the model serves; at least 1."
     )
 
     @model_validator(mode="after")
@@ -297,7 +302,7 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
         if self.max_inflight_mb < self.max_body_mb:
-            raise ValueError("max_inflight_mb must be at least max_body_mb, or no body of that size could be read")
+            raise ValueError("max_inflight_mb must be at least max_body_mb, or a body of that size could not be read")
         self.versions()
         is_number = self.edges.isascii() and self.edges.isdigit() and int(self.edges) <= 64
         if self.edges != "auto" and not is_number:
@@ -362,7 +367,7 @@ class Settings(BaseModel):
             if not _KEY_NAME.fullmatch(name) or name in (ADMIN, DEFAULT_KEY):
                 raise ValueError(
                     f"keys: {name!r} cannot be a key's name; use letters, digits, '.', '_' and '-', and neither "
-                    f"{ADMIN!r} nor {DEFAULT_KEY!r}, which are those of --admin-token-file and --api-key-file"
+                    f"{ADMIN!r} nor {DEFAULT_KEY!r}, which --admin-token-file and --api-key-file use"
                 )
 
     def _check_names(self) -> None:

@@ -51,7 +51,7 @@ class Sources:
         path = Path(place)
         file, lines = read_yaml(path)
         if "config" in file:
-            raise UsageError(f"{path}: config: a file cannot name another one; leave it out")
+            raise UsageError(f"{path}: config: a file cannot name another file; remove it")
         return Sources(command_line, environment, file, path, lines, ignored)
 
     def merged(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Sources:
         if first["type"] == "extra_forbidden":
             words = _unknown(options, keys[-1])
         if first["type"] in ("dict_type", "model_type"):
-            words = "must be names and their values, indented below it"
+            words = "must be a mapping of names to values, indented below it"
         if _has(self.command_line, keys):
             return f"--{keys[0].replace('_', '-')}: {words}"
         if _has(self.environment, keys):
@@ -104,7 +104,7 @@ def _environment(kind: type[BaseModel]) -> dict[str, Any]:
     try:
         return source()
     except SettingsError as error:
-        raise UsageError(f"the environment cannot be read: {error}; write it in JSON") from error
+        raise UsageError(f"cannot read the environment: {error}; write the value as JSON") from error
 
 
 def _over(said: _Said, below: _Said) -> dict[str, Any]:
@@ -139,4 +139,4 @@ def _options_at(keys: tuple[str, ...], kind: type[BaseModel]) -> Mapping[str, Fi
 def _unknown(options: Mapping[str, FieldInfo], name: str) -> str:
     known = sorted({*options} - {"config"})
     near = get_close_matches(name.replace("-", "_"), known, 1)
-    return f"there is no such option; {f'did you mean {near[0]}?' if near else 'there are ' + ', '.join(known)}"
+    return f"unknown option; {f'did you mean {near[0]}?' if near else 'the options are ' + ', '.join(known)}"

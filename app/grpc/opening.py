@@ -90,7 +90,7 @@ class GrpcHost:
             _log.critical("cannot listen on %s:%d (%s); choose another with --grpc-port", host, port, error)
             on_lost(UsageError.exit_code)
         except Exception:
-            _log.critical("gRPC does not start; --grpc-port -1 leaves it out", exc_info=True)
+            _log.critical("gRPC does not start; --grpc-port -1 turns it off", exc_info=True)
             on_lost(JobError.exit_code)
         else:
             self._server = server

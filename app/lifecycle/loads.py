@@ -77,7 +77,7 @@ class Loads:
         """Raises BundleError where it takes too long, and whatever loading raises."""
         place = stored.name, stored.version
         if place in self._hanging:
-            raise BundleError(f"{stored.folder}: a load that was given up still hangs; see whether its disk answers")
+            raise BundleError(f"{stored.folder}: a load that was given up still hangs; check whether its disk responds")
         own = await self._turn()
         work = begin(partial(self._begun, own, stored, options), f"load-{stored.name}-{stored.version}")
         try:
@@ -93,7 +93,7 @@ class Loads:
                 work.add_done_callback(partial(self._came_late, stored))
         if not work.done():
             raise BundleError(
-                f"{stored.folder}: did not load within {self._limit_s:g} s; see whether its disk answers, "
+                f"{stored.folder}: did not load within {self._limit_s:g} s; check whether its disk responds, "
                 "or give it more with --load-timeout-s"
             )
         return work.result()

@@ -431,4 +431,4 @@ async def _answer_of_store(look: Awaitable[Answer]) -> Answer:
     try:
         return await look
     except OSError as error:
-        raise Unavailable(f"the store cannot be read ({error}); see whether its disk is there") from error
+        raise Unavailable(f"the store cannot be read ({error}); check whether its disk is mounted") from error

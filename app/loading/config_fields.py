@@ -30,26 +30,26 @@ class FieldRow:
 
 
 ROWS: tuple[FieldRow, ...] = (
-    FieldRow("", "name", "honoured", "must be the name of the model's folder; may be left out"),
+    FieldRow("", "name", "honoured", "must be the name of the model's folder; optional"),
     FieldRow(
-        "", "platform backend", "honoured", "`onnxruntime_onnx`, `onnxruntime`, or left out; everything else is refused"
+        "", "platform backend", "honoured", "`onnxruntime_onnx`, `onnxruntime`, or absent; anything else is refused"
     ),
-    FieldRow("", "runtime", "refused", "Convoy loads no backend's library; remove it"),
+    FieldRow("", "runtime", "refused", "Convoy does not load backend libraries; remove it"),
     FieldRow(
         "",
         "version_policy version_policy.latest version_policy.latest.num_versions version_policy.all "
         "version_policy.specific version_policy.specific.versions",
         "honoured",
-        "goes before `--version-policy`; a request to load goes before it. Of a bundle's folder, too",
+        "overrides `--version-policy`; a load request overrides it. Also applies to bundles",
     ),
     FieldRow(
         "",
         "max_batch_size",
         "honoured",
-        "the rows of a batch must not depend on each other; left out, it is 0: no batch",
+        "the rows of a batch must not depend on each other; default 0: no batching",
     ),
     FieldRow(
-        "", "input output", "honoured", "every tensor named must be in the graph; those not named are served as well"
+        "", "input output", "honoured", "every tensor listed must be in the graph; tensors not listed are served too"
     ),
     FieldRow("input", "name data_type dims", "honoured", "must agree with the graph; -1 takes the graph's size"),
     FieldRow("output", "name data_type dims", "honoured", "must agree with the graph; -1 takes the graph's size"),
@@ -57,31 +57,31 @@ ROWS: tuple[FieldRow, ...] = (
         "input",
         "reshape reshape.shape",
         "honoured",
-        "where it equals `dims`; otherwise refused: remove it and set `dims` to the graph's shape",
+        "if it equals `dims`; otherwise refused: remove it and set `dims` to the graph's shape",
     ),
     FieldRow(
         "output",
         "reshape reshape.shape",
         "honoured",
-        "where it equals `dims`; otherwise refused: remove it and set `dims` to the graph's shape",
+        "if it equals `dims`; otherwise refused: remove it and set `dims` to the graph's shape",
     ),
-    FieldRow("output", "label_filename", "honoured", "the labels of this output; the file lies in the model's folder"),
-    FieldRow("input", "format", "harmless", "tensors are taken as they come; `.../config` tells the layout by `dims`"),
-    FieldRow("input", "optional", "refused", "every request brings every input; remove it"),
-    FieldRow("input", "allow_ragged_batch", "refused", "only requests of the same shape share a batch; remove it"),
+    FieldRow("output", "label_filename", "honoured", "file with the labels of this output, in the model's folder"),
+    FieldRow("input", "format", "harmless", "tensors are passed on unchanged; `.../config` shows the layout in `dims`"),
+    FieldRow("input", "optional", "refused", "every request must send every input; remove it"),
+    FieldRow("input", "allow_ragged_batch", "refused", "only requests with the same shape share a batch; remove it"),
     FieldRow("input", "is_shape_tensor is_non_linear_format_io", "refused", "is for TensorRT plans; remove it"),
     FieldRow("output", "is_shape_tensor is_non_linear_format_io", "refused", "is for TensorRT plans; remove it"),
     FieldRow(
         "",
         "batch_input batch_input.kind batch_input.target_name batch_input.data_type batch_input.source_input",
         "refused",
-        "no input is made of others here; compute it inside of the graph",
+        "Convoy does not generate inputs; compute them inside the graph",
     ),
     FieldRow(
         "",
         "batch_output batch_output.target_name batch_output.kind batch_output.source_input",
         "refused",
-        "outputs are split by rows; give each row its own output inside of the graph",
+        "outputs are split by rows; give each row its own output inside the graph",
     ),
     FieldRow(
         "",
@@ -102,9 +102,9 @@ ROWS: tuple[FieldRow, ...] = (
         "optimization.output_pinned_memory.enable optimization.gather_kernel_buffer_threshold "
         "optimization.eager_batching",
         "harmless",
-        "speed alone; `--engine` says what may compute, and the fastest that answers rightly does",
+        "affects speed only; Convoy uses the fastest verified engine, see `--engine`",
     ),
-    FieldRow("", "dynamic_batching", "honoured", "batches are always formed, with or without it"),
+    FieldRow("", "dynamic_batching", "honoured", "Convoy always batches, with or without it"),
     FieldRow(
         "dynamic_batching", "priority_levels default_priority_level", "honoured", "see [priority](protocol.md#priority)"
     ),
@@ -112,13 +112,13 @@ ROWS: tuple[FieldRow, ...] = (
         "dynamic_batching",
         "preferred_batch_size max_queue_delay_microseconds",
         "harmless",
-        "the scheduler chooses by what it measures",
+        "the scheduler decides from its own measurements",
     ),
     FieldRow(
         "dynamic_batching",
         "preserve_ordering",
         "harmless",
-        "a stream's answers always come in the order of its requests",
+        "a stream always returns responses in request order",
     ),
     FieldRow(
         "dynamic_batching",
@@ -127,8 +127,7 @@ ROWS: tuple[FieldRow, ...] = (
         "priority_queue_policy.timeout_action priority_queue_policy.default_timeout_microseconds "
         "priority_queue_policy.allow_timeout_override priority_queue_policy.max_queue_size",
         "harmless",
-        "the operator says how long and how many may wait: `default_timeout_ms` and `max_queue` of the server or under "
-        "`models`",
+        "set `default_timeout_ms` and `max_queue` instead, for the server or for one model under `models`",
     ),
     FieldRow(
         "",
@@ -149,7 +148,7 @@ ROWS: tuple[FieldRow, ...] = (
         "sequence_batching.state.use_same_buffer_for_input_output sequence_batching.state.use_growable_memory "
         "sequence_batching.iterative_sequence",
         "refused",
-        "models have no state between requests; give the state to the client as an output and take it as an input",
+        "models keep no state between requests; return the state as an output and take it as an input",
     ),
     FieldRow(
         "",
@@ -157,7 +156,7 @@ ROWS: tuple[FieldRow, ...] = (
         "ensemble_scheduling.step.model_version ensemble_scheduling.step.input_map ensemble_scheduling.step.output_map "
         "ensemble_scheduling.step.model_namespace ensemble_scheduling.max_inflight_requests",
         "refused",
-        "Convoy chains no models; join their graphs into one ONNX file (onnx.compose), or export the network with "
+        "Convoy does not chain models; join their graphs into one ONNX file (onnx.compose), or export the network with "
         "--preprocess, which puts decoding and normalisation before it",
     ),
     FieldRow(
@@ -169,24 +168,22 @@ ROWS: tuple[FieldRow, ...] = (
         "instance_group.secondary_devices.kind instance_group.secondary_devices.device_id instance_group.profile "
         "instance_group.passive instance_group.host_policy",
         "harmless",
-        "every GPU serves, else the CPU; `instances` under `models` says how many engines there are on it",
+        "every GPU serves, or else the CPU; `instances` under `models` sets the number of CPU engines",
     ),
-    FieldRow(
-        "", "default_model_filename", "honoured", "the file in the version's folder; `model.onnx` where it is left out"
-    ),
+    FieldRow("", "default_model_filename", "honoured", "the file in the version's folder; default: `model.onnx`"),
     FieldRow(
         "",
         "cc_model_filenames",
         "refused",
-        "one file serves on every device; name it with `default_model_filename`",
+        "one file serves on every device; set it with `default_model_filename`",
     ),
     FieldRow("", "metric_tags", "harmless", "metrics have Convoy's own labels"),
     FieldRow(
         "",
         "parameters parameters.string_value",
         "honoured",
-        "`convoy_rows_are_independent` (below), and no other that begins with `convoy_`; those for other backends do "
-        "nothing",
+        "`convoy_rows_are_independent` (below) and no other that begins with `convoy_`; parameters of other backends "
+        "have no effect",
     ),
     FieldRow(
         "",
@@ -194,32 +191,32 @@ ROWS: tuple[FieldRow, ...] = (
         "model_warmup.inputs.dims model_warmup.inputs.zero_data model_warmup.inputs.random_data "
         "model_warmup.inputs.input_data_file model_warmup.count",
         "harmless",
-        "every batch size is run before a model serves",
+        "Convoy runs every batch size before a model serves",
     ),
     FieldRow(
         "",
         "model_operations model_operations.op_library_filename",
         "refused",
-        "Convoy loads no libraries of custom operators; use the operators of ONNX",
+        "Convoy does not load custom operators; use ONNX operators",
     ),
-    FieldRow("", "model_transaction_policy", "honoured", "one answer for each request"),
-    FieldRow("model_transaction_policy", "decoupled", "refused", "each request has one answer here; remove it"),
+    FieldRow("", "model_transaction_policy", "honoured", "one response per request"),
+    FieldRow("model_transaction_policy", "decoupled", "refused", "each request gets one response; remove it"),
     FieldRow(
         "",
         "model_repository_agents model_repository_agents.agents model_repository_agents.agents.name "
         "model_repository_agents.agents.parameters",
         "honoured",
-        "`checksum`: each `MD5:FILE` is compared before the version is loaded, of its own files and those beside the "
+        "`checksum`: each `MD5:FILE` is checked before a version is loaded, for its files and those next to the "
         "versions; other agents are refused",
     ),
-    FieldRow("", "response_cache response_cache.enable", "harmless", "there is no cache; every request is computed"),
+    FieldRow("", "response_cache response_cache.enable", "harmless", "Convoy has no response cache"),
     FieldRow(
         "",
         "model_metrics model_metrics.metric_control model_metrics.metric_control.metric_identifier "
         "model_metrics.metric_control.metric_identifier.family model_metrics.metric_control.histogram_options "
         "model_metrics.metric_control.histogram_options.buckets",
         "harmless",
-        "metrics have Convoy's own buckets",
+        "Convoy's metrics have fixed buckets",
     ),
 )
 
@@ -245,7 +242,7 @@ def refused(message: Any) -> Iterator[str]:
     """What is wrong with fields that are not served as they mean it, once for each field."""
     for path in dict.fromkeys(_set_fields(message)):
         if path not in FIELDS:
-            yield f"{path}: Convoy does not know this field; remove it"
+            yield f"{path}: unknown field; remove it"
         elif FIELDS[path].use == "refused":
             yield f"{path}: {FIELDS[path].why.replace('`', '')}"
 
@@ -254,4 +251,4 @@ def harmless(message: Any) -> Iterator[str]:
     """The fields that are set and change nothing."""
     for path in dict.fromkeys(_set_fields(message)):
         if path in FIELDS and FIELDS[path].use == "harmless":
-            yield f"{path} changes nothing: {FIELDS[path].why}"
+            yield f"{path} has no effect: {FIELDS[path].why}"

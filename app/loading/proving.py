@@ -111,11 +111,11 @@ class CanaryCheck:
             least_size = 0.01 if name in self.shares else 0.0
             error = _worst_relative_error(outputs[name], rows_expected, least_size, per_row=self.batched)
             if error > self.tolerance:
-                raise CanaryFailed(f"output {name!r} is off by {error:.3g}, allowed is {self.tolerance:.3g}")
+                raise CanaryFailed(f"output {name!r} is off by {error:.3g}; the tolerance is {self.tolerance:.3g}")
             if self.sure_margin is not None and _leader_changed(
                 outputs[name], rows_expected, self.sure_margin, least_size
             ):
-                raise CanaryFailed(f"output {name!r} has another first class where fp32 is sure of its own")
+                raise CanaryFailed(f"output {name!r} has a different top class although fp32 is confident")
 
     def _rows(self, array: np.ndarray, rows: slice) -> np.ndarray:
         return array[rows] if self.batched else array
@@ -188,7 +188,7 @@ def prove_by_itself(
             raise
         raise NotProved(f"{variant.file}: does not run on zeros or random input ({failure})") from failure
     except CanaryFailed as failure:
-        raise NotProved(f"{variant.file}: does not answer as the CPU does: {failure}") from failure
+        raise NotProved(f"{variant.file}: its output differs from the CPU's: {failure}") from failure
 
 
 def open_and_prove(
@@ -282,7 +282,7 @@ def _sound(candidates: list[Candidate], refused: list[str]) -> list[Candidate]:
 
 
 def _fails(failure: EngineFailure) -> str:
-    return f"it fails when it is measured: {failure}"
+    return f"it failed while it was measured: {failure}"
 
 
 def _told(candidate: Candidate, why: str) -> str:

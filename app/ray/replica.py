@@ -96,7 +96,7 @@ class Replica(HandleCalls):
             return
         self._has_ended = True
         if not await self._core.drain(self._settings.drain_timeout_s):
-            _log.error("stopped: %d requests were not answered in time", self._core.open_calls)
+            _log.error("shut down: %d requests were not answered before the drain timeout", self._core.open_calls)
         self._hot.close()
         await self._core.stop()
 

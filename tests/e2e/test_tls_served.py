@@ -171,13 +171,13 @@ def test_a_renewed_certificate_is_shown_from_the_next_connection_on(
         hang_up("is not that of the first certificate")
         assert [shown(server, own, port) for port in ports] == [old_number] * 3
         papers.server.become(renewed)
-        hang_up("who connects from now on is shown the certificate that was read")
+        hang_up("new connections use the reloaded certificate")
         until(lambda: all(shown(server, own, port) == number(renewed) for port in (*ports, *ports)), "it is shown")
         assert infer(client), "connections that are open stay"
 
         # Clients whose signer is no longer trusted are not let in, and no earlier session helps them.
         file.write_text(yaml.safe_dump({**papers.with_clients, "tls_client_ca_file": str(others.authority.file)}))
-        hang_up("who connects from now on is shown the certificate that was read")
+        hang_up("new connections use the reloaded certificate")
 
         def is_let_in(who: Signed) -> bool:
             with trusting(server, papers.context(who)) as other:
