@@ -137,7 +137,7 @@ class Authenticator:
         if self._options.admin_token is None:
             if not self._options.is_loopback:
                 raise Unauthorized(
-                    "this needs an admin token, and the server has none; start it with --admin-token-file FILE, "
+                    "this route needs an admin token, but the server has none; start it with --admin-token-file FILE, "
                     "or with --host 127.0.0.1"
                 )
         elif not self.is_admin_token(authorization):

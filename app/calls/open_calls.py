@@ -46,7 +46,9 @@ class OpenCalls:
         like one that waits in the queue.
         """
         if self.draining:
-            raise Unavailable("the server is shutting down; send the request to another one", reason=Refusal.DRAINING)
+            raise Unavailable(
+                "the server is shutting down; send the request to another server", reason=Refusal.DRAINING
+            )
         self._calls[call] = None
         if self._timer is None:
             self._tick_soon()

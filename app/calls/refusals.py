@@ -11,8 +11,8 @@ from convoy.models.errors import DeadlineExceeded, ModelFailed, Overloaded, Requ
 
 EXPIRED_BEFORE = "Request timeout expired before the request could be queued"
 EXPIRED_WAITING = "Request timeout expired while the request waited"
-EXPIRED_RUNNING = "Request timeout expired before the model had answered"
-_HOPELESS = "Request timeout expired: the answer could not have been in time any more"
+EXPIRED_RUNNING = "Request timeout expired before the model responded"
+_HOPELESS = "Request timeout expired: the response could no longer be in time"
 
 
 def refused(request: Request, refusal: Refuse, max_queue: int) -> RequestError:
@@ -24,11 +24,11 @@ def refused(request: Request, refusal: Refuse, max_queue: int) -> RequestError:
         message = f"Exceeds maximum queue size: {max_queue} samples for '{request.key.model}'"
     else:
         message = _predicted_late(request.key.model)
-    return Overloaded(f"{message}; send it again later", reason=refusal.reason.value, retry_after_s=retry_after_s)
+    return Overloaded(f"{message}; retry later", reason=refusal.reason.value, retry_after_s=retry_after_s)
 
 
 def _predicted_late(name: str) -> str:
-    return f"'{name}' is expected to answer after the deadline"
+    return f"the response of '{name}' is predicted to miss the deadline"
 
 
 def not_decoded(refusal: NotDecoded, name: str, waiting: int) -> RequestError:
@@ -36,21 +36,21 @@ def not_decoded(refusal: NotDecoded, name: str, waiting: int) -> RequestError:
     retry_after_s = max(0.001, refusal.retry_after_ns / SECOND_NS)
     match refusal.why:
         case Why.QUEUE_FULL:
-            message, reason = f"{waiting} uploads already wait to be decoded", Refusal.DECODE_QUEUE
+            message, reason = f"{waiting} uploads are already waiting to be decoded", Refusal.DECODE_QUEUE
         case Why.PREDICTED_LATE:
             message, reason = _predicted_late(name), Refusal.PREDICTED_LATE
         case Why.HOPELESS:
             return DeadlineExceeded(_HOPELESS)
         case _:
             return DeadlineExceeded(EXPIRED_WAITING)
-    return Overloaded(f"{message}; send it again later", reason=reason, retry_after_s=retry_after_s)
+    return Overloaded(f"{message}; retry later", reason=reason, retry_after_s=retry_after_s)
 
 
 def no_room(nbytes: int, slab: Slab) -> Overloaded:
     """The error for a body or a tensor that does not fit among those in flight."""
     return Overloaded(
-        f"no room for {nbytes} bytes, {slab.used_bytes} of {slab.capacity_bytes} are in flight; "
-        "send it again later, or raise --max-inflight-mb",
+        f"no memory for {nbytes} bytes, {slab.used_bytes} of {slab.capacity_bytes} are in use; "
+        "retry later, or raise --max-inflight-mb",
         reason=Refusal.MEMORY,
         retry_after_s=1.0,
     )
@@ -65,13 +65,13 @@ def failure_of(done: Done) -> RequestError:
         case Outcome.HOPELESS:
             return DeadlineExceeded(_HOPELESS)
         case Outcome.MODEL_FAILED:
-            return ModelFailed(f"the model '{name}' fails on this request: {done.reason}")
+            return ModelFailed(f"model '{name}' failed on this request: {done.reason}")
         case Outcome.NO_MEMORY:
             return Unavailable(
-                f"'{name}' has not enough memory on its device for a batch ({done.reason}); "
-                "lower --max-batch, or free memory there, and send it again"
+                f"the device of '{name}' has too little memory for a batch ({done.reason}); "
+                "lower --max-batch, or free memory on the device"
             )
         case Outcome.ENGINE_LOST:
-            return Unavailable(f"the engine of '{name}' was lost ({done.reason}) and is being replaced; send it again")
+            return Unavailable(f"the engine of '{name}' failed ({done.reason}) and is being replaced; retry later")
         case _:
-            return Unavailable(f"the request was given up: {done.reason}")
+            return Unavailable(f"the request was cancelled: {done.reason}")

@@ -58,7 +58,7 @@ class Region:
             done += os.pwritev(self._file, [data[done:]], self.offset + offset + done)
 
     def _is_shorter(self) -> InvalidRequest:
-        return InvalidRequest(f"shared memory region '{self.name}' is shorter than it was when it was registered")
+        return InvalidRequest(f"shared memory region '{self.name}' is smaller than when it was registered")
 
 
 class SharedMemory:
@@ -135,14 +135,14 @@ def _open(name: str, key: str) -> int:
     plain = key.removeprefix("/")
     if not _KEY.fullmatch(key) or plain.startswith(_RESERVED_PREFIX):
         raise InvalidRequest(
-            f"failed to register shared memory region '{name[:100]}': the key must be the name of a shared memory "
+            f"failed to register shared memory region '{name[:100]}': the key must name a shared memory "
             f"object such as '/input', and not begin with {_RESERVED_PREFIX}"
         )
     try:
         # A link would lead out of the folder; a pipe or a device would block or worse.
         file = os.open(_FOLDER / plain, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "the name cannot be a file's"
+        why = error.strerror if isinstance(error, OSError) else "invalid name"
         raise InvalidRequest(f"Unable to open shared memory region: '{key[:100]}' ({why})") from error
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)

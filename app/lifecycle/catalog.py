@@ -37,6 +37,9 @@ class ModelState(Enum):
 # Instead of a version: the model itself, whose versions cannot be read or are not those that are wanted.
 WHOLE_MODEL = 0
 
+# Names in an error message.
+_MOST_NAMED = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:
@@ -252,5 +255,12 @@ class Catalog:
             return NotFound(f"Request for unknown model: '{name}' has no available versions ({known[-1].reason})")
         unknown = f"Request for unknown model: {asked} is not found"
         if not self.is_complete:
-            return Unavailable(f"{unknown}, yet: the models are being loaded", reason=Refusal.NOT_READY)
-        return NotFound(f"{unknown}; POST /v2/repository/index lists what is served")
+            return Unavailable(f"{unknown} yet: models are being loaded", reason=Refusal.NOT_READY)
+        return NotFound(f"{unknown}; {self._available(name)}")
+
+    def _available(self, name: str) -> str:
+        """The loaded versions of a model, or the loaded models, in a few words."""
+        own = [f"{name}/{version}" for version in sorted(self._served.get(name, {}))]
+        found = own or sorted(model for model, versions in self._served.items() if versions)
+        more = [f"and {len(found) - _MOST_NAMED} more"] if len(found) > _MOST_NAMED else []
+        return f"available: {', '.join([*found[:_MOST_NAMED], *more])}" if found else "no model is loaded"

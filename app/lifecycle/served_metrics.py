@@ -61,10 +61,10 @@ def shape_metrics(catalog: Catalog) -> Iterable[Metric]:
 
 
 _SHAPES: tuple[tuple[str, str, Callable[[WarmShapes], float]], ...] = (
-    ("convoy_warm_shapes", "Shapes that it is kept of how they run", lambda s: s.warm),
-    ("convoy_warm_shapes_limit", "The most of them; then they begin anew", lambda s: s.limit),
-    ("convoy_shape_buffer_bytes", "Memory that batches of free sizes lie in", lambda s: s.buffer_bytes),
-    ("convoy_shape_buffer_limit_bytes", "The most that is kept of it", lambda s: s.buffer_limit_bytes),
+    ("convoy_warm_shapes", "Shapes whose execution setup is cached", lambda s: s.warm),
+    ("convoy_warm_shapes_limit", "Most shapes cached; then the cache is cleared", lambda s: s.limit),
+    ("convoy_shape_buffer_bytes", "Memory for batches of variable shapes", lambda s: s.buffer_bytes),
+    ("convoy_shape_buffer_limit_bytes", "Most of that memory that is kept", lambda s: s.buffer_limit_bytes),
 )
 
 

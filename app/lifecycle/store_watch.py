@@ -186,7 +186,7 @@ class StoreWatch:
         work = self._naming
         await asyncio.wait([work], timeout=self._patience_s)
         if not work.done():
-            raise OSError(f"{self._store.root} does not answer within {self._patience_s:g} s")
+            raise OSError(f"{self._store.root} did not respond within {self._patience_s:g} s")
         return work.result()
 
     async def look(self) -> StoreLook:
@@ -229,4 +229,4 @@ class StoreWatch:
         self._on_answer(name)
 
     def _told(self, name: str) -> str:
-        return f"{self._store.root}/{name}: does not answer within {self._patience_s:g} s; check whether its disk is mounted"
+        return f"{self._store.root}/{name}: did not respond within {self._patience_s:g} s; check its disk"

@@ -71,8 +71,8 @@ class SignedOnly:
                 ) from error
             except Exception as error:  # whatever the libraries make of a file that is none
                 raise UsageError(
-                    f"--require-signature {key} is not an elliptic-curve public key in PEM format ({_brief(error)}); create "
-                    "it from the private key with `openssl ec -in KEY -pubout`"
+                    f"--require-signature {key} is not an elliptic-curve public key in PEM format ({_brief(error)}); "
+                    "create it from the private key with `openssl ec -in KEY -pubout`"
                 ) from error
         return SignedOnly(keys, folder)
 

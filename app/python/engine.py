@@ -282,7 +282,7 @@ class PythonEngine:
         await self.aclose()
 
     def __reduce__(self) -> NoReturn:
-        raise UsageError("an Engine cannot be pickled or sent to another process; make one there")
+        raise UsageError("an Engine cannot be pickled or sent to another process; create one there")
 
 
 # What people see in tracebacks and in help() is the name that they import; inside, an Engine is what runs one model.

@@ -90,10 +90,10 @@ def no_image(given: object) -> ImageError:
 def image_of(array: np.ndarray) -> Image.Image:
     """The pixels as an image that is open in Pillow. Raises ImageError."""
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
-        advice = "; give several as a list" if array.ndim == 4 else ""
+        advice = "; pass several images as a list" if array.ndim == 4 else ""
         raise ImageError(f"{_ARRAYS}; got {array.dtype} {list(array.shape)}{advice}")
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
-        raise ImageError(f"{_ARRAYS}; got {list(array.shape)}, maybe the channels come first")
+        raise ImageError(f"{_ARRAYS}; got {list(array.shape)}, the channels may come first")
     if array.size == 0:
         raise ImageError(f"{_ARRAYS}; got {list(array.shape)}, which has no pixels")
     return Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array))

@@ -124,7 +124,7 @@ class GpuProbe:
             uuid = _text(library.nvmlDeviceGetUUID(one)).removeprefix("MIG-").replace("-", "")
             if uuid.lower() == gpu.uuid.lower() or len(slices) == 1:
                 return one
-        raise NvmlUnavailable(f"{gpu.device} is a slice of {gpu.name}, and NVML does not tell which of {len(slices)}")
+        raise NvmlUnavailable(f"{gpu.device} is a slice of {gpu.name}, but NVML does not say which of {len(slices)}")
 
     def _throttle_bits(self) -> Any:
         """Newer libraries call it events, because being idle is one; older drivers know only the older name."""
@@ -144,7 +144,7 @@ class GpuProbe:
             self.failures += 1
             if name not in self._complained_of:
                 self._complained_of.add(name)
-                _log.warning("%s: %s fails: %s; it will not be said again", self._gpu.device, name, error)
+                _log.warning("%s: %s failed: %s; further failures are not logged", self._gpu.device, name, error)
             return None
 
 

@@ -370,7 +370,7 @@ def test_more_classes_than_there_are_give_all(wire: MemoryWire, top_k: str) -> N
         ("/v2/models/simple/versions/two/infer", ("two", "is not found")),
         ("/nowhere", ("Not Found",)),
         ("/predictions", ("Not Found",)),
-        ("/predictions/digits/", ("the version is empty", "leave the version out")),
+        ("/predictions/digits/", ("the version is empty", "remove the version")),
         ("/predictions/digits/1/2/3", ("Not Found",)),
         ("/predictions/..%2fdigits", ("is not found",)),
         ("/v2/models/simple/infer/", ("Not Found",)),

@@ -305,7 +305,7 @@ def test_what_may_not_be_read_is_refused_and_the_others_are_served(store: StoreF
                 )
                 store.root.joinpath("folder").chmod(0o000)
                 wait_until(lambda: "folder" in server.index(), "its folder is locked again")
-                assert server.shift("folder")[1] == 6.0, "what is loaded goes on serving"
+                assert server.shift("folder")[1] == 6.0, "loaded models keep serving"
                 store.root.joinpath("folder").chmod(0o755)
                 wait_until(lambda: "folder" not in server.index(), "and nothing is wrong any more")
     finally:

@@ -115,10 +115,14 @@ def test_the_start_says_what_serves_once_and_why_nothing_else_does(store: StoreF
         told = [line for line in server.log.splitlines() if "GET /v2/health" not in line]
         for name in ("a", "b"):
             assert len([line for line in told if f"loaded {name} version 1 on" in line]) == 1
-        reasons = [line.partition("not used here: ")[2].partition(": ")[2] for line in told if "not used here" in line]
+        reasons = [
+            line.partition("not available here: ")[2].partition(": ")[2]
+            for line in told
+            if "not available here" in line
+        ]
         assert len(reasons) == len(set(reasons))
         assert "passed over" not in server.log
-        others = [line for line in told if "loaded" not in line and "not used here" not in line]
+        others = [line for line in told if "loaded" not in line and "not available here" not in line]
         assert len(others) <= 3, others  # two ports, ready
         skipped = {reason for model in server.stats()["models"] for reason in model["why_not_others"]}
         assert skipped, "what the start leaves out is here"

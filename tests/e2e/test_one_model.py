@@ -78,7 +78,7 @@ def test_without_a_name_it_is_one_line_and_2(tmp_path: Path) -> None:
 def test_numbers_that_it_cannot_have_are_refused(tmp_path: Path) -> None:
     store = str(bundle(tmp_path / "models", "."))
     ended = run_convoy("serve", *NAMED, "--store", store, "--version-policy", "2,3", "--port", "0", "--grpc-port", "-1")
-    check_ended(ended, 2, "leave --version-policy out")
+    check_ended(ended, 2, "remove --version-policy")
 
 
 def test_a_folder_of_models_keeps_its_names_and_says_so(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_folder_of_models_keeps_its_names_and_says_so(tmp_path: Path) -> None:
     store.add_digits()
     with start_server(*NAMED, store=store.root) as server:
         assert server.index() == {"digits/1": ("READY", "")}
-        assert "--model-name is not used" in server.log
+        assert "--model-name is ignored" in server.log
 
 
 @pytest.mark.parametrize(("place", "shown"), [(".", "flowers version 1"), ("4", "flowers version 4")])

@@ -99,23 +99,23 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("prot: 1", "prot: there is no such option; did you mean port?"),
-        ("max-queue: 1", "max-queue: there is no such option; did you mean max_queue?"),
-        ("config: other.yaml", "config: a file cannot name another one"),
+        ("prot: 1", "prot: unknown option; did you mean port?"),
+        ("max-queue: 1", "max-queue: unknown option; did you mean max_queue?"),
+        ("config: other.yaml", "config: a file cannot name another file"),
         ("port: abc", "port: Input should be a valid integer.*HTTP port"),
         ("access_log: nothing", "access_log: Input should be 'all', 'errors' or 'off'"),
         ("port: 1\nhost: ::1\nport: 2", "port is there in line 1 and again in line 3"),
-        ("models: {a: {max_quue: 1}}", "models.a.max_quue: there is no such option; did you mean max_queue?"),
+        ("models: {a: {max_quue: 1}}", "models.a.max_quue: unknown option; did you mean max_queue?"),
         ("models: {a: {max_batch: 0}}", "models.a.max_batch: .*greater than or equal to 1.*Largest batch"),
         ("models: {a: {priority_levels: 2, default_priority: 3}}", "models.a: default_priority must be from 1 to"),
-        ("models: {a: 3}", "models.a: must be names and their values"),
+        ("models: {a: 3}", "models.a: must be a mapping of names to values"),
         ("models: {../a: {}}", "models: .*cannot be a model's name"),
         ("max_inflight_mb: 1", "max_inflight_mb must be at least max_body_mb"),
         ("cors_origins: a.example", "cors_origins must be origins such as https://a.example"),
         ("cors_origins: https://a.example/path", "cors_origins must be origins"),
         ("keys: {admin: key}", "keys: 'admin' cannot be a key's name"),
         ("keys: {two words: key}", "keys: 'two words' cannot be a key's name"),
-        ("keys: key", "keys: must be names and their values"),
+        ("keys: key", "keys: must be a mapping of names to values"),
         ("- port", "must be options and their values"),
         ("port: [", "is not YAML"),
         ("port: !!python/object:os.system x", "is not YAML"),
@@ -149,7 +149,7 @@ def test_what_is_wrong_elsewhere_is_told_by_the_name_that_it_has_there(
     with pytest.raises(UsageError, match=r"CONVOY_MODELS\.a\.max_batch: Input"):
         read(path)
     monkeypatch.setenv("CONVOY_MODELS", "{")
-    with pytest.raises(UsageError, match="write it in JSON"):
+    with pytest.raises(UsageError, match="write the value as JSON"):
         read(path)
     with pytest.raises(UsageError, match="cannot be read"):
         read(Path("nowhere.yaml"))

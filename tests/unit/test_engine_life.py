@@ -235,7 +235,7 @@ def test_whoever_finds_a_gpu_lost_the_process_ends(tmp_path: Path) -> None:
         with pytest.raises(EngineFailure):
             bench.machine.gpus[1].ensure_works()
         await until(lambda: bool(workshop.fatal))
-        assert "cuda:1 is lost for this process" in workshop.fatal[0]
+        assert "cuda:1 failed in this process" in workshop.fatal[0]
         assert "illegal memory access" in workshop.fatal[0]
         await asyncio.sleep(0.05)
         assert len(workshop.fatal) == 1

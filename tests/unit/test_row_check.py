@@ -248,7 +248,7 @@ def test_what_nothing_tells_of_is_served_as_it_is_configured_with_a_warning(
     store: StoreFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert read(store, NOISE, "max_batch_size: 4").spec.max_batch_size == 4
-    assert "whether a batch's rows depend on each other is open" in caplog.text
+    assert "it is unknown whether rows of a batch affect each other" in caplog.text
     (store.root / "net" / "config.pbtxt").unlink()
     assert read_bare_model(Store.at(store.root).version("net", 1), 1).spec.max_batch_size == 0
 
