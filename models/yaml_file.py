@@ -47,7 +47,7 @@ def read_yaml(path: Path) -> YamlOptions:
         node = yaml.compose(text, _Loader)
         document = yaml.load(text, _Loader)
     except (OSError, ValueError) as error:
-        raise UsageError(f"--config {path} cannot be read: {error}") from error
+        raise UsageError(f"cannot read --config {path}: {error}") from error
     except yaml.YAMLError as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if document is None:

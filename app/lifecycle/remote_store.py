@@ -353,7 +353,7 @@ def _named_by(manifest: Manifest, folder: Path, own: Mapping[str, RemoteObject])
         size = "no such file" if one is None else f"{one.bytes} bytes"
         if one is None or one.bytes != record.bytes:
             raise BundleError(
-                f"{folder}/{name}: has {size}, but the manifest says {record.bytes} bytes; upload it again"
+                f"{folder}/{name}: the store has {size}, but the manifest says {record.bytes} bytes; upload it again"
             )
         found.append(one)
     return found

@@ -49,7 +49,7 @@ def test_what_is_broken_does_not_stop_what_is_sound(store: StoreFolder) -> None:
     (store.root / "a file").write_text("")
     told = {
         "digits/2": "labels.txt",
-        "half/1": "is no model, there is only fp32.onnx; put a bundle",
+        "half/1": "not a model, it only has fp32.onnx; put a bundle",
         "cut/1": "canary.safetensors",
         "empty/1": "not a model, it is empty",
         "junk/1": "model.onnx",

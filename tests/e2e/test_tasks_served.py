@@ -281,7 +281,7 @@ def test_a_handle_of_rays_asks_the_same(engine: convoy.Engine) -> None:
     (found,) = engine._loop.result(lambda: handle.detect([picture], model="raw", top_k=1))
     assert found.detections == engine.detect("raw", picture, top_k=1).detections
     assert handle._ways.by_handle == 2
-    with pytest.raises(InvalidRequest, match=r"ask it with detect\(\)"):
+    with pytest.raises(InvalidRequest, match=r"call detect\(\)"):
         engine._loop.result(lambda: handle.predict(picture, model="raw"))
 
 

@@ -98,7 +98,7 @@ def test_one_bad_image_does_not_stop_the_others(ask, image, tmp_path):
 
 
 def test_an_unknown_model_names_those_that_are_ready_and_a_wrong_key_says_how_to_give_it(ask, image):
-    with pytest.raises(JobError, match=r"unknown model.*the server has digits$"):
+    with pytest.raises(JobError, match=r"unknown model.*; available: digits$"):
         ask(image, model="cats")
     with pytest.raises(JobError, match="--api-key-file or CONVOY_API_KEY_FILE"):
         ask(image, key="wrong")
@@ -109,7 +109,7 @@ def test_an_unknown_model_names_those_that_are_ready_and_a_wrong_key_says_how_to
     [
         (httpx.ConnectError("refused"), "start it with `convoy serve`"),
         (httpx.ReadTimeout("slow"), "did not answer within"),
-        (httpx.RemoteProtocolError("Server disconnected"), "broke off"),
+        (httpx.RemoteProtocolError("Server disconnected"), "was closed"),
     ],
 )
 def test_a_server_that_is_not_there_ends_the_job(ask, image, server, monkeypatch, error, words):
@@ -179,7 +179,7 @@ def test_a_wrong_call_is_named(ask, images, options, words):
         ({"Authorization": "Bearer x"}, "the client sets the header 'authorization' itself; pass a key in `api_key`"),
         ({"Content-Length": "3"}, "the header 'content-length' itself"),
         ({"x-trace-bin": "a"}, "the header 'x-trace-bin' itself"),
-        ({"x id": "a"}, "'x id' may have letters"),
+        ({"x id": "a"}, "'x id' may only have letters"),
         ({"x-id": "a\r\nb: c"}, "'x-id' may only have printable ASCII"),
     ],
 )

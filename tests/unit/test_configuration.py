@@ -151,7 +151,7 @@ def test_what_is_wrong_elsewhere_is_told_by_the_name_that_it_has_there(
     monkeypatch.setenv("CONVOY_MODELS", "{")
     with pytest.raises(UsageError, match="write the value as JSON"):
         read(path)
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot read"):
         read(Path("nowhere.yaml"))
 
 

@@ -168,7 +168,7 @@ def test_a_gpu_that_never_worked_is_left_out_with_a_reason_and_the_next_device_s
     if is_bad:
         assert [why for why in model.skipped if "cuda:0: " in why and f"(CUDA error {status})" in why], model.skipped
     if call == "cudaSetDevice":
-        assert any("cuda:0 is left out" in record.getMessage() for record in caplog.records)
+        assert any("cuda:0 is not used" in record.getMessage() for record in caplog.records)
 
     alone = GpuBench.of(FakeGpu("Fake H200"))
     alone.cuda.gpus[0].broken.update(broken)
@@ -319,7 +319,7 @@ def test_a_bare_model_that_fails_on_one_gpu_is_served_by_the_other(shift, tmp_pa
 
 def test_a_bare_model_says_why_tensorrt_does_not_serve_it(shift, bench, tmp_path):
     assert any("tensorrt: a bare model" in why for why in loaded_shift(shift, options(bench, tmp_path)).skipped)
-    with pytest.raises(BundleError, match=r"--engine tensorrt cannot serve it .*a bare model.*make a bundle"):
+    with pytest.raises(BundleError, match=r"--engine tensorrt cannot serve it .*a bare model.*export it as a bundle"):
         loaded_shift(shift, options(bench, tmp_path, engine="tensorrt"))
 
 

@@ -234,7 +234,7 @@ def test_a_configured_batch_of_rows_that_depend_is_refused_unless_it_is_meant_so
     (store.root / "net" / "config.pbtxt").unlink()
     bare = Store.at(store.root).version("net", 1)
     assert read_bare_model(bare, 1).spec.max_batch_size == 0
-    with pytest.raises(BundleError, match="max_batch_size is 16 by the request"):
+    with pytest.raises(BundleError, match="max_batch_size is 16 in the load request"):
         read_bare_model(bare, 1, configured_batch=16)
 
 

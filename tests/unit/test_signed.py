@@ -175,7 +175,7 @@ def test_links_are_followed_before_the_check_and_what_is_no_file_is_refused(
     (folder / "pipe").unlink()
     with elsewhere.open("ab") as file:
         file.write(b"\0")
-    assert "does not hold" in refusal(store, options)
+    assert "is not valid" in refusal(store, options)
 
 
 def test_what_git_leaves_and_what_the_signer_left_out_is_not_there(
