@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args,
 
 import typer
 
+from convoy.models.checkout import pip_install
 from convoy.models.errors import ConvoyError, UsageError
 from convoy.models.option import Option, is_of_kubernetes
 
@@ -324,7 +325,7 @@ def batch(**asked: Any) -> None:
     try:
         from convoy.app.batch.command import run
     except ModuleNotFoundError as error:
-        raise UsageError(f"convoy batch needs {error.name}; pip install 'convoy-serve[batch]'") from error
+        raise UsageError(f"convoy batch needs {error.name}; {pip_install('batch')}") from error
     from convoy.app.batch.job import BatchOptions
 
     raise typer.Exit(run(BatchOptions(**asked), _console()))

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from convoy.models.checkout import pip_install
 from convoy.models.errors import JobError, UsageError
 from convoy.models.glyphs.drawing import CHARACTERS
 from convoy.models.glyphs.glyph_set import GlyphSet, drawn
@@ -52,9 +53,7 @@ def load_digits(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
     try:
         from sklearn.datasets import load_digits as sklearn_digits
     except ImportError as error:
-        raise JobError(
-            "the digits come with scikit-learn, which is not installed; pip install 'convoy-serve[export]'"
-        ) from error
+        raise JobError(f"the digits come with scikit-learn, which is not installed; {pip_install('export')}") from error
     digits = sklearn_digits()
     samples = []
     for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
@@ -78,9 +77,7 @@ def load_cifar10(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
     try:
         from torchvision.datasets import CIFAR10
     except ImportError as error:
-        raise JobError(
-            "cifar10 comes through torchvision, which is not installed; pip install 'convoy-serve[export]'"
-        ) from error
+        raise JobError(f"cifar10 comes through torchvision, which is not installed; {pip_install('export')}") from error
     samples: dict[bool, list[Sample]] = {}
     for train in (True, False):
         try:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from convoy.models.checkout import pip_install
 from convoy.models.checkpoint import (
     CheckpointHeader,
     TrainingRecord,
@@ -210,7 +211,7 @@ def _has_bf16() -> bool:
 
 def _require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
-        raise JobError("training needs torch, which is not installed; pip install 'convoy-serve[export]'")
+        raise JobError(f"training needs torch, which is not installed; {pip_install('export')}")
 
 
 def _initial_network(options: TrainOptions, labels: tuple[str, ...], report: Report) -> InitialNetwork:

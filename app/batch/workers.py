@@ -27,7 +27,7 @@ from convoy.app.batch.job import share_of_cpus
 from convoy.app.batch.records import BatchJob, BatchPart, Fatal, Labelled, PartDone, Ready, Report
 from convoy.app.batch.worker import PartsWorker, open_model
 from convoy.app.engines.table import may_use_gpus
-from convoy.models.checkout import IMPORT_ROOT
+from convoy.models.checkout import IMPORT_ROOT, pip_install
 from convoy.models.errors import ConvoyError, JobError, UsageError
 
 
@@ -183,7 +183,7 @@ def run_on_ray(address: str, job: BatchJob, parts: Sequence[BatchPart], workers:
         import ray
         import ray.data
     except ImportError as error:
-        raise UsageError(f"--ray needs Ray ({error}); pip install 'convoy-serve[ray]'") from error
+        raise UsageError(f"--ray needs Ray ({error}); {pip_install('ray')}") from error
     if not ray.is_initialized():
         try:
             ray.init(address=address or None, logging_level=logging.WARNING, log_to_driver=False)

@@ -24,12 +24,13 @@ from convoy.app.engines.cuda.driver import CudaUnavailable
 from convoy.app.engines.onnxruntime_cuda import PROVIDER
 from convoy.app.engines.openvino import load_openvino
 from convoy.app.engines.tensorrt_library import RTX, TENSORRT, TensorRt, load_tensorrt
+from convoy.models.checkout import pip_install
 from convoy.models.errors import JobError
 
 _log = logging.getLogger("convoy")
 _PROVIDER_FILE = Path("capi") / "libonnxruntime_providers_cuda.so"
 _CUDNN = "libcudnn.so.9"
-_INSTALL = "uninstall onnxruntime and run pip install 'convoy-serve[gpu]'"
+_INSTALL = f"uninstall onnxruntime and run {pip_install('gpu')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,5 +134,5 @@ def _find_onnxruntime() -> Library:
         ctypes.CDLL(_CUDNN)
     except OSError as error:
         # The provider looks for it only at the first convolution, which would fail.
-        return Library(None, f"cuDNN does not load ({error}); run pip install 'convoy-serve[gpu]', which brings it")
+        return Library(None, f"cuDNN does not load ({error}); run {pip_install('gpu')}, which brings it")
     return Library(module)

@@ -25,10 +25,11 @@ from convoy.app.engines.memory import is_short
 from convoy.app.engines.parts import Landed, Shapes
 from convoy.app.engines.staged import StagedEngine
 from convoy.models.bundle import Precision
+from convoy.models.checkout import pip_install
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import TensorSpec
 
-_INSTALL = "pip install 'convoy-serve[openvino]'"
+_INSTALL = pip_install("openvino")
 # Its converter, which nothing here uses. It tells the library's maker of every import, and keeps a client's id at home.
 _TELLTALE = "openvino.tools.ovc"
 _DTYPES = {

@@ -22,6 +22,7 @@ from convoy.app.engines.plans import open_plan, wish_for_plan
 from convoy.app.engines.staged import StagedEngine
 from convoy.app.engines.tensorrt_library import RTX, TENSORRT, TensorRt
 from convoy.models.bundle import Target, Variant
+from convoy.models.checkout import pip_install
 from convoy.models.errors import BundleError
 
 AUTO = "auto"
@@ -111,7 +112,7 @@ def _probe_cuda(machine: Machine) -> tuple[bool, str]:
 
 def _probe_cpu(machine: Machine) -> tuple[bool, str]:
     if importlib.util.find_spec("onnxruntime") is None:
-        return False, "onnxruntime is not installed; install convoy-serve[cpu]"
+        return False, f"onnxruntime is not installed; run {pip_install('cpu')}"
     return True, _cores()
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from convoy.models.checkout import pip_install
 from convoy.models.errors import JobError
 from convoy.models.plans import LibraryName, Profiles
 
@@ -42,7 +43,7 @@ TENSORRT = TensorRt(
     engine="tensorrt",
     title="TensorRT",
     module="tensorrt",
-    install="pip install 'convoy-serve[tensorrt]' (its libraries come from pypi.nvidia.com)",
+    install=f"{pip_install('tensorrt')} (its libraries come from pypi.nvidia.com)",
     builds_anywhere=False,
     profiles="each",
 )
@@ -51,7 +52,7 @@ RTX = TensorRt(
     engine="rtx",
     title="TensorRT for RTX",
     module="tensorrt_rtx",
-    install="pip install 'convoy-serve[rtx]'",
+    install=pip_install("rtx"),
     builds_anywhere=True,
     profiles="range",
 )

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from convoy.models.checkout import pip_install
 from convoy.models.errors import UsageError
 
 # What one of these says changes when the content does; the first that there is counts.
 _TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
 _THIS_DISK = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
-_INSTALL = {"s3": "pip install 'convoy-serve[s3]'"}
+_INSTALL = {"s3": pip_install("s3")}
 
 
 class RemoteError(OSError):

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from convoy.models.bundle import SIGNATURE, read_manifest
+from convoy.models.checkout import pip_install
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.files import check_only_files, open_regular, read_small
 from convoy.models.store import StoredVersion, disk_errors
@@ -66,9 +67,7 @@ class SignedOnly:
                 what = "no such file" if is_missing else f"cannot be read ({_brief(error)})"
                 raise UsageError(f"--require-signature {key}: {what}; pass a public key file in PEM format") from error
             except ImportError as error:
-                raise UsageError(
-                    f"--require-signature needs {error.name}; pip install 'convoy-serve[signing]'"
-                ) from error
+                raise UsageError(f"--require-signature needs {error.name}; {pip_install('signing')}") from error
             except Exception as error:  # whatever the libraries make of a file that is none
                 raise UsageError(
                     f"--require-signature {key} is not an elliptic-curve public key in PEM format ({_brief(error)}); "

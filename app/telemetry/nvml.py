@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from convoy.app.engines.cuda.driver import GpuProperties
+from convoy.models.checkout import pip_install
 
 _log = logging.getLogger("convoy")
 _Value = TypeVar("_Value")
@@ -153,7 +154,7 @@ def open_nvml(library: Any = None) -> Any:
     try:
         library = library or importlib.import_module("pynvml")
     except ImportError as error:
-        raise NvmlUnavailable("nvidia-ml-py is not installed; run pip install 'convoy-serve[gpu]' or [rtx]") from error
+        raise NvmlUnavailable(f"nvidia-ml-py is not installed; run {pip_install('gpu')} or [rtx]") from error
     try:
         library.nvmlInit()
     except library.NVMLError as error:

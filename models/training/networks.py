@@ -16,6 +16,7 @@ from torch import nn
 
 from convoy.models import zoo
 from convoy.models.bundle import sha256_file
+from convoy.models.checkout import pip_install
 from convoy.models.checkpoint import CheckpointHeader, read_checkpoint_header
 from convoy.models.errors import JobError, UsageError
 from convoy.models.samples import some
@@ -160,7 +161,7 @@ def _models() -> Any:
     try:
         from torchvision import models
     except ImportError as error:
-        raise JobError("torchvision is not installed; pip install 'convoy-serve[export]'") from error
+        raise JobError(f"torchvision is not installed; {pip_install('export')}") from error
     return models
 
 

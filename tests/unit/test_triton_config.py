@@ -191,7 +191,15 @@ def test_all_mistakes_of_a_file_are_told_at_once(store: StoreFolder) -> None:
         + "\nversion_policy { specific {} }\nmodel_operations {}\nmaxBatch: 3\nlabels: 'a' "
         + "dynamic_batching { priority_levels: 3 default_priority_level: 7 }",
     )
-    for word in ("'other'", "FP32 in config.pbtxt", "'OUTPUT7'", "version_policy", "model_operations", "'maxBatch'", "'labels'"):
+    for word in (
+        "'other'",
+        "FP32 in config.pbtxt",
+        "'OUTPUT7'",
+        "version_policy",
+        "model_operations",
+        "'maxBatch'",
+        "'labels'",
+    ):
         assert word in told, told
     assert "from 1 to the number of levels, 3; got 7" in told
     assert "8 mistakes: (1) " in told, told

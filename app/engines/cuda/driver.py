@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.captures import CaptureGate
+from convoy.models.checkout import pip_install
 
-INSTALL = "pip install 'convoy-serve[gpu]', or [rtx] for TensorRT for RTX alone"
+INSTALL = f"{pip_install('gpu')}, or [rtx] for TensorRT for RTX alone"
 
 # cudaErrorMemoryAllocation
 _OUT_OF_MEMORY = 2
