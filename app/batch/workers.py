@@ -135,8 +135,8 @@ class LocalWorkers:
         # A machine short of memory may kill each worker once; with more deaths and no part done it does not end.
         if self._deaths > 2 * self._most:
             raise JobError(
-                f"workers die again and again, the last one {how}; if the machine is short of memory, lower --workers "
-                "or --batch-size, and run the command again: what is done stays"
+                f"workers keep dying, the last one {how}; if memory is short, lower --workers "
+                "or --batch-size, and run the command again to resume"
             )
         self._start(one.number)
         # What it had reported of parts that are not on disk is done again.

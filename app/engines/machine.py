@@ -41,7 +41,7 @@ class Library:
     reason: str = ""
 
 
-_NO_LIBRARY = Library(None, "there is no GPU for it")
+_NO_LIBRARY = Library(None, "no GPU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class Machine:
     """
 
     gpus: tuple[Device, ...] = ()
-    no_gpu: str = "the GPU was not asked for"
+    no_gpu: str = "GPUs are not used with this --engine"
     tensorrt: Library = field(default=_NO_LIBRARY)
     onnxruntime: Library = field(default=_NO_LIBRARY)
     rtx: Library = field(default=_NO_LIBRARY)
-    openvino: Library = field(default=Library(None, "OpenVINO was not asked for"))
+    openvino: Library = field(default=Library(None, "OpenVINO is not used with this --engine"))
     unusable: tuple[UnusableGpu, ...] = ()
 
     def tried(self) -> Machine:
@@ -83,8 +83,8 @@ class Machine:
         if not codes or has_code(codes, properties.compute_capability):
             return ""
         return (
-            f"onnxruntime {module.__version__} has no code for {properties.name}, whose compute capability is "
-            f"{properties.compute_capability}: it has it for {in_words(codes)}; TensorRT may serve there, or another "
+            f"onnxruntime {module.__version__} has no kernels for {properties.name}, compute capability "
+            f"{properties.compute_capability}: it has kernels for {in_words(codes)}; use TensorRT, or another "
             "build of onnxruntime-gpu"
         )
 

@@ -188,5 +188,5 @@ def rows_for(machine: Machine, engine: str) -> tuple[tuple[Row, ...], tuple[str,
         return tuple(row for row, usable, _ in everything if usable), unusable
     ((row, usable, reason),) = everything
     if not usable:
-        raise BundleError(f"--engine {engine}: {reason}; or serve with --engine auto")
-    return (row,), (f"every engine but {row.name}: --engine {engine}",)
+        raise BundleError(f"--engine {engine}: {reason}; or use --engine auto")
+    return (row,), (f"every engine except {row.name}: --engine {engine}",)

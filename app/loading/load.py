@@ -330,13 +330,13 @@ class _Walk:
         skipped = [why for _, choice in choices for why in choice.skipped]
         while measured:
             row, variant, _ = measured.pop(fastest_measured([table for _, _, table in measured]))
-            why = f"fastest on this device when it was exported, in {row.name}: {variant.reason}"
+            why = f"fastest on this device at export, in {row.name}: {variant.reason}"
             try:
                 found = self._candidate(place, row, variant, why)
             except NotProved as failure:
                 skipped.append(refusal(row.name, place.name, failure))
                 continue
-            slower = f"was not faster than {row.name} in {variant.precision} on this device when it was exported"
+            slower = f"was not faster than {row.name} in {variant.precision} on this device at export"
             skipped += [refusal(one.name, place.name, f"{other.file}: {slower}") for one, other, _ in measured]
             self.skipped += skipped
             return [replace(found, code="fastest_at_export") if len(tried) > 1 else found]

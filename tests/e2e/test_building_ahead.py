@@ -96,7 +96,7 @@ def test_fp8_by_name_for_a_gpu_that_has_none_is_refused(tmp_path: Path) -> None:
         convoy("build", "digits", "--for", "a100", "--precisions", "fp8", cache=tmp_path),
         1,
         "fp8_e4m3",
-        "8.9 and later",
+        "8.9 or later",
     )
 
 

@@ -304,7 +304,7 @@ def test_batch_says_that_it_labels_with_classes(filled_store: StoreFolder, tmp_p
         *("batch", "raw", str(tmp_path / "one.png"), "--out", str(tmp_path / "out")),
         *("--store", str(filled_store.root)),
     )
-    check_ended(ended, 1, "has the task 'detect', and this labels images with classes")
+    check_ended(ended, 1, "has the task 'detect', but convoy batch only classifies")
 
 
 # The client

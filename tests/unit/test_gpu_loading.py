@@ -134,7 +134,7 @@ def test_a_precision_by_name_is_that_file_and_int8_never_runs_in_onnxruntime_on_
     with nullcontext() if has_int8_dot_product() else wrong_here:
         model = loaded(store, options(bench, tmp_path, precision="int8"))
         assert engines(model)[0][0] == "onnxruntime-cpu"
-    with pytest.raises(BundleError, match="there is no int8 variant for it"):
+    with pytest.raises(BundleError, match="there is no int8 variant"):
         loaded(store, options(bench, tmp_path, precision="int8", engine="cuda"))
     bench.onnxruntime.loads = False
     with pytest.raises(BundleError, match=r"no fp16 variant for the CPU.*onnxruntime-cuda on cuda:0.*did not load"):

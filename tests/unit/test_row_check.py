@@ -177,7 +177,7 @@ def test_what_is_random_throughout_or_does_not_run_alone_is_left_open(tmp_path: 
     found = check_rows(noise, read_signature(open_session(noise, 1), noise), 1)
     assert (found.is_open, found.objection) == (
         True,
-        "its answers differ from run to run, so nothing tells what a row depends on",
+        "its output differs from run to run, so the check of its rows is not possible",
     )
     pairs = graph(
         tmp_path / "pairs.onnx",
@@ -187,7 +187,7 @@ def test_what_is_random_throughout_or_does_not_run_alone_is_left_open(tmp_path: 
     )
     found = check_rows(pairs, read_signature(open_session(pairs, 1), pairs), 1)
     assert found.is_open
-    assert found.objection.startswith("a row alone does not run (")
+    assert found.objection.startswith("a single row does not run (")
 
 
 def test_a_batch_is_run_only_where_it_is_expected_to_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

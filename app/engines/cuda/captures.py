@@ -42,7 +42,7 @@ class CaptureGate:
     def alone(self) -> Iterator[None]:
         """A capture is made inside, by whatever thread. Raises RuntimeError inside of any gate."""
         if _thread.depth:
-            raise RuntimeError("a capture inside of what no capture survives may wait for itself; this is a bug")
+            raise RuntimeError("a CUDA graph capture would wait for itself; this is a bug")
         with self._changed:
             self._waiting += 1
             try:

@@ -401,7 +401,7 @@ def probe_cuda(runtime: Any) -> Cuda:
     except EngineFailure as failure:
         raise CudaUnavailable(f"no usable NVIDIA driver: {failure}") from failure
     if not count:
-        raise CudaUnavailable("the driver sees no GPU; in a container, start it with --gpus all")
+        raise CudaUnavailable("the driver finds no GPU; start a container with --gpus all")
     return cuda
 
 
