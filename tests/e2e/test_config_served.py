@@ -164,7 +164,7 @@ def test_what_needs_a_restart_or_another_load_is_said(file: File) -> None:
         after = {"max_body_mb": 9, "log_level": "debug", "models": {"rows": {"threads": 1, "max_queue": 9}}}
         for _ in range(2):  # as long as it waits for that
             file.change(server, after, "max_body_mb: takes effect after a restart of the server")
-        assert "read again: log_level, models.rows.max_queue; API keys: none" in server.log
+        assert "reloaded the settings; changed: log_level, models.rows.max_queue; API keys: none" in server.log
         assert "models.rows.threads: takes effect when the model is loaded again" in server.log
         file.change(server, {**after, "models": {"rwos": {"max_queue": 9}}})
         wait_until(lambda: "did you mean 'rows'?" in server.log_so_far, "the name is questioned")

@@ -197,7 +197,7 @@ def test_whatever_is_wrong_with_a_load_what_serves_goes_on(explicit: Server, sto
         'name: "other"': "name is 'other'",
         "max_batch_size: 4\nmaxbatch: 3": "line 2",
         'platform: "ensemble"': "ensemble",
-        "version_policy { specific { versions: [ 9 ] } }": "version_policy in config.pbtxt wants version 9",
+        "version_policy { specific { versions: [ 9 ] } }": "version_policy in config.pbtxt asks for version 9",
         "version_policy { specific {} }": "version_policy",
         'default_model_filename: "other.onnx"': "other.onnx",
         "input { name: 'z' }": "'z' is not in the graph",
@@ -252,7 +252,7 @@ def test_the_configuration_says_which_versions_are_served(store: StoreFolder) ->
             wait_until(lambda: served() == [["1", "2", "3"]] * 2, "all serve")
             wants("specific { versions: [ 2 ] }")
             wait_until(lambda: served() == [["2"], ["2"]], "the one that is named serves")
-            for broken, words in (("specific { versions: [ 9 ] }", "wants version 9"), ("}", "line 1")):
+            for broken, words in (("specific { versions: [ 9 ] }", "asks for version 9"), ("}", "line 1")):
                 wants(broken)
                 wait_until(lambda words=words: told(words) >= {"shift", "digits"}, "it is told")  # type: ignore[misc]
                 assert served() == [["2"], ["2"]]

@@ -103,7 +103,7 @@ def test_the_batch_that_is_named_as_the_largest_is_allowed_and_the_next_is_not(a
     if not words:
         assert asked <= MOST_SAMPLES
         assert asked * MIB <= free
-    elif "one sample's tensors take 1.0 MiB" in words:
+    elif "the tensors of one sample take 1.0 MiB" in words:
         assert verdict(1)
     else:
         room = int(words.rpartition("use at most ")[2].partition(",")[0])

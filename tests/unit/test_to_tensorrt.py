@@ -396,7 +396,7 @@ def test_a_wrong_call_exits_with_2_and_one_line(
 
 def test_a_tensorrt_that_is_missing_or_whose_libraries_are_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(JobError, match="^TensorRT is not installed; run "):
+    with pytest.raises(JobError, match=r"^TensorRT is not installed; run "):
         load_builder(TENSORRT)
     real = importlib.import_module
 
