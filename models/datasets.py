@@ -84,7 +84,7 @@ def load_cifar10(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
             source = CIFAR10(str(data_root), train=train, download=True)
         except (OSError, RuntimeError, EOFError) as error:
             raise JobError(
-                f"cifar10 is neither whole in {data_root} nor can it be downloaded ({' '.join(str(error).split())}); "
+                f"cifar10 is not complete in {data_root} and cannot be downloaded ({' '.join(str(error).split())}); "
                 f"unpack {CIFAR10.filename} from {CIFAR10.url} there"
             ) from error
         kind = "train" if train else "test"
@@ -221,7 +221,9 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     except OSError as error:
-        raise JobError(f"cannot read the folder {folder}: {error.strerror}; check the path and its rights") from error
+        raise JobError(
+            f"cannot read the folder {folder}: {error.strerror}; check the path and its permissions"
+        ) from error
 
 
 def _checked(dataset: Dataset) -> Dataset:
@@ -241,4 +243,4 @@ def _file_sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise JobError(f"cannot read {path}: {error.strerror}; check the file and its rights") from error
+        raise JobError(f"cannot read {path}: {error.strerror}; check the file and its permissions") from error

@@ -72,7 +72,7 @@ class Store:
     def at(root: Path, model_name: str | None = None) -> Store:
         """The store at an existing folder. `model_name` is the one's that the folder may be. Raises UsageError."""
         if not root.is_dir():
-            raise UsageError(f"there is no store at {root}; create the folder, or name another one with --store")
+            raise UsageError(f"there is no store at {root}; create the folder, or choose another one with --store")
         try:
             layout = find_layout(lambda path: _folders(root / path), lambda path: os.path.lexists(root / path))
         except OSError:  # whoever looks into it is told
@@ -199,8 +199,7 @@ def name_of_only(root: Path | str, model_name: str | None) -> str:
     """The name that was given to the one model that a store is. Raises UsageError where there is none."""
     if not model_name:
         raise UsageError(
-            f"{root} is one model and not a folder of models, so nothing there says its name; "
-            "give it one with --model-name NAME"
+            f"{root} is one model, not a folder of models, and has no name; set one with --model-name NAME"
         )
     return check_name(model_name)
 

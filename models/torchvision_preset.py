@@ -45,5 +45,5 @@ def segmentation_image(preset: Any) -> ImageSpec:
 def known_interpolation(name: str) -> Interpolation:
     """The name itself. Raises JobError for one that we do not have."""
     if name not in get_args(Interpolation):
-        raise JobError(f"the interpolation {name!r} is not known here")
+        raise JobError(f"unknown interpolation {name!r}")
     return cast("Interpolation", name)

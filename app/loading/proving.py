@@ -250,7 +250,7 @@ def choose(candidates: list[Candidate], refused: list[str]) -> ProvedEngine:
             refused.append(_told(one, f"it is not faster than {info.engine} in {info.precision}"))
     best.engine.rest()
     platform = row_named(info.engine).platform
-    code = "fastest_verified" if len(candidates) > 1 else best.code
+    code: ReasonCode = "fastest_verified" if len(candidates) > 1 else best.code
     return ProvedEngine(best.engine, best.canary, points, best.reason, platform, best.variant.file, code)
 
 

@@ -85,7 +85,7 @@ def build(arch: str, classes: int, image: ImageSpec) -> nn.Module:
     except (RuntimeError, ValueError, AssertionError) as error:  # each network has its own words for it
         why = " ".join(str(error).split())
         raise JobError(
-            f"{arch} does not take images of {image.height}x{image.width} ({why}); change --image-size"
+            f"{arch} does not accept images of {image.height}x{image.width} ({why}); change --image-size"
         ) from error
     return network
 

@@ -124,10 +124,10 @@ def test_what_may_not_serve_is_built_and_its_refusal_counts_only_by_name(tmp_pat
     ("arguments", "message"),
     [
         (("nosuch",), "there is no model 'nosuch'"),
-        (("digits", "--for", "voodoo2"), "'voodoo2' is no GPU that is known here"),
+        (("digits", "--for", "voodoo2"), "'voodoo2' is not a known GPU"),
         (("digits", "--for", "l4,h100"), "cannot be asked for compute capability 9.0"),
         (("digits", "--for", "portable,l4"), "portable alone"),
-        (("digits", "--for", " "), "names no GPUs"),
+        (("digits", "--for", " "), "lists no GPUs"),
         (("digits", "--precisions", "int4"), "--precisions int4 is no precision"),
     ],
 )

@@ -196,7 +196,7 @@ REFUSED = {
     **dict.fromkeys(("labels-up", "labels-whole"), "leads out of"),
     **dict.fromkeys(("labels-pipe", "weights-pipe", "pipe-beside", "pipe-bare", "pipe-configured"), "is a pipe"),
     **dict.fromkeys((f"pipe-{name}" for name in PIPES), "is a pipe"),
-    **dict.fromkeys(("weights-up", "weights-whole", "weights-link"), "lies outside its folder"),
+    **dict.fromkeys(("weights-up", "weights-whole", "weights-link"), "is outside its folder"),
     **dict.fromkeys(("both", "variant"), "names a file outside the bundle"),
     "unhashed": "no digest of 'other.onnx'",
     **dict.fromkeys(("batch", "manifest"), r"max_batch_size 2147483647 is too large .* use at most \d+,"),

@@ -53,7 +53,7 @@ def test_one_bundle_is_served_under_the_given_name(remote: ObjectStore, tmp_path
         assert server.seven("flowers") == ("3", "7")
     with serve(remote, tmp_path, exit_code=1, wait_ready=False) as server:
         assert server.wait() == 1
-        assert "give it one with --model-name NAME" in server.log
+        assert "set one with --model-name NAME" in server.log
 
 
 def test_a_models_configuration_decides_what_is_fetched(remote: ObjectStore, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_renewed_certificate_is_shown_from_the_next_connection_on(
             until(lambda: server.log_so_far.count(told) > before, f"the log has {told!r}")
 
         papers.server.key.write_bytes(renewed.key.read_bytes())  # half of a renewal
-        hang_up("is not that of the first certificate")
+        hang_up("does not match the first certificate")
         assert [shown(server, own, port) for port in ports] == [old_number] * 3
         papers.server.become(renewed)
         hang_up("new connections use the reloaded certificate")

@@ -77,7 +77,7 @@ def test_classes_that_occur_are_named_with_their_share() -> None:
 
 @pytest.mark.parametrize(("values", "wrong"), [([[0, -1]], "-1"), ([[255, 0]], "255"), ([[70_000, 3]], "70000")])
 def test_a_class_that_no_map_can_hold_is_the_models_error(values: Any, wrong: str) -> None:
-    with pytest.raises(ModelFailed, match=f"the model gave the class {wrong}"):
+    with pytest.raises(ModelFailed, match=f"the model returned the class {wrong}"):
         read(np.array(values, np.int32))
 
 

@@ -104,7 +104,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
         ("config: other.yaml", "config: a file cannot name another file"),
         ("port: abc", "port: Input should be a valid integer.*HTTP port"),
         ("access_log: nothing", "access_log: Input should be 'all', 'errors' or 'off'"),
-        ("port: 1\nhost: ::1\nport: 2", "port is there in line 1 and again in line 3"),
+        ("port: 1\nhost: ::1\nport: 2", "port is set in line 1 and again in line 3"),
         ("models: {a: {max_quue: 1}}", "models.a.max_quue: unknown option; did you mean max_queue?"),
         ("models: {a: {max_batch: 0}}", "models.a.max_batch: .*greater than or equal to 1.*Largest batch"),
         ("models: {a: {priority_levels: 2, default_priority: 3}}", "models.a: default_priority must be from 1 to"),
@@ -116,7 +116,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
         ("keys: {admin: key}", "keys: 'admin' cannot be a key's name"),
         ("keys: {two words: key}", "keys: 'two words' cannot be a key's name"),
         ("keys: key", "keys: must be a mapping of names to values"),
-        ("- port", "must be options and their values"),
+        ("- port", "must be a mapping of options to values"),
         ("port: [", "is not YAML"),
         ("port: !!python/object:os.system x", "is not YAML"),
     ],
@@ -266,7 +266,7 @@ def test_plans_are_kept_in_the_users_cache_folder_or_where_they_should_be(
 def test_a_user_without_a_home_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert read_settings({}).plan_folder() == tmp_path / f"convoy-cache-{os.geteuid()}"
-    with pytest.raises(UsageError, match="give the whole path"):
+    with pytest.raises(UsageError, match="use an absolute path"):
         read_settings({"plan_cache": Path("~/plans")}).plan_folder()
 
 

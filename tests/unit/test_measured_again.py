@@ -242,7 +242,7 @@ def test_what_cannot_be_measured_again_is_one_line(tmp_path, exported):
     body = json.loads((exported / MANIFEST).read_text())
     body["scores"] = "changed"
     (exported / MANIFEST).write_text(json.dumps(body))
-    with pytest.raises(JobError, match=r"was changed after it was written"):
+    with pytest.raises(JobError, match=r"was modified after it was written"):
         again(exported, tmp_path)
     assert [one.name for one in exported.parent.iterdir()] == ["1"]
 

@@ -171,7 +171,7 @@ def test_links_are_followed_before_the_check_and_what_is_no_file_is_refused(
     assert load(stored(store), options).engines
     gc.collect()
     os.mkfifo(folder / "pipe")
-    assert "put a regular file in its place" in refusal(store, options)
+    assert "replace it with a regular file" in refusal(store, options)
     (folder / "pipe").unlink()
     with elsewhere.open("ab") as file:
         file.write(b"\0")
