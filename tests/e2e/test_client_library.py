@@ -299,7 +299,7 @@ def test_files_with_which_there_is_no_tls_are_a_wrong_call(tmp_path: Path, schem
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"verify": str(missing)}, r"^verify .*missing\.pem cannot be read"),
         ({"cert": missing}, r"^cert .*missing\.pem cannot be read"),
-        ({"cert": (empty, empty)}, r"^cert .*empty\.pem has no certificate"),
+        ({"cert": (empty, empty)}, r"^cert .*empty\.pem has no PEM certificate"),
         ({"verify": ssl.create_default_context(), "cert": empty}, "pass files for both"),
     ]
     for options, words in wrong:

@@ -103,7 +103,7 @@ def test_run_lengths_go_down_the_columns() -> None:
 
 def test_noise_is_not_written_out() -> None:
     noise = (np.indices((1001, 1001)).sum(axis=0) % 2).astype(np.uint8)
-    with pytest.raises(InvalidRequest, match=f"{noise.size} runs, more than the {MAX_RUNS}.*ask for a PNG"):
+    with pytest.raises(InvalidRequest, match=f"{noise.size} runs, more than the limit of {MAX_RUNS}.*ask for a PNG"):
         run_lengths(noise, [0, 1])
 
 

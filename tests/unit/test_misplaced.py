@@ -54,7 +54,7 @@ def fill(root: Path, *files: str) -> Path:
         ("net/1.2/model.onnx", "net/1.2 is not served: .*; rename it$"),
         ("net/v2/saved_model.pb", "net/v2 is not served: .*; rename it to 2$"),
         ("net/notes/readme", "net is not served: it has no version; put the model into .*net/1, as manifest.json"),
-        ("group/net/1/model.onnx", "group is not served: it is a folder of models, .* or serve --store .*group$"),
+        ("group/net/1/model.onnx", "group is not served: it is a folder of models; .* or serve --store .*group$"),
     ],
 )
 def test_what_is_no_model_is_told_once_with_what_would_be_right(

@@ -240,7 +240,7 @@ def test_a_place_that_takes_no_file_is_refused_before_the_work(tmp_path: Path) -
     with pytest.raises(JobError, match="is a folder; pass a file"):
         refuse_unwritable(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(JobError, match=r"file is a file, where a folder for cnn\.safetensors is needed"):
+    with pytest.raises(JobError, match=r"file is a file, but must be a folder for cnn\.safetensors"):
         refuse_unwritable(tmp_path / "file" / "cnn.safetensors")
 
 

@@ -57,7 +57,7 @@ def test_what_is_wrong_is_said_of_the_file_that_is_wrong(authority: Authority, t
 def test_a_certificate_that_is_cut_off_is_no_certificate(authority: Authority) -> None:
     pair = authority.sign("one")
     pair.cert.write_text(pair.cert.read_text()[:200])
-    with pytest.raises(UsageError, match=r"TLS cannot be spoken with --tls-cert-file .*openssl x509"):
+    with pytest.raises(UsageError, match=r"cannot use --tls-cert-file .*openssl x509"):
         ServerTls.read(pair.cert, pair.key, None)
 
 

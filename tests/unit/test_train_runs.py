@@ -69,7 +69,7 @@ def record(epoch: int, accuracy: float | None, loss: float | None) -> EpochRecor
 def test_a_share_a_percentage_and_a_folder_are_read_and_all_else_is_named(tmp_path: Path) -> None:
     assert [parse_validation(text) for text in ("0.25", "25%", str(tmp_path))] == [0.25, 0.25, tmp_path]
     for text in ("0", "1", "100%", "-0.1", "nan", "2.5"):
-        with pytest.raises(UsageError, match=r"is no share of the training images; use one such as 0\.1"):
+        with pytest.raises(UsageError, match=r"is not a share of the training images; use a share such as 0\.1"):
             parse_validation(text)
     with pytest.raises(UsageError, match="there is no such folder"):
         options(tmp_path, validation="gone")
