@@ -275,7 +275,7 @@ def _upright_pixels(encoded: bytes, image: ImageSpec, max_pixels: int, memory: E
         raise ImageError(f"the image is empty; send the bytes of a {_or(FORMATS)} file")
     name = sniff(encoded)
     if name is None:
-        raise ImageError(f"these bytes are not a supported image; send a {_or(FORMATS)} file")
+        raise ImageError(f"these bytes are not an image in a supported format; send a {_or(FORMATS)} file")
     try:
         if name == "JPEG":
             _refuse_endless(encoded)

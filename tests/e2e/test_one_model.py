@@ -55,7 +55,7 @@ def test_while_polling_one_version_alone_is_loaded_again_when_its_files_change(t
         outside.add_shift(2.0, name="x").replace(tmp_path / "models" / "model.onnx")
         wait_until(lambda: server.shift("flowers") == ("1", 2.0), "the new file serves")
         (tmp_path / "models").rename(tmp_path / "away")
-        wait_until(lambda: "the store cannot be read" in server.log_so_far, "it is missed")
+        wait_until(lambda: "cannot read the store" in server.log_so_far, "it is missed")
         assert server.shift("flowers") == ("1", 2.0)
 
 
@@ -72,7 +72,7 @@ def test_loaded_explicitly_it_answers_to_its_name_alone(tmp_path: Path) -> None:
 
 def test_without_a_name_it_is_one_line_and_2(tmp_path: Path) -> None:
     ended = run_convoy("serve", "--store", str(bundle(tmp_path / "models", "3")), "--port", "0")
-    check_ended(ended, 2, "is one model and not a folder of models", "--model-name NAME")
+    check_ended(ended, 2, "is one model, not a folder of models", "--model-name NAME")
 
 
 def test_numbers_that_it_cannot_have_are_refused(tmp_path: Path) -> None:

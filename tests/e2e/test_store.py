@@ -55,7 +55,7 @@ def test_what_is_broken_does_not_stop_what_is_sound(store: StoreFolder) -> None:
         "junk/1": "model.onnx",
         "nojson/1": MANIFEST,
         "dangling/1": "No such file",
-        "resealed/1": "was changed",
+        "resealed/1": "was modified",
     }
     with start_server(store=store.root) as server:
         assert served(server) == {"digits/1", "simple/1"}
