@@ -157,7 +157,7 @@ class GrpcWire:
         if _ITS_ID not in trailer and code is grpc.StatusCode.UNAVAILABLE:
             hint = f"cannot connect to {self._url} ({words}); start it with `convoy serve`, or check the URL"
             if self._papers is not None:  # the library does not tell a handshake that failed from a server that left
-                hint += ", the CA of its certificate (--ca-file, verify=), your client certificate (--client-cert-file, cert=)"
+                hint += ", the CA of its certificate (--ca-file, verify=) and your own (--client-cert-file, cert=)"
             return Unavailable(hint, retry_after_s=0.0)
         if _ITS_ID not in trailer and code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{self._url} did not answer within {within_s:.3g} s; check the server's log")
