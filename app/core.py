@@ -94,7 +94,7 @@ class Core:
         try:
             self.slab = Slab(options.max_inflight_bytes)
         except (OSError, OverflowError, ValueError) as error:
-            raise UsageError(f"there is no memory for requests ({error}); lower --max-inflight-mb") from error
+            raise UsageError(f"cannot allocate memory for requests ({error}); lower --max-inflight-mb") from error
         if gpus:
             self.slab.keep_pages()
         self.shared_memory = SharedMemory(is_allowed=options.allow_shared_memory)
@@ -153,9 +153,7 @@ class Core:
         self._on_loaded()
         loaded = self.catalog.served()
         if not loaded and not self.control.may_be_empty and self.load_failure is None:
-            self.load_failure = (
-                f"there is no model in {self._store.root} that can be served; export one with `convoy export`"
-            )
+            self.load_failure = f"no model in {self._store.root} can be served; export one with `convoy export`"
         if self.load_failure is not None:
             self._on_fatal(self.load_failure)
             return
@@ -164,10 +162,10 @@ class Core:
     def _watch_whole(self) -> None:
         watch = self.metrics.watch
         watch("convoy_ready", "1 while the server answers requests", lambda: self.ready)
-        watch("convoy_open_calls", "Calls that are owed an answer", lambda: self.open_calls)
+        watch("convoy_open_calls", "Calls in progress", lambda: self.open_calls)
         watch("convoy_inflight_bytes", "Bytes of memory held by requests", lambda: self.slab.used_bytes)
         watch("convoy_inflight_limit_bytes", "Bytes of memory for requests", lambda: self.slab.capacity_bytes)
-        told = "The part of what the server could do at most that it does, over five seconds"
+        told = "Share of the server's capacity in use, over five seconds"
         watch("convoy_utilization_ratio", told, lambda: self.current_load().utilisation)
 
     @property
@@ -180,7 +178,7 @@ class Core:
         if self.leaving:
             return "the server is shutting down"
         if not self.catalog.is_complete:
-            return "the models are being loaded"
+            return "models are being loaded"
         if self.listeners_opening:
             return "a port is being opened"
         served = self.catalog.served()
@@ -225,8 +223,8 @@ def _open(options: CoreOptions) -> Store | RemoteStore:
         return options.store
     store = Store.at(options.store, options.model_name)
     if options.model_name and store.only is None:
-        _log.warning("%s is a folder of models, which have names; --model-name is not used", store.root)
+        _log.warning("%s is a folder of models; --model-name is ignored", store.root)
     wanted = options.control.versions
     if store.is_flat and not allows(wanted, 1):
-        raise UsageError(f"{store.root} has no numbers of versions and counts as 1; leave --version-policy out")
+        raise UsageError(f"{store.root} is a single version, number 1; remove --version-policy")
     return store

@@ -15,7 +15,6 @@ import importlib
 import inspect as python_inspect
 import logging
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +24,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args,
 
 import typer
 
+from convoy.models.checkout import pip_install
 from convoy.models.errors import ConvoyError, UsageError
-from convoy.models.option import Option
+from convoy.models.option import Option, is_of_kubernetes
 
 if TYPE_CHECKING:
     from convoy.models.tls import ClientTls
@@ -65,9 +65,6 @@ _MOST_OPTIONS = 20  # as fit on one screen
 _KEYWORD = python_inspect.Parameter.KEYWORD_ONLY
 EXIT_INTERRUPTED = 130
 _COMPLETE = "_CONVOY_COMPLETE"
-# What Kubernetes tells containers of a service whose name begins with "convoy".
-_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
-_ADDRESS_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://")
 # A wrong call as typer finds it: UsageError, of click or of typer's own copy of it, as its version has it.
 _WrongCall: Any = typer.BadParameter.__mro__[1]
 
@@ -379,7 +376,7 @@ def batch(**asked: Any) -> None:
     try:
         from convoy.app.batch.command import run
     except ModuleNotFoundError as error:
-        raise UsageError(f"convoy batch needs {error.name}; pip install 'convoy-serve[batch]'") from error
+        raise UsageError(f"convoy batch needs {error.name}; {pip_install('batch')}") from error
     from convoy.app.batch.job import BatchOptions
 
     raise typer.Exit(run(BatchOptions(**asked), _console()))
@@ -399,7 +396,7 @@ def _serve(context: typer.Context, **given: object) -> None:
 
 @config.command(name="show", cls=_GroupedCommand, epilog=_EPILOG)
 def _show(context: typer.Context, json: bool, **given: object) -> None:
-    """Show the effective settings of `convoy serve` and where each comes from."""
+    """Show effective settings and where each comes from."""
     from convoy.app.commands.config import show
     from convoy.app.config.settings import read_settings
 
@@ -432,7 +429,7 @@ def _unknown_variables(environment: Mapping[str, str]) -> list[str]:
         for name, value in environment.items()
         if name.upper().startswith(PREFIX)
         and name.upper().removeprefix(PREFIX) not in options
-        and not (_OF_KUBERNETES.search(name) or _ADDRESS_OF_KUBERNETES.match(value))
+        and not is_of_kubernetes(name, value)
     }
     if asked:  # other commands' options are imported only now
         asked -= {*_twins(_command([]))}
@@ -514,7 +511,8 @@ def _name_twins(command: Any, name: str) -> None:
             option = parameter.opts[0].lstrip("-").replace("-", "_")
             is_own = (option in OWN_MEANINGS and name != "serve") or (name, option) in _OWN_OF_ONE
             own = f"{name}_" if is_own else ""
-            parameter.envvar = f"CONVOY_{own}{option}".upper()
+            twin = f"CONVOY_{own}{option}".upper()
+            parameter.envvar = None if is_of_kubernetes(twin, os.environ.get(twin, "")) else twin
             parameter.show_envvar = bool(own)
     for inner, subcommand in getattr(command, "commands", {}).items():
         if name != "config":  # the settings read theirs, and know the source

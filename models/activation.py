@@ -49,7 +49,7 @@ def class_numbers(values: npt.NDArray[np.generic], activation: Activation) -> Cl
         lowest, highest = values.min(), values.max()
         if lowest < 0 or highest >= UNSEEN:
             wrong = lowest if lowest < 0 else highest
-            raise ModelFailed(f"the model gave the class {wrong}, and a class map has 0 to {UNSEEN - 1}")
+            raise ModelFailed(f"the model returned the class {wrong}, but a class map has 0 to {UNSEEN - 1}")
         return values.astype(np.uint8)
     if np.isnan(values.max()):
         raise ModelFailed(NAN)

@@ -409,7 +409,7 @@ class Bundle:
     def canary(self) -> Canary:
         """The canary. Raises BundleError if the bundle has none."""
         if CANARY not in self.manifest.files:
-            raise BundleError(f"{self.folder}: the manifest names no {CANARY}; export the model again")
+            raise BundleError(f"{self.folder}: the manifest has no {CANARY}; export the model again")
         tensors = safetensors.numpy.load_file(self.folder / CANARY)
         return Canary(
             inputs={k.removeprefix("input:"): v for k, v in tensors.items() if k.startswith("input:")},
@@ -475,7 +475,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     claimed = body.pop(_SEAL, None)
     if claimed != _digest(body) or raw != _rendered({_SEAL: claimed, **body}):
-        raise BundleError(f"{path}: was changed after it was written; restore it or export the model again")
+        raise BundleError(f"{path}: was modified after it was written; restore it or export the model again")
     try:
         return from_jsonable(Manifest, body, MANIFEST)
     except RecordError as error:

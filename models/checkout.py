@@ -1,4 +1,4 @@
-"""Where this Convoy is imported from, and whether it is a checkout."""
+"""Where Convoy is imported from: a checkout or an installed package."""
 
 from __future__ import annotations
 
@@ -8,3 +8,8 @@ from pathlib import Path
 IMPORT_ROOT = Path(__file__).parents[2]
 # The root of the checkout; None if Convoy is installed without one.
 CHECKOUT = Path(__file__).resolve().parents[1] if Path(__file__).parent.is_symlink() else None
+
+
+def pip_install(extra: str) -> str:
+    """The command that installs an extra: in a checkout into its own environment."""
+    return f"pip install 'convoy-serve[{extra}]'" if CHECKOUT is None else f".venv/bin/pip install -e '.[{extra}]'"

@@ -106,13 +106,13 @@ def write_checkpoint(path: Path, weights: Mapping[str, npt.NDArray[np.generic]],
 def refuse_unwritable(path: Path) -> None:
     """Raise JobError if a file cannot be written at `path`, before the work and not after it."""
     if path.parent.exists() and not path.parent.is_dir():
-        raise JobError(f"{path.parent} is a file, where a folder for {path.name} is needed; choose another place")
+        raise JobError(f"{path.parent} is a file, but must be a folder for {path.name}; choose another path")
     if not path.parent.is_dir():
-        raise JobError(f"there is no folder {path.parent} to write {path.name} into; make it first")
+        raise JobError(f"there is no folder {path.parent} for {path.name}; create it first")
     if path.is_dir():
-        raise JobError(f"{path} is a folder; name a file in it")
+        raise JobError(f"{path} is a folder; pass a file")
     if not os.access(path.parent, os.W_OK):
-        raise JobError(f"the folder {path.parent} may not be written to; choose another place for {path.name}")
+        raise JobError(f"the folder {path.parent} is not writable; choose another path for {path.name}")
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from convoy.models.checkout import pip_install
 from convoy.models.errors import JobError, UsageError
 from convoy.models.glyphs.drawing import CHARACTERS
 from convoy.models.glyphs.glyph_set import GlyphSet, drawn
@@ -51,9 +52,7 @@ def load_digits(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
     try:
         from sklearn.datasets import load_digits as sklearn_digits
     except ImportError as error:
-        raise JobError(
-            "the digits come with scikit-learn, which is not installed; pip install 'convoy-serve[export]'"
-        ) from error
+        raise JobError(f"the digits come with scikit-learn, which is not installed; {pip_install('export')}") from error
     digits = sklearn_digits()
     samples = []
     for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
@@ -77,16 +76,14 @@ def load_cifar10(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
     try:
         from torchvision.datasets import CIFAR10
     except ImportError as error:
-        raise JobError(
-            "cifar10 comes through torchvision, which is not installed; pip install 'convoy-serve[export]'"
-        ) from error
+        raise JobError(f"cifar10 comes through torchvision, which is not installed; {pip_install('export')}") from error
     samples: dict[bool, list[Sample]] = {}
     for train in (True, False):
         try:
             source = CIFAR10(str(data_root), train=train, download=True)
         except (OSError, RuntimeError, EOFError) as error:
             raise JobError(
-                f"cifar10 is neither whole in {data_root} nor can it be downloaded ({' '.join(str(error).split())}); "
+                f"cifar10 is not complete in {data_root} and cannot be downloaded ({' '.join(str(error).split())}); "
                 f"unpack {CIFAR10.filename} from {CIFAR10.url} there"
             ) from error
         kind = "train" if train else "test"
@@ -222,7 +219,9 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     except OSError as error:
-        raise JobError(f"cannot read the folder {folder}: {error.strerror}; check the path and its rights") from error
+        raise JobError(
+            f"cannot read the folder {folder}: {error.strerror}; check the path and its permissions"
+        ) from error
 
 
 def _checked(dataset: Dataset) -> Dataset:
@@ -242,4 +241,4 @@ def _file_sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise JobError(f"cannot read {path}: {error.strerror}; check the file and its rights") from error
+        raise JobError(f"cannot read {path}: {error.strerror}; check the file and its permissions") from error

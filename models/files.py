@@ -43,7 +43,7 @@ def read_small(path: Path) -> bytes:
     with open_regular(path) as file:
         data = file.read(MOST_TEXT_BYTES + 1)
     if len(data) > MOST_TEXT_BYTES:
-        raise BundleError(f"{path}: has more than {MOST_TEXT_BYTES >> 20} MiB, which no such file needs; replace it")
+        raise BundleError(f"{path}: has more than {MOST_TEXT_BYTES >> 20} MiB, which is too large; replace it")
     return data
 
 
@@ -109,7 +109,7 @@ def stays_inside(name: str) -> bool:
 def _check_mode(path: str | Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "not a file")
-        raise BundleError(f"{path}: is {kind}; put a regular file in its place")
+        raise BundleError(f"{path}: is {kind}; replace it with a regular file")
 
 
 _KINDS = {

@@ -86,7 +86,7 @@ def choose_device(wanted: str) -> torch.device:
     """Choose a device; "auto" is the GPU if there is one. Raises FormRefused if a requested GPU is missing."""
     present = torch.cuda.is_available()
     if wanted == "cuda" and not present:
-        raise FormRefused("there is no GPU that torch can use here; train with --device cpu")
+        raise FormRefused("torch finds no usable GPU; train with --device cpu")
     return torch.device("cuda" if present and wanted != "cpu" else "cpu")
 
 
@@ -191,7 +191,7 @@ class Trainer:
 
     def take_kept(self) -> KeptEpoch:
         """Load the weights of the best epoch into the network, and return it."""
-        assert self.kept is not None, "no epoch is done"
+        assert self.kept is not None, "no epoch has finished"
         self._answering.load_state_dict(self.kept.weights)
         return self.kept
 
@@ -201,7 +201,7 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Everything needed to continue after an epoch: tensors, numbers and texts, in dicts and lists."""
-        assert self.kept is not None, "no epoch is done"
+        assert self.kept is not None, "no epoch has finished"
         return {
             "network": self._network.state_dict(),
             "average": None if self._average is None else self._average.state_dict(),

@@ -39,7 +39,7 @@ def parse_targets(text: str) -> tuple[str, ...]:
     if parts == [PORTABLE]:
         return ()
     if PORTABLE in parts or not parts:
-        raise UsageError(f"{text!r} names no GPUs; name some, such as a10,l4 or sm80,sm89, or {PORTABLE} alone")
+        raise UsageError(f"{text!r} lists no GPUs; use GPUs such as a10,l4 or sm80,sm89, or {PORTABLE} alone")
     return tuple(sorted({_capability(part) for part in parts}, key=as_number))
 
 
@@ -57,7 +57,7 @@ def _capability(part: str) -> str:
     found = _BY_NAME.get(re.sub(r"[-_ ]", "", part))
     if found is None:
         raise UsageError(
-            f"{part!r} is no GPU that is known here; name capabilities such as sm80,sm89, or {PORTABLE}, or of "
+            f"{part!r} is not a known GPU; use capabilities such as sm80,sm89, or {PORTABLE}, or of "
             f"{', '.join(sorted(_BY_NAME))}"
         )
     return found

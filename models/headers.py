@@ -208,7 +208,7 @@ def _tiff_tags(encoded: memoryview) -> dict[int, int]:
 
 
 def _endless(form: str) -> ImageError:
-    return ImageError(f"the {form} has over {_MOST_PARTS} parts before its pixels; save it anew")
+    return ImageError(f"the {form} has over {_MOST_PARTS} parts before its pixels; save it again")
 
 
 def _big(encoded: memoryview, at: int, nbytes: int = 2) -> int:

@@ -149,14 +149,14 @@ def fit_image_into(
     """
     try:
         if not all(opened.size):
-            raise ImageError("the image has no pixels; send one that has")
+            raise ImageError("the image has no pixels; send another one")
         refuse_oversized(opened.size, max_pixels)
         opened.load()
         pixels = _in_colour(_turned_upright(opened, opened), image.channels)
     except ImageError:
         raise
     except Image.DecompressionBombError as error:
-        raise ImageError(f"this image has too many pixels; at most {max_pixels} are allowed") from error
+        raise ImageError(f"this image has too many pixels; the limit is {max_pixels}") from error
     except Exception as error:  # its file may be broken or gone, and Pillow then raises nearly anything
         raise ImageError(f"this image is broken or cut off and cannot be decoded ({_brief(error)})") from error
     _write(_resized(pixels, image), image, out)
@@ -224,7 +224,9 @@ def _refuse_unannounced(size: tuple[int, int], name: str, encoded: bytes) -> Non
     """Refuse a size that the header did not announce, for which no memory was reserved; `size` is what Pillow found."""
     header = read_header(name, memoryview(encoded))
     if header is None or min(size) > min(header[:2]) or max(size) > max(header[:2]):
-        raise ImageError(f"the header of this {name} image does not say that it is {size[0]}x{size[1]}; save it anew")
+        raise ImageError(
+            f"the header of this {name} image does not match its size of {size[0]}x{size[1]}; save it again"
+        )
 
 
 def is_tiny(kind: str, encoded: memoryview, image: ImageSpec) -> bool:
@@ -272,7 +274,7 @@ def _upright_pixels(encoded: bytes, image: ImageSpec, max_pixels: int, memory: E
         raise ImageError(f"the image is empty; send the bytes of a {_or(FORMATS)} file")
     name = sniff(encoded)
     if name is None:
-        raise ImageError(f"these bytes are not an image that is accepted; send a {_or(FORMATS)} file")
+        raise ImageError(f"these bytes are not an image in a supported format; send a {_or(FORMATS)} file")
     try:
         if name == "JPEG":
             _refuse_endless(encoded)
@@ -286,7 +288,7 @@ def _upright_pixels(encoded: bytes, image: ImageSpec, max_pixels: int, memory: E
     except ImageError:
         raise
     except Image.DecompressionBombError as error:  # GIF, TIFF and WebP contain further sizes
-        raise ImageError(f"this {name} image has too many pixels; at most {max_pixels} are allowed") from error
+        raise ImageError(f"this {name} image has too many pixels; the limit is {max_pixels}") from error
     except Exception as error:  # on hostile bytes Pillow's decoders raise nearly anything
         raise ImageError(f"this {name} image is broken or cut off and cannot be decoded ({_brief(error)})") from error
 
@@ -315,7 +317,7 @@ def _refuse_endless(encoded: bytes) -> None:
         position = marker.end()
         if marker[1] != b"\xd9":  # tables for an image that follows
             position += int.from_bytes(encoded[position : position + 2])
-    raise ImageError(f"the JPEG has over {MAX_JPEG_SCANS} scans or {MAX_JPEG_SEGMENTS} segments; save it anew")
+    raise ImageError(f"the JPEG has over {MAX_JPEG_SCANS} scans or {MAX_JPEG_SEGMENTS} segments; save it again")
 
 
 def _turned_upright(image: Image.Image, says_how: Image.Image) -> Image.Image:
@@ -331,7 +333,7 @@ def _turned_upright(image: Image.Image, says_how: Image.Image) -> Image.Image:
 def _in_colour(image: Image.Image, channels: int) -> Image.Image:
     """Rules 6 to 8: mode RGB for three channels, L for one."""
     if image.mode == "F":
-        raise ImageError("the image has floating-point pixels, whose range is not known; send 8 or 16 bits")
+        raise ImageError("the image has floating-point pixels of unknown range; send 8 or 16 bits")
     if image.mode == "I" or image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
     elif image.has_transparency_data:

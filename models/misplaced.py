@@ -63,7 +63,7 @@ def _broken_links(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if entry.is_symlink() and not entry.name.startswith("."))
     broken = [name for name in names if not os.path.lexists(os.path.realpath(folder / name))]
-    return [f"{folder}/{_part(name)} is not served: the link leads nowhere; mend it or remove it" for name in broken]
+    return [f"{folder}/{_part(name)} is not served: the link is broken; fix or remove it" for name in broken]
 
 
 def misplaced_models(store: str, entries: Entries) -> list[str]:
@@ -113,7 +113,7 @@ def _no_name(store: str, name: str, entries: Entries) -> str:
 def _loose_file(store: str, name: str) -> str:
     model = name.removesuffix(".onnx")
     return (
-        f"{store}/{_part(name)} is not served: it lies in no model's folder; "
+        f"{store}/{_part(name)} is not served: it is not in a model's folder; "
         f"move it to {store}/{model if is_name(model) else 'NAME'}/1/{BARE_MODEL}"
     )
 
@@ -136,15 +136,15 @@ def _no_version(folder: str, name: str, entries: Entries) -> str:
 
 def _what_it_lacks(folder: str, entries: Entries, others: Iterable[str], look: Look) -> str:
     if MANIFEST in entries:
-        return f"a bundle lies in a version's folder; move its files to {folder}/1"
+        return f"a bundle must be in a version's folder; move its files to {folder}/1"
     graphs = _graphs(entries)
     if graphs:
         file = BARE_MODEL if BARE_MODEL in graphs else graphs[0]
-        return f"{file} lies in no version's folder; move it to {folder}/1/{BARE_MODEL}"
+        return f"{file} is not in a version's folder; move it to {folder}/1/{BARE_MODEL}"
     for name in others:
         if any(is_version(one) for one in _folders(look(name))):
-            return f"it is a folder of models, which lie in a store itself; move them up, or serve --store {folder}"
-    return f"it has no version; a model lies in {folder}/1, as {MANIFEST} with its files or as {BARE_MODEL}"
+            return f"it is a folder of models; move them up into the store, or serve --store {folder}"
+    return f"it has no version; put the model into {folder}/1, as {MANIFEST} with its files or as {BARE_MODEL}"
 
 
 def _part(name: str) -> str:

@@ -87,7 +87,7 @@ def external_data(path: Path) -> tuple[str, ...]:
             try:
                 return tuple(sorted(set(_locations(data))))
             except (IndexError, ValueError) as error:
-                raise BundleError(f"{path}: is no ONNX file ({error}); copy it again") from error
+                raise BundleError(f"{path}: is not an ONNX file ({error}); copy it again") from error
 
 
 def _locations(data: mmap.mmap) -> Iterator[str]:
@@ -111,7 +111,7 @@ def _inside(model: Path, location: str) -> Path:
     # resolve() also follows links: the real location counts.
     file = None if "\0" in location else (folder / location).resolve()
     if file is None or not file.is_relative_to(folder):
-        raise JobError(f"{model}: its external data {location!r} lies outside its folder; do not use this model")
+        raise JobError(f"{model}: its external data {location!r} is outside its folder; do not use this model")
     if not file.exists():
         raise JobError(f"{model}: its external data {location!r} is missing; copy it beside the model")
     check_regular(file)

@@ -61,7 +61,7 @@ def _read(path: Path, read: Callable[[mmap.mmap], _Found]) -> _Found:
             try:
                 return read(data)
             except (IndexError, UnicodeDecodeError, ValueError) as error:
-                raise BundleError(f"{path}: is no ONNX file ({error})") from error
+                raise BundleError(f"{path}: is not an ONNX file ({error})") from error
 
 
 def _nodes(data: mmap.mmap) -> tuple[Node, ...]:

@@ -1,12 +1,22 @@
-"""How a field of a record of options appears on the command line, declared beside the field.
+"""How a field of a record of options appears on the command line, and which variables are not options.
 
 `convoy.command` makes the options, for `Annotated[kind, Option(...)]`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+# Kubernetes sets these in each pod of a namespace that has a Service whose name begins with "convoy".
+_NAME_BY_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
+_ADDRESS_BY_KUBERNETES = re.compile(r"(tcp|udp|sctp)://")
+
+
+def is_of_kubernetes(name: str, value: str) -> bool:
+    """Whether Kubernetes set a variable for a Service, such as CONVOY_PORT=tcp://10.0.0.1:8000."""
+    return bool(_NAME_BY_KUBERNETES.search(name.upper()) or _ADDRESS_BY_KUBERNETES.match(value))
 
 
 class Option(NamedTuple):

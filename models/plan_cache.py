@@ -72,7 +72,7 @@ def plan_folder(given: Path | None) -> Path:
     try:
         return (given or default_plan_cache()).expanduser()
     except RuntimeError as error:
-        raise UsageError(f"--plan-cache {given}: {error}; give the whole path") from error
+        raise UsageError(f"--plan-cache {given}: {error}; use an absolute path") from error
 
 
 def find_plan(cache: Path, key: PlanKey) -> Plan | NoPlan:
@@ -106,7 +106,7 @@ def search_plan(cache: Path, query: PlanQuery) -> Plan | NoPlan:
         plan = find_plan(cache, record.key)
         if isinstance(plan, Plan):
             if refused:
-                _log.warning("plans that are passed over: %s", "; ".join(refused))
+                _log.warning("ignored plans: %s", "; ".join(refused))
             return plan
         refused.append(plan.reason)
     return NoPlan("; ".join((_nothing_for(query, readable), *refused)))
@@ -162,7 +162,7 @@ def read_trusted(path: Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise NotTrusted(f"{path}: is a link; plans are kept as files of their own") from error
+            raise NotTrusted(f"{path}: is a link; plans must be regular files") from error
         raise
     try:
         status = os.fstat(descriptor)
@@ -196,9 +196,11 @@ def write_trusted(path: Path, data: bytes, stem: str) -> None:
 def _check_trust(path: Path, status: os.stat_result) -> None:
     # Root can run code as this user anyway, and a cache in an image belongs to root.
     if status.st_uid not in (os.geteuid(), 0):
-        raise NotTrusted(f"{path}: belongs to user {status.st_uid}; a plan is code, so only our own or root's is run")
+        raise NotTrusted(
+            f"{path}: belongs to user {status.st_uid}; a plan is code and must belong to this user or root"
+        )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NotTrusted(f"{path}: other users may write it, and a plan is code; run chmod go-w on it")
+        raise NotTrusted(f"{path}: other users can write to it, but a plan is code; run chmod go-w on it")
 
 
 def records_in(cache: Path) -> Iterator[PlanRecord | NoPlan]:

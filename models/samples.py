@@ -82,8 +82,8 @@ class Dataset:
         unknown = [label for label, name in zip(self.labels, names, strict=True) if name not in place]
         if unknown:
             raise JobError(
-                f"data set {self.name} has classes that the model lacks: {some(unknown)}; rename or remove them, or "
-                "say with --class-map which of the model's they are"
+                f"data set {self.name} has classes unknown to the model: {some(unknown)}; rename or remove them, or "
+                "map them to the model's classes with --class-map"
             )
         index = [place[name] for name in names]
         parts = {

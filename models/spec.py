@@ -68,7 +68,7 @@ class TensorSpec:
                 f"use one of {', '.join(NUMPY_DTYPES)}"
             )
         if self.example and not fits(self.example, self.shape):
-            raise BundleError(f"tensor {self.name!r}: {list(self.example)} is no example of {list(self.shape)}")
+            raise BundleError(f"tensor {self.name!r}: the example {list(self.example)} does not fit {list(self.shape)}")
 
     @cached_property
     def drawn_shape(self) -> tuple[int, ...]:
@@ -229,14 +229,14 @@ class ModelSpec:
     def _check_task(self) -> None:
         for task, declared in (("segment", self.segmentation), ("detect", self.detection)):
             if (self.task == task) != (declared is not None):
-                problem = f"does not say which outputs are for it, though its task is {task}"
+                problem = f"does not declare the outputs of its task {task}"
                 if declared is not None:
-                    problem = f"says which outputs are for {task}, though its task is {self.task}"
+                    problem = f"declares outputs for {task}, but its task is {self.task}"
                 raise BundleError(f"model {self.name!r} {problem}; declare both or neither")
         if self.task == "multilabel" and self.activation == "softmax":
             raise BundleError(
-                f"model {self.name!r}: a softmax shares one score out among all classes, so that they cannot stand "
-                "each for itself; declare sigmoid or none, or the task classify"
+                f"model {self.name!r}: a softmax divides one score among all classes, so they cannot be "
+                "independent; declare sigmoid or none, or the task classify"
             )
         head = self.segmentation or self.detection
         if head is None:
@@ -249,8 +249,8 @@ class ModelSpec:
         told_apart = 2 if is_single else classes
         if self.labels and told_apart not in (None, len(self.labels)):
             raise BundleError(
-                f"model {self.name!r}: there are {len(self.labels)} labels, but its outputs tell {told_apart} classes "
-                "apart; pass as many labels"
+                f"model {self.name!r}: there are {len(self.labels)} labels, but its outputs have {told_apart} classes; "
+                "pass as many labels"
             )
         if self.activation == "softmax" and (is_single or (self.detection is not None and classes is None)):
             raise BundleError(

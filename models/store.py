@@ -76,7 +76,7 @@ class Store:
         UsageError.
         """
         if not root.is_dir():
-            raise UsageError(f"there is no store at {root}; create the folder, or name another one with --store")
+            raise UsageError(f"there is no store at {root}; create the folder, or choose another one with --store")
         try:
             layout = find_layout(lambda path: _folders(root / path), lambda path: os.path.lexists(root / path))
         except OSError:  # reading it will report the error
@@ -202,8 +202,7 @@ def name_of_only(root: Path | str, model_name: str | None) -> str:
     """Check the name for a store that is a single model. Raises UsageError if there is none."""
     if not model_name:
         raise UsageError(
-            f"{root} is one model and not a folder of models, so nothing there says its name; "
-            "give it one with --model-name NAME"
+            f"{root} is one model, not a folder of models, and has no name; set one with --model-name NAME"
         )
     return check_name(model_name)
 

@@ -58,7 +58,7 @@ def objection_to_strings(data: memoryview, count: int, subject: str, *, text_onl
                 str(element, "utf-8")
             found += 1
     except UnicodeDecodeError:
-        return f"element {found} of {subject} is not UTF-8, and this model takes nothing else"
+        return f"element {found} of {subject} is not UTF-8, which this model requires"
     except MalformedStrings as error:
         return f"{error.what} for {subject}, {error.detail}"
     return "" if found == count else f"unexpected number of string elements {found} for {subject}, expecting {count}"

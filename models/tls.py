@@ -75,7 +75,7 @@ class ClientTls:
 
     def __post_init__(self) -> None:
         if self.key_file is not None and self.cert_file is None:
-            raise UsageError(f"{self.names.key_file} needs {self.names.cert_file}, whose key it is")
+            raise UsageError(f"{self.names.key_file} needs {self.names.cert_file}")
         self.context()
 
     def context(self) -> ssl.SSLContext:
@@ -131,15 +131,15 @@ def _explained(cert: _File | None, key: _File | None, ca: _File | None) -> Itera
 def _words(cert: _File | None, key: _File | None, ca: _File | None, error: Exception) -> str:
     for file in (cert, ca):
         if file is not None and "-----BEGIN CERTIFICATE-----" not in file.text():
-            return f"{file} has no certificate in PEM ('-----BEGIN CERTIFICATE-----'); name one that has"
+            return f"{file} has no PEM certificate ('-----BEGIN CERTIFICATE-----'); choose another file"
     if key is not None and "PRIVATE KEY-----" not in key.text():
-        return f"{key} has no private key in PEM ('-----BEGIN PRIVATE KEY-----'); name one that has"
+        return f"{key} has no PEM private key ('-----BEGIN PRIVATE KEY-----'); choose another file"
     if key is not None and "ENCRYPTED" in key.text():
         return f"the key in {key} has a password, which is not supported; remove it with `openssl pkey`"
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
-        return f"the key in {key} is not that of the first certificate in {cert}; name the two that belong together"
+        return f"the key in {key} does not match the first certificate in {cert}; use a matching pair"
     files = ", ".join(dict.fromkeys(str(file) for file in (cert, key, ca) if file is not None))
-    return f"TLS cannot be spoken with {files} ({error}); check them with `openssl x509 -text -noout -in FILE`"
+    return f"cannot use {files} for TLS ({error}); check them with `openssl x509 -text -noout -in FILE`"
 
 
 def _no_password() -> str:

@@ -46,5 +46,5 @@ def segmentation_image(preset: Any) -> ImageSpec:
 def known_interpolation(name: str) -> Interpolation:
     """Return the name. Raises JobError for one that Convoy does not have."""
     if name not in get_args(Interpolation):
-        raise JobError(f"the interpolation {name!r} is not known here")
+        raise JobError(f"unknown interpolation {name!r}")
     return cast("Interpolation", name)

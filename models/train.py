@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from convoy.models.checkout import pip_install
 from convoy.models.checkpoint import (
     CheckpointHeader,
     TrainingRecord,
@@ -131,7 +132,7 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
     data = _split_data(options, dataset, initial, report)
     plan = _plan(options, data, initial, device)
     if plan.precision == "bf16" and device.type == "cpu" and not _has_bf16():
-        _tell(report, "this processor has no instructions for BF16, so that may be slower than without")
+        _tell(report, "this processor has no BF16 instructions, so training may be slower than in fp32")
     trainer = fit.Trainer(initial.network, plan, device)
     unfinished = UnfinishedFile(options.beside("resume"), _asked(options, data, initial))
     _take_up(trainer, unfinished, options, report)
@@ -183,7 +184,7 @@ def compare(
     """
     wanted = parse_variants(variants)
     if options.resume:
-        raise UsageError("--compare trains each variant from the first epoch; leave --resume out")
+        raise UsageError("--compare trains each variant from the first epoch; remove --resume")
     rows = []
     for variant in wanted:
         try:
@@ -209,7 +210,7 @@ def _has_bf16() -> bool:
 
 def _require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
-        raise JobError("training needs torch, which is not installed; pip install 'convoy-serve[export]'")
+        raise JobError(f"training needs torch, which is not installed; {pip_install('export')}")
 
 
 def _initial_network(options: TrainOptions, labels: tuple[str, ...], report: Report) -> InitialNetwork:
@@ -238,7 +239,8 @@ def _split_data(options: TrainOptions, dataset: Dataset, initial: InitialNetwork
     held_out = hold_out(dataset, options.validation)
     if held_out.left_out:
         _tell(
-            report, f"{held_out.left_out} images of {options.validation} are in the data set, too, and left out of it"
+            report,
+            f"{held_out.left_out} images of {options.validation} are also in the data set and were removed from it",
         )
 
     def progress(done: int, total: int) -> None:
@@ -263,8 +265,8 @@ def imbalance(labels: Sequence[str], images_by_class: Sequence[int], options: Tr
     if most < 3 * fewest or (options.class_weights != "none" and fewest):
         return ""
     rare, common = labels[images_by_class.index(fewest)], labels[images_by_class.index(most)]
-    advice = "--class-weights balanced lets each class count alike" if fewest else "add images of it"
-    return f"the classes are unequal: {fewest} images of {rare} to learn from, {most} of {common}; {advice}"
+    advice = "--class-weights balanced gives each class the same weight" if fewest else "add images of it"
+    return f"the classes are unbalanced: {fewest} training images of {rare}, {most} of {common}; {advice}"
 
 
 def default_rate(options: TrainOptions) -> float:
@@ -314,7 +316,8 @@ def _take_up(trainer: Trainer, unfinished: UnfinishedFile, options: TrainOptions
     if not options.resume:
         if unfinished.path.exists():
             _tell(
-                report, f"{unfinished.path} has an interrupted run, from which --resume goes on; this one starts anew"
+                report,
+                f"{unfinished.path} has an interrupted run; --resume would continue it, this run starts again",
             )
         return
     found = unfinished.read()
@@ -324,8 +327,8 @@ def _take_up(trainer: Trainer, unfinished: UnfinishedFile, options: TrainOptions
     try:
         trainer.restore(found.state, found.run.records, found.run.kept)
     except (RuntimeError, ValueError, KeyError) as error:
-        raise JobError(f"{unfinished.path} is of another version of Convoy or torch; leave --resume out") from error
-    _tell(report, f"going on after epoch {len(found.run.records)} of {options.epochs}")
+        raise JobError(f"{unfinished.path} is from another version of Convoy or torch; remove --resume") from error
+    _tell(report, f"resuming after epoch {len(found.run.records)} of {options.epochs}")
 
 
 def _after_epoch(

@@ -76,7 +76,7 @@ def _what_is_kept(result: TrainResult) -> str:
         best = f"the best, epoch {kept.epoch} ({100 * accuracy:.2f} % of the validation images right), is"
     return (
         f"interrupted after epoch {len(result.epochs)} of {result.header.training.epochs}; {best} kept in "
-        f"{result.out}; the same command with --resume goes on"
+        f"{result.out}; run the same command with --resume to continue"
     )
 
 

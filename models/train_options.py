@@ -102,28 +102,30 @@ class TrainOptions:
         if self.out.suffix != ".safetensors":
             own = f"{self.arch.removeprefix(TORCHVISION)}.safetensors"
             named = self.out / own if self.out.is_dir() else self.out.with_suffix(".safetensors")
-            raise UsageError(f"--out {self.out}: checkpoints are safetensors, whatever the name; write --out {named}")
+            raise UsageError(f"--out {self.out}: checkpoints are always safetensors; use --out {named}")
         is_zoos = not self.arch.startswith(TORCHVISION)
         if is_zoos:
             zoo.entry(self.arch)
         if self.image_size is not None and (is_zoos or self.image_size < 1):
-            raise UsageError(f"--image-size {self.image_size} is for {TORCHVISION}NAME, and from 1; leave it out")
+            raise UsageError(
+                f"--image-size {self.image_size} is only for {TORCHVISION}NAME and must be at least 1; remove it"
+            )
         if self.weights == IMAGENET and is_zoos:
-            raise UsageError(f"--weights {IMAGENET} is for {TORCHVISION}NAME; pass a file, or another --arch")
+            raise UsageError(f"--weights {IMAGENET} is only for {TORCHVISION}NAME; pass a file, or another --arch")
         refuse_needless_key(self.weights_key, None if self.weights in (None, IMAGENET) else Path(self.weights))
         if self.freeze and self.weights is None:
-            raise UsageError("--freeze keeps what --weights brings; pass --weights, or leave --freeze out")
+            raise UsageError("--freeze needs --weights; pass --weights, or remove --freeze")
         refuse_unknown("--device", self.device, get_args(Device))
         if self.precision is not None:
             refuse_unknown("--precision", self.precision, get_args(TrainPrecision))
             if self.amp is not None:
-                raise UsageError(f"--precision {self.precision} says all that --amp does; leave one of the two out")
+                raise UsageError(f"--precision {self.precision} and --amp exclude each other; remove one")
         refuse_unknown("--optimizer", self.optimizer, get_args(Optimizer))
         refuse_unknown("--schedule", self.schedule, get_args(Schedule))
         refuse_unknown("--class-weights", self.class_weights, get_args(ClassWeights))
         for option, share in (("--lr-warm-up", self.warm_up), ("--label-smoothing", self.label_smoothing)):
             if share is not None and not 0 <= share < 1:
-                raise UsageError(f"{option} is a share, from 0 to below 1, got {share}")
+                raise UsageError(f"{option} must be at least 0 and below 1, got {share}")
         if self.weight_decay is not None and not 0 <= self.weight_decay < float("inf"):
             raise UsageError(f"--weight-decay must be 0 or above, got {self.weight_decay}")
         if self.ema is not None and not 0 < self.ema < 1:
@@ -161,9 +163,13 @@ def parse_validation(text: str) -> float | Path:
     except ValueError:
         if Path(text).is_dir():
             return Path(text)
-        raise UsageError(f"--validation {text}: there is no such folder; name one, or a share such as 0.1") from None
+        raise UsageError(
+            f"--validation {text}: there is no such folder; pass a folder, or a share such as 0.1"
+        ) from None
     if not 0 < share < 1:
-        raise UsageError(f"--validation {text} is no share of the training images; use one such as 0.1, or a folder")
+        raise UsageError(
+            f"--validation {text} is not a share of the training images; use a share such as 0.1, or a folder"
+        )
     return share
 
 

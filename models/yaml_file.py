@@ -27,10 +27,10 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         seen: dict[str, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem=f"line {key.start_mark.line + 1} has a key that is no word")
+                raise yaml.MarkedYAMLError(problem=f"line {key.start_mark.line + 1} has a key that is not a string")
             name, line = key.value, key.start_mark.line + 1
             if name in seen:
-                raise yaml.MarkedYAMLError(problem=f"{name} is there in line {seen[name]} and again in line {line}")
+                raise yaml.MarkedYAMLError(problem=f"{name} is set in line {seen[name]} and again in line {line}")
             seen[name] = line
         return {str(key): value for key, value in super().construct_mapping(node, deep).items()}
 
@@ -61,13 +61,13 @@ def read_yaml(path: Path) -> YamlOptions:
         node = yaml.compose(text, _Loader)
         document = yaml.load(text, _Loader)
     except (OSError, ValueError) as error:
-        raise UsageError(f"--config {path} cannot be read: {error}") from error
+        raise UsageError(f"cannot read --config {path}: {error}") from error
     except yaml.YAMLError as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if document is None:
         return YamlOptions({}, {})
     if not isinstance(document, dict):
-        raise UsageError(f"{path} must be options and their values, such as 'port: 8000', one a line")
+        raise UsageError(f"{path} must be a mapping of options to values, one per line, such as 'port: 8000'")
     assert isinstance(node, yaml.MappingNode)
     return YamlOptions(document, dict(_lines(node)))
 

@@ -70,7 +70,7 @@ WALLS: dict[str, tuple[str, ...]] = {
         *app("server", "scheduling", "loading", "telemetry", "version", "calls.shared_memory", *SERVED),
     ),
     f"{APP}.grpc": (MODELS, *app("server", "scheduling", "telemetry", "calls.shared_memory", *SERVED)),
-    f"{APP}.config.sources": (f"{MODELS}.errors", f"{MODELS}.yaml_file"),
+    f"{APP}.config.sources": tuple(f"{MODELS}.{name}" for name in ("errors", "option", "yaml_file")),
     f"{APP}.config": (MODELS, APP),
     f"{APP}.ray": (MODELS, APP),
     f"{APP}.python.values": (MODELS,),

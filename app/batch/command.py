@@ -57,7 +57,7 @@ def _label(
     images = sum(record.images for record in done.values())
     errors = sum(len(record.errors) for record in done.values())
     if done:
-        _print(console, f"going on: {images:,} of {total:,} images are done")
+        _print(console, f"resuming: {images:,} of {total:,} images are done")
     with BatchProgress(console, total, images, errors) as progress:
         try:
             if todo:
@@ -65,7 +65,7 @@ def _label(
                     _follow(events, progress, options.out, run_file, console)
         except KeyboardInterrupt:
             raise JobError(
-                f"stopped with {progress.images:,} of {total:,} images labelled; the same command goes on"
+                f"stopped with {progress.images:,} of {total:,} images labelled; run the same command to resume"
             ) from None
         finally:
             remove_leftovers(options.out)
@@ -73,7 +73,7 @@ def _label(
     labelled = total - unreadable
     _print(console, f"{progress.summary()}; {labelled:,} labelled, in {options.out}/part-*.parquet")
     if unreadable:
-        _print(console, f"{unreadable:,} could not be read; why stands in {options.out}/{ERRORS}")
+        _print(console, f"{unreadable:,} could not be read; {options.out}/{ERRORS} has the reasons")
     return 0 if labelled else 1
 
 

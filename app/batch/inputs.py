@@ -51,7 +51,7 @@ def _parquet(file: str, wanted: str | None) -> Source:
         with pq.ParquetFile(file) as opened:
             schema, images = opened.schema_arrow, opened.metadata.num_rows
     except (OSError, pa.ArrowException) as error:
-        raise JobError(f"{file} cannot be read as parquet ({_brief(error)}); repair it or leave it out") from error
+        raise JobError(f"{file} cannot be read as parquet ({_brief(error)}); repair or remove it") from error
     column, names = _columns(file, schema, wanted)
     identity = ["parquet", file, column, str(images), str(Path(file).stat().st_size)]
     return Source(images, partial(RowsPiece, file, column, names), identity)
@@ -64,7 +64,7 @@ def _tar(file: str) -> Source:
         with tarfile.open(file, "r:") as opened:
             offsets.extend(member.offset for member in _image_members(opened))
     except (OSError, tarfile.TarError) as error:
-        raise JobError(f"{file} cannot be read as a tar ({_brief(error)}); repair it or leave it out") from error
+        raise JobError(f"{file} cannot be read as a tar ({_brief(error)}); repair or remove it") from error
     identity = ["tar", file, str(len(offsets)), str(Path(file).stat().st_size)]
     return Source(len(offsets), lambda start, stop: MembersPiece(file, offsets[start], stop - start), identity)
 
@@ -87,7 +87,7 @@ class BatchInputs:
         self._sources = [source for one in given for source in _sources(one, column) if source.images]
         self.images = sum(source.images for source in self._sources)
         if not self.images:
-            raise UsageError(f"there are no images in {', '.join(given)}; name image files, folders, lists or tars")
+            raise UsageError(f"no images found in {', '.join(given)}; pass image files, folders, lists or tars")
 
     def digest(self, base: str) -> str:
         """The same for the same names in the same order, from the same folder."""
@@ -125,7 +125,7 @@ def _sources(given: str, column: str | None) -> list[Source]:
         found = sorted(glob.glob(given, recursive=True)) if glob.has_magic(given) else []  # noqa: PTH207 - any pattern
         if not found:
             what = "nothing matches" if glob.has_magic(given) else "there is no"
-            raise UsageError(f"{what} {given}; name image files, folders, lists, parquet files or tars")
+            raise UsageError(f"{what} {given}; pass image files, folders, lists, parquet files or tars")
         if all(map(_is_image_name, found)):
             return [_files(found)]
         return [source for one in found for source in _sources(one, column)]
@@ -136,7 +136,7 @@ def _source_of_file(given: str, suffix: str, column: str | None) -> Source:
     if suffix in (".parquet", ".pq"):
         return _parquet(given, column)
     if given.lower().endswith(_PACKED_TARS):
-        raise UsageError(f"{given} is compressed, so that it cannot be read from the middle; unpack it to a .tar")
+        raise UsageError(f"{given} is compressed, so it cannot be read from the middle; unpack it to a .tar")
     if suffix == ".tar":
         return _tar(given)
     if suffix in _LISTS:
@@ -144,7 +144,7 @@ def _source_of_file(given: str, suffix: str, column: str | None) -> Source:
     if suffix in IMAGE_SUFFIXES or _begins_like_an_image(given):
         return _files([given])
     raise UsageError(
-        f"{given} is none of image, folder, list (.txt), parquet file or tar; give a list of paths the suffix .txt"
+        f"{given} is not an image, folder, list (.txt), parquet file or tar; name a list of paths FILE.txt"
     )
 
 
@@ -153,7 +153,7 @@ def _images_below(folder: str) -> Iterator[str]:
     seen: set[tuple[int, int]] = set()
 
     def refuse(error: OSError) -> None:
-        raise JobError(f"{error.filename} cannot be read ({error.strerror}); make it readable or leave it out")
+        raise JobError(f"{error.filename} cannot be read ({error.strerror}); make it readable or remove it")
 
     for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
         there = Path(place).stat()
@@ -172,7 +172,7 @@ def _listed(file: str) -> list[str]:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"the list {file} cannot be read ({_brief(error)}); it has one path a line, in UTF-8"
+            f"the list {file} cannot be read ({_brief(error)}); it must have one path per line, in UTF-8"
         ) from error
     return [line.strip() for line in lines if line.strip()]
 
@@ -206,7 +206,7 @@ def _guessed(file: str, columns: list[str], usual: tuple[str, ...]) -> str | Non
     """The only column, or the first with a usual name; None if there is none. Raises UsageError."""
     found = columns if len(columns) == 1 else [name for name in usual if name in columns]
     if columns and not found:
-        raise UsageError(f"{file} has several columns that may be meant ({', '.join(columns)}); name one by --column")
+        raise UsageError(f"{file} has several possible columns ({', '.join(columns)}); choose one with --column")
     return found[0] if found else None
 
 
@@ -239,8 +239,8 @@ def images_of(part: BatchPart) -> Iterator[BatchImage]:
             index += 1
     if index != part.images:
         raise JobError(
-            f"part {part.number} has {index} images and not {part.images}: an input has changed since the run began; "
-            "begin anew with another --out"
+            f"part {part.number} has {index} images instead of {part.images}: an input changed since the run began; "
+            "start again with another --out"
         )
 
 
@@ -266,7 +266,7 @@ def _members(piece: MembersPiece, base: Path) -> Iterator[tuple[str, Read]]:
             for member in islice(_image_members(tarfile.TarFile(fileobj=file, mode="r")), piece.count):
                 yield f"{piece.file}/{member.name}", partial(_read_at, path, member.offset_data, member.size)
     except (OSError, tarfile.TarError) as error:
-        raise JobError(f"{piece.file} cannot be read any more ({error}); see whether it has changed") from error
+        raise JobError(f"{piece.file} can no longer be read ({error}); check whether it changed") from error
 
 
 def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
@@ -276,7 +276,7 @@ def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
     except OSError as error:
         raise ImageError(f"cannot read {path}: {error.strerror}; check the file") from error
     if len(found) < nbytes:
-        raise ImageError(f"{path} is cut off in this image; check the file")
+        raise ImageError(f"{path} ends inside this image; check the file")
     return found
 
 
@@ -295,7 +295,7 @@ def _rows(piece: RowsPiece, base: Path) -> Iterator[tuple[str, Read]]:
                     yield _image_of_row(piece, number, values, base)
                 row += len(batch)
     except (OSError, pa.ArrowException) as error:
-        raise JobError(f"{piece.file} cannot be read any more ({error}); see whether it has changed") from error
+        raise JobError(f"{piece.file} can no longer be read ({error}); check whether it changed") from error
 
 
 def _image_of_row(piece: RowsPiece, number: int, row: dict[str, Any], base: Path) -> tuple[str, Read]:

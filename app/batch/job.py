@@ -32,24 +32,22 @@ class BatchOptions:
         list[str], Option("Images, folders, patterns, lists (.txt), parquet files, tars.", is_argument=True)
     ]
     out: Annotated[Path, Option("Folder for part-*.parquet and errors.parquet.")]
-    store: Annotated[Path | None, Option("Folder of models. Without it the demo answers.")] = None
-    model_version: Annotated[int | None, Option("Version of the model; by default the newest.")] = None
+    store: Annotated[Path | None, Option("Folder of models; default: the demo.")] = None
+    model_version: Annotated[int | None, Option("Version of the model; default: the newest.")] = None
     top_k: Annotated[int, Option("Classes per image.")] = 5
-    embeddings: Annotated[str | None, Option("An output to keep whole, as a column of lists.")] = None
-    column: Annotated[str | None, Option("Parquet: the column of paths or images, if unclear.")] = None
-    batch_size: Annotated[int, Option("Images a batch; 0: the model's own.")] = 0
-    workers: Annotated[int, Option("Processes, or Ray's actors; 0: as the machine has devices and cores.")] = 0
-    engine: Annotated[str, Option("Which engine may label.", words=CHOICES)] = AUTO
-    precision: Annotated[str, Option("Which variant of the bundle labels.", words=get_args(PrecisionChoice))] = "auto"
-    max_pixels: Annotated[int, Option("Images with more pixels are not decoded.")] = DEFAULT_MAX_PIXELS
-    ray: Annotated[
-        str | None, Option("Label on a Ray cluster: its address, local, or auto (or nothing): the one found.")
-    ] = None
+    embeddings: Annotated[str | None, Option("Output to store as a column of lists.")] = None
+    column: Annotated[str | None, Option("Parquet column with paths or images.")] = None
+    batch_size: Annotated[int, Option("Images per batch; 0: the model's own.")] = 0
+    workers: Annotated[int, Option("Processes or Ray actors; 0: by devices and cores.")] = 0
+    engine: Annotated[str, Option("Engine to use.", words=CHOICES)] = AUTO
+    precision: Annotated[str, Option("Variant of the model to use.", words=get_args(PrecisionChoice))] = "auto"
+    max_pixels: Annotated[int, Option("Most pixels per image; larger images are skipped.")] = DEFAULT_MAX_PIXELS
+    ray: Annotated[str | None, Option("Run on a Ray cluster: its address, local, or auto (default).")] = None
 
     def checked(self) -> Settings:
         """Check the options. Returns the server's settings of the same names. Raises UsageError."""
         if not self.inputs:
-            raise UsageError("name at least one input: an image, a folder, a list, a parquet file or a tar")
+            raise UsageError("pass at least one input: an image, a folder, a list, a parquet file or a tar")
         for name, value, least in (
             ("--top-k", self.top_k, 1),
             ("--batch-size", self.batch_size, 0),
@@ -77,18 +75,18 @@ def find_model(options: BatchOptions) -> BatchModel:
     versions = store.versions(options.name)
     if not versions:
         have = ", ".join(store.names()) or "none"
-        raise UsageError(f"there is no model {options.name!r} in {store.root} (there is: {have})")
+        raise UsageError(f"there is no model {options.name!r} in {store.root} (available: {have})")
     if options.model_version is not None:
         wanted = [one for one in versions if one.version == options.model_version]
         if not wanted:
             have = ", ".join(str(one.version) for one in versions)
-            raise UsageError(f"{options.name!r} has no version {options.model_version} (there is: {have})")
+            raise UsageError(f"{options.name!r} has no version {options.model_version} (available: {have})")
         versions = wanted
     passed_over: list[str] = []
     for stored in versions:
         if not stored.is_bundle:
             raise JobError(
-                f"{stored.folder} is a bare model, which does not say how images become its input; make a bundle of it "
+                f"{stored.folder} is a bare model without image preprocessing; make a bundle of it "
                 "with convoy export --preprocess"
             )
         try:
@@ -135,11 +133,11 @@ def _check_spec(spec: ModelSpec, options: BatchOptions) -> None:
         )
     if not spec.gives_classes:
         raise JobError(
-            f"{options.name!r} has the task {spec.task!r}, and this labels images with classes; "
+            f"{options.name!r} has the task {spec.task!r}, but convoy batch only classifies; "
             f"send the images to a server, or tensors to its /v2/models/{options.name}/infer"
         )
     if spec.outputs[0].is_strings or spec.outputs[0].numpy_dtype.kind not in "fiu":
-        raise JobError(f"{options.name!r} answers no scores, so there are no labels to write")
+        raise JobError(f"{options.name!r} returns no scores, so there are no labels to write")
     if options.batch_size > max(1, spec.max_batch_size):
         raise UsageError(
             f"--batch-size {options.batch_size} is above the model's own limit, {max(1, spec.max_batch_size)}"
@@ -147,6 +145,4 @@ def _check_spec(spec: ModelSpec, options: BatchOptions) -> None:
     if options.embeddings is not None:
         index = output_index(spec, options.embeddings)
         if spec.outputs[index].numpy_dtype.kind not in "fiub":
-            raise UsageError(
-                f"output {options.embeddings!r} is {spec.outputs[index].dtype}, which is no column of numbers"
-            )
+            raise UsageError(f"output {options.embeddings!r} is {spec.outputs[index].dtype}, which is not numeric")

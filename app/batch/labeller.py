@@ -165,10 +165,10 @@ class Labeller:
             return [self._labels(engine, batch, images)]
         except EngineFailure as failure:
             if failure.scope not in (FailureScope.BATCH, FailureScope.MEMORY):
-                raise JobError(f"the engine was lost ({failure})") from failure
+                raise JobError(f"the engine failed ({failure})") from failure
             if len(images) == 1:
                 if failure.scope is FailureScope.MEMORY:
-                    raise JobError(f"there is no memory for a single image ({failure}); free some") from failure
+                    raise JobError(f"there is not enough memory for a single image ({failure}); free some") from failure
                 return [Unreadable(images[0], f"the model fails on this image: {failure}")]
         half = len(images) // 2
         return [

@@ -115,7 +115,7 @@ def parts_done(out: Path, run: RunFile, parts: Sequence[BatchPart]) -> dict[int,
                 record = decode((pq.read_schema(path).metadata or {})[_KEY], type=PartFileRecord)
             own = run.digest, part.number, part.images
             if record is None or (record.run, record.number, record.images) != own:
-                raise JobError(f"{path} is not of this run; remove it, or choose another --out")
+                raise JobError(f"{path} does not belong to this run; remove it, or choose another --out")
             found[part.number] = record
     return found
 
@@ -136,7 +136,7 @@ def write_table(table: pa.Table, path: Path) -> None:
         try:
             replace_file(path, file.getvalue(), prefix=_ASIDE, mode=0o644)
         except FileNotFoundError as error:
-            raise JobError(f"{path.parent} was removed meanwhile; run the command again") from error
+            raise JobError(f"{path.parent} was removed during the run; run the command again") from error
 
 
 def remove_leftovers(out: Path) -> None:
@@ -180,14 +180,14 @@ def own_folder(out: Path) -> Iterator[None]:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
-            raise JobError(f"{out} is a file; name a folder with --out") from error
+            raise JobError(f"{out} is a file; pass a folder with --out") from error
         lock = (out / _LOCK).open("ab")
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise JobError(
-                f"another convoy batch is writing into {out}; wait for its end, or name another --out"
+                f"another convoy batch is writing to {out}; wait until it ends, or choose another --out"
             ) from error
         yield
 
@@ -200,7 +200,7 @@ def begin_or_go_on(out: Path, identity: RunIdentity, part_images: int) -> RunFil
     except FileNotFoundError:
         if next(out.glob("part-*.parquet"), None) is not None:
             raise JobError(
-                f"{out} has parquet files that are of no run ({RUN_FILE} is missing); choose another --out"
+                f"{out} has parquet files of an unknown run ({RUN_FILE} is missing); choose another --out"
             ) from None
         found = RunFile(identity, part_images)
         write_run_file(out, found)
@@ -208,9 +208,7 @@ def begin_or_go_on(out: Path, identity: RunIdentity, part_images: int) -> RunFil
     except (ValueError, OSError) as error:
         raise JobError(f"{path} cannot be read ({error}); choose another --out") from error
     if differences := _differences(found.identity, identity):
-        raise JobError(
-            f"{out} belongs to another run: {differences}; give what it was begun with, or choose another --out"
-        )
+        raise JobError(f"{out} belongs to another run: {differences}; use the same options, or choose another --out")
     return found
 
 
@@ -226,5 +224,5 @@ def _differences(then: RunIdentity, now: RunIdentity) -> str:
         was, is_now = getattr(then, name), getattr(now, name)
         if was != is_now:
             is_digest = name in ("bundle", "inputs")
-            told.append(f"the {words} is another" if is_digest else f"{words} was {was} and is {is_now}")
+            told.append(f"the {words} changed" if is_digest else f"{words} was {was} and is {is_now}")
     return ", ".join(told)

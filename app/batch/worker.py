@@ -134,10 +134,10 @@ def _check_runner(before: Runner | None, runner: Runner, loaded: LoadedModel) ->
         return
     for proved in loaded.engines:
         proved.engine.close()
-    why = "; ".join(loaded.skipped) or "it is not chosen here"
+    why = "; ".join(loaded.skipped) or "not chosen here"
     raise JobError(
-        f"this run was begun by {before.words}, and here {runner.words} would go on ({why}); "
-        f"ask for one of them by --engine and --precision with another --out"
+        f"this run was started with {before.words}, but here it would continue with {runner.words} ({why}); "
+        "select one with --engine and --precision and another --out"
     )
 
 

@@ -27,7 +27,7 @@ from convoy.app.batch.job import share_of_cpus
 from convoy.app.batch.records import BatchJob, BatchPart, Fatal, Labelled, PartDone, Ready, Report
 from convoy.app.batch.worker import PartsWorker, open_model
 from convoy.app.engines.table import may_use_gpus
-from convoy.models.checkout import IMPORT_ROOT
+from convoy.models.checkout import IMPORT_ROOT, pip_install
 from convoy.models.errors import ConvoyError, JobError, UsageError
 
 
@@ -135,8 +135,8 @@ class LocalWorkers:
         # A machine short of memory may kill each worker once; more deaths without a finished part end the run.
         if self._deaths > 2 * self._most:
             raise JobError(
-                f"workers die again and again, the last one {how}; if the machine is short of memory, lower --workers "
-                "or --batch-size, and run the command again: what is done stays"
+                f"workers keep dying, the last one {how}; if memory is short, lower --workers "
+                "or --batch-size, and run the command again to resume"
             )
         self._start(one.number)
         # Its reports on parts that are not on disk are undone.
@@ -183,7 +183,7 @@ def run_on_ray(address: str, job: BatchJob, parts: Sequence[BatchPart], workers:
         import ray
         import ray.data
     except ImportError as error:
-        raise UsageError(f"--ray needs Ray ({error}); pip install 'convoy-serve[ray]'") from error
+        raise UsageError(f"--ray needs Ray ({error}); {pip_install('ray')}") from error
     if not ray.is_initialized():
         try:
             ray.init(address=address or None, logging_level=logging.WARNING, log_to_driver=False)

@@ -86,6 +86,11 @@ class ServeOptions:
     access_log: str = "all"
     slow_request_ms: float = 1000.0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines may send requests without an API key or a client certificate."""
+        return not (self.is_loopback or self.api_keys or (self.tls and self.tls.client_ca))
+
     def change(self, to: ServeOptions) -> None:
         """Copy the options that may change from `to`. They apply to calls from now on."""
         for name in _LIVE:
@@ -132,7 +137,7 @@ class Authenticator:
         if self._options.admin_token is None:
             if not self._options.is_loopback:
                 raise Unauthorized(
-                    "this needs an admin token, and the server has none; start it with --admin-token-file FILE, "
+                    "this route needs an admin token, but the server has none; start it with --admin-token-file FILE, "
                     "or with --host 127.0.0.1"
                 )
         elif not self.is_admin_token(authorization):
@@ -175,7 +180,7 @@ class AccessLog:
             shown += f" trace {logs.field(trace.decode('latin-1'))}"
         fields: dict[str, object] | None = None
         if logs.takes_fields():
-            fields = {"client": client, "call": logs.printable(call), "status": status, "took_ms": round(took_ms, 3)}
+            fields = {"client": client, "call": logs.printable(call), **_status(status), "took_ms": round(took_ms, 3)}
             if key_name:
                 fields["key"] = key_name
             if trace and (found := _TRACE.match(trace)) is not None:
@@ -183,6 +188,13 @@ class AccessLog:
             if facts is not None:
                 fields |= facts()
         _log.info("%s %s %s %.1f ms%s", client, in_line(call), status, took_ms, shown, extra=fields)
+
+
+def _status(status: str) -> dict[str, object]:
+    """A number for HTTP, 499 where the client left, and a name for gRPC: one field holds one type."""
+    if status == "left":
+        return {"status": 499}
+    return {"status": int(status)} if status.isdigit() else {"grpc_status": status}
 
 
 def in_line(call: str) -> str:

@@ -40,7 +40,7 @@ def find_served(catalog: Catalog, model: str, version: str | None) -> Served:
     if version is None:
         return catalog.find(model, None)
     if not version:
-        told = "the version is empty; give its number, or leave the version out, with the slash before it"
+        told = "the version is empty; set its number, or remove the version and the slash before it"
         raise UnknownVersion(f"Request for unknown model: '{model}': {told}")
     if not (version.isascii() and version.isdigit() and len(version) < 10):
         shown = version[:40] if version.isprintable() and " " not in version else repr(version[:40])
@@ -228,8 +228,8 @@ class Call:
             if self.may_ever_hold(nbytes):
                 raise no_room(nbytes, slab)
             raise BodyTooLarge(
-                f"the request takes {self.held_bytes + nbytes} bytes at once with all that it holds, and there are "
-                f"{slab.capacity_bytes} for all requests; send less at once, or raise --max-inflight-mb"
+                f"the request takes {self.held_bytes + nbytes} bytes in total, but there are only "
+                f"{slab.capacity_bytes} for all requests; send a smaller request, or raise --max-inflight-mb"
             )
         self._slots[slot.ref] = slot
         return slot
@@ -337,7 +337,7 @@ class Call:
         """
         core, key = self.core, request.key
         if not core.catalog.live(key).takes_requests:
-            sentence = f"the engine of '{key.model}' is being replaced; send the request again"
+            sentence = f"the engine of '{key.model}' is being replaced; retry later"
             raise NotReady(sentence, reason=Refusal.NOT_READY)
         future = core.scheduler.submit(request)
         if isinstance(future, Refuse):

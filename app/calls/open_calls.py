@@ -46,7 +46,7 @@ class OpenCalls:
         answer.
         """
         if self.draining:
-            raise Draining("the server is shutting down; send the request to another one", reason=Refusal.DRAINING)
+            raise Draining("the server is shutting down; send the request to another server", reason=Refusal.DRAINING)
         self._calls[call] = None
         if self._timer is None:
             self._tick_soon()

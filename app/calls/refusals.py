@@ -19,8 +19,8 @@ from convoy.models.errors import (
 
 EXPIRED_BEFORE = "Request timeout expired before the request could be queued; allow more time"
 EXPIRED_WAITING = "Request timeout expired while the request waited; allow more time"
-EXPIRED_RUNNING = "Request timeout expired before the model had answered; allow more time"
-_HOPELESS = "Request timeout expired: the answer could not have been in time any more; allow more time"
+EXPIRED_RUNNING = "Request timeout expired before the model responded; allow more time"
+_HOPELESS = "Request timeout expired: the response could no longer be in time; allow more time"
 
 
 def refused(request: Request, refusal: Refuse, max_queue: int) -> RequestError:
@@ -30,12 +30,12 @@ def refused(request: Request, refusal: Refuse, max_queue: int) -> RequestError:
     retry_after_s = max(0.001, refusal.retry_after_ns / SECOND_NS)
     if refusal.reason is RefusalReason.PREDICTED_LATE:
         return _predicted_late(request.key.model, retry_after_s)
-    message = f"Exceeds maximum queue size: {max_queue} samples for '{request.key.model}'; send it again later"
+    message = f"Exceeds maximum queue size: {max_queue} samples for '{request.key.model}'; retry later"
     return Overloaded(message, reason=refusal.reason.value, retry_after_s=retry_after_s)
 
 
 def _predicted_late(name: str, retry_after_s: float) -> PredictedLate:
-    message = f"'{name}' is expected to answer after the deadline; send it again later"
+    message = f"'{name}' is predicted to miss the deadline; retry later"
     return PredictedLate(message, reason=Refusal.PREDICTED_LATE, retry_after_s=retry_after_s)
 
 
@@ -44,7 +44,7 @@ def not_decoded(refusal: NotDecoded, name: str, waiting: int) -> RequestError:
     retry_after_s = max(0.001, refusal.retry_after_ns / SECOND_NS)
     match refusal.why:
         case Why.QUEUE_FULL:
-            message = f"{waiting} uploads already wait to be decoded; send it again later"
+            message = f"{waiting} uploads are already waiting to be decoded; retry later"
             return Overloaded(message, reason=Refusal.DECODE_QUEUE, retry_after_s=retry_after_s)
         case Why.PREDICTED_LATE:
             return _predicted_late(name, retry_after_s)
@@ -57,8 +57,8 @@ def not_decoded(refusal: NotDecoded, name: str, waiting: int) -> RequestError:
 def no_room(nbytes: int, slab: Slab) -> MemoryExhausted:
     """The error for a body or tensor for which there is no memory now."""
     return MemoryExhausted(
-        f"no room for {nbytes} bytes, {slab.used_bytes} of {slab.capacity_bytes} are in flight; "
-        "send it again later, or raise --max-inflight-mb",
+        f"no memory for {nbytes} bytes, {slab.used_bytes} of {slab.capacity_bytes} are in use; "
+        "retry later, or raise --max-inflight-mb",
         reason=Refusal.MEMORY,
         retry_after_s=1.0,
     )
@@ -73,13 +73,13 @@ def failure_of(done: Done) -> RequestError:
         case Outcome.HOPELESS:
             return DeadlineExceeded(_HOPELESS)
         case Outcome.MODEL_FAILED:
-            return ModelFailed(f"the model '{name}' fails on this request: {done.reason}; check its input")
+            return ModelFailed(f"model '{name}' failed on this request: {done.reason}; check its input")
         case Outcome.NO_MEMORY:
             return Unavailable(
-                f"'{name}' has not enough memory on its device for a batch ({done.reason}); "
-                "lower --max-batch, or free memory there, and send it again"
+                f"the device of '{name}' has too little memory for a batch ({done.reason}); "
+                "lower --max-batch, or free memory on the device"
             )
         case Outcome.ENGINE_LOST:
-            return Unavailable(f"the engine of '{name}' was lost ({done.reason}) and is being replaced; send it again")
+            return Unavailable(f"the engine of '{name}' failed ({done.reason}) and is being replaced; retry later")
         case _:
-            return Unavailable(f"the request was given up: {done.reason}")
+            return Unavailable(f"the request was cancelled: {done.reason}")

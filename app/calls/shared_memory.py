@@ -59,7 +59,7 @@ class Region:
 
     def _is_shorter(self) -> InvalidRequest:
         return InvalidRequest(
-            f"shared memory region '{self.name}' is shorter than it was when it was registered; register it again"
+            f"shared memory region '{self.name}' is smaller than when it was registered; register it again"
         )
 
 
@@ -137,14 +137,14 @@ def _open(name: str, key: str) -> int:
     plain = key.removeprefix("/")
     if not _KEY.fullmatch(key) or plain.startswith(_RESERVED_PREFIX):
         raise InvalidRequest(
-            f"failed to register shared memory region '{name[:100]}': the key must be the name of a shared memory "
+            f"failed to register shared memory region '{name[:100]}': the key must name a shared memory "
             f"object such as '/input', and not begin with {_RESERVED_PREFIX}"
         )
     try:
         # Refuse links, which lead out of the folder, and pipes and devices, which may block.
         file = os.open(_FOLDER / plain, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "the name cannot be a file's"
+        why = error.strerror if isinstance(error, OSError) else "invalid name"
         raise InvalidRequest(f"Unable to open shared memory region: '{key[:100]}' ({why})") from error
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)

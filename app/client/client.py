@@ -82,7 +82,7 @@ class _BaseClient:
         headers: OwnHeaders | None = None,
     ) -> None:
         if not timeout_s > 0:
-            raise UsageError(f"timeout_s must be above 0, got {timeout_s}")
+            raise UsageError(f"timeout_s must be positive, got {timeout_s}")
         if retries < 0 or at_once < 1:
             raise UsageError(f"retries must be at least 0 and at_once at least 1, got {retries} and {at_once}")
         if not callable(headers):
@@ -355,4 +355,4 @@ def _of_kind(sight: Sight, kind: type[_Kind]) -> _Kind:
     """Raises InvalidRequest where the model's task is another."""
     if isinstance(sight, kind):
         return sight
-    raise InvalidRequest(f"'{sight.model}' has another task; ask it with {_ASKED_BY[type(sight)]}()")
+    raise InvalidRequest(f"'{sight.model}' has another task; call {_ASKED_BY[type(sight)]}()")

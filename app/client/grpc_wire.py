@@ -66,7 +66,7 @@ class GrpcWire:
         if parts.path.strip("/") or parts.query or parts.username:
             raise UsageError(f"the URL {url!r} should look like grpc://localhost:8001")
         if api_key and not (api_key.isascii() and api_key.isprintable()):
-            raise UsageError("the API key has characters that metadata cannot carry; check where it came from")
+            raise UsageError("the API key has characters that gRPC metadata cannot carry; check the key")
         self._url, self._own = url, own
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._papers = _papers(trust) if parts.scheme == "grpcs" else None
@@ -157,12 +157,12 @@ class GrpcWire:
         if _ITS_ID not in trailer and code is grpc.StatusCode.UNAVAILABLE:
             hint = f"cannot connect to {self._url} ({words}); start it with `convoy serve`, or check the URL"
             if self._papers is not None:  # the library does not tell a handshake that failed from a server that left
-                hint += ", who signed its certificate (--ca-file, verify=) and your own (--client-cert-file, cert=)"
+                hint += ", the CA of its certificate (--ca-file, verify=) and your own (--client-cert-file, cert=)"
             return Unavailable(hint, retry_after_s=0.0)
         if _ITS_ID not in trailer and code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineExceeded(f"{self._url} did not answer within {within_s:.3g} s; look at the server's log")
+            return DeadlineExceeded(f"{self._url} did not answer within {within_s:.3g} s; check the server's log")
         if _ITS_ID not in trailer and code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return BodyTooLarge(f"{words}; --max-body-mb of the server is the limit")  # by the library there
+            return BodyTooLarge(f"{words}; the limit is the server's --max-body-mb")  # by the library there
         words = words or f"{code.name} without an explanation; {NOT_A_SERVER}"
         return of_grpc_code(code.name, words, _retry_after_s(trailer), str(trailer.get("error-code", "")))
 
@@ -178,18 +178,18 @@ def _asked(method: str, request: Any, read: Any) -> WireQuestion[Any]:
 
 def _sight(reply: Any) -> Sight:
     if len(reply.raw_output_contents) != 1:
-        raise RequestError(f"the answer is not a prediction; {NOT_A_SERVER}")
+        raise RequestError(f"the response is not a prediction; {NOT_A_SERVER}")
     (packed,) = _tensors(reply).values()
     try:
         document = json.loads(packed.item())
     except (ValueError, TypeError):
-        raise RequestError(f"the answer is not a prediction; {NOT_A_SERVER}") from None
+        raise RequestError(f"the response is not a prediction; {NOT_A_SERVER}") from None
     return sight_of(document)
 
 
 def _tensors(reply: Any) -> dict[str, np.ndarray]:
     if len(reply.outputs) != len(reply.raw_output_contents):
-        raise RequestError(f"the answer is not a protocol's; {NOT_A_SERVER}")
+        raise RequestError(f"the response does not follow the protocol; {NOT_A_SERVER}")
     return {
         output.name: NamedTensor(output.name, output.datatype, list(output.shape), data).array()
         for output, data in zip(reply.outputs, reply.raw_output_contents, strict=True)
@@ -202,7 +202,7 @@ def _papers(trust: Trust) -> _Papers:
     if isinstance(trust, ClientTls):
         return trust.texts()
     raise UsageError(
-        "over grpcs:// `verify` must be a file of certificates, or True; a certificate of your own goes into `cert`"
+        "over grpcs:// `verify` must be a file with certificates, or True; pass your client certificate in `cert`"
     )
 
 

@@ -45,11 +45,9 @@ class HttpWire:
         try:
             httpx.URL(url), httpx.Headers(headers)  # both say what is wrong with them
         except httpx.InvalidURL as error:
-            raise UsageError(f"the URL {url!r} is wrong ({error})") from None
+            raise UsageError(f"the URL {url!r} is not valid ({error})") from None
         except UnicodeEncodeError:
-            raise UsageError(
-                "the API key has characters that an HTTP header cannot carry; check where it came from"
-            ) from None
+            raise UsageError("the API key has characters that an HTTP header cannot carry; check the key") from None
         verify = trust.context() if isinstance(trust, ClientTls) else trust
         kind = httpx.AsyncClient if is_async else httpx.Client
         # trust_env: a proxy meant for the internet must not come between a program and localhost.
@@ -120,7 +118,7 @@ class HttpWire:
                     response: httpx.Response = await self._http.send(request)
                     return response
             except TimeoutError:
-                raise httpx.ReadTimeout("the time is over") from None
+                raise httpx.ReadTimeout("the timeout expired") from None
 
     def close(self) -> None:
         self._http.close()
@@ -162,7 +160,7 @@ def _tensors(response: httpx.Response) -> dict[str, np.ndarray]:
             tensor = NamedTensor(str(output["name"]), str(output["datatype"]), shape, content[at:end])
             found[tensor.name], at = tensor.array(), end
     except (ValueError, KeyError, TypeError):
-        raise RequestError(f"the answer is not a protocol's; {NOT_A_SERVER}") from None
+        raise RequestError(f"the response does not follow the protocol; {NOT_A_SERVER}") from None
     return found
 
 
@@ -171,7 +169,7 @@ def _document(response: httpx.Response) -> Any:
     try:
         return response.json()
     except ValueError:
-        raise RequestError(f"the answer is not JSON; {NOT_A_SERVER}") from None
+        raise RequestError(f"the response is not JSON; {NOT_A_SERVER}") from None
 
 
 def _refuse_errors(response: httpx.Response) -> None:
@@ -191,7 +189,7 @@ def _in_time(reply: httpx.Response, until_s: float) -> bytes:
     parts = []
     for part in reply.iter_bytes():
         if time.monotonic() > until_s:
-            raise httpx.ReadTimeout("the time is over")
+            raise httpx.ReadTimeout("the timeout expired")
         parts.append(part)
     return b"".join(parts)
 
@@ -203,12 +201,12 @@ def _as_own_errors(url: httpx.URL, within_s: float) -> Iterator[None]:
     except httpx.TransportError as error:
         if (reason := _tls_trouble(error)) is not None:
             raise Unavailable(
-                f"TLS does not come about with {url} ({reason}); name who signed its certificate (--ca-file, verify=) "
-                "and, where it asks for one, a certificate of your own (--client-cert-file, cert=)"
+                f"TLS with {url} failed ({reason}); pass the CA of its certificate (--ca-file, verify=) "
+                "and, if the server requires one, a client certificate (--client-cert-file, cert=)"
             ) from None
         raise _own_error(error, url, within_s) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise RequestError(f"{url} cannot be asked ({error}); {NOT_A_SERVER}") from None
+        raise RequestError(f"cannot send the request to {url} ({error}); {NOT_A_SERVER}") from None
 
 
 def _own_error(error: httpx.TransportError, url: httpx.URL, within_s: float) -> RequestError:
@@ -217,10 +215,10 @@ def _own_error(error: httpx.TransportError, url: httpx.URL, within_s: float) -> 
             f"cannot connect to {url}; start it with `convoy serve`, or check the URL", retry_after_s=0.0
         )
     if isinstance(error, httpx.TimeoutException):
-        return DeadlineExceeded(f"{url} did not answer within {within_s:.3g} s; look at the server's log")
+        return DeadlineExceeded(f"{url} did not answer within {within_s:.3g} s; check the server's log")
     # A server that asks for a certificate says so after the connection has come about, if the words get here at all.
-    hint = "does it ask for a certificate (--client-cert-file, cert=)? " if url.scheme == "https" else ""
-    return Unavailable(f"the connection to {url} broke off ({error}); {hint}{NOT_A_SERVER}", retry_after_s=0.0)
+    hint = "does it require a client certificate (--client-cert-file, cert=)? " if url.scheme == "https" else ""
+    return Unavailable(f"the connection to {url} was closed ({error}); {hint}{NOT_A_SERVER}", retry_after_s=0.0)
 
 
 def _tls_trouble(error: BaseException | None) -> str | None:

@@ -55,7 +55,7 @@ def trust_of(verify: Verify, cert: Cert | None) -> Trust:
             return verify
         return ClientTls(os.fspath(verify), names=_TLS_NAMES)
     if isinstance(verify, ssl.SSLContext | ClientTls):
-        raise UsageError("a certificate of your own is in what `verify` is given; load it there, or name files in both")
+        raise UsageError("`verify` is an SSL context; load the client certificate into it, or pass files for both")
     cert_file, key_file = cert if isinstance(cert, tuple) else (cert, None)
     ca_file = None if isinstance(verify, bool) else os.fspath(verify)
     tls = ClientTls(ca_file, os.fspath(cert_file), None if key_file is None else os.fspath(key_file), names=_TLS_NAMES)
@@ -71,9 +71,9 @@ def headers_of(own: OwnHeaders | None) -> dict[str, str]:
     found = {name.lower(): value for name, value in ((own() if callable(own) else own) or {}).items()}
     for name, value in found.items():
         if name in _OURS or name.startswith(_OUR_KINDS) or name.endswith("-bin"):
-            raise UsageError(f"the header {name!r} is the client's own to send; a key goes into `api_key`")
+            raise UsageError(f"the client sets the header {name!r} itself; pass a key in `api_key`")
         if not _HEADER_NAME.fullmatch(name):
-            raise UsageError(f"the header name {name!r} may have letters, digits, '-', '_' and '.' alone")
+            raise UsageError(f"the header name {name!r} may only have letters, digits, '-', '_' and '.'")
         if not (isinstance(value, str) and value.isascii() and value.isprintable()):
-            raise UsageError(f"the header {name!r} must have printable ASCII characters alone")
+            raise UsageError(f"the header {name!r} may only have printable ASCII characters")
     return found

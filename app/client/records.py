@@ -78,7 +78,7 @@ class NamedTensor(NamedTuple):
             spec = TensorSpec(self.name, self.datatype, tuple(self.shape))
             return from_bytes(memoryview(self.data), spec, spec.shape).copy()
         except Exception as error:  # a dtype that is none, too few bytes, strings that are none
-            words = f"output '{self.name}' is not the tensor that it says ({error}); {NOT_A_SERVER}"
+            words = f"output '{self.name}' is not a valid tensor ({error}); {NOT_A_SERVER}"
             raise RequestError(words) from None
 
 
@@ -101,7 +101,7 @@ def sight_of(document: Any) -> Sight:
         predictions = tuple(Prediction(*_class(row), float(row["score"])) for row in document["predictions"])
         return Classification(model, version, predictions, timing)
     except (ValueError, KeyError, TypeError):
-        raise RequestError(f"the answer is not a prediction; {NOT_A_SERVER}") from None
+        raise RequestError(f"the response is not a prediction; {NOT_A_SERVER}") from None
 
 
 def _class(row: Any) -> tuple[int, str | None]:
@@ -122,13 +122,15 @@ def models_of(rows: Any) -> tuple[RemoteModel, ...]:
             for row in rows
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise RequestError(f"the answer is not a list of models; {NOT_A_SERVER}") from None
+        raise RequestError(f"the response is not a list of models; {NOT_A_SERVER}") from None
 
 
 def _tensor_of(name: str, array: np.ndarray) -> NamedTensor:
     datatype = datatype_of(array)
     if datatype not in NUMPY_DTYPES:
-        raise InvalidRequest(f"input '{name}' is {datatype}, which no tensor can be; send {', '.join(NUMPY_DTYPES)}")
+        raise InvalidRequest(
+            f"input '{name}' has dtype {datatype}, which is not supported; send {', '.join(NUMPY_DTYPES)}"
+        )
     if datatype == "BYTES":
         data = bytes(pack(_strings(name, array)))
     elif datatype == "BF16":

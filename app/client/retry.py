@@ -49,9 +49,7 @@ class Tries:
         """Seconds that a try may take. Raises DeadlineExceeded."""
         left_s = self._until_s - self._now_s()
         if left_s <= 0:
-            raise DeadlineExceeded(
-                f"there was no answer within {self._timeout_s:g} s; allow it more time, or ask for less"
-            )
+            raise DeadlineExceeded(f"no response within {self._timeout_s:g} s; raise the timeout, or send less")
         return left_s
 
     def pause_s(self, refusal: Overloaded | Unavailable) -> float:

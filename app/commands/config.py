@@ -3,29 +3,52 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
+import re
 
 from convoy.app.config.settings import Settings
 
+# A URL may carry a user and a password.
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
 
 def show(settings: Settings, as_json: bool) -> None:
-    """Print every option that holds."""
+    """Print every setting, its value and its source."""
     rows = [(one, settings.sources.source_of(*one.keys)) for one in settings.options()]
     if as_json:
         shown = [
-            {"option": one.name, "value": one.value, "source": source, "changes_on_sighup": one.changes_on_sighup}
+            {
+                "option": one.name,
+                "value": _masked(one.value),
+                "source": source,
+                "changes_on_sighup": one.changes_on_sighup,
+            }
             for one, source in rows
         ]
         print(json.dumps(shown, indent=2, default=str))
         return
-    lines = [(one.name, "" if one.value is None else str(one.value), source) for one, source in rows]
-    width, widest = max(len(name) for name, _, _ in lines), min(40, max(len(value) for _, value, _ in lines))
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for name, value, source in lines:
-        line = f"{name:<{width}}  {value:<{widest}}  {source}"
-        # Where a terminal would break a long value, it has a line of its own; others read a line for each option.
-        print(line if room is None or len(line) <= room else f"{name:<{width}}  ({source})\n  {value}")
+    width = max(len(one.name) for one, _ in rows)
+    if (path := settings.sources.path) is not None:
+        print(f"file: {path}\n")
+    # The value is last: only a long path goes beyond 80 columns.
+    print(f"{'setting':<{width}}  {'from':<12}  value")
+    for one, source in rows:
+        place = source if source == "command line" else source.partition(" ")[0]
+        print(f"{one.name:<{width}}  {place:<12}  {_in_words(_masked(one.value))}")
+
+
+def _masked(value: object) -> object:
+    return _CREDENTIALS.sub("***", value) if isinstance(value, str) else value
+
+
+def _in_words(value: object) -> str:
+    match value:
+        case None | "":
+            return "-"
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+    return str(value)
 
 
 def schema() -> str:

@@ -97,7 +97,7 @@ def run(as_json: bool, plan_cache: Path, console: Console) -> None:
     if diagnosis.plan_cache.plans:
         console.print(_plans(diagnosis.plan_cache))
     for reason in diagnosis.plan_cache.unreadable:
-        console.print(Text(f"no plan: {reason}"), soft_wrap=True)
+        console.print(Text(f"not a plan: {reason}"), soft_wrap=True)
     console.print(_libraries(diagnosis))
 
 
@@ -163,17 +163,17 @@ def _why_not(cache: Path, key: PlanKey, machine: Machine) -> str:
             return f"{library.title} {installed} is installed"
         gpus = [Gpu(gpu.properties.name, gpu.properties.compute_capability) for gpu in machine.gpus]
         if not any(key.target.covers(gpu) for gpu in gpus):
-            return "no GPU of this kind is here"
+            return "no GPU of this kind"
     plan = find_plan(cache, key)
     if isinstance(plan, NoPlan):  # a plan that was built ahead may be damaged, also where there is no GPU
         return plan.reason
-    return "" if machine.gpus else "there is no GPU that it could run on"
+    return "" if machine.gpus else "no GPU"
 
 
 def _in_words(gpu: GpuFound) -> str:
     memory = f"{gpu.total_bytes / (1 << 30):.1f} GiB"
     capability = f"compute capability {gpu.compute_capability}"
-    return f"{gpu.device}: {gpu.name}, {capability}, {memory}, its driver speaks CUDA {gpu.driver_cuda}"
+    return f"{gpu.device}: {gpu.name}, {capability}, {memory}, driver for CUDA {gpu.driver_cuda}"
 
 
 def _seen_by_driver() -> tuple[str, ...]:
@@ -192,8 +192,8 @@ def _seen_by_driver() -> tuple[str, ...]:
 def _machine(diagnosis: Diagnosis) -> Table:
     table = Table("machine", "", show_header=False)
     table.add_row("Convoy", f"{diagnosis.convoy} on Python {diagnosis.python}, {diagnosis.system}")
-    int8 = "8-bit dot products" if diagnosis.int8_dot_product else "no 8-bit dot products, so INT8 gains little"
-    table.add_row("CPU", f"{diagnosis.cpu}, {diagnosis.cpu_cores} cores to use, {int8}")
+    int8 = "8-bit dot products" if diagnosis.int8_dot_product else "no 8-bit dot products (INT8 gains little)"
+    table.add_row("CPU", f"{diagnosis.cpu}, {diagnosis.cpu_cores} cores, {int8}")
     # As text: the brackets of an extra are no markup.
     table.add_row("GPU", Text("\n".join((*diagnosis.gpus, diagnosis.gpu_note)).strip()))
     return table
@@ -202,12 +202,14 @@ def _machine(diagnosis: Diagnosis) -> Table:
 def _engines(diagnosis: Diagnosis) -> Table:
     table = Table(Column("engine", no_wrap=True), "runs here", "why")
     for engine in diagnosis.engines:
-        table.add_row(engine.engine, "yes" if engine.usable else "no", Text(engine.reason))
+        # The first table has the reason why there is no GPU.
+        reason = "no usable GPU" if engine.reason == diagnosis.gpu_note else engine.reason
+        table.add_row(engine.engine, "yes" if engine.usable else "no", Text(reason))
     return table
 
 
 def _builders(diagnosis: Diagnosis) -> Table:
-    table = Table("plans by", "built here", "for compute capability")
+    table = Table("plan builder", "builds here", "compute capabilities")
     for found in diagnosis.builders:
         told = f"{', '.join(found.targets)} ({found.reason})" if found.builds else found.reason
         table.add_row(f"{found.library} {found.version}".strip(), "yes" if found.builds else "no", Text(told))

@@ -36,7 +36,8 @@ def _address() -> str:
     with suppress(KeyError, OSError, ValueError):
         told = Path(os.environ["CONVOY_ADDRESS_FILE"]).read_text().strip()
     scheme = "https" if os.environ.get("CONVOY_TLS_CERT_FILE") else "http"
-    own = f"{scheme}://127.0.0.1:{os.environ.get('CONVOY_PORT', '8000')}"
+    port = os.environ.get("CONVOY_PORT", "")
+    own = f"{scheme}://127.0.0.1:{port if port.isdigit() else 8000}"  # Kubernetes sets tcp://... for a Service
     return told if told.startswith(("http://", "https://")) else own
 
 

@@ -93,9 +93,11 @@ def _in_order(client: Client, model: str, given: Sequence[Given], top_k: int | N
         try:
             return client.look(model, one.image, top_k=top_k)
         except NotFound as error:
-            raise JobError(f"{error}; {_what_is_served(client)}") from None
+            raise JobError(
+                str(error) if "; available: " in str(error) else f"{error}; {_what_is_served(client)}"
+            ) from None
         except Unauthorized as error:
-            raise JobError(f"{error}; give a file with the key: --api-key-file or CONVOY_API_KEY_FILE") from None
+            raise JobError(f"{error}; pass a file with the key: --api-key-file or CONVOY_API_KEY_FILE") from None
         except (Unavailable, DeadlineExceeded) as error:
             raise JobError(str(error)) from None
         except RequestError as error:
@@ -112,18 +114,18 @@ def _images(given: Iterable[str], stdin: BinaryIO) -> Iterator[Given]:
     """Raises UsageError for what names none."""
     names = list(given)
     if not names:
-        raise UsageError("name at least one image: files, folders, patterns, or - for one from stdin")
+        raise UsageError("pass at least one image: files, folders, patterns, or - for an image from stdin")
     if names.count(STDIN) > 1:
-        raise UsageError(f"{STDIN} is one image from stdin; name it once")
+        raise UsageError(f"{STDIN} reads one image from stdin; pass it once")
     for name in names:
         path = Path(name)
         if name == STDIN:
             yield Given("stdin", stdin.read())
         elif path.is_dir():
-            yield from _all_of(sorted(path.rglob("*")), name, "has no images below it")
+            yield from _all_of(sorted(path.rglob("*")), name, "contains no images")
         elif not path.exists() and glob.has_magic(name):
             found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - as a shell has them
-            yield from _all_of(map(Path, found), name, "fits no image")
+            yield from _all_of(map(Path, found), name, "matches no image")
         else:
             yield Given(name, path)
 
@@ -131,9 +133,7 @@ def _images(given: Iterable[str], stdin: BinaryIO) -> Iterator[Given]:
 def _all_of(paths: Iterable[Path], name: str, objection: str) -> Iterator[Given]:
     found = [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
     if not found:
-        raise UsageError(
-            f"{name} {objection} ({', '.join(sorted(IMAGE_SUFFIXES))}); name another, or the files themselves"
-        )
+        raise UsageError(f"{name} {objection} ({', '.join(sorted(IMAGE_SUFFIXES))}); choose another, or pass the files")
     for path in found:
         yield Given(str(path), path)
 
@@ -158,7 +158,7 @@ def _what_is_served(client: Client) -> str:
         names = sorted({model.name for model in client.models() if model.is_ready})
     except ConvoyError:
         return NOT_A_SERVER
-    return f"the server has {', '.join(names)}" if names else "the server has no model ready"
+    return f"available: {', '.join(names)}" if names else "no model is ready"
 
 
 def _cells(found: Sight) -> tuple[tuple[str, ...], _Rows]:

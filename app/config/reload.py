@@ -31,11 +31,11 @@ class Reloading:
             to = after.serve_options()
             _check_tls(self._options.tls, to.tls)
         except UsageError as error:
-            _log.error("read again, and nothing was changed: %s; mend it and send SIGHUP again", error)
+            _log.error("cannot reload the settings, so nothing changed: %s; fix it and send SIGHUP again", error)
             return
         had_keys = bool(self._options.api_keys)
         if to.tls != self._options.tls:
-            _log.info("who connects from now on is shown the certificate that was read")
+            _log.info("new connections use the reloaded certificate")
         self._settings = _with_what_may_change(before, after)
         logs.set_level(after.log_level)
         self._options.change(to)
@@ -49,7 +49,7 @@ def _check_tls(before: ServerTls | None, after: ServerTls | None) -> None:
     """Raises UsageError where TLS, or asking for clients' certificates, would begin or end."""
     asks_before, asks_after = (tls and (tls.client_ca is not None) for tls in (before, after))
     if asks_before != asks_after:
-        raise UsageError("TLS, and asking clients for certificates, begin and end with a restart of the server")
+        raise UsageError("restart the server to turn TLS or client certificates on or off")
 
 
 def _with_what_may_change(before: Settings, after: Settings) -> Settings:
@@ -71,12 +71,12 @@ def _tell(changed: list[OptionHeld], to: ServeOptions, had_keys: bool) -> None:
     at_next_load = ", ".join(one.name for one in later if one.keys[0] == "models")
     at_restart = ", ".join(one.name for one in later if one.keys[0] != "models")
     keys = ", ".join(key.name for key in to.api_keys)
-    _log.info("read again: %s; API keys: %s", now or "no option differs", keys or "none")
+    _log.info("reloaded the settings; changed: %s; API keys: %s", now or "none", keys or "none")
     if had_keys and not to.api_keys:
-        _log.warning("no API key is required any more: every client that reaches the port may send requests")
+        _log.warning("requests need no API key any more: every client that reaches the port can send them")
     if at_next_load:
         _log.warning(
-            "%s: holds when the model is loaded the next time; unload and load it, or restart the server", at_next_load
+            "%s: takes effect when the model is loaded again; unload and load it, or restart the server", at_next_load
         )
     if at_restart:
-        _log.warning("%s: stays as it is until the server is restarted", at_restart)
+        _log.warning("%s: takes effect after a restart of the server", at_restart)

@@ -299,7 +299,7 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
         if self.max_inflight_mb < self.max_body_mb:
-            raise ValueError("max_inflight_mb must be at least max_body_mb, or no body of that size could be read")
+            raise ValueError("max_inflight_mb must be at least max_body_mb, or a body of that size could not be read")
         self.versions()
         is_number = self.edges.isascii() and self.edges.isdigit() and int(self.edges) <= 64
         if self.edges != "auto" and not is_number:
@@ -364,7 +364,7 @@ class Settings(BaseModel):
             if not _KEY_NAME.fullmatch(name) or name in (ADMIN, DEFAULT_KEY):
                 raise ValueError(
                     f"keys: {name!r} cannot be a key's name; use letters, digits, '.', '_' and '-', and neither "
-                    f"{ADMIN!r} nor {DEFAULT_KEY!r}, which are those of --admin-token-file and --api-key-file"
+                    f"{ADMIN!r} nor {DEFAULT_KEY!r}, which --admin-token-file and --api-key-file use"
                 )
 
     def _check_names(self) -> None:

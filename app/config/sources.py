@@ -5,6 +5,7 @@ Knows how they are read and merged, and the source of each value. Knows no optio
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 from pydantic_settings.exceptions import SettingsError
 
 from convoy.models.errors import UsageError
+from convoy.models.option import is_of_kubernetes
 from convoy.models.yaml_file import read_yaml, unknown_option
 
 PREFIX = "CONVOY_"
@@ -24,26 +26,32 @@ _Said = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The options given in each place; `path` is the file's, in which options stand in `lines`."""
+    """The options given in each place. `lines` are those of the options in the file at `path`.
+
+    `ignored` are the variables that Kubernetes set for a Service.
+    """
 
     command_line: _Said = field(default_factory=dict)
     environment: _Said = field(default_factory=dict)
     file: _Said = field(default_factory=dict)
     path: Path | None = None
     lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
 
     @staticmethod
     def read(command_line: _Said, kind: type[BaseModel]) -> Sources:
         """The sources for the options of a `kind`. Raises UsageError."""
         environment = _environment(kind)
+        ours = {name: value for name, value in os.environ.items() if name.upper().startswith(PREFIX)}
+        ignored = tuple(sorted(name for name, value in ours.items() if is_of_kubernetes(name, value)))
         place = command_line.get("config") or environment.get("config")
         if place is None:
-            return Sources(command_line, environment)
+            return Sources(command_line, environment, ignored=ignored)
         path = Path(place)
         file, lines = read_yaml(path)
         if "config" in file:
-            raise UsageError(f"{path}: config: a file cannot name another one; leave it out")
-        return Sources(command_line, environment, file, path, lines)
+            raise UsageError(f"{path}: config: a file cannot name another file; remove it")
+        return Sources(command_line, environment, file, path, lines, ignored)
 
     def merged(self) -> dict[str, Any]:
         """One value for each option; options by name, such as models, are merged name by name."""
@@ -71,7 +79,7 @@ class Sources:
         if first["type"] == "extra_forbidden":
             words = unknown_option(keys[-1], {*options} - {"config"})
         if first["type"] in ("dict_type", "model_type"):
-            words = "must be names and their values, indented below it"
+            words = "must be a mapping of names to values, indented below it"
         if _has(self.command_line, keys):
             return f"--{keys[0].replace('_', '-')}: {words}"
         if _has(self.environment, keys):
@@ -90,10 +98,12 @@ class Sources:
 def _environment(kind: type[BaseModel]) -> dict[str, Any]:
     """Raises UsageError."""
     asked: Any = type(kind.__name__, (kind, BaseSettings), {"model_config": SettingsConfigDict(env_prefix=PREFIX)})
+    source = EnvSettingsSource(asked)
+    source.env_vars = {name: text for name, text in source.env_vars.items() if not is_of_kubernetes(name, text or "")}
     try:
-        return EnvSettingsSource(asked)()
+        return source()
     except SettingsError as error:
-        raise UsageError(f"the environment cannot be read: {error}; write it in JSON") from error
+        raise UsageError(f"cannot read the environment: {error}; write the value as JSON") from error
 
 
 def _over(said: _Said, below: _Said) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def check_rows(
     # Up to 8 different rows; a larger batch repeats them in random order.
     found = _rows_that_run(alone, signature, min(8, max(PROOF_ROWS, largest)))
     if isinstance(found, str):
-        return RowCheck(f"a row alone does not run ({found})", is_open=True)
+        return RowCheck(f"a single row does not run ({found})", is_open=True)
     try:
         return _Proof(together, signature, found, may_round=original is None).check(largest)
     except EngineFailure as failure:
@@ -241,7 +241,9 @@ class _Proof:
         """Raises EngineFailure if a batch is not expected to fit into memory."""
         steady = self._rows.steady
         if not steady:
-            return RowCheck("its answers differ from run to run, so nothing tells what a row depends on", is_open=True)
+            return RowCheck(
+                "its output differs from run to run, so the check of its rows is not possible", is_open=True
+            )
         objections = chain(
             map(self._objection_to_shapes, steady), map(self._objection_to_batch, _batches_to_try(largest))
         )
@@ -250,7 +252,7 @@ class _Proof:
     def _objection_to_shapes(self, name: str) -> str:
         shapes = {answers[name].shape for answers in self._rows.answers}
         if any(shape[:1] != (1,) for shape in shapes):
-            return f"output {name!r} of a row alone has the shape {list(shapes.pop())}, without a first dimension of 1"
+            return f"output {name!r} of a single row has the shape {list(shapes.pop())}, without a first dimension of 1"
         return f"the shape of output {name!r} depends on the values of a row" if len(shapes) > 1 else ""
 
     def _objection_to_batch(self, size: int) -> str:

@@ -24,12 +24,13 @@ from convoy.app.engines.cuda.driver import CudaUnavailable
 from convoy.app.engines.onnxruntime_cuda import PROVIDER
 from convoy.app.engines.openvino import load_openvino
 from convoy.app.engines.tensorrt_library import RTX, TENSORRT, TensorRt, load_tensorrt
+from convoy.models.checkout import pip_install
 from convoy.models.errors import JobError
 
 _log = logging.getLogger("convoy")
 _PROVIDER_FILE = Path("capi") / "libonnxruntime_providers_cuda.so"
 _CUDNN = "libcudnn.so.9"
-_INSTALL = "uninstall onnxruntime and run pip install 'convoy-serve[gpu]'"
+_INSTALL = f"uninstall onnxruntime and run {pip_install('gpu')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Library:
     reason: str = ""
 
 
-_NO_LIBRARY = Library(None, "there is no GPU for it")
+_NO_LIBRARY = Library(None, "no GPU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,11 @@ class Machine:
     """
 
     gpus: tuple[Device, ...] = ()
-    no_gpu: str = "the GPU was not asked for"
+    no_gpu: str = "GPUs are not used with this --engine"
     tensorrt: Library = field(default=_NO_LIBRARY)
     onnxruntime: Library = field(default=_NO_LIBRARY)
     rtx: Library = field(default=_NO_LIBRARY)
-    openvino: Library = field(default=Library(None, "OpenVINO was not asked for"))
+    openvino: Library = field(default=Library(None, "OpenVINO is not used with this --engine"))
     unusable: tuple[UnusableGpu, ...] = ()
 
     def tried(self) -> Machine:
@@ -82,8 +83,8 @@ class Machine:
         if not codes or has_code(codes, properties.compute_capability):
             return ""
         return (
-            f"onnxruntime {module.__version__} has no code for {properties.name}, whose compute capability is "
-            f"{properties.compute_capability}: it has it for {in_words(codes)}; TensorRT may serve there, or another "
+            f"onnxruntime {module.__version__} has no kernels for {properties.name}, compute capability "
+            f"{properties.compute_capability}: it has kernels for {in_words(codes)}; use TensorRT, or another "
             "build of onnxruntime-gpu"
         )
 
@@ -133,5 +134,5 @@ def _find_onnxruntime() -> Library:
         ctypes.CDLL(_CUDNN)
     except OSError as error:
         # The provider looks for it only at the first convolution, which would then fail.
-        return Library(None, f"cuDNN does not load ({error}); run pip install 'convoy-serve[gpu]', which brings it")
+        return Library(None, f"cuDNN does not load ({error}); run {pip_install('gpu')}, which brings it")
     return Library(module)

@@ -86,13 +86,13 @@ def check_batch(
         return
     if room == 0:
         raise BundleError(
-            f"one sample's tensors take {_mib(each)} MiB, and {_mib(free or 0)} MiB of memory are available, half of "
-            "it for tensors; make the model's tensors smaller, or give the server more memory"
+            f"the tensors of one sample take {_mib(each)} MiB, but {_mib(free or 0)} MiB of memory are free, half of "
+            "it for tensors; use smaller tensors, or give the server more memory"
         )
-    why = f"one sample's tensors take {each:,} bytes" if room < MOST_SAMPLES else "more gains nothing"
+    why = f"one sample's tensors take {each:,} bytes" if room < MOST_SAMPLES else "a larger batch has no benefit"
     raise BundleError(
-        f"max_batch_size {max_batch_size} is too large for this machine: {why}; at most {room} is allowed, "
-        "by max_batch_size or --max-batch"
+        f"max_batch_size {max_batch_size} is too large for this machine: {why}; use at most {room}, "
+        "with max_batch_size or --max-batch"
     )
 
 
@@ -119,7 +119,7 @@ def growing_sizes(
             room = max(1, ran + int(free * _RUN_SHARE / each))
             raise EngineFailure(
                 f"max_batch_size {largest} is too large for this machine: a sample takes {_mib(each)} MiB while it "
-                f"runs, and {_mib(free)} MiB are available; at most {room} is allowed, by max_batch_size or "
+                f"runs, and {_mib(free)} MiB are free; use at most {room}, with max_batch_size or "
                 "--max-batch",
                 FailureScope.MEMORY,
             )

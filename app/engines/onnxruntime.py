@@ -67,7 +67,7 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         self._has_strings = "BYTES" in dtypes
         if self._has_strings and "BF16" in dtypes:
             # Strings cannot be bound, and BF16 works only this way.
-            raise BundleError(f"{model}: has tensors of BYTES and of BF16, which cannot be served together; use FP32")
+            raise BundleError(f"{model}: has both BYTES and BF16 tensors, which cannot be served together; use FP32")
         return LIBRARY
 
     def close(self) -> None:
@@ -188,8 +188,8 @@ def _opened(model: Path, options: Any) -> Any:
         if version := _NEWER_IR.search(str(error)):
             own, known = version.groups()
             raise BundleError(
-                f"{model}: its IR version is {own}, and ONNX Runtime knows {known} at most; save it again with an "
-                f"older one: load it with onnx.load, set model.ir_version = {known}, and onnx.save it"
+                f"{model}: its IR version is {own}, but ONNX Runtime supports at most {known}; save it with an "
+                f"older version: load it with onnx.load, set model.ir_version = {known}, and onnx.save it"
             ) from error
         raise BundleError(f"{model}: ONNX Runtime cannot load it ({first_line(error)})") from error
 

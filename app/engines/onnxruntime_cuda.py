@@ -118,7 +118,7 @@ class OnnxRuntimeCudaEngine(CudaEngine):
 
     def _open_sessions(self, model: Path) -> None:
         if PROVIDER not in self._runtime.get_available_providers():
-            raise BundleError(f"this onnxruntime has no {PROVIDER}; install onnxruntime-gpu[cuda,cudnn] in its place")
+            raise BundleError(f"this onnxruntime has no {PROVIDER}; install onnxruntime-gpu[cuda,cudnn] instead")
         for size in self.info.batch_sizes:
             if self.tuning.graphs and self._sessions:
                 self._sessions[size] = next(iter(self._sessions.values()))

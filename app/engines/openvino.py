@@ -25,10 +25,11 @@ from convoy.app.engines.memory import is_short
 from convoy.app.engines.parts import Landed, Shapes
 from convoy.app.engines.staged import StagedEngine
 from convoy.models.bundle import Precision
+from convoy.models.checkout import pip_install
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import TensorSpec
 
-_INSTALL = "pip install 'convoy-serve[openvino]'"
+_INSTALL = pip_install("openvino")
 # Its converter, which Convoy does not use, reports every import to its maker and stores a client id.
 _TELLTALE = "openvino.tools.ovc"
 _DTYPES = {
@@ -51,7 +52,7 @@ class OpenVinoEngine(StagedEngine):
 
     def _open(self, model: Path, precision: Precision, threads: int) -> str:
         if free := [spec.name for spec in (*self.inputs, *self.outputs) if spec.sample_bytes is None]:
-            raise BundleError(f"{model}: tensor {free[0]!r} has no fixed size, which OpenVINO is not trusted with")
+            raise BundleError(f"{model}: tensor {free[0]!r} has no fixed size, which Convoy does not run in OpenVINO")
         try:
             self._ov = load_openvino()
         except JobError as error:
@@ -60,7 +61,7 @@ class OpenVinoEngine(StagedEngine):
         # OpenVINO claims the capability also on processors that only convert.
         can_bf16 = cpu.has_bf16() and "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         if precision == "bf16" and not can_bf16:
-            raise BundleError(f"{model}: this processor computes nothing in BF16")
+            raise BundleError(f"{model}: this processor does not support BF16")
         options = {
             "INFERENCE_NUM_THREADS": threads,
             "NUM_STREAMS": 1,
@@ -75,7 +76,7 @@ class OpenVinoEngine(StagedEngine):
         except Exception as error:  # RuntimeError, and whatever the reader raises
             raise BundleError(f"{model}: OpenVINO cannot load it ({_message(error)})") from error
         if unchecked is not None:
-            raise BundleError(f"{model}: {unchecked!r} looks up by values of a request, which OpenVINO does not check")
+            raise BundleError(f"{model}: {unchecked!r} indexes with values of a request, which OpenVINO does not check")
         have = [
             tuple(_spec(model, port, promised) for port, promised in zip_longest(ports, ours[: len(ports)]))
             for ports, ours in ((compiled.inputs, self.inputs), (compiled.outputs, self.outputs))
@@ -187,7 +188,7 @@ def _spec(model: Path, port: Any, promised: TensorSpec | None) -> TensorSpec:
     dtype = port.element_type.get_type_name()
     name = promised.name if promised is not None and promised.name in port.names else port.any_name
     if dtype not in _DTYPES:
-        raise BundleError(f"{model}: tensor {name!r} is of {dtype}, which OpenVINO does not compute as it is")
+        raise BundleError(f"{model}: tensor {name!r} is {dtype}, which OpenVINO does not support as is")
     return TensorSpec(name, _DTYPES[dtype], ())
 
 

@@ -113,11 +113,11 @@ def check_answer(spec: TensorSpec, declared: tuple[int, ...], answer: Answer) ->
     if spec.is_strings:
         objection = objection_to_strings(answer.data, math.prod(shape), f"output '{spec.name}'", text_only=False)
         if objection:
-            raise EngineFailure(f"{objection}; this is a bug of the engine")
+            raise EngineFailure(f"{objection}; this is a bug in the engine")
     elif nbytes != math.prod(shape) * spec.numpy_dtype.itemsize:
         raise EngineFailure(
-            f"output '{spec.name}' has {nbytes} bytes, which are no {spec.dtype} of the shape {list(shape)}; "
-            "this is a bug of the engine"
+            f"output '{spec.name}' has {nbytes} bytes, which do not fit {spec.dtype} of shape {list(shape)}; "
+            "this is a bug in the engine"
         )
 
 
@@ -146,6 +146,8 @@ def _copied(rows: np.ndarray, destination: memoryview | None) -> TensorBytes:
         copy = np.array(rows, order="C", copy=True)
         return TensorBytes(copy.shape, copy.reshape(-1).view(np.uint8).data)
     if len(destination) != rows.nbytes:
-        raise EngineFailure(f"an output of {rows.nbytes} bytes has a place of {len(destination)}; this is a bug")
+        raise EngineFailure(
+            f"an output of {rows.nbytes} bytes does not fit into {len(destination)} bytes; this is a bug"
+        )
     np.copyto(np.ndarray(rows.shape, rows.dtype, destination), rows)
     return TensorBytes(rows.shape, destination)

@@ -96,7 +96,7 @@ class PlanBuilder:
         except _BuildFailed as failure:
             build.now(state="failed", reason=str(failure), refused=failure.refused)
         except OSError as error:
-            build.now(state="failed", reason=f"the builder could not be started: {error}")
+            build.now(state="failed", reason=f"cannot start the builder: {error}")
         except Exception as error:  # a bug, which must not cost more than the plan
             _log.exception("building a plan failed; this is a bug")
             build.now(state="failed", reason=f"{type(error).__name__}: {error}")
@@ -147,12 +147,12 @@ class PlanBuilder:
         while True:
             await self._pause(1.0)
             if self._now_s() - started_s > limits.time_limit_s + limits.grace_s:
-                raise _BuildFailed(f"it did not end within {limits.time_limit_s:g} s and was killed")
+                raise _BuildFailed(f"it did not finish within {limits.time_limit_s:g} s and was killed")
             used_bytes = self._memory_of(process.pid)
             if used_bytes > limits.memory_bytes:
                 raise _BuildFailed(
-                    f"it used {used_bytes >> 20} MiB of memory where {limits.memory_bytes >> 20} MiB are allowed and "
-                    "was killed; build the plan where there is more memory, TensorRT's on the same kind of GPU"
+                    f"it used {used_bytes >> 20} MiB of memory, more than the {limits.memory_bytes >> 20} MiB allowed, "
+                    "and was killed; build the plan where there is more memory, TensorRT's on the same kind of GPU"
                 )
 
 
@@ -228,7 +228,7 @@ async def _attend(process: Process, build: _Build) -> str:
     assert process.stderr is not None
     _, complaint = await asyncio.gather(_listen(process.stdout, build), _final_error(process.stderr))
     code = await process.wait()
-    how = f"the builder was ended by signal {-code}" if code < 0 else f"the builder ended with code {code}"
+    how = f"the builder was killed by signal {-code}" if code < 0 else f"the builder exited with code {code}"
     return f"{how}: {complaint}" if complaint else how
 
 
@@ -237,9 +237,7 @@ async def _listen(stdout: StreamReader, build: _Build) -> None:
         try:
             line = await stdout.readline()
         except ValueError as error:
-            raise _BuildFailed(
-                f"the builder wrote more than {_LONGEST_LINE_BYTES} bytes without a line's end"
-            ) from error
+            raise _BuildFailed(f"the builder wrote a line of more than {_LONGEST_LINE_BYTES} bytes") from error
         if not line:
             return
         try:

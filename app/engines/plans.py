@@ -58,13 +58,13 @@ def wish_for_plan(
 def _find(library: TensorRt, job: Job, variant: Variant, device: Device) -> PlanOpener | tuple[PlanRequest, str]:
     """The variant's plan, ready to open, or what it lacks and what could mend that. Raises NotProved."""
     if not supports((*job.spec.inputs, *job.spec.outputs)):
-        raise NotProved("TensorRT takes only numbers of fixed shapes")
+        raise NotProved("TensorRT only supports numeric tensors of fixed shape")
     if job.plan_cache is None:
-        raise NotProved(f"{variant.file}: there is no plan cache; give one with --plan-cache")
+        raise NotProved(f"{variant.file}: there is no plan cache; set one with --plan-cache")
     gpu = Gpu(device.properties.name, device.properties.compute_capability)
     if variant.precision == "fp8" and as_number(gpu.compute_capability) < as_number(FP8_SINCE):
         raise NotProved(
-            f"{variant.file}: FP8 wants compute capability {FP8_SINCE} or later, not {gpu.compute_capability}"
+            f"{variant.file}: FP8 needs compute capability {FP8_SINCE} or later, not {gpu.compute_capability}"
         )
     trt, onnx = job.machine.runs(library).module, job.path(variant)
     options = BuildOptions(variant.precision, bucket_sizes(job.max_batch_size), profiles=library.profiles)
@@ -83,7 +83,7 @@ def _find(library: TensorRt, job: Job, variant: Variant, device: Device) -> Plan
     if opener.is_compiled() or job.may_wait:
         return opener
     wish = PlanRequest(device, onnx, variant, found.record.options, found.record.key)
-    return wish, f"its kernels are not compiled for {gpu.name} and its driver yet"
+    return wish, f"its kernels are not yet compiled for {gpu.name} and its driver"
 
 
 def _target(library: TensorRt, trt: object, gpu: Gpu, options: BuildOptions) -> PlanTarget:
@@ -128,7 +128,7 @@ class PlanOpener:
             raise problem
         best = best_of(tried)
         write_memory(self._memory(path), CapturesRecord(_FILE_VERSION, best, told(tried, str)))
-        _log.info("%s on %s: graphs by %s", self.plan.path, self.device.name, best)
+        _log.info("%s on %s: CUDA graphs with %s", self.plan.path, self.device.name, best)
         return best
 
     def _remembered(self, kernels: Path) -> CapturesRecord | None:

@@ -32,14 +32,14 @@ def choose_on_gpu(candidates: Sequence[Variant], precision: PrecisionChoice, eng
     """
     if precision != "auto":
         named = tuple(v for v in candidates if v.precision == precision)
-        reason = "asked for by name" + "".join(f", although: {v.reason}" for v in named if not v.serve)
-        return Choice(named, reason, () if named else (f"{engine}: there is no {precision} variant for it",))
+        reason = "selected with --precision" + "".join(f", although: {v.reason}" for v in named if not v.serve)
+        return Choice(named, reason, () if named else (f"{engine}: there is no {precision} variant",))
     refused = tuple(f"{v.file}: {v.reason}" for v in candidates if not v.serve and v.target != "cpu")
     reduced = tuple(v for v in candidates if v.serve and v.precision != "fp32")
     exact = tuple(v for v in candidates if v.precision == "fp32")
     if reduced:
-        return Choice(reduced, "made for this kind of device", refused)
-    return Choice(exact, "no variant in reduced precision may serve", refused)
+        return Choice(reduced, "made for this type of device", refused)
+    return Choice(exact, "no variant in reduced precision is verified", refused)
 
 
 def choose_on_cpu(candidates: Sequence[Variant], precision: PrecisionChoice, device_fingerprint: str) -> Choice:
@@ -58,33 +58,33 @@ def choose_on_cpu(candidates: Sequence[Variant], precision: PrecisionChoice, dev
     servable = [variant for variant in candidates if variant.serve]
     skipped = refused + tuple(f"{variant.file}: {variant.reason}" for variant in candidates if not variant.serve)
     if not servable:
-        raise BundleError(f"no variant may be served on a CPU ({'; '.join(skipped)}); export it again")
+        raise BundleError(f"no variant is verified for the CPU ({'; '.join(skipped)}); export the model again")
     tables = {variant.file: measured_here(variant, device_fingerprint) for variant in servable}
     unmeasured = next((variant for variant in servable if tables[variant.file] is None), None)
     if unmeasured is not None:
         why = _why_measured_again(unmeasured, device_fingerprint)
-        return Choice(tuple(servable), f"measured at start-up, because {why}", skipped)
+        return Choice(tuple(servable), f"measured at start, because {why}", skipped)
     faster = [
         variant
         for variant in servable
         if variant.precision != "fp32" and (table := tables[variant.file]) is not None and is_worthwhile(table)
     ]
     if len(faster) > 1:
-        reason = "measured at start-up, like all that beat fp32 on this device when it was exported"
+        reason = "measured at start, together with all variants that were faster than fp32 at export"
         return Choice(tuple(faster), reason, skipped)
     (fastest,) = faster or servable[:1]
-    return Choice((fastest,), f"fastest on this device when it was exported: {fastest.reason}", skipped)
+    return Choice((fastest,), f"fastest on this device at export: {fastest.reason}", skipped)
 
 
 def _by_name(variants: Sequence[Variant], precision: Precision) -> Choice:
     named = [variant for variant in variants if variant.precision == precision]
     if not named:
         have = ", ".join(dict.fromkeys(variant.precision for variant in variants)) or "none"
-        what = f"there is no {precision} variant for the CPU (there is: {have})"
+        what = f"there is no {precision} variant for the CPU (available: {have})"
         raise BundleError(f"{what}; export it with --precisions")
     proved = [variant for variant in named if variant.serve] or named[:1]
     although = "" if proved[0].serve else f", although: {proved[0].reason}"
-    return Choice(tuple(proved), f"asked for by name{although}", ())
+    return Choice(tuple(proved), f"selected with --precision{although}", ())
 
 
 def measured_here(variant: Variant, device_fingerprint: str) -> LatencyTable | None:
@@ -103,7 +103,7 @@ def _why_measured_again(variant: Variant, device_fingerprint: str) -> str:
     if not alike:
         return f"export did not measure {variant.file} in {engine or 'this engine'}"
     if alike[0].device_fingerprint != device_fingerprint:
-        return f"export measured it on {alike[0].device_fingerprint}, and this is {device_fingerprint}"
+        return f"export measured it on {alike[0].device_fingerprint}, but this is {device_fingerprint}"
     return f"export did not measure {variant.file} against fp32"
 
 

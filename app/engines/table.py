@@ -22,6 +22,7 @@ from convoy.app.engines.plans import open_plan, wish_for_plan
 from convoy.app.engines.staged import StagedEngine
 from convoy.app.engines.tensorrt_library import RTX, TENSORRT, TensorRt
 from convoy.models.bundle import Target, Variant
+from convoy.models.checkout import pip_install
 from convoy.models.errors import BundleError
 
 AUTO = "auto"
@@ -112,7 +113,7 @@ def _probe_cuda(machine: Machine) -> tuple[bool, str]:
 
 def _probe_cpu(machine: Machine) -> tuple[bool, str]:
     if importlib.util.find_spec("onnxruntime") is None:
-        return False, "onnxruntime is not installed; install convoy-serve[cpu]"
+        return False, f"onnxruntime is not installed; run {pip_install('cpu')}"
     return True, _cores()
 
 
@@ -188,5 +189,5 @@ def rows_for(machine: Machine, engine: str) -> tuple[tuple[Row, ...], tuple[str,
         return tuple(row for row, usable, _ in everything if usable), unusable
     ((row, usable, reason),) = everything
     if not usable:
-        raise BundleError(f"--engine {engine}: {reason}; or serve with --engine auto")
-    return (row,), (f"every engine but {row.name}: --engine {engine}",)
+        raise BundleError(f"--engine {engine}: {reason}; or use --engine auto")
+    return (row,), (f"every engine except {row.name}: --engine {engine}",)

@@ -138,9 +138,7 @@ class TensorRtEngine(CudaEngine):
             reason = self._reason()
             if "memory" in reason.lower():
                 raise EngineFailure(f"{plan.path}: {reason}", FailureScope.MEMORY)
-            raise BundleError(
-                f"{plan.path}: {self._title} does not load it ({reason}); remove it, and it is built anew"
-            )
+            raise BundleError(f"{plan.path}: {self._title} does not load it ({reason}); remove it to build it again")
         return engine
 
     def _check_tensors(self, plan: Plan) -> None:
@@ -153,10 +151,10 @@ class TensorRtEngine(CudaEngine):
         wrong = sorted((names ^ specs.keys()) | {name for name in names & specs.keys() if not self._fits(specs[name])})
         if wrong:
             raise BundleError(
-                f"{plan.path}: tensor {wrong[0]!r} is not the manifest's; remove it, and it is built anew"
+                f"{plan.path}: tensor {wrong[0]!r} does not match the manifest; remove it to build it again"
             )
         if self._engine.num_optimization_profiles != (1 if self._has_one_profile else len(self._plan_sizes)):
-            raise BundleError(f"{plan.path}: lacks a profile for some batch size; remove it, and it is built anew")
+            raise BundleError(f"{plan.path}: has no profile for some batch sizes; remove it to build it again")
 
     def _fits(self, spec: TensorSpec) -> bool:
         dtype = getattr(self._trt.DataType, _DATA_TYPES.get(spec.dtype, ""), None)
@@ -210,7 +208,9 @@ class TensorRtEngine(CudaEngine):
         for index, spec in enumerate(self.outputs):
             done = done and context.set_tensor_address(spec.name, slot.device_output(index))
         if not done:
-            raise EngineFailure(f"{self._title} does not take batch size {size}: {self._reason()}", FailureScope.ENGINE)
+            raise EngineFailure(
+                f"{self._title} does not accept batch size {size}: {self._reason()}", FailureScope.ENGINE
+            )
         self._check_outputs(context, size)
         return context
 
@@ -223,8 +223,8 @@ class TensorRtEngine(CudaEngine):
             have, declared = tuple(context.get_tensor_shape(spec.name)), self.whole_shape(spec, size)
             if have != declared:
                 raise EngineFailure(
-                    f"output '{spec.name}' has the shape {list(have)}, but the model declares {list(declared)}; a size "
-                    "that varies must be declared as -1, and is served without a plan",
+                    f"output '{spec.name}' has the shape {list(have)}, but the model declares {list(declared)}; "
+                    "declare a dimension that varies as -1, which is served without a plan",
                     FailureScope.ENGINE,
                 )
 
@@ -236,7 +236,7 @@ class TensorRtEngine(CudaEngine):
         except EngineFailure as failure:
             if failure.scope is FailureScope.DEVICE:
                 raise
-            _log.info("no CUDA graph for batch size %d (%s); it is enqueued instead", size, failure)
+            _log.info("no CUDA graph for batch size %d (%s); running without one", size, failure)
             return None
 
     # Running

@@ -31,7 +31,7 @@ class Kernels:
         except FileNotFoundError:
             return b""
         except (NotTrusted, OSError) as error:
-            _log.warning("compiled kernels are not used: %s", error)
+            _log.warning("the cache of compiled kernels is not used: %s", error)
             return b""
 
     def write(self, compiled: bytes) -> None:
@@ -40,7 +40,7 @@ class Kernels:
         try:
             write_trusted(self.path, compiled, self.path.stem)
         except OSError as error:
-            _log.info("%s cannot be kept (%s); the next start compiles again", self.path, error.strerror)
+            _log.info("cannot write %s (%s); the next start compiles again", self.path, error.strerror)
 
 
 class Contexts(Protocol):
@@ -89,7 +89,7 @@ class _Compiling:
         self._cache = self._config.create_runtime_cache()
         self._known = kernels.read() if kernels is not None else b""
         if kernels is not None and self._known and not self._cache.deserialize(self._known):
-            _log.info("%s was compiled for something else; it is made anew", kernels.path)
+            _log.info("%s was compiled for another GPU or version; compiling again", kernels.path)
             self._known = b""
         self._config.set_runtime_cache(self._cache)
 
@@ -104,6 +104,6 @@ class _Compiling:
             return
         compiled = self._cache.serialize()
         if compiled is None:
-            _log.info("the library does not give away what it compiled; the next start compiles again")
+            _log.info("the library does not export its compiled kernels; the next start compiles again")
         elif bytes(compiled) != known:
             kernels.write(bytes(compiled))

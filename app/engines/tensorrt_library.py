@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from convoy.models.checkout import pip_install
 from convoy.models.errors import JobError
 from convoy.models.plans import LibraryName, Profiles
 
@@ -42,7 +43,7 @@ TENSORRT = TensorRt(
     engine="tensorrt",
     title="TensorRT",
     module="tensorrt",
-    install="pip install 'convoy-serve[tensorrt]' (its libraries come from pypi.nvidia.com)",
+    install=f"{pip_install('tensorrt')} (its libraries come from pypi.nvidia.com)",
     builds_anywhere=False,
     profiles="each",
 )
@@ -51,7 +52,7 @@ RTX = TensorRt(
     engine="rtx",
     title="TensorRT for RTX",
     module="tensorrt_rtx",
-    install="pip install 'convoy-serve[rtx]'",
+    install=pip_install("rtx"),
     builds_anywhere=True,
     profiles="range",
 )
@@ -74,7 +75,7 @@ _RTX_BUILDER_NEEDS: Needed = (
 
 
 # What NVIDIA lists, which is less than what a portable plan has code for.
-_SUPPORTED_BY_RTX = "NVIDIA supports it on 8.6, 8.9 and 12.0, and on 7.5 by name; not on the A100 (8.0)"
+_SUPPORTED_BY_RTX = "NVIDIA supports 7.5, 8.6, 8.9 and 12.0, not the A100 (8.0)"
 
 
 def library_named(name: LibraryName) -> TensorRt:
@@ -124,13 +125,13 @@ def find_builder(library: TensorRt, capabilities: tuple[str, ...]) -> BuilderFou
         return BuilderFound(library.name, "", False, (), str(error))
     version = str(trt.__version__)
     if library.builds_anywhere:
-        told = f"without a GPU, too; {_SUPPORTED_BY_RTX}"
+        told = f"needs no GPU; {_SUPPORTED_BY_RTX}"
         return BuilderFound(library.name, version, True, nameable_capabilities(trt), told)
     if not capabilities:
         return BuilderFound(
-            library.name, version, False, (), "it builds only on the GPU that will serve, and none is here"
+            library.name, version, False, (), "it only builds on the GPU that serves, but there is none"
         )
-    return BuilderFound(library.name, version, True, capabilities, "for the GPUs that are here")
+    return BuilderFound(library.name, version, True, capabilities, "for the GPUs of this machine")
 
 
 def nameable_capabilities(trt: Any) -> tuple[str, ...]:
@@ -170,8 +171,8 @@ _kept: list[Any] = []
 _LAYERS = "Layers:"
 # Words in TensorRT's errors, and advice for each.
 _ADVICE = (
-    ("uint8", "TensorRT takes a uint8 input only straight into a Cast: export the model with the cast first"),
-    ("fp8", "FP8 wants GPUs of compute capability 8.9 and later: leave the others out, or this precision"),
+    ("uint8", "TensorRT accepts a uint8 input only directly into a Cast; export the model with the cast first"),
+    ("fp8", "FP8 needs GPUs of compute capability 8.9 or later; remove the other GPUs, or this precision"),
     ("memory", "free memory on the GPU, or lower --workspace-mb or the largest batch size"),
 )
 

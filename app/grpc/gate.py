@@ -223,7 +223,7 @@ class GrpcGate:
         try:
             self._check_key(call)
             if is_full:
-                words = f"{self._max_calls} calls are open; send it again later"
+                words = f"the limit of {self._max_calls} open calls is reached; retry later"
                 raise Overloaded(words, reason=Refusal.CALLS, retry_after_s=1.0)
         except RequestError as error:
             self._on_turned_away(call, error)
@@ -288,7 +288,9 @@ def parse(message: type[Message], data: bytes) -> Any:
     try:
         return message.FromString(data)
     except DecodeError as error:
-        raise InvalidRequest(f"the request is not a {message.DESCRIPTOR.name}; use the protocol's own stubs") from error
+        raise InvalidRequest(
+            f"the request is not a valid {message.DESCRIPTOR.name}; use the client stubs of the protocol"
+        ) from error
 
 
 @contextmanager

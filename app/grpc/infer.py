@@ -106,7 +106,7 @@ class GrpcInference:
             attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": call.method}
             span = tracing.begin("grpc", f"{_SERVICE}/{call.method}", attributes, parent, time.monotonic_ns())
         except Exception:
-            _log.exception("a request has no span")
+            _log.exception("cannot create a span for a request")
             return None
         if span is not None:
             span.status = 0  # OK unless there is an error

@@ -37,7 +37,7 @@ def grpc_host(
         library = await asyncio.to_thread(importlib.import_module, "convoy.app.grpc.server")
         return library.GrpcServer(core, options, decoder, max_calls=max_calls)
 
-    return GrpcHost(holder, make_server)
+    return GrpcHost(holder, make_server, is_open=options.is_open)
 
 
 class GrpcHost:
@@ -47,8 +47,14 @@ class GrpcHost:
     taken, and `stop(grace_s)`.
     """
 
-    def __init__(self, holder: socket.socket | None, make_server: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        self._holder, self._make_server = holder, make_server
+    def __init__(
+        self,
+        holder: socket.socket | None,
+        make_server: Callable[[], Coroutine[Any, Any, Any]],
+        *,
+        is_open: bool = False,
+    ) -> None:
+        self._holder, self._make_server, self._is_open = holder, make_server, is_open
         self._making: asyncio.Task[Any] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._server: Any = None
@@ -85,10 +91,10 @@ class GrpcHost:
             _log.critical("cannot listen on %s:%d (%s); choose another with --grpc-port", host, port, error)
             on_lost(UsageError.exit_code)
         except Exception:
-            _log.critical("gRPC does not start; --grpc-port -1 leaves it out", exc_info=True)
+            _log.critical("gRPC does not start; --grpc-port -1 turns it off", exc_info=True)
             on_lost(JobError.exit_code)
         else:
             self._server = server
-            announce("grpc", host, port)
+            announce("grpc", host, port, is_open=self._is_open)
         finally:
             holder.close()

@@ -148,7 +148,7 @@ def unsupported(method: str) -> Unary:
     """The handler for a method of the protocol that this server does not offer."""
 
     async def refuse(_: Any, __: GrpcCall) -> Any:
-        raise Unsupported(f"{method} is not offered by this server; docs/protocol.md lists what is")
+        raise Unsupported(f"{method} is not supported by this server; see docs/protocol.md")
 
     return refuse
 
@@ -303,7 +303,10 @@ class _Health(health_aio.HealthServicer):  # type: ignore[misc]
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802 - the library's name
         if self._watchers >= self._max_watchers:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._watchers} watch already")
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"the limit of {self._watchers} health watches is reached; retry later",
+            )
         self._watchers += 1
         try:
             await super().Watch(request, context)

@@ -20,9 +20,7 @@ MAIN, UNKNOWN = "digits", "unknown"
 BLACK_PICTURE, BLACK_PICTURE_FILE = bytes(32 * 32 * 3), "black.bin"
 _VALUES = {"model": "digits", "version": "1", "name": "input", "repository": "other"}
 _ANOTHER_MODEL = "nothing"
-_NO_MODEL = (
-    f"Request for unknown model: '{_ANOTHER_MODEL}'%s is not found; POST /v2/repository/index lists what is served"
-)
+_NO_MODEL = f"Request for unknown model: '{_ANOTHER_MODEL}'%s is not found; available: {MAIN}"
 
 
 CODES: list[JsonValue] = [*sorted(error_kinds())]

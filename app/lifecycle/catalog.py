@@ -37,6 +37,9 @@ class ModelState(Enum):
 # Instead of a version: the model itself, whose versions cannot be read or are not those that are wanted.
 WHOLE_MODEL = 0
 
+# Names in an error message.
+_MOST_NAMED = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:
@@ -252,7 +255,13 @@ class Catalog:
             return UnknownModel(f"Request for unknown model: '{name}' has no available versions ({known[-1].reason})")
         unknown = f"Request for unknown model: {asked} is not found"
         if not self.is_complete:
-            sentence = f"{unknown}, yet: the models are being loaded; send the request again later"
-            return NotReady(sentence, reason=Refusal.NOT_READY)
+            return NotReady(f"{unknown} yet: models are being loaded; retry later", reason=Refusal.NOT_READY)
         kind = UnknownVersion if served else UnknownModel
-        return kind(f"{unknown}; POST /v2/repository/index lists what is served")
+        return kind(f"{unknown}; {self._available(name)}")
+
+    def _available(self, name: str) -> str:
+        """The loaded versions of a model, or the loaded models, in a few words."""
+        own = [f"{name}/{version}" for version in sorted(self._served.get(name, {}))]
+        found = own or sorted(model for model, versions in self._served.items() if versions)
+        more = [f"and {len(found) - _MOST_NAMED} more"] if len(found) > _MOST_NAMED else []
+        return f"available: {', '.join([*found[:_MOST_NAMED], *more])}" if found else "no model is loaded"

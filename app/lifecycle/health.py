@@ -87,7 +87,7 @@ class Health:
             self._give_up_hung_lanes()
             lost = next((gpu for gpu in self._gpus if gpu.lost and gpu.has_served), None)
             if lost is not None:
-                self._on_fatal(f"{lost.name} is lost for this process ({lost.lost}); a new one may use it again")
+                self._on_fatal(f"{lost.name} failed in this process ({lost.lost}); restart the server")
                 return
             for served in self._catalog.all_live():
                 for lane in list(served.lanes):

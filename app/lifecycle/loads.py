@@ -77,7 +77,7 @@ class Loads:
         """Raises BundleError where it takes too long, and whatever loading raises."""
         place = stored.name, stored.version
         if place in self._hanging:
-            raise BundleError(f"{stored.folder}: a load that was given up still hangs; see whether its disk answers")
+            raise BundleError(f"{stored.folder}: an earlier load still hangs; check whether its disk responds")
         own = await self._turn()
         work = begin(partial(self._begun, own, stored, options), f"load-{stored.name}-{stored.version}")
         try:
@@ -93,8 +93,8 @@ class Loads:
                 work.add_done_callback(partial(self._came_late, stored))
         if not work.done():
             raise BundleError(
-                f"{stored.folder}: did not load within {self._limit_s:g} s; see whether its disk answers, "
-                "or give it more with --load-timeout-s"
+                f"{stored.folder}: did not load within {self._limit_s:g} s; check whether its disk responds, "
+                "or raise --load-timeout-s"
             )
         return work.result()
 
@@ -156,7 +156,7 @@ class Loads:
         self._hanging.discard((stored.name, stored.version))
         if not work.cancelled() and work.exception() is None:
             begin(partial(_close, work.result()), f"close-{stored.name}")
-        _log.warning("the load of %s version %d that was given up has ended", stored.name, stored.version)
+        _log.warning("the load of %s version %d that had timed out has ended", stored.name, stored.version)
         self._on_late(stored)
 
 

@@ -72,7 +72,7 @@ class _Wanted:
         if not self.found or not absent or (len(absent) < len(numbers) and not needs_all):
             return ""
         named, has = (", ".join(map(str, versions)) for versions in (absent, sorted(self.found)))
-        return f"{self.said_by} wants version {named}, and the store has {has}; name one of these, or put it there"
+        return f"{self.said_by} asks for version {named}, but the store has {has}; choose one of these, or add it"
 
 
 _NO_OVERRIDE = Override()
@@ -147,7 +147,7 @@ class ModelControl:
         if self._options.mode == "explicit" and EVERYTHING not in self._options.at_start:
             names = [name for name in names if name in self._options.at_start]
             for missing in sorted(set(self._options.at_start) - set(names)):
-                _log.error("there is no model '%s' to load in %s", missing, self._store.root)
+                _log.error("--load-model: model '%s' is not in %s", missing, self._store.root)
         for name in names:
             self._follow(name, None, self._last_look[name])
         first = [own.following for own in self._models.values() if own.following is not None]
@@ -165,7 +165,7 @@ class ModelControl:
             engine, _, reason = told.partition(": ")
             engines[reason].append(engine)
         for reason, names in engines.items():
-            _log.info("not used here: %s: %s", ", ".join(names), reason)
+            _log.info("not available here: %s: %s", ", ".join(names), reason)
 
     def change_loads(self, load_by_model: Mapping[str, LoadOptions]) -> None:
         """For single models, from their next load on."""
@@ -180,7 +180,9 @@ class ModelControl:
         for name in sorted(set(names) - self._last_look.keys()):
             near = get_close_matches(name, self._last_look, 1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
-            _log.warning("there are options for model '%s', which is not in %s%s", name, self._store.root, hint)
+            _log.warning(
+                "the configuration has options for model '%s', which is not in %s%s", name, self._store.root, hint
+            )
 
     async def _poll(self) -> None:
         """Follow the store until cancelled."""
@@ -189,7 +191,7 @@ class ModelControl:
             try:
                 look = await self._watch.look()
             except OSError as error:  # a network file system that is away for a while is no order to unload
-                _log.warning("the store cannot be read (%s); what is loaded goes on serving", error)
+                _log.warning("cannot read the store (%s); loaded models keep serving", error)
                 continue
             self._tell_misplaced(look)
             before, now, self._last_look = self._last_look, look.models, look.models
@@ -232,7 +234,7 @@ class ModelControl:
             self._set_trouble(name, look.trouble)
             raise InvalidRequest(f"load failed for model '{name}': {look.trouble}")
         if not look.versions:
-            why = "; ".join(look.misplaced) or "there is no version of it in the store"
+            why = "; ".join(look.misplaced) or "the store has no version of it"
             raise UnknownModel(f"failed to load '{name}', failed to poll from model repository; {why}")
         wanted = self._wanted(name, look.after(None), override)
         # Before anything changes: what serves goes on. A request for two versions is not met by one.
@@ -402,10 +404,10 @@ class ModelControl:
                 *(name, version, info.engine, info.precision, info.device, loaded.load_s, proved.reason),
             )
         for objection in loaded.objections:
-            _log.warning("%s version %d was published although: %s", name, version, objection)
+            _log.warning("%s version %d was published with --force although: %s", name, version, objection)
         for reason in loaded.skipped:
             if reason not in self._said_of_all:
-                _log.debug("passed over for %s version %d: %s", name, version, reason)
+                _log.debug("not chosen for %s version %d: %s", name, version, reason)
 
     def _load_came_late(self, stored: StoredVersion) -> None:
         """Its disk answers again, so a version that was refused for that deserves another look."""
@@ -438,4 +440,4 @@ async def _answer_of_store(look: Awaitable[Answer]) -> Answer:
     try:
         return await look
     except OSError as error:
-        raise Unavailable(f"the store cannot be read ({error}); see whether its disk is there") from error
+        raise Unavailable(f"cannot read the store ({error}); check whether its disk is mounted") from error

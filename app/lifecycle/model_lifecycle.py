@@ -92,9 +92,7 @@ def lane_runner(slab: Slab, engine: Engine) -> Runner:
     def run(requests: tuple[Request, ...]) -> BatchResult:
         result = engine.run([part(request) for request in requests])
         if [len(answers) for answers in result.answers] != [len(request.wanted) for request in requests]:
-            raise EngineFailure(
-                "the engine did not answer every request with the outputs that it wanted; this is a bug"
-            )
+            raise EngineFailure("the engine did not return the requested outputs for every request; this is a bug")
         for request, answers in zip(requests, result.answers, strict=True):
             batch = batch_of(request)
             for index, answer in zip(request.wanted, answers, strict=True):
@@ -162,7 +160,7 @@ class ModelLifecycle:
         priorities = asked.priorities(served.loaded.spec.priorities)
         if asked.default_level is not None and asked.default_level > priorities.levels:
             _log.warning(
-                "models.%s.default_priority is %d, and %s has %d levels: requests that ask for none have level %d; "
+                "models.%s.default_priority is %d, but %s has %d levels: requests without a priority get level %d; "
                 "lower it, or set priority_levels",
                 *(model, asked.default_level, model, priorities.levels, priorities.default),
             )
@@ -280,7 +278,9 @@ class ModelLifecycle:
         key, lane = dispatch.key, dispatch.lane
         assert isinstance(lane, ServedLane)
         lane.last_failure_ns = time.monotonic_ns()
-        _log.warning("a batch of %d for %s version %d failed: %s", dispatch.samples, key.model, key.version, reason)
+        _log.warning(
+            "a batch of %d samples for %s version %d failed: %s", dispatch.samples, key.model, key.version, reason
+        )
 
     def request_failed(self, done: Done) -> None:
         failure = _FAILURES.get(done.outcome, "BACKEND")
@@ -289,7 +289,13 @@ class ModelLifecycle:
     def lane_lost(self, key: ModelKey, lane: Lane, reason: str, scope: FailureScope) -> None:
         """An engine can run nothing any more. It is loaded again, unless it was leaving."""
         assert isinstance(lane, ServedLane)
-        _log.error("an engine of %s version %d on %s is lost: %s", key.model, key.version, lane.device, reason)
+        _log.error(
+            "an engine of %s version %d on %s failed and will be replaced: %s",
+            key.model,
+            key.version,
+            lane.device,
+            reason,
+        )
         served = self._catalog.live(key)
         self._metrics.engine_lost(served)
         served.lanes.remove(lane)

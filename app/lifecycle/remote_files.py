@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from convoy.models.checkout import pip_install
 from convoy.models.errors import UsageError
 
 # What one of these says changes when the content does; the first that there is counts.
 _TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
 _THIS_DISK = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
-_INSTALL = {"s3": "pip install 'convoy-serve[s3]'"}
+_INSTALL = {"s3": pip_install("s3")}
 
 
 class RemoteError(OSError):
@@ -67,7 +68,7 @@ class RemoteFiles:
         except Exception as error:
             raise _told(self._shown(path), error) from error
         if len(found) > 10_000:
-            raise RemoteError(f"{self._shown(path)} holds {len(found)} files, which no model needs; tidy up there")
+            raise RemoteError(f"{self._shown(path)} has {len(found)} files, more than a model needs; clean it up")
         objects = [
             RemoteObject(relative, int(about.get("size") or 0), _tag(about))
             for full, about in found.items()
@@ -100,19 +101,21 @@ class RemoteFiles:
 
 def _open(url: str) -> tuple[Any, str]:
     scheme = url.partition("://")[0]
-    install = _INSTALL.get(scheme, f"the library by which fsspec knows {scheme}://")
+    install = _INSTALL.get(scheme, f"the fsspec library for {scheme}://")
     if "::" in url:
-        raise UsageError(f"--store {url}: chains of file systems are not supported; name one URL")
+        raise UsageError(f"--store {url}: chained file systems are not supported; use one URL")
     try:
         import fsspec
 
         files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
     except ImportError as error:
-        raise UsageError(f"--store {url} needs what is not installed ({error}); install it: {install}") from error
+        raise UsageError(
+            f"--store {url} needs a library that is not installed ({error}); install it: {install}"
+        ) from error
     except ValueError as error:
-        raise UsageError(f"--store {url}: {error}; name a folder, or a URL such as s3://bucket/prefix") from error
+        raise UsageError(f"--store {url}: {error}; use a folder, or a URL such as s3://bucket/prefix") from error
     if not root.strip("/"):
-        raise UsageError(f"--store {url} names no bucket; name one, such as s3://bucket/prefix")
+        raise UsageError(f"--store {url} has no bucket; use a URL such as s3://bucket/prefix")
     return files, root.rstrip("/")
 
 
@@ -124,11 +127,11 @@ def _told(where: str, error: Exception) -> RemoteError:
     """What happened, in words. The libraries' errors have no common root, so some are known by their names."""
     said = str(error) or type(error).__name__
     if isinstance(error, FileNotFoundError):
-        return RemoteError(f"{where}: there is no such bucket, or nothing under that name in it ({said})")
+        return RemoteError(f"{where}: the bucket or the prefix does not exist ({said})")
     if isinstance(error, PermissionError):
-        return RemoteError(f"{where}: access is denied ({said}); see what the credentials in use may read")
+        return RemoteError(f"{where}: access denied ({said}); check the permissions of the credentials")
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
-        return RemoteError(f"{where}: there are no credentials ({said}); give them as its library wants them")
+        return RemoteError(f"{where}: no credentials found ({said}); set them as the library documents it")
     if isinstance(error, TimeoutError) or "Connect" in type(error).__name__ or "Timeout" in type(error).__name__:
-        return RemoteError(f"{where}: cannot be reached ({said}); see whether the network and the address are right")
+        return RemoteError(f"{where}: cannot be reached ({said}); check the network and the address")
     return RemoteError(f"{where}: {type(error).__name__}: {said}")

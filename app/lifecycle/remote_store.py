@@ -163,7 +163,7 @@ class RemoteStore:
             here = [] if self._was_reached else self._cache.names()
             if not here:
                 raise
-            _log.error("%s; serving what was fetched earlier", error)
+            _log.error("%s; serving the models that are already downloaded", error)
             return here
         self._was_reached = True
         return sorted(found)
@@ -224,7 +224,7 @@ class RemoteStore:
             return
         shutil.rmtree(stored.model_folder, ignore_errors=True)
         if listed is None:
-            raise NotFetched(f"{self.root}: {stored.name} version {stored.version} is not there any more")
+            raise NotFetched(f"{self.root}: {stored.name} version {stored.version} no longer exists")
         try:
             self._bring(listed)
         except RemoteError as error:
@@ -235,12 +235,12 @@ class RemoteStore:
             self._cache.bring(listed.stored, partial(self._fill, listed))
         except BundleError as error:
             # Damaged on its way, or in the store? Another download tells.
-            _log.warning("%s; it is fetched again", error)
+            _log.warning("%s; downloading it again", error)
             self._cache.bring(listed.stored, partial(self._fill, listed))
         nbytes = sum(one.bytes for one in listed.objects)
         stored = listed.stored
-        how = "held to its manifest" if stored.is_bundle else "a bare model, only its sizes can be verified"
-        _log.info("fetched %s version %d, %d bytes, %s", stored.name, stored.version, nbytes, how)
+        how = "verified against its manifest" if stored.is_bundle else "bare model, only file sizes are verified"
+        _log.info("downloaded %s version %d, %d bytes, %s", stored.name, stored.version, nbytes, how)
 
     def _fill(self, listed: RemoteVersion, folder: Path) -> None:
         """Raises BundleError about the files in the store, and RemoteError."""
@@ -270,11 +270,11 @@ class RemoteStore:
             self._download(name, one, folder)
         now = self._list(name).get(listed.stored.version)
         if now is None or now.digest != listed.digest:
-            raise RemoteError(f"{self.root}: {name} version {listed.stored.version} changed while it was fetched")
+            raise RemoteError(f"{self.root}: {name} version {listed.stored.version} changed while it was downloaded")
 
     def _download(self, name: str, one: RemoteObject, folder: Path) -> None:
         if not stays_inside(one.path):
-            raise BundleError(f"{folder}/{one.path!r} leads out of its model's folder; do not use it")
+            raise BundleError(f"{folder}/{one.path!r} is outside its model's folder; do not use this store")
         target = folder / one.path
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -282,10 +282,12 @@ class RemoteStore:
         except OSError as error:
             if error.errno not in _NO_PLACE:
                 raise
-            raise BundleError(f"{folder}/{one.path}: cannot be kept as a file ({error.strerror}); rename it") from error
+            raise BundleError(
+                f"{folder}/{one.path}: cannot be stored as a file ({error.strerror}); rename it"
+            ) from error
         self._files.download(f"{self._prefix(name)}{one.path}", target)
         if (size := target.stat().st_size) != one.bytes:
-            raise RemoteError(f"{self.root}: {one.path} came with {size} bytes of {one.bytes}")
+            raise RemoteError(f"{self.root}: {one.path}: got {size} of {one.bytes} bytes")
         sync(target)
 
     def _found_layout(self) -> StoreLayout:
@@ -297,7 +299,7 @@ class RemoteStore:
                 lambda path: path.rpartition("/")[2] in entries(path.rpartition("/")[0]),
             )
             if self._layout is StoreLayout.MODELS and self._is_name_asked_for:
-                _log.warning("%s is a folder of models, which have names; --model-name is not used", self.root)
+                _log.warning("%s is a folder of models; --model-name is ignored", self.root)
         return self._layout
 
     def _prefix(self, name: str) -> str:
@@ -351,7 +353,7 @@ def _named_by(manifest: Manifest, folder: Path, own: Mapping[str, RemoteObject])
         size = "no such file" if one is None else f"{one.bytes} bytes"
         if one is None or one.bytes != record.bytes:
             raise BundleError(
-                f"{folder}/{name}: there is {size}, the manifest says {record.bytes} bytes; upload it again"
+                f"{folder}/{name}: the store has {size}, but the manifest says {record.bytes} bytes; upload it again"
             )
         found.append(one)
     return found
@@ -368,5 +370,5 @@ def _is_here(stored: StoredVersion, listed: RemoteVersion | None) -> bool:
         objects = () if listed is None else listed.objects
         return all((stored.model_folder / one.path).stat().st_size == one.bytes for one in objects)
     except (BundleError, OSError) as error:
-        _log.warning("%s; it is fetched again", error)
+        _log.warning("%s; downloading it again", error)
         return False

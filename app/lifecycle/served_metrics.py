@@ -12,6 +12,7 @@ from operator import add
 from prometheus_client.core import Metric
 
 from convoy.app.engines.base import WarmShapes
+from convoy.app.engines.table import AUTO
 from convoy.app.lifecycle.catalog import Catalog, Served
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.request import ModelKey
@@ -19,18 +20,28 @@ from convoy.app.telemetry.statistics import ModelStatistics
 
 
 def engine_metrics(catalog: Catalog) -> Iterable[Metric]:
-    """Which engine serves a model and why: 1. Why others do not: 0, and the reason names them."""
-    told = "Which engine serves a model (1), why, and why others do not (0)"
-    engines = Metric("convoy_engine_info", told, "gauge")
+    """Which engines serve a model, and a code for the reason; `/stats` has the sentence."""
+    engines = Metric("convoy_engine_info", "Engines that serve a model, always 1", "gauge")
     for served in catalog.served():
         for one in served.listed:
             info = one.info
-            about = {"engine": info.engine, "precision": info.precision, "device": info.device, "reason": one.reason}
+            about = {
+                "engine": info.engine,
+                "precision": info.precision,
+                "device": info.device,
+                "reason": _code(served, one),
+            }
             engines.add_sample(engines.name, _model(served) | about, 1)
-        for reason in dict.fromkeys(served.loaded.skipped):
-            about = {"engine": "", "precision": "", "device": "", "reason": reason}
-            engines.add_sample(engines.name, _model(served) | about, 0)
     return [engines]
+
+
+def _code(served: Served, one: ProvedEngine) -> str:
+    """Why an engine serves: a few codes that never change, fit for a label."""
+    if any(wish.device.name == one.info.device for wish in served.loaded.wishes):
+        return "fallback_while_building"
+    if served.options.precision != "auto" or served.options.engine != AUTO:
+        return "forced"
+    return one.code
 
 
 def shapes_of(engines: Iterable[ProvedEngine]) -> WarmShapes | None:
@@ -50,10 +61,10 @@ def shape_metrics(catalog: Catalog) -> Iterable[Metric]:
 
 
 _SHAPES: tuple[tuple[str, str, Callable[[WarmShapes], float]], ...] = (
-    ("convoy_warm_shapes", "Shapes that it is kept of how they run", lambda s: s.warm),
-    ("convoy_warm_shapes_limit", "The most of them; then they begin anew", lambda s: s.limit),
-    ("convoy_shape_buffer_bytes", "Memory that batches of free sizes lie in", lambda s: s.buffer_bytes),
-    ("convoy_shape_buffer_limit_bytes", "The most that is kept of it", lambda s: s.buffer_limit_bytes),
+    ("convoy_warm_shapes", "Shapes whose execution setup is cached", lambda s: s.warm),
+    ("convoy_warm_shapes_limit", "Most shapes cached; then the cache is cleared", lambda s: s.limit),
+    ("convoy_shape_buffer_bytes", "Memory for batches of variable shapes", lambda s: s.buffer_bytes),
+    ("convoy_shape_buffer_limit_bytes", "Most of that memory that is kept", lambda s: s.buffer_limit_bytes),
 )
 
 

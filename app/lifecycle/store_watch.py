@@ -125,7 +125,7 @@ def _look(stored: StoredVersion) -> VersionFiles:
 def _told(folder: Path | str, error: OSError) -> str:
     if isinstance(error, RemoteError):
         return str(error)
-    return f"{error.filename or folder}: cannot be read ({error.strerror or error}); mend it or remove it"
+    return f"{error.filename or folder}: cannot be read ({error.strerror or error}); fix or remove it"
 
 
 def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int]]:
@@ -186,7 +186,7 @@ class StoreWatch:
         work = self._naming
         await asyncio.wait([work], timeout=self._patience_s)
         if not work.done():
-            raise OSError(f"{self._store.root} does not answer within {self._patience_s:g} s")
+            raise OSError(f"{self._store.root} did not respond within {self._patience_s:g} s")
         return work.result()
 
     async def look(self) -> StoreLook:
@@ -229,6 +229,4 @@ class StoreWatch:
         self._on_answer(name)
 
     def _told(self, name: str) -> str:
-        return (
-            f"{self._store.root}/{name}: does not answer within {self._patience_s:g} s; see whether its disk is there"
-        )
+        return f"{self._store.root}/{name}: did not respond within {self._patience_s:g} s; check its disk"

@@ -49,7 +49,7 @@ def prove_plan(job: Job, wish: PlanRequest) -> ProvedEngine:
 def prove_tuned(job: Job, untried: TuningCandidate) -> ProvedEngine:
     """ONNX Runtime at its best. Raises NotProved."""
     variant, place = untried.variant, Place(untried.device)
-    return _proved(job, variant, partial(open_tuned, job, variant, place), "tuned, and no plan is faster")
+    return _proved(job, variant, partial(open_tuned, job, variant, place), "tuned, and faster than any plan")
 
 
 def _proved(job: Job, variant: Variant, open_engine: Callable[[], Engine], why: str) -> ProvedEngine:
@@ -129,7 +129,7 @@ class Upgrades:
         except (NotProved, JobError) as failure:
             result, reason = "not_faster" if isinstance(failure, _NotFaster) else "not_proved", str(failure)
         except Exception as error:  # a bug, here or in a library
-            _log.exception("moving %s to its plan failed; this is a bug", wish.onnx)
+            _log.exception("switching %s to its plan failed; this is a bug", wish.onnx)
             result, reason = "not_proved", f"{type(error).__name__}: {error}"
         self._metrics.plan_tried(served, result)
         for one in tried:
@@ -147,7 +147,7 @@ class Upgrades:
         _fulfilled(served, wish)
         self._metrics.plan_tried(served, "serves")
         name, version, device = served.key.model, served.key.version, wish.device.name
-        _log.info("%s version %d on %s is served by %s now: %s", name, version, device, wish.library, serves.reason)
+        _log.info("%s version %d on %s now runs on %s: %s", name, version, device, wish.library, serves.reason)
 
     async def _try(self, served: Served, untried: TuningCandidate) -> None:
         """What serves now may be slower than ONNX Runtime, or ONNX Runtime as it came; and either serves for good."""
@@ -157,14 +157,14 @@ class Upgrades:
         try:
             serves = await self._let_take_over(served, lambda job: prove_tuned(job, untried))
         except (NotProved, JobError) as failure:
-            _log.info("ONNX Runtime does not take over with %s: %s", about, failure)
+            _log.info("tuned ONNX Runtime does not replace the current engine for %s: %s", about, failure)
             reason = refusal("onnxruntime-cuda", untried.device.name, _in_file(untried.variant.file, failure))
             others = tuple(one for one in served.loaded.skipped if one != reason)
             served.loaded = replace(served.loaded, skipped=(*others, reason))
         except Exception:  # a bug, here or in a library
             _log.exception("tuning %s failed; this is a bug", about)
         else:
-            _log.info("%s: %s", about, serves.reason if serves else "it is not served any more")
+            _log.info("%s: %s", about, serves.reason if serves else "it is no longer served")
 
     async def _let_take_over(self, served: Served, prove: Callable[[Job], ProvedEngine]) -> ProvedEngine | None:
         """The engine, which serves now; None: the version was withdrawn. Raises NotProved or JobError."""
@@ -177,6 +177,7 @@ class Upgrades:
             if proving.exception() is None:  # also where the core stops meanwhile, what has been opened is closed
                 await asyncio.to_thread(proving.result().engine.close)
             raise
+        proved = replace(proved, code="fastest_verified")
         return proved if await self._swap(served, proved) else None
 
     async def _build(self, served: Served, wish: PlanRequest) -> None:
@@ -191,7 +192,7 @@ class Upgrades:
         def report(progress: PlanBuild) -> None:
             served.plan_build = replace(progress, file=wish.variant.file)
 
-        _log.info("building the %s plan of %s for %s beside the serving", wish.library, wish.onnx, wish.device.name)
+        _log.info("building the %s plan of %s for %s in the background", wish.library, wish.onnx, wish.device.name)
         library = library_named(wish.library)
         order = BuildOrder(
             *(wish.onnx, plan_cache, wish.options, wish.device.properties.index),
@@ -220,7 +221,7 @@ class Upgrades:
             comparing = self._probe(rival, lambda: measured.extend(race([rival.proved.engine, proved.engine])))
             await to_its_end(comparing)  # before that neither may be closed
         except EngineFailure as failure:
-            raise NotProved(f"it could not be compared with what serves: {failure}") from failure
+            raise NotProved(f"it could not be compared with the current engine: {failure}") from failure
         if fastest(measured) == 0:
             info = rival.proved.engine.info
             raise _NotFaster(f"it is not faster than {info.engine} in {info.precision}")
@@ -231,7 +232,7 @@ class Upgrades:
         served.plan_build = replace(build, reason=reason)
         told = refusal(wish.library, wish.device.name, _in_file(wish.variant.file, reason))
         served.loaded = replace(served.loaded, skipped=(*still_refused(served.loaded.skipped, wish), told))
-        _log.warning("%s version %d is served as before: %s", served.key.model, served.key.version, told)
+        _log.warning("%s version %d keeps its current engine: %s", served.key.model, served.key.version, told)
 
 
 def _workspace_mb(device: Device) -> int:
@@ -240,7 +241,7 @@ def _workspace_mb(device: Device) -> int:
         device.use()
         return max(1, min(1 << 30, device.cuda.free_bytes() // 4) >> 20)
     except EngineFailure as failure:
-        raise NotProved(f"{device.name} does not say what is free on it: {failure}") from failure
+        raise NotProved(f"cannot read the free memory of {device.name}: {failure}") from failure
 
 
 class _NotBuilt(NotProved):

@@ -47,7 +47,7 @@ def read_bare_model(
     reason = f"max_batch_size is {config.max_batch_size} in {CONFIG}"
     if configured_batch is not None:
         config = replace(config, max_batch_size=configured_batch)
-        reason = f"max_batch_size is {configured_batch} by the request that loaded it"
+        reason = f"max_batch_size is {configured_batch} in the load request"
     config.refuse((*config.mistakes, *config.objections_to(signature)))
     signature = Signature(_fixed(signature.inputs, config), _fixed(signature.outputs, config))
     signature = with_examples(path, signature, threads)
@@ -55,7 +55,7 @@ def read_bare_model(
     if size is None:
         size, reason = _batch_size_of(path, signature, threads, max_batch)
     elif config.rows_are_independent:
-        reason += f", and {ROWS_ARE_INDEPENDENT} in {CONFIG} goes before the check of its rows"
+        reason += f", and {ROWS_ARE_INDEPENDENT} in {CONFIG} overrides the check of its rows"
     elif (largest := min(size, max_batch or size)) > 1:
         _ensure_independent(path, reason, _rows(path, signature, threads, largest))
     inputs, outputs = (_without_batch(side) if size else side for side in (signature.inputs, signature.outputs))
@@ -83,7 +83,7 @@ def _signature(path: Path, config: Configuration, threads: int) -> Signature:
 
 def _no_file(path: Path) -> str:
     others = sorted(one.name for one in path.parent.iterdir()) if path.parent.is_dir() else []
-    there = f"; there is {', '.join(others[:3])}" if others else ""
+    there = f"; found {', '.join(others[:3])}" if others else ""
     return f"{path}: no such file{there}; put the ONNX file there, or name it in {CONFIG} with default_model_filename"
 
 
@@ -101,11 +101,13 @@ def _batch_size_of(path: Path, signature: Signature, threads: int, max_batch: in
 def _ensure_independent(path: Path, where: str, rows: RowCheck) -> None:
     """Raises BundleError where a batch's rows depend on each other; what cannot be told is only logged."""
     if rows.is_open:
-        _log.warning("%s: %s, and whether a batch's rows depend on each other is open: %s", path, where, rows.objection)
+        _log.warning(
+            "%s: %s, but it is unknown whether rows of a batch affect each other: %s", path, where, rows.objection
+        )
     elif rows.objection:
         raise BundleError(
             f"{path}: {where}, but {rows.objection}; set max_batch_size: 0, and dims with the first dimension, so that "
-            f"each request runs alone. If that is how it is meant, say so in {CONFIG}: "
+            f"each request runs alone. If the rows are independent, declare it in {CONFIG}: "
             f'parameters {{ key: "{ROWS_ARE_INDEPENDENT}" value {{ string_value: "true" }} }}'
         )
 

@@ -130,7 +130,7 @@ def _load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
     try:
         check_only_files(stored.folder)
     except OSError as error:
-        raise BundleError(f"{stored.folder}: cannot be read ({error}); mend it or remove it") from error
+        raise BundleError(f"{stored.folder}: cannot be read ({error}); fix or remove it") from error
     if stored.is_bundle and not os.path.lexists(stored.folder / MANIFEST):
         raise BundleError(_no_model(stored.folder))
     walk = (_walk_for_bundle if stored.is_bundle else _walk_for_bare)(stored, options)
@@ -154,9 +154,9 @@ def _load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
 
 def _no_model(folder: Path) -> str:
     others = ", ".join(sorted(one.name for one in folder.iterdir())[:3]) if folder.is_dir() else ""
-    there = f"there is only {others}" if others else "there is nothing in it"
+    there = f"it only has {others}" if others else "it is empty"
     return (
-        f"{folder}: is no model, {there}; put a bundle of `convoy export` there, which has a {MANIFEST}, or an ONNX "
+        f"{folder}: not a model, {there}; put a bundle of `convoy export` there, which has a {MANIFEST}, or an ONNX "
         f"file named {BARE_MODEL}"
     )
 
@@ -167,7 +167,7 @@ def _walk_for_bundle(stored: StoredVersion, options: LoadOptions) -> _Walk:
     asked = options.configured_batch
     # Its engines are proved up to its own limit, and only with their batch dimension.
     if asked is not None and not min(1, spec.max_batch_size) <= asked <= spec.max_batch_size:
-        raise BundleError(f"max_batch_size {asked} does not fit this bundle, whose own is {spec.max_batch_size}")
+        raise BundleError(f"max_batch_size {asked} does not fit this bundle, which has {spec.max_batch_size}")
     _check_external_data(bundle)
     limit = _limit(spec, options)
     rows, skipped = rows_for(options.machine, options.engine)
@@ -188,7 +188,7 @@ def _walk_for_bare(stored: StoredVersion, options: LoadOptions) -> _Walk:
     bare = read_bare_model(stored, options.threads, options.configured_batch, options.max_batch)
     limit = _limit(bare.spec, options)
     rows, skipped = rows_for(options.machine, options.engine)
-    why_none = "a bare model has no answers that a plan could be held to; make a bundle of it"
+    why_none = "a bare model has no canary to verify a plan with; export it as a bundle"
     skipped += tuple(f"{row.name}: {why_none}" for row in rows if row.holds_to_canary)
     _log.info("%s version %d is a bare model, %s", stored.name, stored.version, bare.batch_reason)
     variants = (Variant(bare.path.name, "fp32", "cpu", True, "", 0.0, None, None),)
@@ -234,13 +234,13 @@ class _Walk:
         if self.engines:
             return
         if not on_cpu:
-            advice = "; --engine auto builds the plan and serves meanwhile" if self.later else ""
+            advice = "; --engine auto serves while it builds the plan" if self.later else ""
             told = "; ".join(dict.fromkeys(self.skipped))
             raise BundleError(f"{self.model}: --engine {self.options.engine} cannot serve it ({told}){advice}")
         of_gpus = len(self.skipped)
         if not self._serve_from(Place(), on_cpu):
             why = "; ".join(dict.fromkeys((*self.skipped[of_gpus:], *self.skipped[:of_gpus])))
-            raise BundleError(f"{self.model}: nothing serves it on the CPU ({why})")
+            raise BundleError(f"{self.model}: no engine can serve it on the CPU ({why})")
         for number in range(1, self.options.instances):
             if not self._add_instance(self.engines[0], number):
                 break
@@ -258,7 +258,7 @@ class _Walk:
                 device.ensure_works()
             except EngineFailure as failure:
                 if device.lost and device.has_served:
-                    told = f"{device.name} cannot be used by this process any more ({failure}); restart it"
+                    told = f"{device.name} can no longer be used by this process ({failure}); restart the server"
                     raise BundleError(told) from failure
                 self._leave_out(UnusableGpu(device.name, str(failure)), rows)
             else:
@@ -266,7 +266,7 @@ class _Walk:
 
     def _leave_out(self, gpu: UnusableGpu, rows: Sequence[Row]) -> None:
         """Other devices serve; the log and `/stats` say why this one does not."""
-        _log.warning("%s is left out for %s: %s", gpu.device, self.model, gpu.reason)
+        _log.warning("%s is not used for %s: %s", gpu.device, self.model, gpu.reason)
         self.skipped += [refusal(row.name, gpu.device, f"the GPU cannot be used: {gpu.reason}") for row in rows]
 
     def _serve_from(self, place: Place, rows: Sequence[Row]) -> bool:
@@ -308,7 +308,7 @@ class _Walk:
         try:
             found = self._candidate(place, *same)
         except NotProved as failure:
-            _log.warning("%s on %s does not serve again: %s", same[0].name, place.name, failure)
+            _log.warning("%s on %s served before but fails now: %s", same[0].name, place.name, failure)
             return []
         self.skipped += [why for _, choice in choices if choice.variants for why in choice.skipped]
         why = f"{same[0].name} served before"
@@ -336,16 +336,16 @@ class _Walk:
         skipped = [why for _, choice in choices for why in choice.skipped]
         while measured:
             row, variant, _ = measured.pop(fastest_measured([table for _, _, table in measured]))
-            why = f"fastest on this device when it was exported, in {row.name}: {variant.reason}"
+            why = f"fastest on this device at export, in {row.name}: {variant.reason}"
             try:
                 found = self._candidate(place, row, variant, why)
             except NotProved as failure:
                 skipped.append(refusal(row.name, place.name, failure))
                 continue
-            slower = f"was not faster than {row.name} in {variant.precision} on this device when it was exported"
+            slower = f"was not faster than {row.name} in {variant.precision} on this device at export"
             skipped += [refusal(one.name, place.name, f"{other.file}: {slower}") for one, other, _ in measured]
             self.skipped += skipped
-            return [found]
+            return [replace(found, code="fastest_at_export") if len(tried) > 1 else found]
         return []
 
     def _all_proved(self, place: Place, choices: Sequence[_RowChoice]) -> list[Candidate]:
@@ -377,9 +377,7 @@ class _Walk:
             added = self._candidate(Place(), row_named(first.info.engine), variant, first.reason)
         except NotProved as failure:
             told = refusal(first.info.engine, nth_of_cpu(number), failure)
-            _log.warning(
-                "%s is served by %d instead of the instances that it was to have: %s", self.model, number, told
-            )
+            _log.warning("%s has only %d instances: %s", self.model, number, told)
             self.skipped.append(told)
             return False
         added.engine.rest()
@@ -405,7 +403,7 @@ class _Walk:
             try:
                 return open_and_prove(variant, open_engine, prove_engine)
             except NotProved as failure:
-                _log.info("%s on %s is opened in another way: %s", row.name, place.name, failure)
+                _log.info("%s on %s: trying another way to open it: %s", row.name, place.name, failure)
         return open_and_prove(variant, partial(row.open, self.job, variant, place), prove_engine)
 
     def _prove(self, row: Row, variant: Variant, why: str, engine: Engine) -> Candidate:
@@ -431,9 +429,7 @@ class _Walk:
                     self._reference = failure
         if isinstance(self._reference, CanaryCheck):
             return self._reference
-        why_none = (
-            f"nothing tells whether it answers rightly, because {REFERENCE.name} does not run it ({self._reference})"
-        )
+        why_none = f"its output cannot be verified, because {REFERENCE.name} cannot run it ({self._reference})"
         if not row.is_on_gpus:
             raise NotProved(f"{variant.file}: {why_none}")
         # A model may need what only a GPU has.
@@ -485,6 +481,6 @@ def _check_external_data(bundle: Bundle) -> None:
         unknown = set(check_onnx_files(bundle.path(variant.file))) - set(bundle.manifest.files)
         if unknown:
             raise BundleError(
-                f"{bundle.folder}: {variant.file} keeps tensors in {sorted(unknown)[0]!r}, for which the manifest has "
+                f"{bundle.folder}: {variant.file} stores tensors in {sorted(unknown)[0]!r}, for which the manifest has "
                 "no digest; export the model again"
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -110,22 +111,25 @@ class CanaryCheck:
             least_size = 0.01 if name in self.shares else 0.0
             error = _worst_relative_error(outputs[name], rows_expected, least_size, per_row=self.batched)
             if error > self.tolerance:
-                raise CanaryFailed(f"output {name!r} is off by {error:.3g}, allowed is {self.tolerance:.3g}")
+                raise CanaryFailed(f"output {name!r} is off by {error:.3g}; the tolerance is {self.tolerance:.3g}")
             if self.sure_margin is not None and _leader_changed(
                 outputs[name], rows_expected, self.sure_margin, least_size
             ):
-                raise CanaryFailed(f"output {name!r} has another first class where fp32 is sure of its own")
+                raise CanaryFailed(f"output {name!r} has a different top class although fp32 is confident")
 
     def _rows(self, array: np.ndarray, rows: slice) -> np.ndarray:
         return array[rows] if self.batched else array
 
 
+ReasonCode = Literal["fastest_verified", "fastest_at_export", "only_available"]
+
+
 @dataclass(frozen=True, slots=True)
 class ProvedEngine:
-    """An engine that answered its canary rightly, and all that is known about it.
+    """An engine that passed its canary, and all that is known about it.
 
-    `reason` says why this engine and variant serve, `platform` what they are in the protocol's words. `file` is the
-    variant's, and so is `accuracy`; None where export measured none.
+    `reason` says in a sentence why this engine and variant serve, `code` in a word. `platform` is the protocol's name
+    for them. `file` and `accuracy` are the variant's; `accuracy` is None if export measured none.
     """
 
     engine: Engine
@@ -135,6 +139,7 @@ class ProvedEngine:
     platform: str
     file: str = ""
     accuracy: Accuracy | None = None
+    code: ReasonCode = "only_available"
 
     @property
     def info(self) -> EngineInfo:
@@ -148,12 +153,13 @@ class ProvedEngine:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An engine that is right, and the variant that it runs. `reason` says why it is tried."""
+    """An engine that passed its canary, and the variant that it runs. `reason` and `code` say why it is tried."""
 
     variant: Variant
     engine: Engine
     canary: CanaryCheck
     reason: str
+    code: ReasonCode = "only_available"
 
 
 def prove(variant: Variant, canary: Canary, reason: str, engine: Engine, warm_up_runs: int = 1) -> Candidate:
@@ -183,7 +189,7 @@ def prove_by_itself(
             raise
         raise NotProved(f"{variant.file}: does not run on zeros or random input ({failure})") from failure
     except CanaryFailed as failure:
-        raise NotProved(f"{variant.file}: does not answer as the CPU does: {failure}") from failure
+        raise NotProved(f"{variant.file}: its output differs from the CPU's: {failure}") from failure
 
 
 def open_and_prove(
@@ -246,7 +252,8 @@ def choose(candidates: list[Candidate], refused: list[str]) -> ProvedEngine:
     best.engine.rest()
     platform = row_named(info.engine).platform
     variant = best.variant
-    return ProvedEngine(best.engine, best.canary, points, best.reason, platform, variant.file, variant.accuracy)
+    code: ReasonCode = "fastest_verified" if len(candidates) > 1 else best.code
+    return ProvedEngine(best.engine, best.canary, points, best.reason, platform, variant.file, variant.accuracy, code)
 
 
 def _winner(candidates: list[Candidate]) -> tuple[Candidate, tuple[LatencyPoint, ...]]:
@@ -277,7 +284,7 @@ def _sound(candidates: list[Candidate], refused: list[str]) -> list[Candidate]:
 
 
 def _fails(failure: EngineFailure) -> str:
-    return f"it fails when it is measured: {failure}"
+    return f"it failed while it was measured: {failure}"
 
 
 def _told(candidate: Candidate, why: str) -> str:

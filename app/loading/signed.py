@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from convoy.models.bundle import SIGNATURE, read_manifest
+from convoy.models.checkout import pip_install
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.files import check_only_files, open_regular, read_small
 from convoy.models.store import StoredVersion, disk_errors
@@ -64,15 +65,13 @@ class SignedOnly:
             except OSError as error:
                 is_missing = isinstance(error, FileNotFoundError)
                 what = "no such file" if is_missing else f"cannot be read ({_brief(error)})"
-                raise UsageError(f"--require-signature {key}: {what}; name the file of a public key in PEM") from error
+                raise UsageError(f"--require-signature {key}: {what}; pass a public key file in PEM format") from error
             except ImportError as error:
-                raise UsageError(
-                    f"--require-signature needs {error.name}; pip install 'convoy-serve[signing]'"
-                ) from error
+                raise UsageError(f"--require-signature needs {error.name}; {pip_install('signing')}") from error
             except Exception as error:  # whatever the libraries make of a file that is none
                 raise UsageError(
-                    f"--require-signature {key} is no public key of an elliptic curve in PEM ({_brief(error)}); make "
-                    "one of the private key with `openssl ec -in KEY -pubout`"
+                    f"--require-signature {key} is not an elliptic-curve public key in PEM format ({_brief(error)}); "
+                    "create it from the private key with `openssl ec -in KEY -pubout`"
                 ) from error
         return SignedOnly(keys, folder)
 
@@ -101,14 +100,14 @@ class SignedOnly:
                 _copy(original, copy.folder)
             self._check(copy)
         except OSError as error:
-            raise BundleError(f"{original}: cannot be read ({error}); mend it or remove it") from error
+            raise BundleError(f"{original}: cannot be read ({error}); fix or remove it") from error
 
     def _check(self, stored: StoredVersion) -> None:
         folder = stored.folder
         signature = folder / SIGNATURE
         if not signature.exists():
             raise BundleError(
-                f"{folder}: not signed: there is no {SIGNATURE}, and --require-signature needs one; export "
+                f"{folder}: not signed: {SIGNATURE} is missing, and --require-signature is set; export "
                 "it with --sign KEY"
             )
         refused = []
@@ -119,11 +118,11 @@ class SignedOnly:
             except Exception as error:  # whatever the libraries raise for bytes that are not trusted
                 refused.append(f"{key}: {_brief(error)}")
         else:
-            raise BundleError(f"{folder}: its signature does not hold ({'; '.join(refused)}); do not use it")
+            raise BundleError(f"{folder}: the signature is not valid ({'; '.join(refused)}); do not use this bundle")
         _remove_all_but(_signed_names(signature), folder)
         if stored.is_bundle and (name := read_manifest(folder).spec.name) != stored.name:
             raise BundleError(
-                f"{folder}: it was signed as the model {name!r}, and lies where {stored.name!r} does; serve it under "
+                f"{folder}: it was signed as model {name!r}, but its folder is named {stored.name!r}; serve it under "
                 "its own name"
             )
 
@@ -139,7 +138,7 @@ def _signed_names(signature: Path) -> set[str]:
     statement = json.loads(base64.b64decode(json.loads(read_small(signature))["dsseEnvelope"]["payload"]))
     predicate = statement["predicate"]
     if predicate["serialization"]["method"] != "files":
-        raise BundleError(f"{signature}: is about parts of files; sign it by whole files")
+        raise BundleError(f"{signature}: signs parts of files; sign whole files")
     return {resource["name"] for resource in predicate["resources"]}
 
 
@@ -165,7 +164,7 @@ def _copy(source: Path, target: Path) -> None:
     except shutil.Error as error:
         # Of each file that could not be copied: its source, its target, the reason.
         origin, _, why = error.args[0][0]
-        raise BundleError(f"{origin}: cannot be read ({why}); mend it or remove it") from error
+        raise BundleError(f"{origin}: cannot be read ({why}); fix or remove it") from error
 
 
 @cache
@@ -179,7 +178,7 @@ def _own_folder(parent: Path) -> Path:
     status = parent.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise BundleError(
-            f"{parent}: others can write there, so nothing in it is safe; remove it, or name --store-cache"
+            f"{parent}: other users can write to it, so it cannot be trusted; remove it, or set --store-cache"
         )
     own = Path(tempfile.mkdtemp(prefix=_OWN_PREFIX, dir=parent))
     _lock(own)  # never closed: the end of the process does

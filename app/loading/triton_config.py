@@ -37,12 +37,12 @@ _CHECKSUM, _MD5 = "checksum", "MD5:"
 _INSTEAD = {
     "tensorflow": "convert the model with tf2onnx",
     "pytorch": "export the network with `convoy export`",
-    "tensorrt": "put the ONNX file that the plan was built of there; Convoy builds plans itself",
-    "openvino": "put the ONNX file there; Convoy lets OpenVINO compute it where that is faster",
-    "python": "Convoy runs no code of a model; put what it computes into an ONNX graph, or call Convoy from it",
-    "dali": "Convoy decodes pictures itself: export the network with `convoy export --preprocess`",
-    "onnx": "write that, or leave it out",
-    "ensemble": "join the graphs into one ONNX file (onnx.compose), or call one model after the other",
+    "tensorrt": "use the ONNX file that the plan was built from; Convoy builds plans itself",
+    "openvino": "use the ONNX file; Convoy runs it with OpenVINO where that is faster",
+    "python": "Convoy does not run model code; move the computation into the ONNX graph, or call Convoy from your code",
+    "dali": "Convoy decodes images itself: export the network with `convoy export --preprocess`",
+    "onnx": "use that, or remove the field",
+    "ensemble": "join the graphs into one ONNX file (onnx.compose), or call the models one after the other",
 }
 
 
@@ -103,7 +103,7 @@ def read_configuration(stored: StoredVersion) -> Configuration:
     try:
         data = read_small(path)
     except OSError as error:
-        raise BundleError(f"{path}: cannot be read ({error}); mend it or remove it") from error
+        raise BundleError(f"{path}: cannot be read ({error}); fix or remove it") from error
     message, mistakes = _parse(data, str(path))
     for line in harmless(message):
         _log.debug("%s: %s", path, line)
@@ -129,7 +129,7 @@ def _policy(message: Any, where: str = "") -> Policy | None:
             versions = tuple(policy.specific.versions)
             if not versions or min(versions) < 1:
                 raise BundleError(
-                    f"{where}version_policy specific names {list(versions)}; name versions from 1 on, or remove it"
+                    f"{where}version_policy specific names {list(versions)}; versions start at 1; fix or remove it"
                 )
             return versions
     return None
@@ -145,9 +145,7 @@ class _Reading:
         message, mistakes = self._message, self._mistakes
         serves_onnx = self._check_platform()
         if message.name and message.name != (own := self._stored.name):
-            mistakes.append(
-                f"name is {message.name!r}, and the model is {own!r}; give both the same name, or remove it"
-            )
+            mistakes.append(f"name is {message.name!r}, but the model is {own!r}; use the same name, or remove it")
         mistakes += refused(message)
         try:
             _policy(message)
@@ -158,13 +156,11 @@ class _Reading:
         inputs, outputs = (tuple(map(self._tensor, side)) for side in (message.input, message.output))
         for name, count in Counter(one.name for one in (*inputs, *outputs)).items():
             if count > 1 and name:
-                mistakes.append(f"tensor {name!r} is there {count} times; leave one of them")
+                mistakes.append(f"tensor {name!r} is listed {count} times; list it once")
         priorities, rows_are_independent = self._priorities(), self._rows_are_independent()
         model_file = message.default_model_filename or BARE_MODEL
         if not is_file_name(model_file):
-            mistakes.append(
-                f"default_model_filename {model_file!r} is no name of a file in {self._stored.folder}; put it there"
-            )
+            mistakes.append(f"default_model_filename {model_file!r} is not the name of a file in {self._stored.folder}")
             model_file = BARE_MODEL
         mistakes += self._mistakes_of_agents()
         return Configuration(
@@ -186,20 +182,20 @@ class _Reading:
         others = [(field, value) for field, value, own in known if value not in ("", own)]
         for field, value in others:
             instead = next((words for name, words in _INSTEAD.items() if name in value), "convert the model to ONNX")
-            self._mistakes.append(f"{field} is {value!r}, and Convoy serves ONNX alone, onnxruntime_onnx; {instead}")
+            self._mistakes.append(f"{field} is {value!r}, but Convoy only serves ONNX (onnxruntime_onnx); {instead}")
         return not others and not message.HasField("ensemble_scheduling")
 
     def _tensor(self, tensor: Any) -> ConfiguredTensor:
         side = "output" if "label_filename" in tensor.DESCRIPTOR.fields_by_name else "input"
         what, dims = f"{side} {tensor.name!r}", tuple(tensor.dims)
         if not tensor.name:
-            self._mistakes.append(f"an {side} has no name; name one of the graph's")
+            self._mistakes.append(f"an {side} has no name; use one of the graph's names")
         if any(size < 1 and size != -1 for size in dims):
-            self._mistakes.append(f"{what} has dims {list(dims)}; sizes are from 1 on, or -1 where they are free")
+            self._mistakes.append(f"{what} has dims {list(dims)}; sizes must be at least 1, or -1 if variable")
         if tensor.HasField("reshape") and tuple(tensor.reshape.shape) != dims:
             self._mistakes.append(
-                f"{what}: reshape is not supported; remove it and set dims to the graph's shape, in which clients then "
-                "send and receive it"
+                f"{what}: reshape is not supported; remove it and set dims to the graph's shape, which clients then "
+                "send and receive"
             )
         dtype = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
         dtype = {"TYPE_INVALID": "", "TYPE_STRING": "BYTES"}.get(dtype, dtype.removeprefix("TYPE_"))
@@ -211,11 +207,9 @@ class _Reading:
         try:
             if stays_inside(name):
                 return tuple(read_small(folder / name).decode().splitlines())
-            self._mistakes.append(f"label_filename {name!r} leads out of {folder}; put the labels there")
+            self._mistakes.append(f"label_filename {name!r} is outside {folder}; move the labels there")
         except (OSError, ValueError, BundleError) as error:
-            self._mistakes.append(
-                f"the labels that label_filename names, {name}, cannot be read ({error}); put them there"
-            )
+            self._mistakes.append(f"cannot read label_filename {name} ({error})")
         return ()
 
     def _priorities(self) -> Priorities:
@@ -231,9 +225,9 @@ class _Reading:
         ours = {key: one.string_value for key, one in self._message.parameters.items() if key.startswith("convoy_")}
         value = ours.pop(ROWS_ARE_INDEPENDENT, "false")
         for key in sorted(ours):
-            self._mistakes.append(f"there is no parameter {key!r}; there is {ROWS_ARE_INDEPENDENT}")
+            self._mistakes.append(f"unknown parameter {key!r}; the only one is {ROWS_ARE_INDEPENDENT}")
         if value not in ("true", "false"):
-            self._mistakes.append(f'parameter {ROWS_ARE_INDEPENDENT} is {value!r}; say "true" or "false"')
+            self._mistakes.append(f'parameter {ROWS_ARE_INDEPENDENT} is {value!r}; set it to "true" or "false"')
         return bool(value == "true")
 
     def _mistakes_of_agents(self) -> Iterator[str]:
@@ -242,16 +236,16 @@ class _Reading:
                 yield from filter(None, (self._objection_to_digest(*pair) for pair in sorted(agent.parameters.items())))
             else:
                 yield (
-                    f"model_repository_agents: there is no agent {agent.name!r}, only {_CHECKSUM}; remove it, and "
-                    "put the files into the store as they are to be served"
+                    f"model_repository_agents: agent {agent.name!r} is not supported, only {_CHECKSUM}; remove it, and "
+                    "store the files as they should be served"
                 )
 
     def _objection_to_digest(self, key: str, digest: str) -> str:
         name = key.removeprefix(_MD5)
         if name == key:
-            return f"checksum {key!r}: only {_MD5}FILE is known; say the MD5 of a file so, or remove it"
+            return f"checksum {key!r}: only {_MD5}FILE is supported; fix or remove it"
         if not stays_inside(name):
-            return f"checksum of {name!r}: leads out of {self._path.parent}; name a file in it"
+            return f"checksum of {name!r}: is outside {self._path.parent}; use a file in that folder"
         first = Path(name).parts[0]
         if is_version(first) and not self._stored.is_flat and first != str(self._stored.version):
             return ""  # another version's, which is compared when that one is loaded
@@ -259,10 +253,10 @@ class _Reading:
             with open_regular(self._path.parent / name) as file:
                 found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         except (OSError, BundleError) as error:
-            return f"checksum of {name!r}: the file cannot be read ({error}); put it there"
+            return f"checksum of {name!r}: cannot read the file ({error})"
         if found == digest.strip().lower():
             return ""
-        return f"checksum of {name!r}: its MD5 is {found}, not {digest}; put the right file there, or correct the MD5"
+        return f"checksum of {name!r}: its MD5 is {found}, not {digest}; restore the file, or correct the MD5"
 
 
 def _side(
@@ -272,7 +266,7 @@ def _side(
     graph = {spec.name: spec for spec in own}
     for one in named:
         if one.name and one.name not in graph:
-            yield f"{side} {one.name!r} is not in the graph, which has {', '.join(graph)}; name one of these"
+            yield f"{side} {one.name!r} is not in the graph, which has {', '.join(graph)}; use one of these"
     by_name = {one.name: one for one in named}
     for spec in own:
         yield from _tensor(side, by_name.get(spec.name, ConfiguredTensor(spec.name)), spec, max_batch_size)
@@ -281,7 +275,7 @@ def _side(
 def _tensor(side: str, named: ConfiguredTensor, spec: TensorSpec, max_batch_size: int | None) -> Iterator[str]:
     what = f"{side} {spec.name!r}"
     if named.dtype not in ("", spec.dtype):
-        yield f"{what} is {named.dtype} here and {spec.dtype} in the graph; make them agree"
+        yield f"{what} is {named.dtype} in {CONFIG} but {spec.dtype} in the graph; make them equal"
     if max_batch_size and spec.shape[:1] != (-1,):
         yield f"{what} has no dynamic first dimension in the graph; set max_batch_size to 0"
         return
@@ -291,7 +285,7 @@ def _tensor(side: str, named: ConfiguredTensor, spec: TensorSpec, max_batch_size
     )
     if named.dims and not is_fit:
         batch = ", without its first dimension, the batch" if max_batch_size else ""
-        yield f"{what} has dims {list(named.dims)}, the graph has {list(sizes)}{batch}; make them agree"
+        yield f"{what} has dims {list(named.dims)}, but the graph has {list(sizes)}{batch}; make them equal"
 
 
 def _parse(data: bytes, where: str) -> tuple[Any, tuple[str, ...]]:

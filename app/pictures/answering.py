@@ -161,7 +161,7 @@ def run_lengths(class_map: ClassNumbers, class_ids: Sequence[int]) -> list[list[
     starts = np.flatnonzero(values[1:] != values[:-1]) + 1
     if len(starts) >= MAX_RUNS:
         raise InvalidRequest(
-            f"the class map has {len(starts) + 1} runs, more than the {MAX_RUNS} that are answered as run lengths; "
+            f"the class map has {len(starts) + 1} runs, more than the limit of {MAX_RUNS} for run lengths; "
             "ask for a PNG with Accept: image/png or ?format=png"
         )
     starts = np.concatenate([[0], starts])

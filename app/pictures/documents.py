@@ -59,7 +59,7 @@ def wanted_of(served: Served, top_k: object, threshold: object) -> Wanted:
         for word, given in (("top_k", top_k), ("threshold", threshold)):
             if given is not None:
                 name = served.key.model
-                raise InvalidRequest(f"{word} is for classes and boxes, and '{name}' gives a class map; leave it away")
+                raise InvalidRequest(f"{word} is for classes and boxes, but '{name}' returns a class map; remove it")
         return Wanted(CLASS_MAP, finish=_map_document)
     least = _threshold(threshold, served)
     most = _top_k(top_k)
@@ -131,7 +131,7 @@ def picture_request(asked: RawRequest, served: Served, call: Call) -> PictureReq
     wanted = wanted_of(served, asked.parameters.get("top_k"), asked.parameters.get("threshold"))
     key = wanted.answering.key
     if any(one.name != key or one.parameters for one in asked.outputs) or len(asked.outputs) > 1:
-        raise wrong_request(asked.id, f"an image is answered by the output '{key}' alone; leave 'outputs' away")
+        raise wrong_request(asked.id, f"an image is answered by the output '{key}' only; remove 'outputs'")
     picture = _picture(asked.id, asked.inputs[0], served, call)
     return PictureRequest(asked.id, picture, wanted, terms_of(asked.parameters))
 

@@ -144,8 +144,8 @@ class Predictor:
         needs_bytes = decoding_bytes(header, image)
         if not call.may_ever_hold(needs_bytes):
             raise ImageTooLarge(
-                f"to decode an image of {header.width}x{header.height} pixels takes {needs_bytes} bytes beside its "
-                f"upload, and there are {call.core.slab.capacity_bytes} for all requests; send a smaller one, or "
+                f"decoding an image of {header.width}x{header.height} pixels takes {needs_bytes} bytes besides its "
+                f"upload, but there are only {call.core.slab.capacity_bytes} for all requests; send a smaller one, or "
                 "raise --max-inflight-mb"
             )
         return header.pixels, needs_bytes
@@ -211,4 +211,4 @@ def _brief(given: object) -> str:
     try:
         return repr(str(given)[:40])
     except ValueError:  # Python does not convert numbers with thousands of digits
-        return "one of too many digits"
+        return "a number with too many digits"

@@ -121,7 +121,7 @@ def read_outputs(asked: RawRequest, spec: ModelSpec, samples: int, wrong: Wrong)
 def _output(output: OutputIn, asked: RawRequest, spec: ModelSpec, wrong: Wrong) -> WantedOutput:
     names = [spec.name for spec in spec.outputs]
     if output.name not in names:
-        raise wrong(f"unexpected inference output '{output.name[:100]}'; the model gives {sorted(names)}")
+        raise wrong(f"unexpected inference output '{output.name[:100]}'; the model has {sorted(names)}")
     parameters, index = output.parameters, names.index(output.name)
     binary = parameters.get("binary_data", asked.binary_by_default)
     if not isinstance(binary, bool):

@@ -38,7 +38,7 @@ async def unload_model(core: Core, model: str, parameters: Mapping[str, object])
 def check_repository(name: str) -> None:
     """Raise Unsupported for a named repository; the only store has no name."""
     if name:
-        raise Unsupported("'repository_name' specification is not supported; leave it out")
+        raise Unsupported("'repository_name' specification is not supported; remove it")
 
 
 def _override(model: str, parameters: Mapping[str, object]) -> Override:
@@ -46,13 +46,13 @@ def _override(model: str, parameters: Mapping[str, object]) -> Override:
     for name in parameters:
         if name.startswith("file:"):
             raise Unsupported(
-                "uploading files with a request to load is not supported by this server; put the model into its store"
+                "uploading files with a load request is not supported by this server; put the model into the store"
             )
         if name != "config":
-            raise InvalidRequest(f"unrecognized load parameter '{name[:100]}'; there is 'config', a string of JSON")
+            raise InvalidRequest(f"unrecognized load parameter '{name[:100]}'; the only one is 'config', a JSON string")
     text = parameters.get("config", "{}")
     if not isinstance(text, str):
-        raise InvalidRequest(f"'config' must be a string of JSON, got {brief(text)}")
+        raise InvalidRequest(f"'config' must be a JSON string, got {brief(text)}")
     try:
         config = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -61,11 +61,11 @@ def _override(model: str, parameters: Mapping[str, object]) -> Override:
         raise InvalidRequest(f"'config' must hold a JSON object such as {_EXAMPLE}")
     batch, versions = config.pop("max_batch_size", None), config.pop("version_policy", None)
     if (name := config.pop("name", model)) not in (model, ""):
-        raise InvalidRequest(f"'name' in 'config' must be '{model[:100]}', got {brief(name)}; leave it out")
+        raise InvalidRequest(f"'name' in 'config' must be '{model[:100]}', got {brief(name)}; remove it")
     for field, known in _OWN.items():
         if (value := config.pop(field, "")) not in known:
             raise InvalidRequest(
-                f"'{field}' in 'config' cannot be {brief(value)}: this server serves ONNX alone; leave it out"
+                f"'{field}' in 'config' cannot be {brief(value)}: this server only serves ONNX; remove it"
             )
     if config:
         raise Unsupported(

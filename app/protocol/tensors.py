@@ -232,7 +232,7 @@ def shared_place(parameters: Mapping[str, object], what: str, memory: SharedMemo
     memory.check_allowed()
     name = parameters.get(REGION)
     if not isinstance(name, str):
-        raise InvalidRequest(f"'{REGION}' of {what} must be a region's name, got {brief(name)}")
+        raise InvalidRequest(f"'{REGION}' of {what} must be the name of a region, got {brief(name)}")
     region = memory.find(name)
     offset = _whole_number(parameters, "shared_memory_offset", what, default=0)
     nbytes = _whole_number(parameters, "shared_memory_byte_size", what, default=None)

@@ -284,7 +284,7 @@ class PythonEngine:
         await self.aclose()
 
     def __reduce__(self) -> NoReturn:
-        raise UsageError("an Engine cannot be pickled or sent to another process; make one there")
+        raise UsageError("an Engine cannot be pickled or sent to another process; create one there")
 
 
 # Users see the imported name in tracebacks and help(); inside, an Engine is what runs one model.

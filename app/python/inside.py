@@ -84,10 +84,10 @@ class Question(Generic[ImageAnswer]):
         name, spec, threshold = served.key.model, served.spec, self._threshold
         why = why_no_predictions(spec)
         if why is not None:
-            raise InvalidRequest(f"'{name}' {why}; give tensors to infer()")
+            raise InvalidRequest(f"'{name}' {why}; pass tensors to infer()")
         own = ANSWERING[spec.task]
         if own is not _ANSWERING[self._record]:
-            raise InvalidRequest(f"'{name}' has the task {spec.task!r}; ask it with {_ASKED_BY[own]}()")
+            raise InvalidRequest(f"'{name}' has the task {spec.task!r}; call {_ASKED_BY[own]}()")
         if threshold is not None:
             threshold = check_threshold(threshold, threshold, served)
         if own is CLASSES:
@@ -180,7 +180,7 @@ class Asking:
         while True:
             try:
                 if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
-                    raise DeadlineExceeded("Request timeout expired before the image's turn came")
+                    raise DeadlineExceeded("Request timeout expired before the image was decoded")
                 return await self._ask(asked, deadline_ns, given, question, is_alone=False)
             except RequestError as error:
                 may_fit_later = isinstance(error, Overloaded) and error.reason in _MAY_FIT_LATER

@@ -46,8 +46,8 @@ class PrivateLoop:
         """
         if os.getpid() != self._process:
             raise UsageError(
-                f"this Engine was made in process {self._process}, before the fork, and its threads are not in this "
-                "one; make an Engine in each process, such as in the workers' initializer"
+                f"this Engine was created in process {self._process}, before the fork; its threads do not exist in "
+                "this process. Create an Engine in each process, such as in the worker initializer"
             )
         with self._lock:
             if self._refusal:
@@ -85,7 +85,7 @@ class PrivateLoop:
     def fail(self, reason: str) -> None:
         """Fail waiting callers now and later ones at once. From any thread, even while the loop hangs."""
         self.failure = self.failure or reason
-        self._refuse(f"the engine is lost: {reason}; make a new one, in a new process if that fails as well")
+        self._refuse(f"the engine failed: {reason}; create a new one, in a new process if that fails too")
         self._give_up()
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
@@ -95,7 +95,7 @@ class PrivateLoop:
         """
         if os.getpid() != self._process:
             return
-        self._refuse("the engine is closed; make a new one")
+        self._refuse("the engine is closed; create a new one")
         self._last = self._last or last
         with suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._stopping.set)

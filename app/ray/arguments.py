@@ -35,32 +35,36 @@ class AppArguments(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    store: str | None = Field(None, description="Folder of models, on every node. Without it the demo is served.")
+    store: str | None = Field(None, description="Folder of models, on every node; default: the demo.")
     name: str = Field("Convoy", min_length=1, description="Name of the deployment.")
-    num_replicas: int | None = Field(None, ge=1, description="Replicas, without autoscaling; by default 1.")
-    num_cpus: float = Field(1, ge=0, description="CPUs that Ray sets aside for a replica; it computes on as many.")
-    num_gpus: float = Field(0, ge=0, description="GPUs that Ray sets aside for a replica.")
-    resources: dict[str, float] = Field(default_factory=dict, description="Other resources of a replica.")
+    num_replicas: int | None = Field(None, ge=1, description="Number of replicas without autoscaling; default: 1.")
+    num_cpus: float = Field(1, ge=0, description="CPUs that Ray reserves for each replica; also its threads.")
+    num_gpus: float = Field(0, ge=0, description="GPUs that Ray reserves for each replica.")
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="Other resources that Ray reserves for each replica."
+    )
     placement_bundles: list[dict[str, float]] = Field(
         default_factory=list, description="Bundles of a placement group for each replica; the first holds the replica."
     )
     placement_strategy: str = Field("PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.")
-    max_replicas_per_node: int | None = Field(None, ge=1, le=100, description="So that they spread over nodes.")
+    max_replicas_per_node: int | None = Field(None, ge=1, le=100, description="Most replicas on one node.")
     min_replicas: int | None = Field(None, ge=0, description="Autoscaling: the fewest replicas.")
-    max_replicas: int | None = Field(None, ge=1, description="Autoscaling: the most; turns it on.")
-    target_utilisation: float = Field(0.7, gt=0, lt=1, description="Autoscaling: how busy a replica should be.")
-    upscale_delay_s: float = Field(
-        10, ge=0, description="Autoscaling: seconds that more replicas must be wanted before they are added."
-    )
-    downscale_delay_s: float = Field(300, ge=0, description="Autoscaling: the same before one is taken away.")
-    metrics_interval_s: float = Field(10, gt=0, description="Autoscaling: how often replicas tell of their load.")
+    max_replicas: int | None = Field(None, ge=1, description="Autoscaling: the most replicas; turns autoscaling on.")
+    target_utilisation: float = Field(0.7, gt=0, lt=1, description="Autoscaling: target utilization of a replica.")
+    upscale_delay_s: float = Field(10, ge=0, description="Autoscaling: seconds to wait before adding replicas.")
+    downscale_delay_s: float = Field(300, ge=0, description="Autoscaling: seconds to wait before removing a replica.")
+    metrics_interval_s: float = Field(10, gt=0, description="Autoscaling: seconds between load reports of replicas.")
     look_back_period_s: float = Field(30, gt=0, description="Autoscaling: seconds over which the load is averaged.")
-    max_ongoing_requests: int = Field(1024, ge=1, description="Requests at once in a replica that Ray sees.")
-    health_check_period_s: float = Field(2, gt=0, description="How often Ray asks a replica whether it is well.")
-    health_check_timeout_s: float = Field(10, gt=0, description="A replica that does not answer within that is not.")
-    graceful_shutdown_timeout_s: float = Field(40, ge=0, description="What a replica has to finish what it accepted.")
+    max_ongoing_requests: int = Field(
+        1024, ge=1, description="Most concurrent requests per replica that pass through Ray."
+    )
+    health_check_period_s: float = Field(2, gt=0, description="Seconds between health checks of a replica.")
+    health_check_timeout_s: float = Field(10, gt=0, description="Seconds after which a health check fails.")
+    graceful_shutdown_timeout_s: float = Field(
+        40, ge=0, description="Seconds that a replica has to finish accepted requests."
+    )
     router: str = Field(
-        "", description="Request router of handles: nothing for Ray's own, or expected-finish where devices differ."
+        "", description="Request router of handles: Ray's own by default, or expected-finish for mixed devices."
     )
 
     @field_validator("resources", "placement_bundles", mode="before")
@@ -73,7 +77,7 @@ class AppArguments(BaseModel):
     @classmethod
     def _is_known(cls, router: str) -> str:
         if router not in ("", "expected-finish"):
-            raise ValueError(f"router must be expected-finish, or left out for Ray's own; got {router!r}")
+            raise ValueError(f"router must be expected-finish or unset (Ray's own); got {router!r}")
         return router
 
     @model_validator(mode="after")
@@ -82,7 +86,7 @@ class AppArguments(BaseModel):
         if self.max_replicas is None and self.min_replicas is not None:
             raise ValueError("min_replicas needs max_replicas; together they turn autoscaling on")
         if self.max_replicas is not None and self.num_replicas is not None:
-            raise ValueError("give num_replicas, or min_replicas and max_replicas for autoscaling, not both")
+            raise ValueError("set num_replicas, or min_replicas and max_replicas for autoscaling, not both")
         if self.max_replicas is not None and (self.min_replicas or 0) > self.max_replicas:
             raise ValueError(f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}")
         self._check_server_options()
@@ -101,11 +105,11 @@ class AppArguments(BaseModel):
         known = [*type(self).model_fields, *SERVER_OPTIONS]
         for name in self.model_extra or {}:
             if name in _RAYS_OWN:
-                raise ValueError(f"{name!r} is Ray's to decide in a replica; leave it out")
+                raise ValueError(f"Ray sets {name!r} in a replica; remove it")
             if name not in known:
                 near = get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
-                raise ValueError(f"there is no argument {name!r}{hint}")
+                hint = f"; did you mean {near[0]!r}?" if near else f"; the arguments are {', '.join(sorted(known))}"
+                raise ValueError(f"unknown argument {name!r}{hint}")
 
     def _check_server_options(self) -> None:
         try:

@@ -42,11 +42,11 @@ class Ways(Collector):
         self.direct = self.by_asgi = self.by_handle = 0
 
     def collect(self) -> Iterable[Metric]:
-        text = "Requests to this replica of Ray Serve by the way that they took: direct, asgi or handle"
+        text = "Requests to this Ray Serve replica by path: direct, asgi or handle"
         family = CounterMetricFamily("convoy_ray_requests", text, labels=("way",))
         for way, count in (("direct", self.direct), ("asgi", self.by_asgi), ("handle", self.by_handle)):
             family.add_metric((way,), count)
-        own = GaugeMetricFamily("convoy_ray_replica", "Which replica of Ray Serve this is: 1", labels=("replica",))
+        own = GaugeMetricFamily("convoy_ray_replica", "Labels of this Ray Serve replica; always 1", labels=("replica",))
         own.add_metric((self._replica,), 1)
         return [family, own]
 
@@ -105,9 +105,9 @@ def take_connections(protocol: type[GuardedProtocol], hot: HotPaths) -> None:
     uvicorn.config.HTTP_PROTOCOLS["auto"] = connect  # type: ignore[assignment]
 
 
-_TAKEN = "requests that infer go to Convoy's application without Ray's"
+_TAKEN = "inference requests bypass Ray's application"
 _ON_ANOTHER_LOOP = (
-    "all requests go through Ray's application, some three times slower: Ray runs the models on another event loop "
+    "all requests pass through Ray's application, about three times slower: Ray runs the models on another event loop "
     "than the connections; set RAY_SERVE_THROUGHPUT_OPTIMIZED=1 on every node"
 )
 

@@ -92,5 +92,5 @@ class HandleCalls:
     def _only_model(self) -> str:
         names = sorted({served.key.model for served in self._core.catalog.served()})
         if len(names) != 1:
-            raise InvalidRequest(f"say which model, with model=NAME; there are {', '.join(names) or 'none'}")
+            raise InvalidRequest(f"pass model=NAME; available: {', '.join(names) or 'none'}")
         return names[0]

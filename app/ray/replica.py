@@ -32,7 +32,7 @@ from convoy.app.telemetry.start_tracing import start_tracing
 
 _log = logging.getLogger("convoy")
 _THROUGH_PYTHON = (
-    "requests come through Ray's Python proxy, which costs some 40 times what they cost here; set "
+    "requests pass through Ray's Python proxy, which costs about 40 times more than Convoy itself; set "
     "RAY_SERVE_ENABLE_HA_PROXY=1 and RAY_SERVE_THROUGHPUT_OPTIMIZED=1 on every node, before `ray start`"
 )
 _ROUTERS = {"expected-finish": "convoy.app.ray.router:ExpectedFinishRouter"}
@@ -96,7 +96,7 @@ class Replica(HandleCalls):
             return
         self._has_ended = True
         if not await self._core.drain(self._settings.drain_timeout_s):
-            _log.error("stopped: %d requests were not answered in time", self._core.open_calls)
+            _log.error("shut down: %d requests were not answered before the drain timeout", self._core.open_calls)
         self._hot.close()
         await self._core.stop()
 

@@ -79,7 +79,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _NO_DESCRIPTORS:
                     raise
-                _log.error("a connection cannot be taken now: %s", error.strerror)
+                _log.error("cannot accept a connection: %s", error.strerror)
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(0.5, self._resume)  # a connection may have ended by then
                 return
@@ -105,7 +105,7 @@ class Acceptor:
             )
         except ssl.SSLError as error:
             if error.reason in _TELLING:
-                _log.warning("a client could not agree on TLS: %s", error)
+                _log.warning("TLS handshake with a client failed: %s", error)
         except OSError:
             pass  # the client has gone already
 

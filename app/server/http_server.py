@@ -46,9 +46,14 @@ def _bound(host: str, port: int, backlog: int | None, instead: str) -> socket.so
     return listener
 
 
-def announce(scheme: str, host: str, port: int) -> None:
-    """Say where the server listens."""
-    _log.info("listening on %s://%s:%d", scheme, "localhost" if host in ("0.0.0.0", "::") else host, port)
+def announce(scheme: str, host: str, port: int, *, is_open: bool) -> None:
+    """Log where the server listens; a warning where it `is_open` to anyone who reaches it."""
+    own = f"[{host}]" if ":" in host else host
+    note = ""
+    if is_open:
+        note = " (all interfaces, no API key)" if host in ("0.0.0.0", "::") else " (no API key)"
+    level = logging.WARNING if is_open else logging.INFO
+    _log.log(level, "listening on %s://%s:%d%s", scheme, own, port, note, extra={"port": port})
 
 
 def write_address(scheme: str, listener: socket.socket, file: Path) -> None:

@@ -49,7 +49,7 @@ class LogWriter(logging.Handler):
         try:
             line = self._encoded(record)
         except Exception:  # the library's `handleError` prints it, which may block
-            line = f"a line of the log could not be written:\n{traceback.format_exc()}".encode()
+            line = f"cannot write a log line:\n{traceback.format_exc()}".encode()
         with self._changed:
             if self._waiting_bytes and self._waiting_bytes + len(line) > self._room_bytes:
                 self._count_dropped(1)
@@ -73,7 +73,7 @@ class LogWriter(logging.Handler):
         if not self._untold_lines:
             return
         count, self._untold_lines = self._untold_lines, 0
-        told = "%d log lines were dropped here, because the log was not read and %d MiB were waiting"
+        told = "%d log lines were dropped here: nothing reads the log, and its buffer of %d MiB is full"
         given = (told, (count, self._room_bytes >> 20), None)
         record = logging.LogRecord("convoy", logging.WARNING, "", 0, *given)
         # In no request's context, whichever task runs now.
@@ -196,7 +196,9 @@ def _handler(form: LogFormat) -> logging.Handler:
     try:
         from pythonjsonlogger.orjson import OrjsonFormatter
     except ImportError as error:
-        raise UsageError(f"--log-format json needs python-json-logger ({error}); install it") from error
+        raise UsageError(
+            f"--log-format json needs python-json-logger ({error}); pip install python-json-logger"
+        ) from error
     names = {"levelname": "level", "exc_info": "exception"}
     handler.setFormatter(OrjsonFormatter(["levelname", "message"], rename_fields=names, timestamp="time"))
     handler.addFilter(_for_json)
@@ -252,9 +254,9 @@ def tell_stacks() -> None:
             file.seek(0)
             stacks = file.read().decode(errors="replace")
     except OSError as error:
-        _log.error("where every thread is cannot be said: %s", error)
+        _log.error("cannot log the stacks of the threads: %s", error)
         return
-    _log.handle(_log.makeRecord(_log.name, logging.ERROR, "", 0, "where every thread is:", (), None, sinfo=stacks))
+    _log.handle(_log.makeRecord(_log.name, logging.ERROR, "", 0, "stacks of all threads:", (), None, sinfo=stacks))
 
 
 def dropped_lines() -> int:

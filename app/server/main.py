@@ -57,7 +57,9 @@ def serve(settings: Settings, unknown_variables: Sequence[str] = ()) -> int:
 
 def _serve(settings: Settings, unknown_variables: Sequence[str]) -> int:
     if unknown_variables:
-        _log.warning("environment: no option is called %s; nothing was changed by it", ", ".join(unknown_variables))
+        _log.warning("ignored unknown environment variables: %s", ", ".join(unknown_variables))
+    if ignored := settings.sources.ignored:
+        _log.debug("ignored environment variables of a Kubernetes Service: %s", ", ".join(ignored))
     _warn_of_edges(settings)
     raise_file_limit()
     give_large_allocations_back()
@@ -72,8 +74,8 @@ def _serve(settings: Settings, unknown_variables: Sequence[str]) -> int:
 def _warn_of_edges(settings: Settings) -> None:
     if "edges" in settings.model_fields_set:
         _log.warning(
-            "--edges, CONVOY_EDGES and edges in the file have no effect: one process serves. Leave the option out, the "
-            "next minor version refuses it; past one core run replicas, see docs/scaling.md"
+            "--edges (CONVOY_EDGES, or edges in the file) is deprecated and has no effect: one process serves. Remove "
+            "it; the next minor version rejects it. To use more than one core, run replicas: see docs/scaling.md"
         )
 
 
@@ -89,6 +91,7 @@ class Host:
         self.core = make_core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._fatal)
         self.core.trace_with(start_tracing(is_wanted=settings.tracing))
         options = settings.serve_options()
+        self._is_open = options.is_open
         self._reloading = Reloading(settings, self.core, options)
         hot = hot_routes(self.core, options)
         limits = settings.connection_limits()
@@ -100,7 +103,8 @@ class Host:
 
     async def run(self) -> int:
         handle_signals(self._stop, self._reloading.read_again)
-        announce(self._settings.scheme, *self._listener.getsockname()[:2])
+        host, port = self._listener.getsockname()[:2]
+        announce(self._settings.scheme, host, port, is_open=self._is_open)
         collect_only_what_comes()
         return await self._grpc.serve_beside(self._http)
 
@@ -108,12 +112,13 @@ class Host:
         """Not ready at once; then a pause for load balancers to notice; then finish what was accepted."""
         settings = self._settings
         self.core.leaving = True
-        _log.info("stopping: not ready; serving on for %g s", settings.drain_delay_s)
+        delay = f"; still serving for {settings.drain_delay_s:g} s" if settings.drain_delay_s else ""
+        _log.info("shutting down: draining%s", delay)
         await asyncio.sleep(settings.drain_delay_s)
         if await self.core.drain(settings.drain_timeout_s):
-            _log.info("stopped: every accepted request was answered")
+            _log.info("shut down: all accepted requests were answered")
         else:
-            _log.error("stopped: %d requests were not answered in time", self.core.open_calls)
+            _log.error("shut down: %d requests were not answered before the drain timeout", self.core.open_calls)
         end_within(10.0, lambda: self._http.exit_code)
         await self._grpc.close()
         self._http.stop()

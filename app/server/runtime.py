@@ -138,7 +138,7 @@ def handle_signals(stop: Callable[[], Coroutine[None, None, None]], read_again: 
 
     def stop_once(number: int) -> None:
         if stopping:
-            _log.warning("second signal: stopping at once")
+            _log.warning("second signal: exiting now")
             logs.flush(_WELL_MEANT_S)
             os._exit(128 + number)
         stopping.add(loop.create_task(stop()))
@@ -154,7 +154,7 @@ def end_if_held_up(code: int) -> None:
     Python would not wait for them, but the libraries that they are in would be taken down around them.
     """
     if stuck := at_work(within_s=_WELL_MEANT_S):
-        _log.warning("ending beside work that does not end: %s", ", ".join(stuck))
+        _log.warning("exiting although these threads are still running: %s", ", ".join(stuck))
         end_now(code)
 
 
@@ -173,7 +173,7 @@ def end_within(seconds: float, code: Callable[[], int]) -> None:
     """See to it that the process ends, even if what ends it in good order never does."""
 
     def end() -> None:
-        _log.error("the orderly end took longer than %g s; ending without it", seconds)
+        _log.error("the shutdown took longer than %g s; exiting now", seconds)
         end_now(code())
 
     timer = threading.Timer(seconds, end)

@@ -34,8 +34,20 @@ class _Row:
 
 
 _ROWS = (
-    _Row("gauge", "utilization_ratio", "nv_gpu_utilization", "Time with a kernel running", lambda r: r.busy_ratio),
-    _Row("gauge", "memory_utilization_ratio", None, "Time with memory being moved", lambda r: r.memory_busy_ratio),
+    _Row(
+        "gauge",
+        "utilization_ratio",
+        "nv_gpu_utilization",
+        "Share of time with a kernel running",
+        lambda r: r.busy_ratio,
+    ),
+    _Row(
+        "gauge",
+        "memory_utilization_ratio",
+        None,
+        "Share of time with memory being read or written",
+        lambda r: r.memory_busy_ratio,
+    ),
     _Row("gauge", "memory_total_bytes", "nv_gpu_memory_total_bytes", "All memory", lambda r: r.memory_total_bytes),
     _Row("gauge", "memory_used_bytes", "nv_gpu_memory_used_bytes", "Memory in use", lambda r: r.memory_used_bytes),
     _Row("gauge", "power_watts", "nv_gpu_power_usage", "Power drawn", lambda r: r.power_w),
@@ -87,7 +99,7 @@ class GpuWatch(Collector):
             while self._probes and not self._stopped.wait(1.0 if self._last else 0):
                 self.read()
         except Exception:  # a bug or a library's; requests do not depend on it
-            _log.exception("reading the GPUs failed; their metrics end")
+            _log.exception("reading the GPU metrics failed; they stop")
 
     def read(self) -> None:
         """Ask every GPU once."""
@@ -99,13 +111,13 @@ class GpuWatch(Collector):
         try:
             library = self._opened()
         except NvmlUnavailable as reason:
-            _log.warning("the GPUs have no metrics: %s", reason)
+            _log.warning("no GPU metrics: %s", reason)
             return
         for gpu in self._gpus:
             try:
                 self._probes.append(GpuProbe(library, gpu.properties))
             except NvmlUnavailable as reason:
-                _log.warning("a GPU has no metrics: %s", reason)
+                _log.warning("no metrics for one GPU: %s", reason)
 
     def collect(self) -> Iterable[Metric]:
         """What was last read, for Prometheus. What a device does not tell has no series."""
@@ -114,15 +126,15 @@ class GpuWatch(Collector):
             return
         for row in _ROWS:
             yield from _figures(row, readings)
-        names = InfoMetricFamily("convoy_gpu", "Which GPU a device is", labels=("device",))
-        held_back = "1 while the clocks are held back"
+        names = InfoMetricFamily("convoy_gpu", "Name and UUID of each GPU", labels=("device",))
+        held_back = "1 while the clocks are throttled"
         throttled = GaugeMetricFamily("convoy_gpu_throttled", held_back, labels=("device", "reason"))
         for reading in readings:
             names.add_metric((reading.device,), {"name": reading.name, "uuid": reading.uuid})
             if reading.throttled_by is not None:
                 for reason in THROTTLE_REASONS:
                     throttled.add_metric((reading.device, reason), float(reason in reading.throttled_by))
-        wrong = "Questions to NVML that went wrong"
+        wrong = "Failed NVML queries"
         failures = CounterMetricFamily("convoy_gpu_query_failures", wrong, labels=("device",))
         for probe in self._probes:
             failures.add_metric((probe.device,), probe.failures)

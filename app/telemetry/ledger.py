@@ -88,7 +88,7 @@ class Ledger:
         try:
             count(*about)
         except Exception:
-            _log.exception("what has happened could not be counted; this is a bug")
+            _log.exception("cannot count what happened; this is a bug")
 
     def _count_batches(self, key: ModelKey, batches: list[BatchRecord]) -> None:
         served = self._live(key)

@@ -127,11 +127,11 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self.collect(self._count_first)
         self.requests = Counter(
-            "convoy_requests", "Requests by how they ended", (*_MODEL, "protocol", "outcome"), registry=registry
+            "convoy_requests", "Requests by outcome", (*_MODEL, "protocol", "outcome"), registry=registry
         )
         self.calls = Histogram(
             "convoy_call_duration_seconds",
-            "From the arrival of the headers to the end of a call, by how it ended",
+            "Time from the arrival of the headers to the end of a call, by outcome",
             (*_MODEL, "protocol", "outcome"),
             LATENCY_BUCKETS_S,
             per_unit=SECOND_NS,
@@ -149,16 +149,16 @@ class Metrics:
         self.padding = Counter(
             "convoy_padding_samples", "Samples computed only to fill a batch", _MODEL, registry=registry
         )
-        self._depth = Gauge("convoy_queue_depth", "Samples that wait", _MODEL, registry=registry)
-        self._rejected = Counter("convoy_rejected", "Requests turned away, by reason", ("reason",), registry=registry)
+        self._depth = Gauge("convoy_queue_depth", "Samples waiting", _MODEL, registry=registry)
+        self._rejected = Counter("convoy_rejected", "Refused requests by reason", ("reason",), registry=registry)
         self._canaries = Counter(
-            "convoy_canary_runs", "Canaries of engines at work, by result", (*_MODEL, "result"), registry=registry
+            "convoy_canary_runs", "Canary runs of serving engines, by result", (*_MODEL, "result"), registry=registry
         )
-        self._losses = Counter("convoy_engine_losses", "Engines that could run nothing more", _MODEL, registry=registry)
+        self._losses = Counter("convoy_engine_losses", "Engines that failed and stopped", _MODEL, registry=registry)
         self._replacements = Counter(
-            "convoy_engine_replacements", "Lost engines that were loaded again", _MODEL, registry=registry
+            "convoy_engine_replacements", "Failed engines that were replaced", _MODEL, registry=registry
         )
-        told = "Plans wanted beside the serving, by what became of them"
+        told = "TensorRT plans built or loaded in the background, by result"
         self._plans = Counter("convoy_plans", told, (*_MODEL, "result"), registry=registry)
         self._loads = Counter("convoy_loads", "Versions that were loaded or refused", ("result",), registry=registry)
         # A rate knows only how a series went on: what is rare and has an alert begins with zero, before the first time.
@@ -299,13 +299,13 @@ class Metrics:
 
     def _request_durations(self) -> Iterable[Metric]:
         """Every call to a model, however it ended, under a name that goes with the next version."""
-        name, text = "convoy_request_duration_seconds", "All of convoy_call_duration_seconds together; use that"
+        name, text = "convoy_request_duration_seconds", "Deprecated: use convoy_call_duration_seconds"
         family = self.calls.family(name, text, len(_MODEL))
         family.samples = [one for one in family.samples if one.labels["model"]]  # it never knew any others
         return [family]
 
     def _device_seconds(self) -> Iterable[Metric]:
-        told = "Compute of all batches; above a second a second where they run beside each other"
+        told = "Compute time of all batches; above 1 per second when batches overlap"
         family = CounterMetricFamily("convoy_device_compute_seconds", told, labels=("device",))
         for device, ns in self._device_ns.items():
             family.add_metric((device,), ns / SECOND_NS)
@@ -330,11 +330,11 @@ def process_metrics(dropped_lines: Callable[[], int]) -> Iterable[Metric]:
     and stay for one version.
     """
     yield from ProcessCollector(registry=None).collect()
-    told = "Log lines dropped because the log was not read"
+    told = "Log lines dropped because nothing read the log"
     yield CounterMetricFamily("convoy_log_lines_dropped", told, value=dropped_lines())
     for own in ProcessCollector("convoy", registry=None).collect():
         (sample,) = own.samples
-        told = f"Older, and stays for one version: {sample.name.removeprefix('convoy_')} is the same"
+        told = f"Deprecated: use {sample.name.removeprefix('convoy_')}"
         family = Metric(own.name, told, own.type)
         family.add_sample(sample.name, {"process": "core"}, sample.value)
         yield family

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from convoy.app.engines.cuda.driver import GpuProperties
+from convoy.models.checkout import pip_install
 
 _log = logging.getLogger("convoy")
 _Value = TypeVar("_Value")
@@ -124,7 +125,7 @@ class GpuProbe:
             uuid = _text(library.nvmlDeviceGetUUID(one)).removeprefix("MIG-").replace("-", "")
             if uuid.lower() == gpu.uuid.lower() or len(slices) == 1:
                 return one
-        raise NvmlUnavailable(f"{gpu.device} is a slice of {gpu.name}, and NVML does not tell which of {len(slices)}")
+        raise NvmlUnavailable(f"{gpu.device} is a slice of {gpu.name}, but NVML does not say which of {len(slices)}")
 
     def _throttle_bits(self) -> Any:
         """Newer libraries call it events, because being idle is one; older drivers know only the older name."""
@@ -144,7 +145,7 @@ class GpuProbe:
             self.failures += 1
             if name not in self._complained_of:
                 self._complained_of.add(name)
-                _log.warning("%s: %s fails: %s; it will not be said again", self._gpu.device, name, error)
+                _log.warning("%s: %s failed: %s; further failures are not logged", self._gpu.device, name, error)
             return None
 
 
@@ -153,7 +154,7 @@ def open_nvml(library: Any = None) -> Any:
     try:
         library = library or importlib.import_module("pynvml")
     except ImportError as error:
-        raise NvmlUnavailable("nvidia-ml-py is not installed; run pip install 'convoy-serve[gpu]' or [rtx]") from error
+        raise NvmlUnavailable(f"nvidia-ml-py is not installed; run {pip_install('gpu')} or [rtx]") from error
     try:
         library.nvmlInit()
     except library.NVMLError as error:

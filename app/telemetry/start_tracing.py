@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from convoy.app.telemetry.tracing import Tracing
+from convoy.models.checkout import pip_install
 from convoy.models.errors import UsageError
 
 
@@ -15,7 +16,7 @@ def check_tracing() -> None:
     except ModuleNotFoundError:
         is_there = None
     if not is_there:
-        raise UsageError("--tracing needs OpenTelemetry's SDK; pip install 'convoy-serve[otel]'")
+        raise UsageError(f"--tracing needs OpenTelemetry's SDK; {pip_install('otel')}")
 
 
 def start_tracing(*, is_wanted: bool) -> Tracing | None:

@@ -44,7 +44,7 @@ def write_folder(folder: Path, wanted: GlyphSet) -> None:
                     (place / f"{number:05}.png").write_bytes(encode_png(picture))
     except FileExistsError as error:
         raise JobError(
-            f"{error.filename} is there already; name a new folder, on a file system that tells a from A"
+            f"{error.filename} already exists; choose a new folder, on a case-sensitive file system"
         ) from error
     except OSError as error:
         raise JobError(f"cannot write {folder}: {error.strerror}; free space there or choose another place") from error

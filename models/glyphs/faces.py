@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from convoy.models.checkout import pip_install
 from convoy.models.errors import JobError
 
 
@@ -89,13 +90,13 @@ def installed_faces(*, is_test: bool) -> tuple[Face, ...]:
     if missing:
         raise JobError(
             f"glyphs are drawn from fonts that are not installed ({', '.join(sorted(missing))}); "
-            "pip install 'convoy-serve[glyphs]'"
+            f"{pip_install('glyphs')}"
         )
     faces = [Face(family.name, path) for family in families for path in _files(family)]
     gone = [face.path.name for face in faces if not face.path.is_file()]
     if gone:
         raise JobError(
-            f"this version of the fonts' packages lacks {', '.join(gone)}; pip install --upgrade 'convoy-serve[glyphs]'"
+            f"this version of the fonts' packages lacks {', '.join(gone)}; {pip_install('glyphs')} --upgrade"
         )
     return tuple(faces)
 

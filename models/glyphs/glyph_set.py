@@ -42,7 +42,7 @@ class GlyphSet:
 
     def __post_init__(self) -> None:
         if self.px % 2 or not 16 <= self.px <= MOST_PX:
-            raise JobError(f"glyphs are drawn from 16 to {MOST_PX} pixels a side, an even number, not {self.px}")
+            raise JobError(f"glyph images must have 16 to {MOST_PX} pixels per side, an even number, not {self.px}")
         if not 1 <= self.training_images <= 100_000:
             raise JobError(f"glyphs have 1 to 100000 training images of each character, not {self.training_images}")
         if not 0 <= self.seed < 2**63:

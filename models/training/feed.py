@@ -156,9 +156,9 @@ def _told_in_one_line() -> Iterator[None]:
         yield
     except ImageError as error:
         last = str(error).strip().splitlines()[-1]
-        raise JobError(f"an image that could be read before can be no longer: {last}") from error
+        raise JobError(f"an image can no longer be read: {last}") from error
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
         why = str(error).splitlines()[0]
-        raise JobError(f"a process that decodes images has died ({why}); lower --loader-workers") from error
+        raise JobError(f"a decoding process died ({why}); lower --loader-workers") from error

@@ -49,7 +49,7 @@ def _from_folder(dataset: Dataset, folder: Path) -> HeldOut:
     known = {sample.sha256 for part in PARTS for sample in dataset.parts[part]}
     validation = tuple(sample for sample in samples if sample.sha256 not in known)
     if not validation:
-        raise JobError(f"all images of {folder} are in {dataset.name}, too; put others there, or pass a share")
+        raise JobError(f"all images of {folder} are also in {dataset.name}; use other images, or pass a share")
     return HeldOut(dataset.part("train"), validation, len(samples) - len(validation))
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from convoy.models import zoo
 from convoy.models.bundle import sha256_file
+from convoy.models.checkout import pip_install
 from convoy.models.checkpoint import CheckpointHeader, read_checkpoint_header
 from convoy.models.errors import JobError, UsageError
 from convoy.models.samples import some
@@ -84,7 +85,7 @@ def build(arch: str, classes: int, image: ImageSpec) -> nn.Module:
     except (RuntimeError, ValueError, AssertionError) as error:  # each network has its own messages for it
         why = " ".join(str(error).split())
         raise JobError(
-            f"{arch} does not take images of {image.height}x{image.width} ({why}); change --image-size"
+            f"{arch} does not accept images of {image.height}x{image.width} ({why}); change --image-size"
         ) from error
     return network
 
@@ -160,7 +161,7 @@ def _models() -> Any:
     try:
         from torchvision import models
     except ImportError as error:
-        raise JobError("torchvision is not installed; pip install 'convoy-serve[export]'") from error
+        raise JobError(f"torchvision is not installed; {pip_install('export')}") from error
     return models
 
 

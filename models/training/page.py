@@ -62,7 +62,7 @@ def _stopped(story: TrainingStory) -> Element | None:
     training = story.training
     if training.epochs_done == training.epochs:
         return None
-    text = f"after {training.epochs_done} of {training.epochs} epochs; the same command with --resume goes on"
+    text = f"after {training.epochs_done} of {training.epochs} epochs; run the same command with --resume to continue"
     return element("p", element("b", "Interrupted"), text, class_="verdict")
 
 

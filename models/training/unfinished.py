@@ -90,7 +90,7 @@ class UnfinishedFile:
             run = from_jsonable(UnfinishedRun, json.loads(found["run"]), "it")
         except Exception as error:  # a zip, pickle or storage error
             why = " ".join(str(error).split()) or type(error).__name__
-            raise JobError(f"{self.path} is no unfinished run that can be read ({why}); leave --resume out") from error
+            raise JobError(f"{self.path} is not a readable unfinished run ({why}); remove --resume") from error
         self._refuse_other(run.asked)
         return _Found(run, found["state"])
 
@@ -104,8 +104,8 @@ class UnfinishedFile:
             then, now = asked.get(name, "nothing"), self._asked.get(name, "nothing")
             if then != now:
                 raise JobError(
-                    f"the unfinished run in {self.path} was started with {name} {then}, not {now}; say the same, or "
-                    "leave --resume out to start anew"
+                    f"the unfinished run in {self.path} was started with {name} {then}, not {now}; use the same, or "
+                    "remove --resume to start again"
                 )
 
 

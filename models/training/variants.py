@@ -74,7 +74,7 @@ def _parse(text: str) -> Iterator[TrainingVariant]:
         if aspect is None and word != ALL:
             raise UsageError(f"--compare {text}: {word or 'nothing after a colon'} is not known; {_GRAMMAR}")
         if aspect is not None and said.setdefault(aspect, word) != word:
-            raise UsageError(f"--compare {text} says {said[aspect]} and {word}; a variant has one of them")
+            raise UsageError(f"--compare {text} has both {said[aspect]} and {word}; use one of them")
     choices: list[tuple[str | None, ...]] = [
         (said[name],) if name in said else known if ALL in words else (None,) for name, known in _ASPECTS.items()
     ]

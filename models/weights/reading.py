@@ -78,7 +78,7 @@ def load_tensors(path: Path) -> tuple[Any, list[str]]:
             # Each is found by reading the file once more.
             if not name or name in foreign or len(foreign) == 100:
                 raise JobError(
-                    f"{path.name} is not plain tensors; save the network's state_dict as safetensors"
+                    f"{path.name} does not hold plain tensors; save the network's state_dict as safetensors"
                 ) from error
             foreign.append(name)
 
@@ -181,9 +181,7 @@ def read_weights(path: Path, key: str | None = None) -> FoundWeights:
     own = _weights_of(content)
     if own is not None:
         if key is not None:
-            raise JobError(
-                f"{path.name} is one state_dict, in which there is no entry {key!r}; leave --weights-key out"
-            )
+            raise JobError(f"{path.name} is a single state_dict without an entry {key!r}; remove --weights-key")
         return FoundWeights(path.name, own, [path.name, *skipped] if skipped else [])
     entries = dict(_entries(content))
     if not entries:

@@ -55,7 +55,7 @@ def entry(name: str) -> ZooEntry:
     """The row of a network. Raises UsageError for an unknown name."""
     if name not in _ZOO:
         raise UsageError(
-            f"the zoo has no network {name!r}; choose one of: {', '.join(_ZOO)}; torchvision's are torchvision:NAME"
+            f"the zoo has no network {name!r}; choose one of: {', '.join(_ZOO)}; for torchvision use torchvision:NAME"
         )
     return _ZOO[name]
 

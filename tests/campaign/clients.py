@@ -46,7 +46,7 @@ _BY_CODE = {
 }
 _BROKEN_WORDS = ("connect", "socket closed", "goaway", "recvmsg", "stream removed", "connection reset", "broken pipe")
 _BY_WORDS = (
-    ("rejected", ("maximum queue size", "no room for", "after the deadline")),
+    ("rejected", ("maximum queue size", "no memory for", "miss the deadline")),
     ("deadline_exceeded", ("timeout expired",)),
     ("failed", ("shut down", "shutting down", "being replaced", "being loaded", "at ready state", "not ready")),
     ("broken", _BROKEN_WORDS),

@@ -376,7 +376,7 @@ def test_more_classes_than_there_are_give_all(wire: MemoryWire, top_k: str) -> N
         ("/v2/models/simple/versions/two/infer", ("two", "is not found")),
         ("/nowhere", ("there is no route POST /nowhere; /docs lists the routes",)),
         ("/predictions", ("did you mean POST /predictions/{model}?",)),
-        ("/predictions/digits/", ("the version is empty", "leave the version out")),
+        ("/predictions/digits/", ("the version is empty", "remove the version")),
         ("/predictions/digits/1/2/3", ("/docs lists the routes",)),
         ("/predict/digits", ("did you mean POST /predictions/digits?",)),
         ("/prediction/digits", ("did you mean POST /predictions/digits?",)),

@@ -169,13 +169,13 @@ def test_wrong_calls_are_told_in_a_line(digits: Path, tmp_path: Path, store: Sto
         (2, "there is no model 'nobody'", replace(right, name="nobody")),
         (2, "there is no ", of("nowhere.txt")),
         (2, "nothing matches", replace(right, inputs=(f"{digits}/*.bmp",))),
-        (2, "there are no images in", of("empty")),
+        (2, "no images found in", of("empty")),
         (2, "cannot be read", of("latin.txt")),
         (2, "unpack it to a .tar", of("shard.tar.gz")),
         (1, "cannot be read as a tar", of("broken.tar")),
         (1, "cannot be read as parquet", of("broken.parquet")),
         (2, "no column of paths", of("numbers.parquet")),
-        (2, "name one by --column", of("several.parquet")),
+        (2, "choose one with --column", of("several.parquet")),
         (2, "has no column 'c'", replace(of("several.parquet"), column="c")),
         (2, "has no version 7", replace(right, model_version=7)),
         (2, "has no output 'x'", replace(right, embeddings="x")),
@@ -207,7 +207,7 @@ def test_one_folder_is_for_one_run(digits: Path, tmp_path: Path) -> None:
     assert "the list of inputs is another, number of images was 100 and is 101" in str(refused(own))
     (digits / "0" / "more.png").unlink()
     (out / RUN_FILE).unlink()
-    assert "parquet files that are of no run" in str(refused(own))
+    assert "parquet files of an unknown run" in str(refused(own))
 
 
 def test_where_no_image_can_be_read_the_job_failed(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_killed_command_goes_on(many: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with begun(many, out) as running:
         workers = stopped_workers(running.pid)
-        assert "another convoy batch is writing into" in batch("digits", many, "--out", out, *ENGINE, code=1)
+        assert "another convoy batch is writing to" in batch("digits", many, "--out", out, *ENGINE, code=1)
         running.kill()
         running.wait()
         for one in workers:
@@ -349,7 +349,7 @@ def test_workers_that_die_again_and_again_end_the_run(many: Path, tmp_path: Path
         wait_until(killed_again, "it gives up", 60)
         said, _ = running.communicate()
     assert running.returncode == 1
-    assert "workers die again and again, the last one was killed by SIGKILL" in said
+    assert "workers keep dying, the last one was killed by SIGKILL" in said
 
 
 # Ray

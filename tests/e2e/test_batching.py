@@ -88,7 +88,7 @@ def test_a_request_predicted_to_be_late_is_a_429_at_once(server: FakeServer) -> 
         return None if answer.status_code in (200, 504) else answer
 
     refused = wait_until(answer, "it comes in time to be late")
-    check_refused(refused, 429, "after the deadline", code="predicted_late")
+    check_refused(refused, 429, "miss the deadline", code="predicted_late")
     assert int(refused.headers["retry-after"]) >= 1
 
 

@@ -96,7 +96,7 @@ def test_fp8_by_name_for_a_gpu_that_has_none_is_refused(tmp_path: Path) -> None:
         convoy("build", "digits", "--for", "a100", "--precisions", "fp8", cache=tmp_path),
         1,
         "fp8_e4m3",
-        "8.9 and later",
+        "8.9 or later",
     )
 
 
@@ -124,10 +124,10 @@ def test_what_may_not_serve_is_built_and_its_refusal_counts_only_by_name(tmp_pat
     ("arguments", "message"),
     [
         (("nosuch",), "there is no model 'nosuch'"),
-        (("digits", "--for", "voodoo2"), "'voodoo2' is no GPU that is known here"),
+        (("digits", "--for", "voodoo2"), "'voodoo2' is not a known GPU"),
         (("digits", "--for", "l4,h100"), "cannot be asked for compute capability 9.0"),
         (("digits", "--for", "portable,l4"), "portable alone"),
-        (("digits", "--for", " "), "names no GPUs"),
+        (("digits", "--for", " "), "lists no GPUs"),
         (("digits", "--precisions", "int4"), "--precisions int4 is no precision"),
     ],
 )

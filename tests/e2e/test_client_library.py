@@ -197,7 +197,7 @@ class Refusing:
     def answer(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
         self.asked.append((time.monotonic(), asked.path))
         status, headers = next(self._answers)
-        return status, headers, b"" if status > 500 else b'{"error":"send it again later"}'
+        return status, headers, b"" if status > 500 else b'{"error":"retry later"}'
 
 
 def test_it_comes_back_after_what_the_server_says_and_no_sooner() -> None:
@@ -205,7 +205,7 @@ def test_it_comes_back_after_what_the_server_says_and_no_sooner() -> None:
     with (
         playing(busy.answer) as url,
         convoy.Client(url) as client,
-        pytest.raises(InvalidRequest, match="send it again later"),
+        pytest.raises(InvalidRequest, match="retry later"),
     ):
         client.predict("digits", b"image")
     (first, path), (second, _), _ = busy.asked
@@ -233,7 +233,7 @@ class RefusingService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
         self.asked.append((time.monotonic(), context.time_remaining()))
         code, trailer = next(self._ends)
         context.set_trailing_metadata((("x-request-id", "1"), *trailer.items()))
-        context.abort(code, "send it again later")
+        context.abort(code, "retry later")
 
 
 BUSY, AWAY, WRONG = (
@@ -328,8 +328,8 @@ def test_files_with_which_there_is_no_tls_are_a_wrong_call(tmp_path: Path, schem
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"verify": str(missing)}, r"^verify .*missing\.pem cannot be read"),
         ({"cert": missing}, r"^cert .*missing\.pem cannot be read"),
-        ({"cert": (empty, empty)}, r"^cert .*empty\.pem has no certificate"),
-        ({"verify": ssl.create_default_context(), "cert": empty}, "name files in both"),
+        ({"cert": (empty, empty)}, r"^cert .*empty\.pem has no PEM certificate"),
+        ({"verify": ssl.create_default_context(), "cert": empty}, "pass files for both"),
     ]
     for options, words in wrong:
         with pytest.raises(UsageError, match=words):
@@ -338,7 +338,7 @@ def test_files_with_which_there_is_no_tls_are_a_wrong_call(tmp_path: Path, schem
 
 def test_tls_over_grpc_takes_files_alone() -> None:
     for verify in (False, ssl.create_default_context()):
-        with pytest.raises(UsageError, match=r"file of certificates, .* into `cert`"):
+        with pytest.raises(UsageError, match=r"file with certificates, .* in `cert`"):
             convoy.Client("grpcs://localhost", verify=verify)
 
 

@@ -35,7 +35,7 @@ class File:
     def write(self, document: dict[str, Any] | str) -> None:
         self.path.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
 
-    def change(self, server: Server, document: dict[str, Any] | str, told: str = "read again: ") -> None:
+    def change(self, server: Server, document: dict[str, Any] | str, told: str = "reloaded the settings; ") -> None:
         """Return when the server has read it."""
         before = server.log_so_far.count(told)
         self.write(document)
@@ -96,7 +96,7 @@ def test_keys_come_and_go_also_on_connections_that_are_open(file: File) -> None:
         file.key("second", "changed in its file")
         file.change(server, {"keys": {"team-b": second}}, "API keys: team-b")
         eventually(lambda: (status(client, "abracadabra"), status(client, "changed in its file")), (401, 200))
-        file.change(server, {}, "no API key is required any more")
+        file.change(server, {}, "requests need no API key any more")
         eventually(lambda: status(client, "nothing"), 200)
         assert not [secret for secret in ("open sesame", "abracadabra", "changed in") if secret in server.log]
 
@@ -110,11 +110,11 @@ def test_what_is_wrong_changes_nothing(file: File) -> None:
             ({"keys": {"team-a": f"{key}-is-not-there"}}, "keys.team-a .*-is-not-there cannot be read"),
             ("keys: [", "is not YAML"),
         ):
-            file.change(server, wrong, "nothing was changed")
+            file.change(server, wrong, "nothing changed")
             assert told.partition(" .*")[0] in server.log
         assert (status(client, "open sesame"), status(client, "another")) == (200, 401)
         assert levels(server, secret="open sesame") == (3, 1)
-        file.change(server, {}, "no API key is required any more")
+        file.change(server, {}, "requests need no API key any more")
         eventually(lambda: status(client, "another"), 200)
 
 
@@ -139,7 +139,7 @@ def test_the_servers_own_queue_stays_as_long_as_it_was(file: File) -> None:
     with fake_server(file, {"max_queue": 2}, fake={"max_batch": 1}) as server:
         for change in (None, {"max_queue": 6400, "models": {"images": {"max_queue": 5}}}):
             if change is not None:
-                file.change(server, change, "max_queue: stays as it is until the server is restarted")
+                file.change(server, change, "max_queue: takes effect after a restart of the server")
             server.switch_on("hold")
             with ThreadPoolExecutor(12) as pool:
                 asked = [pool.submit(server.infer, float(number)) for number in range(12)]
@@ -153,7 +153,7 @@ def test_the_servers_own_queue_stays_as_long_as_it_was(file: File) -> None:
 def test_a_default_priority_that_the_model_does_not_have_is_said(file: File) -> None:
     with fake_server(file, {"models": {"rows": {"default_priority": 9}}}) as server:
         assert levels(server) == (3, 3)
-        told = "models.rows.default_priority is 9, and rows has 3 levels: requests that ask for none have level 3"
+        told = "models.rows.default_priority is 9, but rows has 3 levels: requests without a priority get level 3"
         assert told in server.log
         file.change(server, {"models": {"rows": {"default_priority": 9, "priority_levels": 9}}})
         assert server.log.count("default_priority is 9") == 1
@@ -163,9 +163,9 @@ def test_what_needs_a_restart_or_another_load_is_said(file: File) -> None:
     with fake_server(file, {"max_body_mb": 8}) as server:
         after = {"max_body_mb": 9, "log_level": "debug", "models": {"rows": {"threads": 1, "max_queue": 9}}}
         for _ in range(2):  # as long as it waits for that
-            file.change(server, after, "max_body_mb: stays as it is until the server is restarted")
-        assert "read again: log_level, models.rows.max_queue; API keys: none" in server.log
-        assert "models.rows.threads: holds when the model is loaded the next time" in server.log
+            file.change(server, after, "max_body_mb: takes effect after a restart of the server")
+        assert "reloaded the settings; changed: log_level, models.rows.max_queue; API keys: none" in server.log
+        assert "models.rows.threads: takes effect when the model is loaded again" in server.log
         file.change(server, {**after, "models": {"rwos": {"max_queue": 9}}})
         wait_until(lambda: "did you mean 'rows'?" in server.log_so_far, "the name is questioned")
 
@@ -175,8 +175,13 @@ def test_edge_processes_are_asked_for_in_vain_and_the_log_says_what_to_do(file: 
     with start_server("--config", str(file.path)) as server:
         assert server.post("/predictions/digits", content=digit("seven")).status_code == 200
         assert not psutil.Process(server.process.pid).children()
-        assert server.log.count("--edges, CONVOY_EDGES and edges in the file have no effect: one process serves") == 1
-        assert "run replicas, see docs/scaling.md" in server.log
+        assert (
+            server.log.count(
+                "--edges (CONVOY_EDGES, or edges in the file) is deprecated and has no effect: one process serves"
+            )
+            == 1
+        )
+        assert "run replicas: see docs/scaling.md" in server.log
 
 
 def test_a_real_model_is_loaded_as_the_file_says(file: File) -> None:
@@ -191,7 +196,7 @@ def test_a_real_model_is_loaded_as_the_file_says(file: File) -> None:
         assert (digits["engine"], digits["precision"]) == ("onnxruntime-cpu", "fp32")
         assert [engine["device_id"] for engine in digits["engines"]] == ["cpu", "cpu/1"]
         assert server.post("/predictions/digits", content=digit("five")).status_code == 200
-        assert "there are options for model 'digit', which is not in" in server.log
+        assert "the configuration has options for model 'digit', which is not in" in server.log
         assert "did you mean 'digits'?" in server.log
-        told = "no option is called CONVOY_MAX_QEUE (did you mean CONVOY_MAX_QUEUE?); nothing was changed by it"
+        told = "ignored unknown environment variables: CONVOY_MAX_QEUE (did you mean CONVOY_MAX_QUEUE?)"
         assert server.log.count(told) == 1

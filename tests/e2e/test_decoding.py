@@ -97,7 +97,7 @@ def test_while_others_wait_to_be_decoded_the_protocols_priority_and_timeout_hold
         wait_until(lambda: len(ended) == 43, "all have ended")
         assert {error for name, error in ended if name != "short"} == {""}
         (why,) = (error for name, error in ended if name == "short")
-        assert "timeout expired" in why or "is expected to answer after the deadline" in why
+        assert "timeout expired" in why or "is predicted to miss the deadline" in why
         order = [name for name, _ in ended if name != "short"]
         # Where the system does not keep it to one CPU, what begins last may end before the one beside it.
         assert "later" in order[-2:]

@@ -71,7 +71,6 @@ def store_of(name: str, folder: Path) -> Path:
 def test_a_containers_own_arguments_serve_and_its_probes_answer(tmp_path: Path, name: str, model: str) -> None:
     store = store_of(name, tmp_path / "store")
     env = {**SERVICE_LINKS, "CONVOY_PLAN_CACHE": str(tmp_path / "cache")}
-    del env["CONVOY_SERVICE_HOST"]  # no option of ours
     # It is asked twice to end, and does so at once.
     with start_server(*arguments(name, store), "--host=127.0.0.1", env=env, exit_code=143) as server:
         own = container(name)

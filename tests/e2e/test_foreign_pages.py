@@ -178,6 +178,6 @@ def test_without_the_option_nothing_is_said_and_sighup_brings_it(tmp_path: Path)
         assert client.options("/v2/models/rows/infer", headers={"Origin": PAGE, **PREFLIGHT}).status_code == 405
         config.write_text("cors_origins: ['*']")
         server.signal(signal.SIGHUP)
-        wait_until(lambda: "read again: cors_origins" in server.log_so_far, "the log has it")
+        wait_until(lambda: "reloaded the settings; changed: cors_origins" in server.log_so_far, "the log has it")
         assert infer(client, OTHER).headers[ALLOW] == "*"
         assert client.options("/v2/models/rows/infer", headers={"Origin": OTHER, **PREFLIGHT}).status_code == 200

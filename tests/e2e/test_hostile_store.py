@@ -196,10 +196,10 @@ REFUSED = {
     **dict.fromkeys(("labels-up", "labels-whole"), "leads out of"),
     **dict.fromkeys(("labels-pipe", "weights-pipe", "pipe-beside", "pipe-bare", "pipe-configured"), "is a pipe"),
     **dict.fromkeys((f"pipe-{name}" for name in PIPES), "is a pipe"),
-    **dict.fromkeys(("weights-up", "weights-whole", "weights-link"), "lies outside its folder"),
+    **dict.fromkeys(("weights-up", "weights-whole", "weights-link"), "is outside its folder"),
     **dict.fromkeys(("both", "variant"), "names a file outside the bundle"),
     "unhashed": "no digest of 'other.onnx'",
-    **dict.fromkeys(("batch", "manifest"), r"max_batch_size 2147483647 is too large .* at most \d+ is allowed"),
+    **dict.fromkeys(("batch", "manifest"), r"max_batch_size 2147483647 is too large .* use at most \d+,"),
     **dict.fromkeys(("dims", "graph"), "one sample's tensors take"),
 }
 
@@ -233,7 +233,7 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_largest_that_would(store:
         for asked in (2147483647, 1 << 20):
             refused = server.load("shift", max_batch_size=asked)
             check_refused(refused, 400, f"max_batch_size {asked} is too large")
-            (largest,) = re.findall(r"at most (\d+) is allowed", refused.json()["error"])
+            (largest,) = re.findall(r"use at most (\d+),", refused.json()["error"])
             assert 32 <= int(largest) <= 1 << 16
             assert server.load("digits", max_batch_size=asked).status_code == 400
         assert server.rss_bytes < before + (256 << 20)
@@ -305,7 +305,7 @@ def test_what_may_not_be_read_is_refused_and_the_others_are_served(store: StoreF
                 )
                 store.root.joinpath("folder").chmod(0o000)
                 wait_until(lambda: "folder" in server.index(), "its folder is locked again")
-                assert server.shift("folder")[1] == 6.0, "what is loaded goes on serving"
+                assert server.shift("folder")[1] == 6.0, "loaded models keep serving"
                 store.root.joinpath("folder").chmod(0o755)
                 wait_until(lambda: "folder" not in server.index(), "and nothing is wrong any more")
     finally:

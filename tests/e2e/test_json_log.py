@@ -41,7 +41,7 @@ def line_of(server: FakeServer, own_id: str) -> dict[str, Any]:
     """The access log's only line about a request."""
 
     def found() -> list[dict[str, Any]]:
-        return [line for line in lines(server) if line.get("request_id") == own_id and "status" in line]
+        return [line for line in lines(server) if line.get("request_id") == own_id and "took_ms" in line]
 
     (line,) = wait_until(found, f"the log has {own_id}")
     assert isinstance(line, dict)
@@ -57,7 +57,7 @@ def test_a_call_is_one_object(server: FakeServer) -> None:
     assert server.post("/v2/models/rows/infer", json=rows_request(1.0), headers=headers("infer")).status_code == 200
     line = line_of(server, "infer")
     told = {name: line[name] for name in ("level", "trace_id", "key", "model", "version", "outcome", "status")}
-    rest = {"model": "rows", "version": 1, "outcome": "answered", "status": "200"}
+    rest = {"model": "rows", "version": 1, "outcome": "answered", "status": 200}
     assert told == {"level": "INFO", "trace_id": TRACE, "key": "team-a", **rest}
     assert line["call"] == "POST /v2/models/rows/infer"
     stages = line["stages_ms"]
@@ -77,16 +77,16 @@ def test_who_asked_how_and_with_what_outcome(server: FakeServer) -> None:
         for own_id in ("invalid", "unknown", "nobody", "load", "stats")
     }
     assert told == {
-        "invalid": ["default", "rows", "invalid", "400"],
-        "unknown": [None, None, "unauthorised", "401"],
-        "nobody": ["team-a", None, "invalid", "404"],
-        "load": ["admin", None, None, "200"],
-        "stats": ["team-a", None, None, "200"],
+        "invalid": ["default", "rows", "invalid", 400],
+        "unknown": [None, None, "unauthorised", 401],
+        "nobody": ["team-a", None, "invalid", 404],
+        "load": ["admin", None, None, 200],
+        "stats": ["team-a", None, None, 200],
     }
     server.switch_on("hold")
     server.post("/v2/models/rows/infer?timeout_ms=50", json=rows_request(1.0), headers=headers("late"))
     server.switch_off("hold")
-    assert [line_of(server, "late")[name] for name in ("outcome", "status")] == ["late", "504"]
+    assert [line_of(server, "late")[name] for name in ("outcome", "status")] == ["late", 504]
     stats = headers("at-rest")
     wait_until(lambda: server.get("/stats", headers=stats).json()["unfinished_requests"] == 0, "all is answered")
 
@@ -96,7 +96,7 @@ def test_a_call_over_grpc_is_told_alike(server: FakeServer) -> None:
     with triton.InferenceServerClient(server.grpc_address) as client:
         client.infer("rows", [row()], headers=own)
     line = line_of(server, "by-grpc")
-    told = [line[name] for name in ("call", "key", "model", "version", "outcome", "status", "trace_id")]
+    told = [line[name] for name in ("call", "key", "model", "version", "outcome", "grpc_status", "trace_id")]
     assert told == ["gRPC ModelInfer", "team-a", "rows", 1, "answered", "OK", TRACE]
     assert line["stages_ms"]["compute"] >= 0
 
@@ -115,10 +115,14 @@ def test_the_start_says_what_serves_once_and_why_nothing_else_does(store: StoreF
         told = [line for line in server.log.splitlines() if "GET /v2/health" not in line]
         for name in ("a", "b"):
             assert len([line for line in told if f"loaded {name} version 1 on" in line]) == 1
-        reasons = [line.partition("not used here: ")[2].partition(": ")[2] for line in told if "not used here" in line]
+        reasons = [
+            line.partition("not available here: ")[2].partition(": ")[2]
+            for line in told
+            if "not available here" in line
+        ]
         assert len(reasons) == len(set(reasons))
         assert "passed over" not in server.log
-        others = [line for line in told if "loaded" not in line and "not used here" not in line]
+        others = [line for line in told if "loaded" not in line and "not available here" not in line]
         assert len(others) <= 3, others  # two ports, ready
         skipped = {reason for model in server.stats()["models"] for reason in model["why_not_others"]}
         assert skipped, "what the start leaves out is here"

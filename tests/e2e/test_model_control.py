@@ -168,7 +168,7 @@ def test_a_version_policy_that_no_version_meets_takes_nothing_away(explicit: Ser
         for policy in POLICIES:
             answer, before = explicit.load("shift", version_policy=policy), crowd.answered
             is_missing = 7 in policy.get("specific", {}).get("versions", ())
-            told = ("wants version 7, and the store has 1, 2", "version 1, 2 serves") if is_missing else ()
+            told = ("asks for version 7, but the store has 1, 2", "version 1, 2 serves") if is_missing else ()
             check_refused(answer, 400, *told)
             with pytest.raises(InferenceServerException, match="version"):
                 client.load_model("shift", config=json.dumps({"version_policy": policy}))
@@ -197,7 +197,7 @@ def test_whatever_is_wrong_with_a_load_what_serves_goes_on(explicit: Server, sto
         'name: "other"': "name is 'other'",
         "max_batch_size: 4\nmaxbatch: 3": "line 2",
         'platform: "ensemble"': "ensemble",
-        "version_policy { specific { versions: [ 9 ] } }": "version_policy in config.pbtxt wants version 9",
+        "version_policy { specific { versions: [ 9 ] } }": "version_policy in config.pbtxt asks for version 9",
         "version_policy { specific {} }": "version_policy",
         'default_model_filename: "other.onnx"': "other.onnx",
         "input { name: 'z' }": "'z' is not in the graph",
@@ -221,7 +221,7 @@ def test_whatever_is_wrong_with_a_load_what_serves_goes_on(explicit: Server, sto
     assert explicit.index()["shift/3"][0] == "UNAVAILABLE"
     check(404, "failed to load 'nobody', failed to poll from model repository", model="nobody")
     shutil.move(store.root / "shift", store.root / "moved")
-    check(404, "there is no version of it in the store")
+    check(404, "the store has no version of it")
 
 
 def test_the_configuration_says_which_versions_are_served(store: StoreFolder) -> None:
@@ -252,7 +252,7 @@ def test_the_configuration_says_which_versions_are_served(store: StoreFolder) ->
             wait_until(lambda: served() == [["1", "2", "3"]] * 2, "all serve")
             wants("specific { versions: [ 2 ] }")
             wait_until(lambda: served() == [["2"], ["2"]], "the one that is named serves")
-            for broken, words in (("specific { versions: [ 9 ] }", "wants version 9"), ("}", "line 1")):
+            for broken, words in (("specific { versions: [ 9 ] }", "asks for version 9"), ("}", "line 1")):
                 wants(broken)
                 wait_until(lambda words=words: told(words) >= {"shift", "digits"}, "it is told")  # type: ignore[misc]
                 assert served() == [["2"], ["2"]]

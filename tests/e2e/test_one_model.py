@@ -55,7 +55,7 @@ def test_while_polling_one_version_alone_is_loaded_again_when_its_files_change(t
         outside.add_shift(2.0, name="x").replace(tmp_path / "models" / "model.onnx")
         wait_until(lambda: server.shift("flowers") == ("1", 2.0), "the new file serves")
         (tmp_path / "models").rename(tmp_path / "away")
-        wait_until(lambda: "the store cannot be read" in server.log_so_far, "it is missed")
+        wait_until(lambda: "cannot read the store" in server.log_so_far, "it is missed")
         assert server.shift("flowers") == ("1", 2.0)
 
 
@@ -72,13 +72,13 @@ def test_loaded_explicitly_it_answers_to_its_name_alone(tmp_path: Path) -> None:
 
 def test_without_a_name_it_is_one_line_and_2(tmp_path: Path) -> None:
     ended = run_convoy("serve", "--store", str(bundle(tmp_path / "models", "3")), "--port", "0")
-    check_ended(ended, 2, "is one model and not a folder of models", "--model-name NAME")
+    check_ended(ended, 2, "is one model, not a folder of models", "--model-name NAME")
 
 
 def test_numbers_that_it_cannot_have_are_refused(tmp_path: Path) -> None:
     store = str(bundle(tmp_path / "models", "."))
     ended = run_convoy("serve", *NAMED, "--store", store, "--version-policy", "2,3", "--port", "0", "--grpc-port", "-1")
-    check_ended(ended, 2, "leave --version-policy out")
+    check_ended(ended, 2, "remove --version-policy")
 
 
 def test_a_folder_of_models_keeps_its_names_and_says_so(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_folder_of_models_keeps_its_names_and_says_so(tmp_path: Path) -> None:
     store.add_digits()
     with start_server(*NAMED, store=store.root) as server:
         assert server.index() == {"digits/1": ("READY", "")}
-        assert "--model-name is not used" in server.log
+        assert "--model-name is ignored" in server.log
 
 
 @pytest.mark.parametrize(("place", "shown"), [(".", "flowers version 1"), ("4", "flowers version 4")])

@@ -155,7 +155,7 @@ def test_nothing_of_a_body_comes_behind_head(server: Server) -> None:
 @pytest.mark.parametrize("path", ["/predictions/digits/", "/v2/models/digits/versions//infer", "/predictions/nobody/"])
 def test_an_empty_version_is_said_to_be_one(server: Server, path: str) -> None:
     check_refused(
-        server.post(path, content=digit("five")), 404, "the version is empty; give its number, or leave the version out"
+        server.post(path, content=digit("five")), 404, "the version is empty; set its number, or remove the version"
     )
 
 

@@ -15,7 +15,7 @@ from tests.support.stores import ROOT
 # Words that clients are told, changed each in one letter, and the servers that are asked for them.
 CHANGED = {
     "errors": ("top_k must be a whole number of classes", "top-k must be a whole number of classes"),
-    "grpc": ("is not offered by this server", "is not offered by that server"),
+    "grpc": ("is not supported by this server", "is not supported by that server"),
     "framing": ("this is not an HTTP/1.1 request", "this is not an HTTP/1.0 request"),
     "commands": ("max_inflight_mb must be at least max_body_mb", "max_inflight_mb must be at most max_body_mb"),
 }

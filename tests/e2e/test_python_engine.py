@@ -111,8 +111,8 @@ def test_pixels_are_answered_as_their_file(engine: convoy.Engine) -> None:
     ("pixels", "words"),
     [
         (np.zeros((8, 8), np.float32), "got float32 [8, 8]"),
-        (np.zeros((3, 8, 8), np.uint8), "maybe the channels come first"),
-        (np.zeros((2, 8, 8, 3), np.uint8), "give several as a list"),
+        (np.zeros((3, 8, 8), np.uint8), "the channels may come first"),
+        (np.zeros((2, 8, 8, 3), np.uint8), "pass several images as a list"),
         (np.zeros((0, 8, 3), np.uint8), "no pixels"),
         (Image.new("RGB", (0, 4)), "no pixels"),
         (Image.new("F", (4, 4)), "floating-point"),
@@ -315,7 +315,7 @@ def test_a_lost_engine_is_told_and_the_program_goes_on(switches: Path) -> None:
             engine.infer("rows", rows(DIE))
         wait_until(lambda: engine.failure, "the engine says that it is lost")
         assert "could not be replaced" in str(engine.failure)
-        with pytest.raises(Unavailable, match=r"the engine is lost: .* make a new one"):
+        with pytest.raises(Unavailable, match=r"the engine failed: .* create a new one"):
             engine.infer("rows", rows(1.0))
         with pytest.raises(Unavailable, match="the engine is lost"):
             engine.predict("images", digit("one"))
@@ -383,7 +383,7 @@ def test_a_closed_engine_says_so_and_leaves_no_thread() -> None:
 
 def test_a_store_with_nothing_to_serve_says_why(store: StoreFolder, tmp_path: Path) -> None:
     (store.add_digits() / "fp32.onnx").write_bytes(b"no network")
-    with pytest.raises(JobError, match=r"there is no model in .*; digits version 1: .*fp32\.onnx"):
+    with pytest.raises(JobError, match=r"no model in .*; digits version 1: .*fp32\.onnx"):
         convoy.Engine(store.root, engine="cpu")
     with pytest.raises(UsageError, match="there is no store at"):
         convoy.Engine(tmp_path / "nowhere")
@@ -446,7 +446,7 @@ def test_a_forked_process_is_told_and_a_program_that_closes_nothing_ends() -> No
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SCRIPT, str(DATA / "seven.png")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[0] == "an Engine cannot be pickled or sent to another process; make one there"
+    assert done.stdout.split("\n")[0] == "an Engine cannot be pickled or sent to another process; create one there"
     assert done.stdout.split("\n")[1] == "7"
     assert done.stderr == ""
 

@@ -226,7 +226,7 @@ def test_a_client_that_shortens_its_memory_gets_an_error_and_the_server_lives(
     path = FOLDER / known.key.removeprefix("/")
     os.truncate(path, 0)
     for wanted in ({}, of(known)):
-        check_refused(ask(server, of(known), wanted), 400, "shorter than it was")
+        check_refused(ask(server, of(known), wanted), 400, "smaller than when it was")
     check_refused(ask(server, {}, of(known), data=[0] * 8), 400)
     assert (path.stat().st_size, server.is_ready()) == (0, True)
 

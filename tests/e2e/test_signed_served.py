@@ -41,7 +41,7 @@ def test_what_is_not_signed_is_refused_and_what_is_goes_on(own: KeyPair, store: 
             file.write("ten\n")
         changed.rename(store.root / "digits" / "2")
         wait_until(lambda: server.index().get("digits/2", ("",))[0] == "UNAVAILABLE", "it is refused")
-        assert "its signature does not hold" in server.index()["digits/2"][1]
+        assert "the signature is not valid" in server.index()["digits/2"][1]
         assert server.seven() == ("1", "7")
 
         better = aside.add_digits(3)

@@ -52,13 +52,13 @@ def test_what_is_broken_does_not_stop_what_is_sound(store: StoreFolder) -> None:
     (store.root / "a file").write_text("")
     told = {
         "digits/2": "labels.txt",
-        "half/1": "is no model, there is only fp32.onnx; put a bundle",
+        "half/1": "not a model, it only has fp32.onnx; put a bundle",
         "cut/1": "canary.safetensors",
-        "empty/1": "is no model, there is nothing in it",
+        "empty/1": "not a model, it is empty",
         "junk/1": "model.onnx",
         "nojson/1": MANIFEST,
         "dangling/1": "No such file",
-        "resealed/1": "was changed",
+        "resealed/1": "was modified",
     }
     with start_server(store=store.root) as server:
         assert served(server) == {"digits/1", "simple/1"}
@@ -153,7 +153,7 @@ def test_a_store_without_anything_to_serve_ends_with_1(store: StoreFolder) -> No
     flip_a_byte(store.add_digits() / "fp32.onnx")
     with start_server(store=store.root, exit_code=1, wait_ready=False) as server:
         server.wait()
-        assert "there is no model in" in server.log
+        assert "no model in" in server.log
         assert "convoy export" in server.log
 
 
@@ -263,7 +263,7 @@ def test_a_configuration_that_does_not_fit_is_refused_with_a_reason(store: Store
         "unreadable": ("max_batch_size: many", "cannot be read"),
         "unlabelled": (CONFIG.format(labels='label_filename: "nowhere.txt"'), "nowhere.txt"),
         "longer": (CONFIG.format(labels="").replace("dims: [ 16 ]", "dims: [ 17 ]", 1), "INPUT0"),
-        "unbatched": (CONFIG.format(labels="").replace("max_batch_size: 4", ""), "make them agree"),
+        "unbatched": (CONFIG.format(labels="").replace("max_batch_size: 4", ""), "make them equal"),
         "reshaped": (CONFIG.format(labels="reshape: { shape: [ 4, 4 ] }"), "reshape"),
         "nameless": (CONFIG.format(labels="") + LEVELS.replace("4", "6"), "from 1 to the number of levels, 5; got 6"),
     }

@@ -241,10 +241,10 @@ def test_python_gets_the_same_boxes(engine: convoy.Engine, server: Server) -> No
 @pytest.mark.parametrize(
     ("model", "method", "words"),
     [
-        ("raw", "predict", r"'raw' has the task 'detect'; ask it with detect\(\)"),
-        ("stretched", "detect", r"'stretched' has the task 'segment'; ask it with segment\(\)"),
-        ("flags", "segment", r"'flags' has the task 'multilabel'; ask it with predict\(\)"),
-        ("tensors", "predict", r"give tensors to infer\(\)"),
+        ("raw", "predict", r"'raw' has the task 'detect'; call detect\(\)"),
+        ("stretched", "detect", r"'stretched' has the task 'segment'; call segment\(\)"),
+        ("flags", "segment", r"'flags' has the task 'multilabel'; call predict\(\)"),
+        ("tensors", "predict", r"pass tensors to infer\(\)"),
     ],
 )
 def test_python_says_how_to_ask_instead(engine: convoy.Engine, model: str, method: str, words: str) -> None:
@@ -281,7 +281,7 @@ def test_a_handle_of_rays_asks_the_same(engine: convoy.Engine) -> None:
     (found,) = engine._loop.result(lambda: handle.detect([picture], model="raw", top_k=1))
     assert found.detections == engine.detect("raw", picture, top_k=1).detections
     assert handle._ways.by_handle == 2
-    with pytest.raises(InvalidRequest, match=r"ask it with detect\(\)"):
+    with pytest.raises(InvalidRequest, match=r"call detect\(\)"):
         engine._loop.result(lambda: handle.predict(picture, model="raw"))
 
 
@@ -304,7 +304,7 @@ def test_batch_says_that_it_labels_with_classes(filled_store: StoreFolder, tmp_p
         *("batch", "raw", str(tmp_path / "one.png"), "--out", str(tmp_path / "out")),
         *("--store", str(filled_store.root)),
     )
-    check_ended(ended, 1, "has the task 'detect', and this labels images with classes")
+    check_ended(ended, 1, "has the task 'detect', but convoy batch only classifies")
 
 
 # The client
@@ -321,7 +321,7 @@ def test_the_client_gives_what_the_engine_gives(server: Server, engine: convoy.E
         picture = Image.new("RGB", (128, 32))
         assert client.detect("raw", picture).detections == engine.detect("raw", picture).detections
         assert [one.score for one in client.detect("raw", picture, top_k=1).detections] == pytest.approx([0.9])
-        with pytest.raises(InvalidRequest, match=r"'raw' has another task; ask it with detect\(\)"):
+        with pytest.raises(InvalidRequest, match=r"'raw' has another task; call detect\(\)"):
             client.predict("raw", picture)
         with pytest.raises(InvalidRequest, match="/infer"):
             client.predict("tensors", picture)

@@ -132,7 +132,7 @@ def test_every_route_is_behind_it_on_both_wires_and_nobody_else_has_an_answer(pa
         assert "listening on https://" in server.log
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://127.0.0.1:{server.port}/v2", trust_env=False)
-        until(lambda: "a client could not agree on TLS" in server.log_so_far, "the log tells of it")
+        until(lambda: "TLS handshake with a client failed" in server.log_so_far, "the log tells of it")
         with trusting(server, others.context()) as other, pytest.raises(httpx.ConnectError):
             other.get("/v2")
         with pytest.raises(grpc.FutureTimeoutError):
@@ -168,16 +168,16 @@ def test_a_renewed_certificate_is_shown_from_the_next_connection_on(
             until(lambda: server.log_so_far.count(told) > before, f"the log has {told!r}")
 
         papers.server.key.write_bytes(renewed.key.read_bytes())  # half of a renewal
-        hang_up("is not that of the first certificate")
+        hang_up("does not match the first certificate")
         assert [shown(server, own, port) for port in ports] == [old_number] * 3
         papers.server.become(renewed)
-        hang_up("who connects from now on is shown the certificate that was read")
+        hang_up("new connections use the reloaded certificate")
         until(lambda: all(shown(server, own, port) == number(renewed) for port in (*ports, *ports)), "it is shown")
         assert infer(client), "connections that are open stay"
 
         # Clients whose signer is no longer trusted are not let in, and no earlier session helps them.
         file.write_text(yaml.safe_dump({**papers.with_clients, "tls_client_ca_file": str(others.authority.file)}))
-        hang_up("who connects from now on is shown the certificate that was read")
+        hang_up("new connections use the reloaded certificate")
 
         def is_let_in(who: Signed) -> bool:
             with trusting(server, papers.context(who)) as other:
@@ -191,7 +191,7 @@ def test_a_renewed_certificate_is_shown_from_the_next_connection_on(
         assert by_grpc(server, papers, papers.client) == "UNAVAILABLE"
         for less in ({}, papers.options):
             file.write_text(yaml.safe_dump(less))
-            hang_up("TLS, and asking clients for certificates, begin and end with a restart")
+            hang_up("restart the server to turn TLS or client certificates on or off")
         assert is_let_in(others.client)
 
 
@@ -218,7 +218,7 @@ def test_an_earlier_session_opens_nothing_to_who_is_trusted_no_more(
         assert resumed(session)[0], "else this shows nothing"
         ca.write_bytes(others.authority.file.read_bytes())
         server.signal(signal.SIGHUP)
-        until(lambda: "is shown the certificate that was read" in server.log_so_far, "it has been read")
+        until(lambda: "new connections use the reloaded certificate" in server.log_so_far, "it has been read")
         with pytest.raises(OSError, match=r"(?i)alert|reset|eof"):
             resumed(session)
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 def test_the_digits_are_learned_on_both_devices_and_compared(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
-        pytest.skip("no GPU that torch can use")
+        pytest.skip("finds no usable GPU")
     options = TrainOptions(dataset="digits", out=tmp_path / "cnn.safetensors")
     cpu, cuda = compare(options, ["cpu", "cuda"])
     assert cpu.result is not None
@@ -29,7 +29,7 @@ def test_the_digits_are_learned_on_both_devices_and_compared(tmp_path: Path) -> 
 def test_every_form_of_training_on_a_gpu_learns_the_digits(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
-        pytest.skip("no GPU that torch can use")
+        pytest.skip("finds no usable GPU")
     options = TrainOptions(dataset="digits", out=tmp_path / "cnn.safetensors", epochs=10)
     for row in compare(options, ["cuda:all"]):
         assert row.result is not None, f"{row.variant}: {row.unavailable}"

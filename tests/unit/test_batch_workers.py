@@ -90,7 +90,10 @@ def test_a_batch_that_fails_is_halved_until_what_is_to_blame_is_alone() -> None:
 
 @pytest.mark.parametrize(
     ("scope", "words"),
-    [(FailureScope.ENGINE, "the engine was lost"), (FailureScope.MEMORY, "there is no memory for a single image")],
+    [
+        (FailureScope.ENGINE, "the engine failed"),
+        (FailureScope.MEMORY, "there is not enough memory for a single image"),
+    ],
 )
 def test_a_lost_engine_or_one_without_memory_ends_the_run(scope: FailureScope, words: str) -> None:
     with pytest.raises(JobError, match=words):

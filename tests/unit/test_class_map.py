@@ -77,7 +77,7 @@ def test_classes_that_occur_are_named_with_their_share() -> None:
 
 @pytest.mark.parametrize(("values", "wrong"), [([[0, -1]], "-1"), ([[255, 0]], "255"), ([[70_000, 3]], "70000")])
 def test_a_class_that_no_map_can_hold_is_the_models_error(values: Any, wrong: str) -> None:
-    with pytest.raises(ModelFailed, match=f"the model gave the class {wrong}"):
+    with pytest.raises(ModelFailed, match=f"the model returned the class {wrong}"):
         read(np.array(values, np.int32))
 
 
@@ -103,7 +103,7 @@ def test_run_lengths_go_down_the_columns() -> None:
 
 def test_noise_is_not_written_out() -> None:
     noise = (np.indices((1001, 1001)).sum(axis=0) % 2).astype(np.uint8)
-    with pytest.raises(InvalidRequest, match=f"{noise.size} runs, more than the {MAX_RUNS}.*ask for a PNG"):
+    with pytest.raises(InvalidRequest, match=f"{noise.size} runs, more than the limit of {MAX_RUNS}.*ask for a PNG"):
         run_lengths(noise, [0, 1])
 
 

@@ -102,22 +102,22 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
     [
         ("prot: 1", "prot: unknown option; did you mean port?"),
         ("max-queue: 1", "max-queue: unknown option; did you mean max_queue?"),
-        ("config: other.yaml", "config: a file cannot name another one"),
+        ("config: other.yaml", "config: a file cannot name another file"),
         ("port: abc", "port: Input should be a valid integer.*HTTP port"),
         ("access_log: nothing", "access_log: Input should be 'all', 'errors' or 'off'"),
-        ("port: 1\nhost: ::1\nport: 2", "port is there in line 1 and again in line 3"),
+        ("port: 1\nhost: ::1\nport: 2", "port is set in line 1 and again in line 3"),
         ("models: {a: {max_quue: 1}}", "models.a.max_quue: unknown option; did you mean max_queue?"),
         ("models: {a: {max_batch: 0}}", "models.a.max_batch: .*greater than or equal to 1.*Largest batch"),
         ("models: {a: {priority_levels: 2, default_priority: 3}}", "models.a: default_priority must be from 1 to"),
-        ("models: {a: 3}", "models.a: must be names and their values"),
+        ("models: {a: 3}", "models.a: must be a mapping of names to values"),
         ("models: {../a: {}}", "models: .*cannot be a model's name"),
         ("max_inflight_mb: 1", "max_inflight_mb must be at least max_body_mb"),
         ("cors_origins: a.example", "cors_origins must be origins such as https://a.example"),
         ("cors_origins: https://a.example/path", "cors_origins must be origins"),
         ("keys: {admin: key}", "keys: 'admin' cannot be a key's name"),
         ("keys: {two words: key}", "keys: 'two words' cannot be a key's name"),
-        ("keys: key", "keys: must be names and their values"),
-        ("- port", "must be options and their values"),
+        ("keys: key", "keys: must be a mapping of names to values"),
+        ("- port", "must be a mapping of options to values"),
         ("port: [", "is not YAML"),
         ("port: !!python/object:os.system x", "is not YAML"),
     ],
@@ -150,9 +150,9 @@ def test_what_is_wrong_elsewhere_is_told_by_the_name_that_it_has_there(
     with pytest.raises(UsageError, match=r"CONVOY_MODELS\.a\.max_batch: Input"):
         read(path)
     monkeypatch.setenv("CONVOY_MODELS", "{")
-    with pytest.raises(UsageError, match="write it in JSON"):
+    with pytest.raises(UsageError, match="write the value as JSON"):
         read(path)
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot read"):
         read(Path("nowhere.yaml"))
 
 
@@ -214,7 +214,32 @@ def test_what_holds_is_shown_with_its_source_and_read_again_with_the_same_comman
     assert (again.port, again.host, again.max_queue, again.models) == (4, "::1", 7, {})
     show(settings, as_json=False)
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.split() == ["port", "1", "file", str(path)] for line in lines)
+    assert lines[0] == f"file: {path}"
+    assert ["port", "file", "1"] in [line.split() for line in lines]
+    assert ["host", "command", "line", "::1"] in [line.split() for line in lines]
+    assert ["max_queue", "environment", "7"] in [line.split() for line in lines]
+    assert ["allow_shared_memory", "default", "false"] in [line.split() for line in lines]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_credentials_in_a_url_are_masked(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    show(read_settings({"store": "s3://me:secret@bucket/models"}), as_json)
+    shown = capsys.readouterr().out
+    assert "s3://***@bucket/models" in shown
+    assert "secret" not in shown
+
+
+def test_variables_of_a_kubernetes_service_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "tcp://10.0.0.1:8000"
+    monkeypatch.setenv("CONVOY_PORT", address)
+    monkeypatch.setenv("CONVOY_GRPC_PORT", address)
+    monkeypatch.setenv("CONVOY_PORT_8000_TCP", address)
+    monkeypatch.setenv("CONVOY_SERVICE_HOST", "10.0.0.1")
+    settings = read_settings({})
+    assert (settings.port, settings.grpc_port) == (8000, 8001)
+    assert settings.sources.source_of("port") == "default"
+    names = ("CONVOY_GRPC_PORT", "CONVOY_PORT", "CONVOY_PORT_8000_TCP", "CONVOY_SERVICE_HOST")
+    assert settings.sources.ignored == names
 
 
 @pytest.fixture(autouse=True)
@@ -250,7 +275,7 @@ def test_plans_are_kept_in_the_users_cache_folder_or_where_they_should_be(
 def test_a_user_without_a_home_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert read_settings({}).plan_folder() == tmp_path / f"convoy-cache-{os.geteuid()}"
-    with pytest.raises(UsageError, match="give the whole path"):
+    with pytest.raises(UsageError, match="use an absolute path"):
         read_settings({"plan_cache": Path("~/plans")}).plan_folder()
 
 

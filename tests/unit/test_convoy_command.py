@@ -16,6 +16,7 @@ from convoy.app.batch import command as batch_command
 from convoy.app.batch.job import BatchOptions
 from convoy.export.plan import MethodChoice
 from convoy.export.sources.preprocess import parse_front
+from convoy.models import checkout
 from convoy.models.spec import Activation, Interpolation
 
 # Options that are the same thing to every command that has them.
@@ -58,6 +59,17 @@ def test_what_means_something_else_has_the_commands_name(readers: dict[str, set[
     assert readers["CONVOY_DOCTOR_JSON"] == {"doctor"}
     assert readers["CONVOY_LOADTEST_JSON"] == {"loadtest"}
     assert "CONVOY_JSON" not in readers
+
+
+@pytest.mark.parametrize(
+    ("is_checkout", "told"),
+    [(True, ".venv/bin/pip install -e '.[gpu]'"), (False, "pip install 'convoy-serve[gpu]'")],
+)
+def test_a_hint_to_install_fits_a_checkout_and_a_package(
+    monkeypatch: pytest.MonkeyPatch, is_checkout: bool, told: str
+) -> None:
+    monkeypatch.setattr(checkout, "CHECKOUT", Path("/src/convoy") if is_checkout else None)
+    assert checkout.pip_install("gpu") == told
 
 
 def test_every_option_has_a_twin(readers: dict[str, set[str]]) -> None:

@@ -97,7 +97,7 @@ def dataset_of(*labels: str) -> Dataset:
 
 
 def test_classes_that_do_not_match_and_parts_that_are_empty_are_named() -> None:
-    with pytest.raises(JobError, match="classes that the model lacks: dog; rename or remove them, or say with --class"):
+    with pytest.raises(JobError, match="classes unknown to the model: dog; rename or remove them, or map them"):
         dataset_of("cat", "dog").in_order_of(("cat", "horse"))
     with pytest.raises(JobError, match=r"no test images; add images or make the folder test/"):
         dataset_of("cat", "dog").part("test")
@@ -355,7 +355,7 @@ def test_another_seed_part_or_size_draws_other_pictures_and_fewer_are_the_first_
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"px": 31}, "16 to 128 pixels a side, an even number, not 31"),
+        ({"px": 31}, "16 to 128 pixels per side, an even number, not 31"),
         ({"px": 256}, "not 256"),
         ({"training_images": 0}, "1 to 100000 training images of each character, not 0"),
         ({"seed": -1}, "seed of glyphs"),
@@ -402,7 +402,7 @@ def test_a_folder_of_pictures_is_the_same_data_set(
             assert one.label == other.label
             assert np.array_equal(np.asarray(Image.open(one.content)), other.content)
     assert main([str(tmp_path / "glyphs"), "--images", "2"]) == 1
-    assert "is there already; name a new folder" in capsys.readouterr().err
+    assert "already exists; choose a new folder" in capsys.readouterr().err
     assert main([str(tmp_path / "odd"), "--px", "33"]) == 1
 
 

@@ -7,11 +7,17 @@ import re
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.lifecycle.health import HealthOptions
+from convoy.app.lifecycle.served_metrics import engine_metrics
+from convoy.app.loading.load import LoadOptions
+from convoy.app.loading.proving import ReasonCode
+from convoy.app.scheduling.request import ModelKey
 from convoy.models.errors import Unavailable
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeGpu
 from tests.support.fake_devices import Clients, WatchedEngine, Workshop, in_workshop, proved, until
@@ -26,7 +32,35 @@ def workshop(tmp_path: Path) -> Workshop:
 def listed(workshop: Workshop) -> list[tuple[str, str]]:
     """Device and reason of every engine that the metrics name."""
     text = workshop.core.metrics.render().decode()
-    return sorted(re.findall(r'^convoy_engine_info{device="(.*?)",.*reason="(.*?)".* 1.0$', text, re.MULTILINE))
+    reasons = {one.info.device: one.reason for served in workshop.core.catalog.served() for one in served.listed}
+    devices = re.findall(r'^convoy_engine_info{device="(.*?)",.*reason="only_available".* 1.0$', text, re.MULTILINE)
+    return sorted((device, reasons[device]) for device in devices)
+
+
+@pytest.mark.parametrize(
+    ("options", "wished", "own", "code"),
+    [
+        ({}, "", "fastest_verified", "fastest_verified"),
+        ({"precision": "fp16"}, "", "fastest_verified", "forced"),
+        ({"engine": "cpu"}, "", "only_available", "forced"),
+        ({"engine": "cpu"}, "gpu:0", "only_available", "fallback_while_building"),
+        ({}, "gpu:1", "only_available", "only_available"),
+    ],
+)
+def test_the_metric_has_a_code_for_why_an_engine_serves(
+    tmp_path: Path, options: dict[str, str], wished: str, own: ReasonCode, code: str
+) -> None:
+    engine = replace(proved(WatchedEngine("gpu:0", 0.0)), code=own)
+    wishes = [SimpleNamespace(device=SimpleNamespace(name=wished))] if wished else []
+    served: Any = SimpleNamespace(
+        key=ModelKey("rows", 1),
+        options=LoadOptions(**{"precision": "auto", "threads": 1, "max_batch": None, **options}),  # type: ignore[arg-type]
+        loaded=SimpleNamespace(wishes=wishes),
+        listed=[engine],
+    )
+    catalog: Any = SimpleNamespace(served=lambda: [served])
+    (family,) = engine_metrics(catalog)
+    assert [sample.labels["reason"] for sample in family.samples] == [code]
 
 
 # What a device is told of the requests' memory
@@ -201,7 +235,7 @@ def test_whoever_finds_a_gpu_lost_the_process_ends(tmp_path: Path) -> None:
         with pytest.raises(EngineFailure):
             bench.machine.gpus[1].ensure_works()
         await until(lambda: bool(workshop.fatal))
-        assert "cuda:1 is lost for this process" in workshop.fatal[0]
+        assert "cuda:1 failed in this process" in workshop.fatal[0]
         assert "illegal memory access" in workshop.fatal[0]
         await asyncio.sleep(0.05)
         assert len(workshop.fatal) == 1

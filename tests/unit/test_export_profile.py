@@ -149,4 +149,4 @@ def test_of_several_that_beat_the_exact_one_none_is_called_the_fastest_before_th
     fp32, int8 = variants(table(3, 4), faster)
     choice = choose_on_cpu((fp32, int8, replace(int8, file="bf16.onnx", precision="bf16")), "auto", "here")
     assert [variant.file for variant in choice.variants] == ["int8-cpu.onnx", "bf16.onnx"]
-    assert choice.reason == "measured at start-up, like all that beat fp32 on this device when it was exported"
+    assert choice.reason == "measured at start, together with all variants that were faster than fp32 at export"

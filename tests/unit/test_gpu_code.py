@@ -116,4 +116,4 @@ def test_where_one_of_two_gpus_has_code_that_one_serves(tmp_path: Path) -> None:
     for store, name in ((DEMO_STORE, "digits"), (tmp_path / "store", "shift")):
         model = load(Store(store).versions(name)[0], options)
         assert [proved.engine.info.device for proved in model.engines] == ["cuda:1"]
-        assert any("on cuda:0: " in why and "no code for Fake B200" in why for why in model.skipped)
+        assert any("on cuda:0: " in why and "no kernels for Fake B200" in why for why in model.skipped)

@@ -104,7 +104,7 @@ def test_a_lost_gpu_is_counted_at_every_question_and_named_once(caplog: pytest.L
     assert ("convoy_gpu_power_watts", "cuda:0") not in seen
     assert seen["convoy_gpu_power_watts", "cuda:1"] == 412.5
     assert [record.message for record in caplog.records] == [
-        "cuda:0: nvmlDeviceGetPowerUsage fails: lost; it will not be said again"
+        "cuda:0: nvmlDeviceGetPowerUsage failed: lost; further failures are not logged"
     ]
 
 
@@ -150,7 +150,7 @@ def test_without_nvml_the_reason_is_said_and_a_scrape_is_empty(caplog: pytest.Lo
     watch = GpuWatch((gpu,), opened=lambda: open_nvml(FakeNvml(does_start=False)))
     watch.start()
     wait_until(lambda: caplog.records, "the reason was logged")
-    assert "the GPUs have no metrics: NVML does not start: Driver Not Loaded" in caplog.text
+    assert "no GPU metrics: NVML does not start: Driver Not Loaded" in caplog.text
     assert samples(watch) == {}
 
 

@@ -69,7 +69,7 @@ def test_int8_serves_only_where_it_is_faster_beyond_doubt(elsewhere, monkeypatch
     (proved,) = loaded(elsewhere).engines
     assert proved.engine.info.precision == precision
     assert [point.median_ms for point in proved.latency] == [3.0 if precision == "fp32" else 2.0]
-    assert "measured at start-up" in proved.reason
+    assert "measured at start" in proved.reason
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_a_model_whose_folder_does_not_answer_is_left_out_of_the_look(
         for _ in range(2):
             found = (await watch.look()).models
             assert sorted(found) == list("abcd")
-            assert [name for name in "abcd" if "does not answer within" in found[name].trouble] == sorted(away)
+            assert [name for name in "abcd" if "did not respond within" in found[name].trouble] == sorted(away)
             assert all(list(found[name].versions) == [1] for name in "abcd" if name not in away)
         assert [looks.count(name) for name in away] == [1] * len(away), "nobody else goes where one hangs"
         for event in answers.values():
@@ -185,7 +185,7 @@ def test_all_who_ask_a_store_that_hangs_share_one_thread(tmp_path: Path, monkeyp
         watch = StoreWatch(Store(tmp_path), patience_s=0.05)
         for _ in range(3):
             told = await asyncio.gather(*(watch.names() for _ in range(10)), return_exceptions=True)
-            assert all("does not answer within" in str(error) for error in told)
+            assert all("did not respond within" in str(error) for error in told)
         assert at_work().count("look-at-store") == 1
         away.set()
         await until(lambda: not at_work())

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from convoy.app.calls.access import AccessLog, BodyLimits, ServeOptions
+from convoy.app.calls.access import AccessLog, ApiKey, BodyLimits, ServeOptions
 from convoy.app.server import logs
+from convoy.app.server.http_server import announce
 from convoy.app.server.logs import LogWriter
 from tests.support.stores import ROOT
 
@@ -180,7 +181,7 @@ def test_a_handler_of_somebody_elses_is_given_the_fields(
     assert given["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
     names = ("client", "call", "status", "took_ms", "key", "model", "version", "outcome", "stages_ms")
     assert [given[name] for name in names] == [
-        *("10.0.0.1", "POST /predictions/digits", "504", 12.25, "ward-3", "digits", 2, "late", {"queue": 1.5})
+        *("10.0.0.1", "POST /predictions/digits", 504, 12.25, "ward-3", "digits", 2, "late", {"queue": 1.5})
     ]
     assert asked == ["facts"]
 
@@ -196,3 +197,31 @@ def test_what_nobody_reads_is_not_asked_for(
     assert asked == asks
     assert f"10.0.0.1 POST /predictions/digits 504 12.2 ms key ward-3 trace {TRACE.decode()}" in line
     assert ('"stages_ms":{"queue":1.5}' in line) == (form == "json")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_open", "told"),
+    [
+        ("0.0.0.0", True, "WARNING listening on http://0.0.0.0:8000 (all interfaces, no API key)"),
+        ("::", True, "WARNING listening on http://[::]:8000 (all interfaces, no API key)"),
+        ("10.0.0.5", True, "WARNING listening on http://10.0.0.5:8000 (no API key)"),
+        ("0.0.0.0", False, "INFO listening on http://0.0.0.0:8000"),
+        ("127.0.0.1", False, "INFO listening on http://127.0.0.1:8000"),
+    ],
+)
+def test_a_server_that_anyone_can_use_says_so(
+    host: str, is_open: bool, told: str, logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "convoy"):
+        announce("http", host, 8000, is_open=is_open)
+    (record,) = caplog.records
+    assert f"{record.levelname} {record.getMessage()}" == told
+
+
+@pytest.mark.parametrize(
+    ("is_loopback", "keys", "is_open"),
+    [(True, (), False), (False, (), True), (False, (ApiKey("a", "secret"),), False)],
+)
+def test_a_key_or_loopback_closes_a_server(is_loopback: bool, keys: tuple[ApiKey, ...], is_open: bool) -> None:
+    options = ServeOptions(BodyLimits(1 << 20), decode_threads=1, is_loopback=is_loopback, api_keys=keys)
+    assert options.is_open == is_open

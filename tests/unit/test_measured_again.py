@@ -242,7 +242,7 @@ def test_what_cannot_be_measured_again_is_one_line(tmp_path, exported):
     body = json.loads((exported / MANIFEST).read_text())
     body["scores"] = "changed"
     (exported / MANIFEST).write_text(json.dumps(body))
-    with pytest.raises(JobError, match=r"was changed after it was written"):
+    with pytest.raises(JobError, match=r"was modified after it was written"):
         again(exported, tmp_path)
     assert [one.name for one in exported.parent.iterdir()] == ["1"]
 
@@ -307,7 +307,7 @@ def test_every_engine_of_the_cpu_is_measured_under_the_name_that_it_serves_under
     assert fp32.refused_by == {}
     (proved,) = served(engines_exported, monkeypatch).engines
     assert proved.info.device_fingerprint in (one.device_fingerprint for one in fp32.latencies)
-    assert "fastest on this device when it was exported" in proved.reason
+    assert "fastest on this device at export" in proved.reason
     (again,) = read_manifest(remeasure(engines_exported, tmp_path / "again", SILENT)).variants
     for variant in (fp32, again):
         assert [one.library.partition(" ")[0] for one in variant.latencies] == ["onnxruntime", "openvino"]
@@ -340,9 +340,9 @@ def test_what_was_measured_elsewhere_is_measured_again_and_it_is_told_why(engine
     changed(engines_exported, replace(fp32, latency=there, other_latencies=()))
     (proved,) = served(engines_exported, monkeypatch, races=True).engines
     if proved.info.engine == "openvino":
-        assert "measured at start-up, because export did not measure fp32.onnx in openvino" in proved.reason
+        assert "measured at start, because export did not measure fp32.onnx in openvino" in proved.reason
     else:
-        told = "because export measured it on Another CPU / 64 cores / 64 threads / onnxruntime 1.0, and this is "
+        told = "because export measured it on Another CPU / 64 cores / 64 threads / onnxruntime 1.0, but this is "
         assert told in proved.reason
         assert proved.info.device_fingerprint in proved.reason
 

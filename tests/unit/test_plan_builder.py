@@ -154,7 +154,7 @@ def test_a_child_of_somebody_nicer_stays_as_nice(tmp_path: Path) -> None:
         "print(ended.reason.removesuffix(str(os.nice(0))))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
-    assert done.stdout.strip() == "the builder ended with code", done.stderr
+    assert done.stdout.strip() == "the builder exited with code", done.stderr
 
 
 def test_the_child_is_told_everything_and_yields_to_serving(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +213,8 @@ def children() -> list[int]:
         ([event("failed", "why"), ["end", 3]], "why", True),  # only what the library refuses counts against the file
         ([["complain", "ModuleNotFoundError: tensorrt"], ["complain", ""], ["end", 1]], "code 1: ModuleNotF", False),
         ([["die", 11]], "signal 11", False),
-        ([["end", 0]], "ended with code 0", False),
-        ([["babble", 1 << 21], ["end", 0]], "without a line's end", False),
+        ([["end", 0]], "exited with code 0", False),
+        ([["babble", 1 << 21], ["end", 0]], "wrote a line of more than", False),
     ],
 )
 def test_a_build_that_fails_says_why_and_raises_nothing(bench: Bench, steps: list, reason: str, refused: bool) -> None:
@@ -262,7 +262,7 @@ def test_a_child_that_eats_the_memory_is_killed(bench: Bench) -> None:
         await bench.pass_s(1)
         ended = await building
         assert ended.state == "failed"
-        assert "16384 MiB are allowed" in (ended.reason or "")
+        assert "the 16384 MiB allowed" in (ended.reason or "")
         assert not is_running(child["pid"])
 
     asyncio.run(scenario())

@@ -52,9 +52,9 @@ def test_threads_are_the_cpus_that_ray_sets_aside_unless_they_are_given(
         ({"min_replicas": 4, "max_replicas": 3}, "above"),
         ({"router": "random"}, "expected-finish"),
         ({"num_cpus": "many"}, "valid number"),
-        *(({name: 1}, f"'{name}' is Ray's to decide") for name in ("port", "grpc_port", "edges", "host")),
-        ({"stor": "/models"}, "no argument 'stor'; did you mean 'store'?"),
-        ({"max_btach": 3}, "no argument 'max_btach'; did you mean 'max_batch'?"),
+        *(({name: 1}, f"Ray sets '{name}'") for name in ("port", "grpc_port", "edges", "host")),
+        ({"stor": "/models"}, "unknown argument 'stor'; did you mean 'store'?"),
+        ({"max_btach": 3}, "unknown argument 'max_btach'; did you mean 'max_batch'?"),
         ({"num_replica": 2}, "num_replicas"),
     ],
 )

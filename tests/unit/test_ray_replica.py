@@ -100,7 +100,7 @@ def test_a_handle_may_leave_the_model_out_where_there_is_one(bench: Bench) -> No
 
 def test_a_store_of_which_nothing_can_be_served_is_told_in_words(bench: Bench, tmp_path: Any) -> None:
     async def scenario() -> None:
-        with pytest.raises(bench.Unwell, match="there is no model in"):
+        with pytest.raises(bench.Unwell, match="no model in"):
             await bench.make({"engine": "cpu", "store": str(tmp_path)}).__serve_build_asgi_app__()
 
     asyncio.run(scenario())

@@ -68,7 +68,7 @@ def test_one_flipped_bit_in_any_file_is_refused_and_a_missing_one_is_named(bundl
     ("edited", "words"),
     [
         # Even when it says the same.
-        (json.dumps(json.loads((DEMO / MANIFEST).read_text()), indent=4).encode(), "changed after it was written"),
+        (json.dumps(json.loads((DEMO / MANIFEST).read_text()), indent=4).encode(), "modified after it was written"),
         (seal(replace(MADE, files={**MADE.files, "../labels.txt": MADE.files["labels.txt"]})), "outside the bundle"),
         (seal(replace(MADE, schema_version=99)), "schema_version is 99"),
     ],
@@ -235,12 +235,12 @@ def test_a_full_disk_or_an_interrupt_leaves_the_file_before_and_nothing_else(
 
 def test_a_place_that_takes_no_file_is_refused_before_the_work(tmp_path: Path) -> None:
     refuse_unwritable(tmp_path / "cnn.safetensors")
-    with pytest.raises(JobError, match=r"no folder .*gone to write cnn.safetensors into; make it first"):
+    with pytest.raises(JobError, match=r"no folder .*gone for cnn.safetensors; create it first"):
         refuse_unwritable(tmp_path / "gone" / "cnn.safetensors")
-    with pytest.raises(JobError, match="is a folder; name a file in it"):
+    with pytest.raises(JobError, match="is a folder; pass a file"):
         refuse_unwritable(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(JobError, match=r"file is a file, where a folder for cnn\.safetensors is needed"):
+    with pytest.raises(JobError, match=r"file is a file, but must be a folder for cnn\.safetensors"):
         refuse_unwritable(tmp_path / "file" / "cnn.safetensors")
 
 
@@ -306,10 +306,10 @@ def test_one_score_may_tell_two_classes_apart() -> None:
 @pytest.mark.parametrize(
     ("task", "said", "words"),
     [
-        ("segment", {}, "does not say which outputs are for it, though its task is segment"),
-        ("detect", {}, "does not say which outputs are for it, though its task is detect"),
-        ("none", {"segmentation": SEGMENT}, "says which outputs are for segment, though its task is none"),
-        ("segment", {"segmentation": SEGMENT, "detection": IN_GRAPH}, "says which outputs are for detect"),
+        ("segment", {}, "does not declare the outputs of its task segment"),
+        ("detect", {}, "does not declare the outputs of its task detect"),
+        ("none", {"segmentation": SEGMENT}, "declares outputs for segment, but its task is none"),
+        ("segment", {"segmentation": SEGMENT, "detection": IN_GRAPH}, "declares outputs for detect"),
         ("multilabel", {"activation": "softmax"}, "declare sigmoid or none, or the task classify"),
         (
             "segment",
@@ -321,7 +321,7 @@ def test_one_score_may_tell_two_classes_apart() -> None:
             {"segmentation": SegmentationOutput("boxes")},
             r"output 'boxes' is FP32 \[20, 4\] for one sample; it must be float \[classes, height, width\] or integer",
         ),
-        ("segment", {"segmentation": SEGMENT, "labels": ("a", "b")}, "there are 2 labels, but its outputs tell 3"),
+        ("segment", {"segmentation": SEGMENT, "labels": ("a", "b")}, "there are 2 labels, but its outputs have 3"),
         (
             "segment",
             {"segmentation": SEGMENT, "outputs": (TensorSpec("map", "FP32", (256, 8, 8)),)},
@@ -359,7 +359,7 @@ def test_one_score_may_tell_two_classes_apart() -> None:
             "and there are 40 anchors",
         ),
         ("detect", {"detection": DetectionOutputs("boxes", "scores", background=3)}, "background 3 is none of the"),
-        ("detect", {"detection": PER_CLASS, "labels": ("a",)}, "there are 1 labels, but its outputs tell 3 classes"),
+        ("detect", {"detection": PER_CLASS, "labels": ("a",)}, "there are 1 labels, but its outputs have 3 classes"),
         ("detect", {"detection": IN_GRAPH, "activation": "softmax"}, "the softmax of a single score is always 1"),
     ],
 )

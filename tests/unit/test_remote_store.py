@@ -71,7 +71,7 @@ def test_a_spoiled_byte_is_fetched_once_more_and_what_came_short_may_come_whole_
     store = opened(far, near)
     (stored,) = versions(store, "digits")
     downloads.spoil, downloads.spoiled_times = lambda content: content[:-5], 1
-    with pytest.raises(NotFetched, match="came with"):
+    with pytest.raises(NotFetched, match=r": got \d+ of"):
         store.fetch(stored)
     assert left(near) == []
     downloads.spoil, downloads.spoiled_times = lambda content: content[:-1] + b"\0", 1
@@ -84,11 +84,11 @@ def test_a_bundle_that_cannot_be_right_is_not_downloaded(far: StoreFolder, near:
     (folder / "fp32.onnx").write_bytes(b"short")
     store = opened(far, near)
     (stored,) = versions(store, "digits")
-    with pytest.raises(BundleError, match="there is 5 bytes, the manifest says"):
+    with pytest.raises(BundleError, match="the store has 5 bytes, but the manifest says"):
         store.fetch(stored)
     (folder / "fp32.onnx").unlink()
     (stored,) = versions(store, "digits")
-    with pytest.raises(BundleError, match="there is no such file"):
+    with pytest.raises(BundleError, match="the store has no such file"):
         store.fetch(stored)
     assert {path.rpartition("/")[2] for path in downloads.paths} <= {path.name for path in DEMO.iterdir()} - {
         "fp32.onnx"
@@ -108,7 +108,7 @@ def test_a_bare_model_that_changes_while_it_comes_is_not_used(
         far.add_shift(2.0)
 
     monkeypatch.setattr(RemoteFiles, "download", download)
-    with pytest.raises(NotFetched, match="changed while it was fetched"):
+    with pytest.raises(NotFetched, match="changed while it was downloaded"):
         store.fetch(stored)
     assert left(near) == []
 
@@ -138,7 +138,7 @@ def test_what_the_store_has_no_more_is_pruned_at_the_next_start(far: StoreFolder
     for folder in (far.root / "digits", near):
         shutil.rmtree(folder)
     assert versions(store, "digits") == []
-    with pytest.raises(NotFetched, match="not there any more"):
+    with pytest.raises(NotFetched, match="no longer exists"):
         store.fetch(second)
 
 
@@ -176,7 +176,7 @@ def test_no_name_of_an_object_leads_out_of_its_folder(
     hostile = Hostile(monkeypatch, path)
     store = opened(far, near)
     (stored,) = versions(store, "shift")
-    refused = pytest.raises(BundleError, match="leads out of its model's folder")
+    refused = pytest.raises(BundleError, match="is outside its model's folder")
     with refused if is_refused else suppress(BundleError, NotFetched):
         store.fetch(stored)
     assert all(target.resolve().is_relative_to(near.resolve()) for target in hostile.written)
@@ -204,8 +204,8 @@ def test_names_that_are_none_are_passed_over(far: StoreFolder, near: Path) -> No
     ("url", "told"),
     [
         ("nowhere://x/y", "nowhere"),
-        ("s3://", "names no bucket"),
-        ("simplecache::s3://a/b", "chains of file systems are not supported"),
+        ("s3://", "has no bucket"),
+        ("simplecache::s3://a/b", "chained file systems are not supported"),
     ],
 )
 def test_a_url_that_cannot_be_one_is_a_clear_error(url: str, told: str, near: Path) -> None:

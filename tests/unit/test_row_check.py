@@ -177,7 +177,7 @@ def test_what_is_random_throughout_or_does_not_run_alone_is_left_open(tmp_path: 
     found = check_rows(noise, read_signature(open_session(noise, 1), noise), 1)
     assert (found.is_open, found.objection) == (
         True,
-        "its answers differ from run to run, so nothing tells what a row depends on",
+        "its output differs from run to run, so the check of its rows is not possible",
     )
     pairs = graph(
         tmp_path / "pairs.onnx",
@@ -187,7 +187,7 @@ def test_what_is_random_throughout_or_does_not_run_alone_is_left_open(tmp_path: 
     )
     found = check_rows(pairs, read_signature(open_session(pairs, 1), pairs), 1)
     assert found.is_open
-    assert found.objection.startswith("a row alone does not run (")
+    assert found.objection.startswith("a single row does not run (")
 
 
 def test_a_batch_is_run_only_where_it_is_expected_to_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_a_configured_batch_of_rows_that_depend_is_refused_unless_it_is_meant_so
     (store.root / "net" / "config.pbtxt").unlink()
     bare = Store.at(store.root).version("net", 1)
     assert read_bare_model(bare, 1).spec.max_batch_size == 0
-    with pytest.raises(BundleError, match="max_batch_size is 16 by the request"):
+    with pytest.raises(BundleError, match="max_batch_size is 16 in the load request"):
         read_bare_model(bare, 1, configured_batch=16)
 
 
@@ -248,7 +248,7 @@ def test_what_nothing_tells_of_is_served_as_it_is_configured_with_a_warning(
     store: StoreFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert read(store, NOISE, "max_batch_size: 4").spec.max_batch_size == 4
-    assert "whether a batch's rows depend on each other is open" in caplog.text
+    assert "it is unknown whether rows of a batch affect each other" in caplog.text
     (store.root / "net" / "config.pbtxt").unlink()
     assert read_bare_model(Store.at(store.root).version("net", 1), 1).spec.max_batch_size == 0
 

@@ -139,7 +139,7 @@ def test_a_uint8_input_that_is_not_cast_first_comes_with_advice(graph: Path) -> 
     write(graph, helper.make_node("Transpose", ["x"], ["y"], "turn", perm=[0, 2, 3, 1]), dtype=TensorProto.UINT8)
     _, problem = refusal(graph)
     assert problem.startswith("  node turn (Transpose): ")
-    assert problem.endswith("straight into a Cast: export the model with the cast first")
+    assert problem.endswith("directly into a Cast; export the model with the cast first")
 
 
 def test_weights_whose_file_is_missing_are_named(graph: Path) -> None:

@@ -252,7 +252,7 @@ def test_kernels_that_others_may_write_are_not_used_nor_waited_for(start, mode, 
     assert engines(model)[0][0] == "onnxruntime-cuda"
     assert start.compiled_by(model) == []
     start.compile(model)
-    assert "other users may write it" in caplog.text
+    assert "other users can write to it" in caplog.text
     assert sorted(start.compiled_by(model)) == [0, *SIZES]
     assert kernels.stat().st_mode & 0o777 == 0o644
     assert start.compiled_by(start.load()) == []

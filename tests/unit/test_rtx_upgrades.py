@@ -72,11 +72,11 @@ def test_a_cold_plan_takes_over_when_it_is_compiled_and_the_next_start_serves_it
             model = await server.model()
             assert server.builder.orders == []
             assert (model["engine"], model["precision"]) == (RTX, "fp16")
-            assert not any("not compiled" in why for why in model["why_not_others"])
+            assert not any("not yet compiled" in why for why in model["why_not_others"])
             metrics = (await server.http.get("/metrics")).text
             (line,) = serving(metrics)
             assert f'engine="{RTX}"' in line
-            assert "digits version 1 on cuda:0 is served by tensorrt-rtx now" in caplog.text
+            assert "digits version 1 on cuda:0 now runs on tensorrt-rtx" in caplog.text
             assert f"{ORT} on cuda:0: fp16.onnx: it is not faster than tensorrt-rtx in fp16" in told(model)
 
     async def warm() -> None:

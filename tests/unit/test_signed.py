@@ -108,14 +108,14 @@ def test_an_upgrade_is_made_of_the_copy_that_was_checked(
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda folder: (folder / "more.onnx").write_bytes(b""), "its signature does not hold"),
-        (lambda folder: (folder / "fp32.onnx").write_bytes(b"\0"), "its signature does not hold"),
-        (lambda folder: (folder / "labels.txt").unlink(), "its signature does not hold"),
+        (lambda folder: (folder / "more.onnx").write_bytes(b""), "the signature is not valid"),
+        (lambda folder: (folder / "fp32.onnx").write_bytes(b"\0"), "the signature is not valid"),
+        (lambda folder: (folder / "labels.txt").unlink(), "the signature is not valid"),
         (lambda folder: (folder / SIGNATURE).unlink(), "not signed"),
-        (lambda folder: os.truncate(folder / SIGNATURE, 100), "its signature does not hold"),
+        (lambda folder: os.truncate(folder / SIGNATURE, 100), "the signature is not valid"),
         (
             lambda folder: (folder / SIGNATURE).write_text('{"verificationMaterial": [], "dsseEnvelope": 7}'),
-            "its signature does not hold",
+            "the signature is not valid",
         ),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_seal_alone_and_another_key_are_not_enough_and_one_of_several_is(
     assert load(stored(store), replace(options, signed=both)).engines
     sign(store.add_digits(name="cats"), own)
     gc.collect()
-    assert "was signed as the model 'digits', and lies where 'cats' does" in refusal(store, options, "cats")
+    assert "was signed as model 'digits', but its folder is named 'cats'" in refusal(store, options, "cats")
 
 
 def test_what_the_store_becomes_after_the_check_is_not_loaded(
@@ -171,11 +171,11 @@ def test_links_are_followed_before_the_check_and_what_is_no_file_is_refused(
     assert load(stored(store), options).engines
     gc.collect()
     os.mkfifo(folder / "pipe")
-    assert "put a regular file in its place" in refusal(store, options)
+    assert "replace it with a regular file" in refusal(store, options)
     (folder / "pipe").unlink()
     with elsewhere.open("ab") as file:
         file.write(b"\0")
-    assert "does not hold" in refusal(store, options)
+    assert "is not valid" in refusal(store, options)
 
 
 def test_what_git_leaves_and_what_the_signer_left_out_is_not_there(
@@ -197,12 +197,12 @@ def test_what_git_leaves_and_what_the_signer_left_out_is_not_there(
 def test_a_folder_where_others_write_keeps_no_copies(store: StoreFolder, own: KeyPair, options: LoadOptions) -> None:
     options.signed.folder.mkdir(parents=True)
     options.signed.folder.chmod(0o777)
-    with pytest.raises(BundleError, match="others can write there"):
+    with pytest.raises(BundleError, match="other users can write to it"):
         load(stored(store), options)
 
 
 def test_keys_that_are_none_are_told_at_once(own: KeyPair, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--require-signature .* is no public key of an elliptic curve"):
+    with pytest.raises(UsageError, match=r"--require-signature .* is not an elliptic-curve public key"):
         SignedOnly.by((own.private,), tmp_path)
     with pytest.raises(UsageError, match=r"^--require-signature \S*/not-there: no such file") as caught:
         SignedOnly.by((tmp_path / "not-there",), tmp_path)

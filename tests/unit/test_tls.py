@@ -42,12 +42,12 @@ def test_what_is_wrong_is_said_of_the_file_that_is_wrong(authority: Authority, t
         (nothing, pair.key, None, f"--tls-cert-file {nothing} cannot be read: "),
         (pair.cert, nothing, None, f"--tls-key-file {nothing} cannot be read: "),
         (pair.cert, pair.key, nothing, f"--tls-client-ca-file {nothing} cannot be read: "),
-        (empty, pair.key, None, f"--tls-cert-file {empty} has no certificate in PEM"),
-        (pair.cert, pair.cert, None, f"--tls-key-file {pair.cert} has no private key in PEM"),
-        (pair.cert, None, None, f"--tls-cert-file {pair.cert} has no private key in PEM"),
-        (pair.cert, pair.key, pair.key, f"--tls-client-ca-file {pair.key} has no certificate in PEM"),
+        (empty, pair.key, None, f"--tls-cert-file {empty} has no PEM certificate"),
+        (pair.cert, pair.cert, None, f"--tls-key-file {pair.cert} has no PEM private key"),
+        (pair.cert, None, None, f"--tls-cert-file {pair.cert} has no PEM private key"),
+        (pair.cert, pair.key, pair.key, f"--tls-client-ca-file {pair.key} has no PEM certificate"),
         (locked.cert, locked.key, None, f"the key in --tls-key-file {locked.key} has a password"),
-        (pair.cert, other.key, None, f"the key in --tls-key-file {other.key} is not that of the first certificate in"),
+        (pair.cert, other.key, None, f"the key in --tls-key-file {other.key} does not match the first certificate in"),
     ):
         with pytest.raises(UsageError) as caught:
             ServerTls.read(cert, key, ca)
@@ -57,7 +57,7 @@ def test_what_is_wrong_is_said_of_the_file_that_is_wrong(authority: Authority, t
 def test_a_certificate_that_is_cut_off_is_no_certificate(authority: Authority) -> None:
     pair = authority.sign("one")
     pair.cert.write_text(pair.cert.read_text()[:200])
-    with pytest.raises(UsageError, match=r"TLS cannot be spoken with --tls-cert-file .*openssl x509"):
+    with pytest.raises(UsageError, match=r"cannot use --tls-cert-file .*openssl x509"):
         ServerTls.read(pair.cert, pair.key, None)
 
 
@@ -67,9 +67,9 @@ def test_a_client_says_what_is_wrong_too(authority: Authority, tmp_path: Path) -
         ClientTls(key_file=str(pair.key))
     with pytest.raises(UsageError, match=r"--ca-file .* cannot be read"):
         ClientTls(ca_file=str(tmp_path / "not-there"))
-    with pytest.raises(UsageError, match=r"--ca-file .* has no certificate in PEM"):
+    with pytest.raises(UsageError, match=r"--ca-file .* has no PEM certificate"):
         ClientTls(ca_file=str(pair.key))
-    with pytest.raises(UsageError, match="is not that of the first certificate in --client-cert-file"):
+    with pytest.raises(UsageError, match="does not match the first certificate in --client-cert-file"):
         ClientTls(cert_file=str(pair.cert), key_file=str(other.key))
 
 

@@ -43,11 +43,11 @@ def folder(tmp_path: Path) -> Path:
     ("changes", "message"),
     [
         ({"arch": "resnet9000"}, "no network 'resnet9000'; choose one of: simple_cnn"),
-        ({"out": Path("d.pth")}, "--out d.pth: checkpoints are safetensors, .*; write --out d.safetensors$"),
-        ({"out": Path("/tmp")}, "--out /tmp: .*; write --out /tmp/simple_cnn.safetensors$"),
+        ({"out": Path("d.pth")}, "--out d.pth: checkpoints are always safetensors .*; use --out d.safetensors$"),
+        ({"out": Path("/tmp")}, "--out /tmp: .*; use --out /tmp/simple_cnn.safetensors$"),
         ({"device": "tpu"}, "--device tpu is not known; use one of: auto, cpu, cuda"),
         ({"precision": "int8"}, "--precision int8 is not known; use one of: fp32, bf16, fp16"),
-        ({"precision": "bf16", "amp": True}, "--precision bf16 says all that --amp does; leave one of the two out"),
+        ({"precision": "bf16", "amp": True}, "--precision bf16 and --amp exclude each other; remove one"),
         ({"optimizer": "lion"}, "--optimizer lion is not known; use one of: adamw, sgd"),
         ({"learning_rate": 0.0}, "--lr must be above 0"),
         ({"learning_rate": float("nan")}, "--lr must be above 0"),
@@ -55,12 +55,12 @@ def folder(tmp_path: Path) -> Path:
         ({"epochs": 0}, "at least 1"),
         ({"seed": -1}, "--seed must be from 0"),
         ({"loader_workers": -1}, "--loader-workers must be from 0"),
-        ({"arch": "resnet50"}, r"torchvision's are torchvision:NAME"),
+        ({"arch": "resnet50"}, r"for torchvision use torchvision:NAME"),
         ({"image_size": 64}, "--image-size 64 is for torchvision:NAME"),
         ({"weights": "imagenet"}, "--weights imagenet is for torchvision:NAME"),
-        ({"freeze": True}, "pass --weights, or leave --freeze out"),
-        ({"weights_key": "model_ema"}, "--weights-key chooses between the entries of"),
-        ({"weights_key": "model_ema", "weights": "w.safetensors"}, "--weights-key chooses between the entries of"),
+        ({"freeze": True}, "pass --weights, or remove --freeze"),
+        ({"weights_key": "model_ema"}, "--weights-key selects an entry of"),
+        ({"weights_key": "model_ema", "weights": "w.safetensors"}, "--weights-key selects an entry of"),
         ({"schedule": "linear"}, "--schedule linear is not known; use one of: one_cycle, cosine, step"),
         ({"class_weights": "all"}, "--class-weights all is not known"),
         ({"warm_up": 1.0}, "--lr-warm-up is a share"),
@@ -134,7 +134,7 @@ def test_a_job_that_fails_says_why_and_leaves_no_file(folder: Path) -> None:
         if progress.stage == "training":
             raise KeyboardInterrupt
 
-    with pytest.raises(JobError, match="make it first"):  # before an image is read
+    with pytest.raises(JobError, match="create it first"):  # before an image is read
         train(options(folder, out=folder / "gone" / "cnn.safetensors"), pytest.fail)
     with pytest.raises(JobError, match=r"diverged in epoch \d+; lower --lr 1e\+20"):
         train(options(folder, optimizer="sgd", learning_rate=1e20))
@@ -150,11 +150,11 @@ def test_a_job_that_fails_says_why_and_leaves_no_file(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_gpu_that_is_not_there_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(JobError, match="no GPU that torch can use here; train with --device cpu"):
+    with pytest.raises(JobError, match="torch finds no usable GPU; train with --device cpu"):
         train(options(folder, device="cuda"))
     cpu, cuda = compare(options(folder, epochs=1), ["cpu", "cuda"])
     assert cpu.result is not None
-    assert (cuda.result, cuda.unavailable) == (None, "there is no GPU that torch can use here; train with --device cpu")
+    assert (cuda.result, cuda.unavailable) == (None, "torch finds no usable GPU; train with --device cpu")
     with pytest.raises(JobError, match="none of cuda can train here"):
         compare(options(folder), ["cuda"])
     assert str(cuda.variant) == "cuda"

@@ -60,7 +60,7 @@ def test_a_variant_is_a_device_and_any_words_in_any_order_or_all() -> None:
             r"--compare cpu:int8: int8 is not known; use cpu or cuda, .*contiguous\|channels_last, eager\|comp",
         ),
         ("cpu:", "--compare cpu:: nothing after a colon is not known"),
-        ("cpu:fp32:bf16", "--compare cpu:fp32:bf16 says fp32 and bf16; a variant has one of them"),
+        ("cpu:fp32:bf16", "--compare cpu:fp32:bf16 has both fp32 and bf16; use one of them"),
     ],
 )
 def test_wrong_words_are_named_with_what_is_right(text: str, message: str) -> None:
@@ -206,8 +206,8 @@ def test_unequal_classes_are_said_with_what_helps() -> None:
     plain = TrainOptions("digits", Path("cnn.safetensors"))
     said = imbalance(("cat", "dog"), [10, 90], plain)
     assert said == (
-        "the classes are unequal: 10 images of cat to learn from, 90 of dog; "
-        "--class-weights balanced lets each class count alike"
+        "the classes are unbalanced: 10 training images of cat, 90 of dog; "
+        "--class-weights balanced gives each class the same weight"
     )
     assert imbalance(("cat", "dog"), [10, 29], plain) == ""
     assert imbalance(("cat", "dog"), [10, 90], replace(plain, class_weights="balanced")) == ""
@@ -299,6 +299,6 @@ def test_an_image_that_breaks_while_the_network_learns_is_named(workers_folder: 
             for path in workers_folder.glob("*/*.png"):
                 path.write_bytes(b"broken")
 
-    with pytest.raises(JobError, match=r"could be read before can be no longer: .*\.png") as caught:
+    with pytest.raises(JobError, match=r"an image can no longer be read: .*\.png") as caught:
         train(workers_options(workers_folder), break_all)
     assert "\n" not in str(caught.value)

@@ -136,7 +136,9 @@ def test_a_network_with_a_second_head_learns_from_both(folder: Path) -> None:
 def test_what_torchvision_has_not_or_does_not_take_is_said_before_an_image_is_read(folder: Path) -> None:
     with pytest.raises(UsageError, match="no classification model 'resnet19'; it has resnet"):
         train(options(folder, arch="torchvision:resnet19"))
-    with pytest.raises(JobError, match=r"torchvision:maxvit_t does not take images of 100x100 .*; change --image-size"):
+    with pytest.raises(
+        JobError, match=r"torchvision:maxvit_t does not accept images of 100x100 .*; change --image-size"
+    ):
         train(options(folder, arch="torchvision:maxvit_t", image_size=100))
 
 

@@ -69,7 +69,7 @@ def record(epoch: int, accuracy: float | None, loss: float | None) -> EpochRecor
 def test_a_share_a_percentage_and_a_folder_are_read_and_all_else_is_named(tmp_path: Path) -> None:
     assert [parse_validation(text) for text in ("0.25", "25%", str(tmp_path))] == [0.25, 0.25, tmp_path]
     for text in ("0", "1", "100%", "-0.1", "nan", "2.5"):
-        with pytest.raises(UsageError, match=r"is no share of the training images; use one such as 0\.1"):
+        with pytest.raises(UsageError, match=r"is not a share of the training images; use a share such as 0\.1"):
             parse_validation(text)
     with pytest.raises(UsageError, match="there is no such folder"):
         options(tmp_path, validation="gone")
@@ -93,11 +93,11 @@ def test_a_folder_gives_what_the_data_set_has_not(folder: Path, tmp_path: Path) 
     held = hold_out(load_folder(folder), str(other))
     assert (len(held.validation), held.left_out) == (10, 1)
     assert {sample.label for sample in held.validation} == {0, 1}
-    with pytest.raises(JobError, match="put others there"):
+    with pytest.raises(JobError, match="use other images"):
         hold_out(load_folder(folder), str(folder))
     (other / "green").mkdir()
     (other / "green" / "1.png").write_bytes(encode_png(np.zeros((4, 4, 3), np.uint8)))
-    with pytest.raises(JobError, match="classes that the model lacks: green"):
+    with pytest.raises(JobError, match="classes unknown to the model: green"):
         hold_out(load_folder(folder), str(other))
 
 
@@ -165,14 +165,14 @@ def test_after_a_kill_the_same_command_goes_on(folder: Path, kill: signal.Signal
     assert killed.returncode == exit_code
     if kill == signal.SIGINT:
         assert killed.stderr.startswith("convoy: interrupted after epoch 2 of 3; its weights (")
-        assert killed.stderr.endswith("the same command with --resume goes on\n")
+        assert killed.stderr.endswith("run the same command with --resume to continue\n")
         assert len(killed.stderr.splitlines()) == 1
         assert read_checkpoint_header(out) is not None
     else:
         assert not out.exists()
     on = [sys.executable, "-m", "convoy", *command, str(out)]
     done = subprocess.run(on, capture_output=True, text=True, check=True)
-    assert "going on after epoch 2 of 3" in done.stdout
+    assert "resuming after epoch 2 of 3" in done.stdout
     assert out.read_bytes() == whole.read_bytes()
 
 
@@ -190,7 +190,7 @@ def test_an_interrupted_run_does_not_replace_the_weights_of_a_whole_one(folder: 
 @pytest.mark.slow
 def test_another_run_does_not_go_on_from_it(folder: Path) -> None:
     train(options(folder), interrupting(1))
-    with pytest.raises(JobError, match="was started with --epochs 4, not 5; say the same, or leave --resume out"):
+    with pytest.raises(JobError, match="was started with --epochs 4, not 5; use the same, or remove --resume"):
         train(options(folder, resume=True, epochs=5))
     with pytest.raises(JobError, match=r"was started with --lr None, not 0\.001"):
         train(options(folder, resume=True, learning_rate=0.001))
@@ -199,14 +199,14 @@ def test_another_run_does_not_go_on_from_it(folder: Path) -> None:
         train(options(folder, resume=True))
     says = []
     train(options(folder, epochs=1), lambda progress: says.append(progress.says))
-    assert any("from which --resume goes on; this one starts anew" in text for text in says)
+    assert any("--resume would continue it, this run starts again" in text for text in says)
 
 
 @pytest.mark.slow
 def test_a_broken_file_of_a_run_is_one_line(folder: Path) -> None:
     asked = options(folder, resume=True)
     asked.beside("resume").write_bytes(b"PK nothing")
-    with pytest.raises(JobError, match="is no unfinished run that can be read") as caught:
+    with pytest.raises(JobError, match="is not a readable unfinished run") as caught:
         train(asked)
     assert "\n" not in str(caught.value)
 

@@ -127,7 +127,7 @@ def test_code_in_the_file_is_not_run(path, tmp_path):
     assert said == "'model' of wild.pth; objects of builtins.exec in it were not read"
     # torch reads no file that names what is of the system itself.
     torch.save({"model": trained().state_dict(), "args": Bomb(os.mkdir, str(mark))}, path)
-    with pytest.raises(JobError, match=r"wild\.pth is not plain tensors; save the network's state_dict"):
+    with pytest.raises(JobError, match=r"wild\.pth does not hold plain tensors; save the network's state_dict"):
         loaded(path)
     assert not mark.exists()
     assert set(torch.serialization.get_safe_globals()) == safe
@@ -143,7 +143,7 @@ def test_a_file_without_weights_says_so(path, content):
 @pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04 and so on"])
 def test_what_is_no_file_of_torch_is_one_line(path, content):
     path.write_bytes(content)
-    with pytest.raises(JobError, match=r"wild\.pth is not plain tensors"):
+    with pytest.raises(JobError, match=r"wild\.pth does not hold plain tensors"):
         loaded(path)
 
 

@@ -41,7 +41,7 @@ class CaptureGate:
     def alone(self) -> Iterator[None]:
         """Make a capture inside, from any thread. Raises RuntimeError inside any gate."""
         if _thread.depth:
-            raise RuntimeError("a capture inside of what no capture survives may wait for itself; this is a bug")
+            raise RuntimeError("a CUDA graph capture would wait for itself; this is a bug")
         with self._changed:
             self._waiting += 1
             try:

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 
 from convoy.app.engines.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.captures import CaptureGate
+from convoy.models.checkout import pip_install
 
-INSTALL = "pip install 'convoy-serve[gpu]', or [rtx] for TensorRT for RTX alone"
+INSTALL = f"{pip_install('gpu')}, or [rtx] for TensorRT for RTX alone"
 
 # cudaErrorMemoryAllocation
 _OUT_OF_MEMORY = 2
@@ -399,7 +400,7 @@ def probe_cuda(runtime: Any) -> Cuda:
     except EngineFailure as failure:
         raise CudaUnavailable(f"no usable NVIDIA driver: {failure}") from failure
     if not count:
-        raise CudaUnavailable("the driver sees no GPU; in a container, start it with --gpus all")
+        raise CudaUnavailable("the driver finds no GPU; start a container with --gpus all")
     return cuda
 
 

@@ -45,7 +45,7 @@ class Layout:
         places, offset = [], 0
         for spec in specs:
             if spec.sample_bytes is None:
-                raise BundleError(f"tensor {spec.name!r} has no fixed size, and memory on a GPU is allocated once")
+                raise BundleError(f"tensor {spec.name!r} has no fixed size, but GPU memory is allocated once")
             places.append(LayoutEntry(spec, offset, spec.sample_bytes))
             offset += -(-max(1, samples * spec.sample_bytes) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         return Layout(tuple(places), max(offset, _ALIGNMENT_BYTES))

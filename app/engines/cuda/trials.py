@@ -81,7 +81,7 @@ def read_memory(path: Path, kind: type[Record], schema_version: int) -> Record |
     except FileNotFoundError:
         return None
     except (OSError, ValueError, ConvoyError) as error:
-        _log.warning("%s cannot be read (%s); it is measured again", path, error)
+        _log.warning("cannot read %s (%s); measuring again", path, error)
         return None
 
 
@@ -93,4 +93,4 @@ def write_memory(path: Path, record: object) -> None:
         aside.write_text(json.dumps(to_jsonable(record), indent=1))
         aside.replace(path)
     except OSError as error:
-        _log.info("what was measured is not kept (%s)", error)
+        _log.info("cannot save the measurements (%s)", error)
