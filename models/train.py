@@ -265,7 +265,7 @@ def imbalance(labels: Sequence[str], images_by_class: Sequence[int], options: Tr
     if most < 3 * fewest or (options.class_weights != "none" and fewest):
         return ""
     rare, common = labels[images_by_class.index(fewest)], labels[images_by_class.index(most)]
-    advice = "--class-weights balanced gives each class the same weight" if fewest else "add images of it"
+    advice = "--class-weights balanced gives each class the same weight" if fewest else f"add images of {rare}"
     return f"the classes are unbalanced: {fewest} training images of {rare}, {most} of {common}; {advice}"
 
 

@@ -246,4 +246,4 @@ def harmless(message: Any) -> Iterator[str]:
     """The fields that are set and change nothing."""
     for path in dict.fromkeys(_set_fields(message)):
         if path in FIELDS and FIELDS[path].use == "harmless":
-            yield f"{path} changes nothing: {FIELDS[path].why}"
+            yield f"{path} has no effect: {FIELDS[path].why}"

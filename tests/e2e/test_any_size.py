@@ -88,7 +88,7 @@ def test_metadata_and_configuration_say_which_sizes_are_free(server):
 def test_what_does_not_fit_the_network_is_an_error_that_costs_nobody_else(server, folder):
     with pytest.raises(Exception, match="unexpected shape for input 'x'"):
         asked(server, "maps", np.zeros((1, 4, 32, 32), np.float32), "binary")
-    with pytest.raises(Exception, match="the model 'valid' fails on this request"):
+    with pytest.raises(Exception, match="model 'valid' failed on this request"):
         asked(server, "valid", pictures((4, 4)), "binary")
     images = pictures(SIZES[0])
     assert np.allclose(asked(server, "valid", images, "binary"), expected(folder, "valid", images), atol=1e-5)

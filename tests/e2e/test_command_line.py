@@ -123,7 +123,7 @@ def test_help_names_no_default_that_is_empty() -> None:
         ("loadtest --concurrency many", 2, "--concurrency"),
         ("loadtest --arrivals weekly", 2, "must be poisson, constant or bursts"),
         ("loadtest --url http://127.0.0.1:9", 1, "start the server with `convoy serve`"),
-        ("loadtest --rate 5 compare a.json b.json", 2, "--rate before compare says nothing"),
+        ("loadtest --rate 5 compare a.json b.json", 2, "--rate before compare has no effect"),
         ("loadtest compare nowhere.json b.json", 2, "nowhere.json"),
         ("loadtest --processes many", 2, "--processes"),
         ("loadtest --steps 1,two", 2, "--steps"),

@@ -111,8 +111,8 @@ def test_pixels_are_answered_as_their_file(engine: convoy.Engine) -> None:
     ("pixels", "words"),
     [
         (np.zeros((8, 8), np.float32), "got float32 [8, 8]"),
-        (np.zeros((3, 8, 8), np.uint8), "the channels may come first"),
-        (np.zeros((2, 8, 8, 3), np.uint8), "pass several images as a list"),
+        (np.zeros((3, 8, 8), np.uint8), "maybe the channels come first"),
+        (np.zeros((2, 8, 8, 3), np.uint8), "give several as a list"),
         (np.zeros((0, 8, 3), np.uint8), "no pixels"),
         (Image.new("RGB", (0, 4)), "no pixels"),
         (Image.new("F", (4, 4)), "floating-point"),
@@ -317,7 +317,7 @@ def test_a_lost_engine_is_told_and_the_program_goes_on(switches: Path) -> None:
         assert "could not be replaced" in str(engine.failure)
         with pytest.raises(Unavailable, match=r"the engine failed: .* create a new one"):
             engine.infer("rows", rows(1.0))
-        with pytest.raises(Unavailable, match="the engine is lost"):
+        with pytest.raises(Unavailable, match="the engine failed"):
             engine.predict("images", digit("one"))
 
 
@@ -430,7 +430,7 @@ if child == 0:
     try:
         engine.predict("digits", b"")
     except convoy.ConvoyError as error:
-        code = 0 if "make an Engine in each process" in str(error) else 2
+        code = 0 if "Create an Engine in each process" in str(error) else 2
     engine.close()
     os._exit(code)
 assert os.waitpid(child, 0)[1] == 0

@@ -215,7 +215,7 @@ def test_a_least_accuracy_that_is_missed_fails_the_job(tmp_path, data, monkeypat
     monkeypatch.setattr(command, "observe", lambda *given: looks.append(given[1].count) or real(*given))
     (tmp_path / "colour-photos/test/red/0.png").write_bytes((tmp_path / "colour-photos/train/blue/0.png").read_bytes())
     with pytest.raises(
-        JobError, match=r"95\.83 % of 24 images are right; --min-accuracy wants 96 %; --force publishes"
+        JobError, match=r"95\.83 % of 24 images are right; --min-accuracy wants 96 %; pass --force to publish it anyway"
     ):
         export_bundle(options(tmp_path, evaluate=data, min_accuracy_percent=96))
     assert looks == [10]

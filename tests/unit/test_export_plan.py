@@ -105,7 +105,7 @@ def test_preprocessing_comes_from_a_file(tmp_path):
         ({"evaluate": "digits", "expect_accuracy_percent": 0.9}, "in percent, .*, for example --expect-accuracy 90"),
         ({"evaluate": "digits", "min_accuracy_percent": 101}, "above 1 and at most 100; got 101"),
         ({"weights_key": "model"}, "--weights-key selects an entry of a .pth file; pass such a file"),
-        ({"calibration_method": "max"}, "--calibration-method 'max' is not known; use auto, minmax, entropy"),
+        ({"calibration_method": "max"}, "--calibration-method 'max' is unknown; use auto, minmax, entropy"),
         ({"priority_levels": 2, "default_priority_level": 3}, "--default-priority-level"),
         ({"accuracy_budget_points": float("nan")}, "--accuracy-budget must be"),
     ],

@@ -283,7 +283,7 @@ def test_timms_settings_become_our_preprocessing():
     [
         ({"crop_pct": 0.9, "crop_mode": "squash"}, "crop mode 'squash' at 0.9 is not supported"),
         ({"crop_mode": "border"}, "crop mode 'border'"),
-        ({"interpolation": "random"}, "interpolation 'random' is not known"),
+        ({"interpolation": "random"}, "unknown interpolation 'random'"),
         ({"input_size": (3, 224, 192)}, "3x224x192 is not square"),
         ({"input_size": (4, 224, 224)}, "4x224x224 is not square with 1 or 3 channels"),
     ],

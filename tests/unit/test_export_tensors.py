@@ -302,5 +302,7 @@ def test_a_file_of_a_newer_ir_version_says_how_to_save_it(tmp_path, network):
     model = onnx.load(network)
     model.ir_version = 99
     network.write_bytes(model.SerializeToString())
-    with pytest.raises(ConvoyError, match=r"IR version is 99, .*; save it again .* set model.ir_version = \d+, and"):
+    with pytest.raises(
+        ConvoyError, match=r"IR version is 99, .*; save it with an older version: .* set model.ir_version"
+    ):
         export(tmp_path, network)

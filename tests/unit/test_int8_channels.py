@@ -338,7 +338,7 @@ def test_int8_by_name_is_whichever_file_may_serve() -> None:
     assert [variant.file for variant in both.variants] == ["int8-cpu.onnx", "int8-openvino.onnx"]
     neither = choose_on_cpu((cpu, replace(own, serve=False)), "int8", "here")
     assert neither.variants == (cpu,)
-    assert neither.reason == "asked for by name, although: not faster"
+    assert neither.reason == "selected with --precision, although: not faster"
 
 
 def agreement(graph: Path, chunk: Chunk, images: np.ndarray, expected: np.ndarray) -> float:

@@ -217,5 +217,5 @@ def test_anything_else_is_refused_or_has_some_nodes(tmp_path_factory: pytest.Tem
 def test_a_file_that_was_cut_off_is_refused(tmp_path: Path, cut: int) -> None:
     path = onnx_models.resized(tmp_path / "model.onnx")
     path.write_bytes(path.read_bytes()[:-cut])
-    with pytest.raises(BundleError, match="is no ONNX file"):
+    with pytest.raises(BundleError, match="is not an ONNX file"):
         read_nodes(path)

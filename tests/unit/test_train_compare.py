@@ -211,7 +211,7 @@ def test_unequal_classes_are_said_with_what_helps() -> None:
     )
     assert imbalance(("cat", "dog"), [10, 29], plain) == ""
     assert imbalance(("cat", "dog"), [10, 90], replace(plain, class_weights="balanced")) == ""
-    assert "0 images of cat" in imbalance(("cat", "dog"), [0, 90], replace(plain, class_weights="balanced"))
+    assert "0 training images of cat" in imbalance(("cat", "dog"), [0, 90], replace(plain, class_weights="balanced"))
 
 
 # --- what each option does

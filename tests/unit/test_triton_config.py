@@ -131,7 +131,7 @@ def test_a_newer_protobufs_field_is_refused_until_somebody_has_looked_at_it(
     store: StoreFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(FIELDS, "metric_tags")
-    assert "metric_tags: unknown field" in refusal(store, PLAIN + 'metric_tags { key: "a" value: "b" }')
+    assert "metric_tags: Convoy does not know" in refusal(store, PLAIN + 'metric_tags { key: "a" value: "b" }')
 
 
 def test_defaults_that_are_written_out_are_no_mistake(store: StoreFolder) -> None:
