@@ -1,4 +1,4 @@
-"""From a store to engines at work and back: versions, what is wanted of them, loads, lanes, health, upgrades.
+"""From a store to running engines and back: versions, loads, lanes, health, upgrades.
 
-Knows stores, engines and the scheduler. Knows no wire, and nothing of processes.
+Knows stores, engines and the scheduler. Knows no protocols and no processes.
 """

@@ -1,7 +1,6 @@
 """What is served, what is loading or leaving, and what was refused and why.
 
-Knows models by name and version. Knows of requests only how many still need a version, and loads nothing
-itself.
+Knows models by name and version. Counts the requests that still need a version; loads nothing itself.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from convoy.models.version_policy import Policy
 
 
 class ModelState(Enum):
-    """The state of a version, in the protocol's words."""
+    """The state of a version, in the protocol's terms."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -34,10 +33,10 @@ class ModelState(Enum):
     UNLOADING = "UNLOADING"
 
 
-# Instead of a version: the model itself, whose versions cannot be read or are not those that are wanted.
+# In place of a version: the model itself, if its versions cannot be read or are not the wanted ones.
 WHOLE_MODEL = 0
 
-# Names in an error message.
+# How many names an error message lists.
 _MOST_NAMED = 10
 
 
@@ -53,7 +52,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What a request to load overrides in the configuration; None: nothing."""
+    """What a load request overrides in the configuration; None means nothing."""
 
     max_batch_size: int | None = None
     versions: Policy | None = None
@@ -61,9 +60,9 @@ class Override:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ServedLane(Lane):
-    """One engine at work for a version, and when it last succeeded and failed.
+    """One engine that works for a version, and the times of its last success and failure.
 
-    `canary_began_ns`: its canary runs since then. `closing` ends when it is closed.
+    `canary_began_ns` is set while its canary runs. `closing` ends when it is closed.
     """
 
     proved: ProvedEngine
@@ -77,12 +76,11 @@ class ServedLane(Lane):
 class Served:
     """One version that has been loaded, with `options`.
 
-    `lanes` are its engines that are alive: one for each device, a second where one takes over from another,
-    none while the only one is being replaced. `loaded.engines` are those that it has or will have again.
-    `spec` is that of `loaded`, with the operator's priorities.
-    `count_all` is called before its statistics are read, and counts all that has happened until now.
-    `recovers`: a device was lost, and with it an engine that is being replaced.
-    `withdrawn`: new requests do not find it any more; those that have found it are still answered.
+    `lanes` are its live engines: one per device, a second one while another takes over, none while the only one is
+    being replaced. `loaded.engines` are those that it has or will have again. `spec` is that of `loaded`, with the
+    operator's priorities. `count_all` is called before its statistics are read, and counts everything that has
+    happened. `recovers` means that a device was lost, and with it an engine that is being replaced. `withdrawn` means
+    that new requests do not find it; those that have found it are still answered.
     """
 
     key: ModelKey
@@ -99,7 +97,7 @@ class Served:
     _left: asyncio.Event = field(default_factory=asyncio.Event)
 
     def enter(self) -> None:
-        """Hold this version for a request that has found it, until `leave`."""
+        """Hold this version for a request until `leave`."""
         self.users += 1
 
     def leave(self) -> None:
@@ -115,12 +113,12 @@ class Served:
 
     @property
     def statistics(self) -> ModelStatistics:
-        """With all that has happened until now."""
+        """The statistics, with everything that has happened until now."""
         self.count_all()
         return self._statistics
 
     def go_on_from(self, before: Served) -> None:
-        """Continue its counts: readers take differences, so the statistics of a version never restart."""
+        """Continue the counts of a predecessor: readers take differences, so statistics must never restart."""
         self._statistics = before.statistics
 
     @property
@@ -130,17 +128,17 @@ class Served:
 
     @property
     def engines(self) -> int:
-        """How many work for it, or are leaving."""
+        """How many engines work for it or are leaving."""
         return len(self.lanes)
 
     @property
     def first(self) -> ProvedEngine:
-        """The engine to name where only one can be named."""
+        """The engine to name if only one can be named."""
         return self.loaded.engines[0]
 
     @property
     def at_work(self) -> list[ServedLane]:
-        """The lanes that take work; one that hangs or whose canary failed is not among the lanes any more."""
+        """The lanes that take work; one that hangs or failed its canary is not among them."""
         return [lane for lane in self.lanes if not lane.stopping]
 
     @property
@@ -149,7 +147,7 @@ class Served:
 
     @property
     def ready(self) -> bool:
-        """The same, unless one of its devices was lost: the others answer, but requests should go elsewhere."""
+        """The same, unless a device was lost: the other lanes answer, but requests should go elsewhere."""
         return self.takes_requests and not self.recovers
 
     @property
@@ -168,17 +166,17 @@ class Catalog:
     """Versions by name."""
 
     def __init__(self) -> None:
-        self.is_complete = False  # once the initial load has ended: what is not here is not there
+        self.is_complete = False  # set after the initial load: unknown models are then not found
         self.records: defaultdict[str, dict[int, VersionRecord]] = defaultdict(dict)  # kept by model control
         self._served: defaultdict[str, dict[int, Served]] = defaultdict(dict)
         self._live: dict[ModelKey, Served] = {}
 
     def reason(self, name: str, version: int) -> str:
-        """Why it was refused when it was last tried; nothing where it was not."""
+        """Why it was refused on the last try; empty if it was not."""
         return self.records.get(name, {}).get(version, VersionRecord()).reason
 
     def add(self, served: Served) -> Served | None:
-        """Let new requests find it. What was served under its name and version is withdrawn and returned."""
+        """Let new requests find it. Withdraws and returns what was served under its name and version."""
         name, version = served.key.model, served.key.version
         before = self.withdraw(name, version)
         self._live[served.key] = served
@@ -186,14 +184,14 @@ class Catalog:
         return before
 
     def withdraw(self, name: str, version: int) -> Served | None:
-        """Let no new request find it; None where it is not served."""
+        """Hide it from new requests; None if it is not served."""
         served = self._served[name].pop(version, None)
         if served is not None:
             served.withdrawn = True
         return served
 
     def forget(self, served: Served) -> None:
-        """It was withdrawn and has answered its last request."""
+        """Forget a withdrawn version after its last request."""
         del self._live[served.key]
 
     def live(self, key: ModelKey) -> Served:
@@ -213,9 +211,9 @@ class Catalog:
         return list(self._live.values())
 
     def index(self) -> list[Listing]:
-        """Every version that is known, loaded or not, by name and version."""
+        """Every known version, loaded or not, by name and version."""
         listings = {(one.name, one.version): one for one in self._unserved(self.records)}
-        # A version that serves comes last, and is listed rather than one of its number that leaves.
+        # A serving version comes last, so that it is listed rather than a leaving one of the same number.
         for served in sorted(self._live.values(), key=lambda one: not one.withdrawn):
             place = served.key.model, served.key.version
             # What is served may have been refused when it was loaded again.
@@ -227,7 +225,7 @@ class Catalog:
         return [one for one in self._unserved(self.records) if one.state is ModelState.UNAVAILABLE]
 
     def _unserved(self, names: Iterable[str]) -> Iterator[Listing]:
-        """The versions that are loaded for the first time, or were refused when they were last tried."""
+        """The versions that are loading for the first time, or were refused on the last try."""
         for name in names:
             for version, record in self.records.get(name, {}).items():
                 if record.is_loading:
@@ -236,7 +234,7 @@ class Catalog:
                     yield Listing(name, version, ModelState.UNAVAILABLE, record.reason)
 
     def find(self, name: str, version: int | None) -> Served:
-        """The version asked for, or the highest that is loaded. Raises NotFound or Unavailable."""
+        """The requested version, or the highest loaded one. Raises NotFound or Unavailable."""
         versions = self._served.get(name, {})
         served = versions.get(max(versions) if version is None else version) if versions else None
         if served is None:
@@ -244,7 +242,7 @@ class Catalog:
         return served
 
     def _not_found(self, name: str, version: int | None, served: Container[int]) -> NotFound | Unavailable:
-        # The beginnings of these sentences are Triton's: clients compare them.
+        # These messages begin with Triton's wording, which clients compare.
         known = list(self._unserved([name]))
         asked = f"'{name}'" if version is None else f"'{name}' version {version}"
         for listing in known:
@@ -260,7 +258,7 @@ class Catalog:
         return kind(f"{unknown}; {self._available(name)}")
 
     def _available(self, name: str) -> str:
-        """The loaded versions of a model, or the loaded models, in a few words."""
+        """The loaded versions of a model, or the loaded models, as text."""
         own = [f"{name}/{version}" for version in sorted(self._served.get(name, {}))]
         found = own or sorted(model for model, versions in self._served.items() if versions)
         more = [f"and {len(found) - _MOST_NAMED} more"] if len(found) > _MOST_NAMED else []

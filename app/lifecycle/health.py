@@ -1,15 +1,13 @@
 """Health that depends on real inferences.
 
-Two questions, asked a few times a second. Does a batch run far longer than it should? Then its engine
-hangs: the stacks are logged, its requests are told, the engine is replaced. Did no batch succeed for a
-while, because the lane is idle or because every batch fails? Then the canary runs, outside the queue, so
-that overload can never fail health.
+Two checks, a few times a second. If a batch runs far longer than it should, its engine hangs: the stacks are logged,
+its requests fail, and the engine is replaced. If no batch has succeeded for a while, because the lane is idle or
+because every batch fails, the canary runs outside the queue, so overload never fails health.
 
-A short batch runs on the event loop itself. Should it hang, nothing here can look after it any more, so a thread
-does, and the process ends.
+Short batches run on the event loop itself. If one hangs, nothing here runs any more, so a thread watches the loop and
+ends the process.
 
-A machine may stop and go on, as a virtual one that is suspended. What ran meanwhile did not hang, and has its time
-again.
+A machine may be paused, like a suspended virtual machine. What was running then did not hang, and gets its time again.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _log = logging.getLogger("convoy")
 
 @dataclass(frozen=True, slots=True)
 class HealthOptions:
-    """When to worry, in seconds; a batch hangs when it runs longer than both limits."""
+    """The limits in seconds; a batch hangs if it runs longer than both."""
 
     hang_after_s: float = 10.0
     hang_after_predictions: float = 20.0
@@ -43,7 +41,7 @@ class HealthOptions:
 
 
 class _Absence:
-    """Notices that the process was suspended: the time since the last look is much longer than usual."""
+    """Detects that the process was suspended: the time since the last look is much longer than usual."""
 
     def __init__(self, watch_every_s: float) -> None:
         self._most_ns = int((watch_every_s + 1.0) * SECOND_NS)
@@ -57,7 +55,7 @@ class _Absence:
         self._looked_ns = now_ns
 
     def ran_s(self, since_ns: int) -> float:
-        """How long something that began then has run, or has run since the process is back."""
+        """How long something has run that began then, or since the process resumed."""
         return (self._looked_ns - max(since_ns, self._back_ns)) / SECOND_NS
 
 
@@ -74,13 +72,15 @@ class Health:
         metrics: Metrics,
         tasks: Tasks,
     ) -> None:
-        """`on_fatal` hears what only a new process can mend, such as the loss of one of the `gpus`; from any thread."""
+        """`on_fatal` is called for what only a new process can fix, such as the loss of one of the `gpus`; from any
+        thread.
+        """
         self._catalog, self._scheduler, self._on_fatal, self._gpus = catalog, scheduler, on_fatal, gpus
         self._options, self._metrics, self._tasks = options, metrics, tasks
         self._absence = _Absence(options.watch_every_s)
 
     async def watch(self) -> None:
-        """Until cancelled, or until a GPU that has served can only be used again by a new process."""
+        """Run until cancelled, or until a GPU that has served needs a new process."""
         while True:
             await asyncio.sleep(self._options.watch_every_s)
             self._absence.look()
@@ -103,7 +103,7 @@ class Health:
                 self._scheduler.give_up_lane(lane, f"a batch has run for {ran_s:.1f} s")
 
     def _look_at_canary(self, served: Served, lane: ServedLane) -> None:
-        """Give up a lane whose canary hangs; start the canary where no batch has succeeded for a while."""
+        """Give up a lane whose canary hangs; start the canary if no batch has succeeded for a while."""
         if lane.canary_began_ns is not None:
             limit_s = self._options.hang_after_s
             if self._absence.ran_s(lane.canary_began_ns) > limit_s:
@@ -113,19 +113,19 @@ class Health:
             self._tasks.spawn(self._ask_canary(served, lane))
 
     def _needs_canary(self, lane: ServedLane) -> bool:
-        # A lane that runs is given its time, unless its batches fail: then the canary takes its turn among them.
+        # A running lane is given its time, unless its batches fail: then the canary takes its turn among them.
         if lane.in_flight and lane.last_failure_ns <= lane.last_success_ns:
             return False
         return time.monotonic_ns() - lane.last_success_ns > self._options.canary_after_s * SECOND_NS
 
     async def _ask_canary(self, served: Served, lane: ServedLane) -> None:
         if lane.stopping:
-            return  # it was lost, or is leaving
+            return  # it was lost or is leaving
         proved, failure = lane.proved, None
         lane.canary_began_ns = time.monotonic_ns()
         try:
             await self._scheduler.probe(lane, lambda: proved.canary.run(proved.engine, samples=1))
-        except Exception as error:  # a wrong answer, or whatever an engine raises: it is not well
+        except Exception as error:  # a wrong answer or any exception of an engine: it is not healthy
             failure = error
         lane.canary_began_ns = None
         if lane not in served.lanes:

@@ -1,4 +1,4 @@
-"""Measures how loaded a core is, twice a second, from what is recorded anyway, so that no request pays for it."""
+"""Measures how loaded a core is, twice a second, from existing counters, so that requests pay nothing for it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LOOK_EVERY_S = 0.5
 
 
 class CoreLoad(NamedTuple):
-    """How loaded a core is, for balancers that choose between several: over the last seconds; 0 in the first second.
+    """The load of a core over the last seconds, for balancers; 0 in the first second.
 
-    `utilisation` is the part of what the core could do at most that it does: the time that its samples would take in
-    full batches, or the CPU time of its event loop, whichever is more. The time that engines are busy would be no
-    measure: a few requests keep one busy with batches of one, and it could still do many times as much.
-    `waiting_s` is how long what waits would keep all engines busy.
+    `utilisation` is the share of its capacity that is used: the time that its samples would take in full batches, or
+    the CPU time of its event loop, whichever is larger. The busy time of engines would be misleading: a few requests
+    keep an engine busy with batches of one, although it could do many times as much. `waiting_s` is how long the
+    waiting requests would keep all engines busy.
     """
 
     utilisation: float = 0.0
@@ -32,7 +32,7 @@ class CoreLoad(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What had happened by a time: seconds of work in full batches, of the loop's CPU, and requests answered."""
+    """Counters at one time: seconds of work in full batches, CPU seconds of the loop, and answered requests."""
 
     at_s: float
     work_s: float
@@ -41,7 +41,7 @@ class _Look(NamedTuple):
 
 
 class LoadWatch:
-    """Belongs to one event loop. `clock` and `loop_clock` never go back, the latter is the loop's thread's own."""
+    """Used on one event loop. `loop_clock` is the CPU time of the loop's thread."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class LoadWatch:
         self.load = CoreLoad()
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def look(self) -> None:
-        """Find out how loaded it is now."""
+        """Measure the load now."""
         counted, waiting_s = self._counted, 0.0
         self._counted = {}
         for served in self._catalog.served():
@@ -72,7 +72,7 @@ class LoadWatch:
             samples, requests = statistics.inference_count, statistics.success.count
             samples_before, requests_before = counted.get(statistics, (0, 0))
             self._counted[statistics] = samples, requests
-            if per_s:  # else its only engine is being replaced
+            if per_s:  # otherwise its only engine is being replaced
                 self._requests += requests - requests_before
                 self._work_s += (samples - samples_before) / per_s
                 waiting_s += self._scheduler.waiting_samples(served.key) / per_s
@@ -85,7 +85,7 @@ class LoadWatch:
 
 
 def _samples_per_s(served: Served) -> float:
-    """What all devices of a version could do together, in its engines' largest batches; 0 where there is no engine."""
+    """The rate of all devices of a version together, with their largest batches; 0 without an engine."""
     best: dict[str, float] = {}
     for lane in served.at_work:
         size = lane.batch_sizes[-1]
@@ -95,7 +95,7 @@ def _samples_per_s(served: Served) -> float:
 
 
 def batch_speed(catalog: Catalog) -> BatchSpeed | None:
-    """How fast this core is, by its slowest version; None where no engine is at work."""
+    """The speed of this core, by its slowest version; None if no engine is at work."""
     found: list[BatchSpeed] = []
     for served in catalog.served():
         lanes = {lane.device: lane for lane in served.at_work}
@@ -104,6 +104,6 @@ def batch_speed(catalog: Catalog) -> BatchSpeed | None:
             size = lane.batch_sizes[-1]
             one_s, full_s = lane.expect_ns(1) / SECOND_NS, lane.expect_ns(size) / SECOND_NS
             per_sample_s = (full_s - one_s) / (size - 1) if size > 1 else full_s
-            # Several devices take as many samples in the same time.
+            # Several devices handle as many more samples in the same time.
             found.append(BatchSpeed(max(0.0, one_s - per_sample_s), per_sample_s / len(lanes), size * len(lanes)))
     return max(found, key=lambda speed: speed.batch_s(speed.max_batch), default=None)

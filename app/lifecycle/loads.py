@@ -1,8 +1,8 @@
-"""Loads versions in turns, each within a time limit, so that none blocks another.
+"""Loads versions in turn, each within a time limit, so that none blocks another.
 
-One load at a time is fastest and measures undisturbed. When one takes long, the next begins beside it, as long as there
-are cores and memory for both. A load that computes nothing, because its disk does not answer, takes neither and is
-counted apart. One that exceeds the limit is given up; if it ends later, its engines are closed.
+One load at a time is fastest and measures undisturbed. If one takes long, the next begins beside it, as long as there
+are cores and memory for both. A load that computes nothing, because its disk does not answer, occupies neither and is
+counted separately. A load that exceeds the limit is given up; if it ends later, its engines are closed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from convoy.models.store import StoredVersion
 
 _log = logging.getLogger("convoy")
 LoadVersion = Callable[[StoredVersion, LoadOptions], LoadedModel]
-# Most models take less. What loads beside one that takes more is measured less exactly, which is better than waiting.
+# Most models take less. A load beside a longer one measures less exactly, which is better than waiting.
 _PATIENCE_S = 6.0
 
 
 def load_giving_way(load_version: LoadVersion, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
     """Load at a lower priority, which the engine's compute threads inherit; for a thread that ends with the load.
 
-    With GPUs the priority stays: their libraries' threads compute nothing, and are waited for.
+    With GPUs the priority stays, because their libraries' threads only wait.
     """
     if not options.machine.gpus:
         give_way()
@@ -42,9 +42,10 @@ def load_giving_way(load_version: LoadVersion, stored: StoredVersion, options: L
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A load that has begun. `cpu_s`: CPU time of its thread at the last look, read from `clock`.
+    """A load that has begun. `cpu_s` is the CPU time of its thread at the last look, from `clock`.
 
-    `resident_bytes` and `peak_bytes` are the process's when it began; `is_alone`: nothing has loaded beside it.
+    `resident_bytes` and `peak_bytes` are the process's at its beginning; `is_alone` means that nothing else has loaded
+    meanwhile.
     """
 
     resident_bytes: int
@@ -66,7 +67,7 @@ class Loads:
         on_late: Callable[[StoredVersion], None],
     ) -> None:
         self._load_version, self._limit_s, self._on_late = load_version, limit_s, on_late
-        self._largest_bytes = 0  # that a load has taken
+        self._largest_bytes = 0  # the most memory that a load has taken
         self._patience_s = min(_PATIENCE_S, limit_s / 2)
         self._turns = asyncio.Lock()  # held by the load whose turn is next
         self._changed = asyncio.Event()  # another load may be allowed to begin now
@@ -74,7 +75,7 @@ class Loads:
         self._hanging: set[tuple[str, int]] = set()
 
     async def load(self, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
-        """Raises BundleError where it takes too long, and whatever loading raises."""
+        """Raises BundleError if it takes too long, and whatever loading raises."""
         place = stored.name, stored.version
         if place in self._hanging:
             raise BundleError(f"{stored.folder}: an earlier load still hangs; check whether its disk responds")
@@ -120,7 +121,7 @@ class Loads:
             return len(self._running) < 32  # idle threads cost little, but a store may have thousands of models
         if any(one.is_young for one in at_work) or len(at_work) >= cpu_budget():
             return False
-        # Each may need what the largest took. The other half of the memory is for what is served meanwhile.
+        # Each may need as much as the largest so far. The other half of the memory is for what is served meanwhile.
         free = available_bytes()
         return free is None or (len(at_work) + 1) * self._largest_bytes <= free / 2
 
@@ -128,7 +129,7 @@ class Loads:
         return [one for one in self._running if not one.is_idle]
 
     async def _watch(self, own: _Running, work: asyncio.Future[LoadedModel]) -> None:
-        """Look regularly at what a load does, until it ends."""
+        """Watch a load until it ends."""
         while not (await asyncio.wait({work}, timeout=self._patience_s))[0]:
             own.is_young = False
             own.is_idle = self._was_idle(own)
@@ -136,20 +137,20 @@ class Loads:
             self._changed.set()
 
     def _learn(self, own: _Running) -> None:
-        """From what a load has taken so far that had the process to itself."""
+        """Learn from the memory of a load that had the process to itself."""
         if own.is_alone and not own.is_idle:
             peak = peak_resident_bytes()
-            # Where an earlier peak is higher, this one's is not known.
+            # If an earlier peak is higher, this one's is unknown.
             highest = peak if peak > own.peak_bytes else resident_bytes()
             self._largest_bytes = max(self._largest_bytes, highest - own.resident_bytes)
 
     def _was_idle(self, own: _Running) -> bool:
-        """Whether its thread has computed nothing since the last look. Without a clock it counts as at work."""
+        """Whether its thread has computed nothing since the last look. Without a clock it counts as busy."""
         cpu_s = None if own.clock is None else cpu_s_of(own.clock)
         if cpu_s is None:
             return False
         before, own.cpu_s = own.cpu_s, cpu_s
-        # On a machine that is busy with other things, a load that computes still gets a few hundredths.
+        # On a busy machine, a load that computes still gets a few hundredths of a core.
         return cpu_s - before < 0.01 * self._patience_s
 
     def _came_late(self, stored: StoredVersion, work: asyncio.Future[LoadedModel]) -> None:

@@ -1,11 +1,11 @@
 """Which models are loaded, and when: at the start, on request, or by watching the store.
 
-Knows the store, the plan and the loader. `ModelLifecycle` puts versions into service and takes them out.
-A load that fails changes nothing but the index, which then says why.
+Knows the store, the plan and the loader; `ModelLifecycle` puts versions into service and takes them out. A load that
+fails changes only the index, which then says why.
 
     none       everything at the start, nothing afterwards
-    explicit   what is asked for, at the start or over the network
-    poll       what the store holds, looked at regularly
+    explicit   what is requested, at the start or over the network
+    poll       whatever the store has, checked regularly
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ EVERYTHING = "*"
 
 @dataclass(frozen=True, slots=True)
 class ControlOptions:
-    """What the operator decided. `at_start` are names, or "*", for mode explicit."""
+    """The operator's choices. `at_start` are names, or "*", for mode explicit."""
 
     mode: ControlMode = "none"
     versions: Policy = LATEST
@@ -59,14 +59,14 @@ class ControlOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The versions that were found, which of them are wanted, and who says so."""
+    """The versions that were found, which of them are wanted, and by whom."""
 
     policy: Policy
     said_by: str
     found: dict[int, VersionFiles]
 
     def unmet(self, *, needs_all: bool = False) -> str:
-        """Which versions are wanted and not there, where none of them is, or not all; "" where enough are."""
+        """The wanted versions that do not exist, if none exists, or not all; "" if enough do."""
         numbers = self.policy if isinstance(self.policy, tuple) else ()
         absent = [number for number in numbers if number not in self.found]
         if not self.found or not absent or (len(absent) < len(numbers) and not needs_all):
@@ -81,7 +81,7 @@ _NOTHING = ModelLook()
 
 @dataclass(slots=True, eq=False)
 class _Model:
-    """What was last asked for one model, and the work on it, which takes turns by `lock`."""
+    """The last request for one model, and the work on it, which takes turns with `lock`."""
 
     override: Override = _NO_OVERRIDE
     policy: Policy | None = None
@@ -105,14 +105,14 @@ class ModelControl:
         load_by_model: Mapping[str, LoadOptions],
         is_leaving: Callable[[], bool],
     ) -> None:
-        """`is_leaving`: whether nothing is worth loading any more."""
+        """`is_leaving` says whether nothing is worth loading any more."""
         self._catalog, self._lifecycle, self._tasks, self._store = catalog, lifecycle, tasks, store
         self._options, self._is_leaving, self._metrics = options, is_leaving, metrics
         self._load_options, self._load_by_model = load_options, load_by_model
         self._models: defaultdict[str, _Model] = defaultdict(_Model)
-        self._records = catalog.records  # what became of each version, by model and number
+        self._records = catalog.records  # the result for each version, by model and number
         self._last_look: dict[str, ModelLook] = {}
-        self._misplaced: dict[str, int] = {}  # in how many looks up to the last one
+        self._misplaced: dict[str, int] = {}  # in how many consecutive looks it was seen
         self._said_of_all: tuple[str, ...] = ()  # why an engine serves no model
         self._looking = asyncio.Lock()
         self._watch = StoreWatch(store, self._answers_again)
@@ -124,18 +124,18 @@ class ModelControl:
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether a server without any model is as it should be: one may still come."""
+        """Whether a server without models is as intended, because one may still come."""
         return self._options.mode != "none"
 
     def policy_of(self, name: str) -> Policy:
-        """Which versions of a model were wanted when it was last looked at."""
+        """The version policy of a model at the last look."""
         own = self._models.get(name)
         return self._options.versions if own is None or own.policy is None else own.policy
 
     async def load_initially(self) -> None:
-        """Load what the store holds, or what was named. Raises OSError when the store cannot be read.
+        """Load what the store has, or what was named. Raises OSError if the store cannot be read.
 
-        In mode poll the store is followed from here on, so that one model that takes long holds up no other.
+        In mode poll the store is watched from now on, so a slow model does not delay the others.
         """
         self._say_what_cannot_serve()
         look = await self._watch.look()
@@ -156,7 +156,7 @@ class ModelControl:
         await asyncio.gather(*first)
 
     def _say_what_cannot_serve(self) -> None:
-        """On this machine, whatever the model; engines that lack the same thing in one line."""
+        """Log what cannot serve on this machine, whatever the model; engines that lack the same thing in one line."""
         if self._load_options.engine != AUTO:
             return  # the operator chose one engine
         engines: defaultdict[str, list[str]] = defaultdict(list)
@@ -168,13 +168,13 @@ class ModelControl:
             _log.info("not available here: %s: %s", ", ".join(names), reason)
 
     def change_loads(self, load_by_model: Mapping[str, LoadOptions]) -> None:
-        """For single models, from their next load on."""
+        """Change the load options of single models, from their next load on."""
         is_new = load_by_model.keys() - self._load_by_model.keys()
         self._load_by_model = load_by_model
         self._warn_of_unknown(is_new)
 
     def _warn_of_unknown(self, names: Iterable[str]) -> None:
-        """It may still come, or be misspelt. Before the first look this is unknown."""
+        """Warn about unknown names, which may be misspelt. Before the first look they cannot be known."""
         if not self._last_look:
             return
         for name in sorted(set(names) - self._last_look.keys()):
@@ -185,12 +185,12 @@ class ModelControl:
             )
 
     async def _poll(self) -> None:
-        """Follow the store until cancelled."""
+        """Watch the store until cancelled."""
         while True:
             await asyncio.sleep(self._options.poll_interval_s)
             try:
                 look = await self._watch.look()
-            except OSError as error:  # a network file system that is away for a while is no order to unload
+            except OSError as error:  # a network file system that is briefly away must not unload models
                 _log.warning("cannot read the store (%s); loaded models keep serving", error)
                 continue
             self._tell_misplaced(look)
@@ -199,14 +199,14 @@ class ModelControl:
                 self._follow(name, before.get(name, _NOTHING), now.get(name, _NOTHING))
 
     def _tell_misplaced(self, look: StoreLook) -> None:
-        """Once, when two looks in a row have seen it: it may be on its way to its place."""
+        """Report misplaced entries once, after two consecutive looks: they may be on their way to their place."""
         self._misplaced = {told: self._misplaced.get(told, 0) + 1 for told in look.all_misplaced()}
         for told, looks in self._misplaced.items():
             if looks == 2:
                 _log.warning("%s", told)
 
     def _follow(self, name: str, before: ModelLook | None, now: ModelLook) -> None:
-        """Begin to do what one model's folder asks for, unless what it asked for before is still being done."""
+        """Begin to do what one model's folder asks for, unless the previous work on it still runs."""
         if now.trouble:
             self._set_trouble(name, now.trouble)
             return
@@ -215,15 +215,15 @@ class ModelControl:
             own.following = self._tasks.spawn(self._obey(name, now.after(before)))
 
     def _set_trouble(self, name: str, trouble: str) -> None:
-        """Its versions cannot be seen. What is loaded goes on serving."""
+        """Note that its versions cannot be seen. What is loaded keeps serving."""
         if self._catalog.reason(name, WHOLE_MODEL) != trouble:
             _log.error("refused %s: %s", name, trouble)
             self._records[name][WHOLE_MODEL] = VersionRecord(reason=trouble)
 
     async def load(self, name: str, override: Override = _NO_OVERRIDE) -> None:
-        """Load a model, or load it again if it changed; return when it serves. Goes on if the caller leaves.
+        """Load a model, or load it again if it changed; return when it serves. Continues if the caller leaves.
 
-        Raises Unsupported in another mode, NotFound, or InvalidRequest when the name is none or a version was refused.
+        Raises Unsupported in another mode, NotFound, or InvalidRequest for an invalid name or a refused version.
         """
         self._check_asked(name)
         await self._see_through(self._load_asked(name, override))
@@ -237,13 +237,13 @@ class ModelControl:
             why = "; ".join(look.misplaced) or "the store has no version of it"
             raise UnknownModel(f"failed to load '{name}', failed to poll from model repository; {why}")
         wanted = self._wanted(name, look.after(None), override)
-        # Before anything changes: what serves goes on. A request for two versions is not met by one.
+        # Before anything changes: running versions stay. A request for two versions is not satisfied by one.
         if unmet := wanted.unmet(needs_all=override.versions is not None):
             raise InvalidRequest(f"load failed for model '{name}': {unmet}{self._still(name)}")
         model, records = self._models[name], self._records[name]
         async with model.lock:
             records.pop(WHOLE_MODEL, None)
-            # Asked for by a person: what was refused before deserves another try.
+            # A person asked for it, so refused versions get another try.
             self._try_again(name, also_sound=True)
             if override != model.override:
                 for version, own in records.items():
@@ -257,7 +257,7 @@ class ModelControl:
             raise InvalidRequest(f"load failed for model '{name}': {reason}{self._still(name)}")
 
     def _try_again(self, name: str, *, also_sound: bool = False) -> None:
-        """Forget what is known against the files of versions that did not come, or of all."""
+        """Forget earlier refusals of versions that could not be fetched, or of all."""
         for version, own in self._records[name].items():
             if own.may_come or also_sound:
                 self._records[name][version] = own.forgiven()
@@ -265,10 +265,11 @@ class ModelControl:
     async def unload(self, name: str) -> None:
         """Unload every version of a model; return when its last request is answered and its memory is free.
 
-        A model that is not loaded is no error. Raises Unsupported in another mode, InvalidRequest for what is no name.
+        Unloading a model that is not loaded is not an error. Raises Unsupported in another mode, InvalidRequest for an
+        invalid name.
         """
         self._check_asked(name)
-        if name in self._models:  # else it was never loaded
+        if name in self._models:  # otherwise it was never loaded
             await self._see_through(self._unload_asked(name, self._models[name]))
 
     async def _unload_asked(self, name: str, model: _Model) -> None:
@@ -281,26 +282,26 @@ class ModelControl:
         await asyncio.gather(*(task for task in leaving if task is not None))
 
     async def _see_through(self, work: Coroutine[object, object, None]) -> None:
-        """Work that has begun is finished, whether the client waits or leaves."""
+        """Finish work that has begun, whether the client waits or leaves."""
         task = self._tasks.spawn(work)
         task.add_done_callback(ignore_error)
         await asyncio.shield(task)
 
     async def names_in_store(self) -> list[str]:
-        """In mode explicit, every name that could be loaded; else nothing, since all of it is listed anyway.
+        """In mode explicit, every name that can be loaded; otherwise empty, since everything is listed anyway.
 
-        Raises Unavailable where the store cannot be read.
+        Raises Unavailable if the store cannot be read.
         """
         return (await _answer_of_store(self._watch.names()))[0] if self._options.mode == "explicit" else []
 
     async def versions_in_store(self) -> dict[str, list[int]]:
-        """All that the store holds now, served or not, by name and ascending. Raises Unavailable."""
-        async with self._looking:  # one look at a time, however many ask
+        """Everything in the store now, served or not, by name and ascending. Raises Unavailable."""
+        async with self._looking:  # one look at a time, for all callers
             found = await _answer_of_store(self._watch.look())
         return {name: sorted(look.versions) for name, look in sorted(found.models.items())}
 
     def check_explicit(self) -> None:
-        """Raises Unsupported unless models are loaded on request; the words are Triton's."""
+        """Raise Unsupported, in Triton's wording, unless models are loaded on request."""
         if self._options.mode != "explicit":
             raise Unsupported(
                 "explicit model load / unload is not allowed if polling is enabled; "
@@ -308,7 +309,7 @@ class ModelControl:
             )
 
     def _check_asked(self, name: str) -> None:
-        """Raises Unsupported in another mode, and InvalidRequest for what cannot be a model's name."""
+        """Raise Unsupported in another mode, and InvalidRequest for an invalid name."""
         self.check_explicit()
         try:
             check_name(name)
@@ -338,14 +339,14 @@ class ModelControl:
             model.policy = None
 
     def _wanted(self, name: str, look: ModelLook, override: Override) -> _Wanted:
-        """Which versions are wanted, and who says so: the request to load, the model's configuration, the operator."""
+        """The wanted versions, and who wants them: the load request, the model's configuration, or the operator."""
         found = look.versions
         if override.versions is not None:
             return _Wanted(override.versions, "the request", found)
-        # A configuration is not signed, so it decides nothing where signatures are required.
+        # A configuration is not signed, so it decides nothing if signatures are required.
         is_signed = self._load_options.signed is not None
         if look.unknown_policy and not is_signed:
-            # Nothing can be loaded, and what serves goes on.
+            # Nothing can be loaded, and running versions stay.
             trouble = look.unknown_policy
             serving = tuple(served.key.version for served in self._catalog.versions(name))
             stamp = ("unknown policy", trouble)
@@ -356,12 +357,12 @@ class ModelControl:
         return _Wanted(self._options.versions, "--version-policy", found)
 
     async def _converge(self, name: str, wanted: _Wanted) -> None:
-        """While the model's lock is held."""
+        """Runs while the model's lock is held."""
         found, records = wanted.found, self._records[name]
         self._models[name].policy = wanted.policy
         for version, one in found.items():
             known = records.get(version)
-            # Where the files are again those that serve, nothing is wrong with them any more.
+            # If the files are those that serve again, they are valid.
             if known is not None and known.loaded == one.stamp:
                 records[version] = VersionRecord(known.loaded)
         while (step := next_step(found, records, wanted.policy)) is not None:
@@ -384,10 +385,11 @@ class ModelControl:
             if found.trouble:
                 raise BundleError(found.trouble)
             loaded = await self._loads.load(self._store.version(name, version), options)
-        except Exception as error:  # an unforeseen file, or a bug: the other versions are not to blame
+        except Exception as error:  # an unexpected file or a bug: the other versions are not affected
             is_foreseen = isinstance(error, JobError)
             reason = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
-            # What a store does not give is tried again at every look, and files may change while they are copied.
+            # Versions that could not be fetched are tried again at every look, and files may change while they are
+            # copied.
             is_unfetched = isinstance(error, NotFetched)
             if reason != known.reason or not (is_unfetched or known.loaded is not None):
                 _log.error("refused %s version %d: %s", name, version, reason, exc_info=None if is_foreseen else error)
@@ -410,14 +412,14 @@ class ModelControl:
                 _log.debug("not chosen for %s version %d: %s", name, version, reason)
 
     def _load_came_late(self, stored: StoredVersion) -> None:
-        """Its disk answers again, so a version that was refused for that deserves another look."""
+        """Its disk answers again, so a version that was refused for that gets another try."""
         records = self._records[stored.name]
         if stored.version in records:
             records[stored.version] = records[stored.version].forgiven()
         self._answers_again(stored.name)
 
     def _answers_again(self, name: str) -> None:
-        """What was to be loaded at the start is loaded now. Polling looks by itself; explicit mode loads on request."""
+        """Load now what was to be loaded at the start. Polling does that by itself; explicit mode loads on request."""
         if self._options.mode == "none":
             self._tasks.spawn(self._look_again(name))
 
@@ -436,7 +438,7 @@ class ModelControl:
 
 
 async def _answer_of_store(look: Awaitable[Answer]) -> Answer:
-    """Raises Unavailable where the store cannot be read."""
+    """Raises Unavailable if the store cannot be read."""
     try:
         return await look
     except OSError as error:

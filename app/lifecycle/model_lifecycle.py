@@ -1,8 +1,8 @@
-"""How a version comes into service with its engines, is withdrawn, and is drained.
+"""How a version goes into service with its engines, is withdrawn, and is drained.
 
-Knows what a version has in the catalog, in the scheduler and in the metrics, and records what the scheduler reports of
-batches and requests. Loads nothing itself except to replace an engine that was lost. Decides nothing about requests:
-they wait in the version's queue, whichever lanes there are.
+Manages a version in the catalog, the scheduler and the metrics, and records the scheduler's reports on batches and
+requests. Loads only to replace a lost engine. Decides nothing about requests: they wait in the version's queue,
+whatever its lanes.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from convoy.app.telemetry.statistics import BatchRecord
 from convoy.models.priorities import Priorities
 
 _log = logging.getLogger("convoy")
-# The threads of a device that failed return at once; those that take longer hang, and are not waited for.
+# The threads of a failed device return at once; those that take longer hang and are not waited for.
 _RETURN_WITHIN_S = 5.0
-# At the end of the process no request runs any more; what an engine runs then is a canary, or hangs.
+# At the end of the process no request is running; an engine that still runs is in its canary, or hangs.
 _ENDS_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class QueueOptions:
-    """Of one model. `max_waiting` in samples. None: the server's value, or the model's own."""
+    """The options of one model. `max_waiting` is in samples. None means the server's value, or the model's own."""
 
     max_waiting: int | None = None
     levels: int | None = None
     default_level: int | None = None
 
     def priorities(self, own: Priorities) -> Priorities:
-        """The priorities of a model whose own are `own`; a default level beyond the last becomes the last."""
+        """The priorities of a model with its `own`; a default level beyond the last becomes the last."""
         levels = own.levels if self.levels is None else self.levels
         default = own.default if self.default_level is None else self.default_level
         return Priorities(levels, min(default, levels))
@@ -60,26 +60,26 @@ class QueueOptions:
 
 @dataclass(frozen=True, slots=True)
 class QueueRules:
-    """Of all models: `max_waiting` samples for each, and the options of some, by name."""
+    """The rules of all models: `max_waiting` samples for each, and the options of some, by name."""
 
     max_waiting: int = 1024
     by_model: Mapping[str, QueueOptions] = field(default_factory=dict)
 
 
-# Of the statistics' failures; what is not here is the model's or its engine's.
+# The kinds of failures in the statistics; others are the model's or its engine's.
 _FAILURES = {Outcome.EXPIRED: "REJECTED", Outcome.HOPELESS: "REJECTED", Outcome.STOPPED: "CANCELED"}
 
 
 def lane_runner(slab: Slab, engine: Engine) -> Runner:
-    """How a lane runs a batch: the requests' slots become views, the engine does the rest.
+    """Makes the function with which a lane runs a batch: slots become views, and the engine does the rest.
 
-    Only answers that the model declares leave this place, whatever the engine: readers trust their shapes, and where
-    bytes are missing, those of another request would follow.
+    Only answers that match the model's declaration leave this place, whatever the engine: readers rely on their shapes,
+    and behind a short answer are bytes of another request.
     """
     outputs = engine.outputs
 
     def batch_of(request: Request) -> tuple[int, ...]:
-        """The batch dimension of the request's tensors, where they have one."""
+        """The batch dimension of the request's tensors, if they have one."""
         return (request.samples,) if engine.batched else ()
 
     def part(request: Request) -> Part:
@@ -103,7 +103,7 @@ def lane_runner(slab: Slab, engine: Engine) -> Runner:
 
 
 class ModelLifecycle:
-    """The versions of one core, and the scheduler that gives their engines work; its `Observer`."""
+    """The versions of one core, and the scheduler of their engines; it is its `Observer`."""
 
     def __init__(
         self,
@@ -127,12 +127,12 @@ class ModelLifecycle:
         self._generations, self._lane_ids = count(1), count(1)
         self._lost: dict[ModelKey, list[asyncio.Task[None]]] = {}
         self._replacing = asyncio.Lock()
-        self._page_locker: Engine | None = None  # has the slab's pages locked, or is about to
+        self._page_locker: Engine | None = None  # it has the slab's pages locked, or is about to
 
     # Versions
 
     def put_into_service(self, loaded: LoadedModel, options: LoadOptions) -> None:
-        """Let requests find engines that have proved themselves; the version that they replace finishes its own."""
+        """Let requests find proved engines; the version that they replace finishes its requests."""
         stored = loaded.stored
         key = ModelKey(stored.name, stored.version, next(self._generations))
         served = Served(key, loaded, loaded.spec, options, self._ledger.count)
@@ -173,23 +173,23 @@ class ModelLifecycle:
         )
 
     def take_out_of_service(self, name: str, version: int) -> asyncio.Task[None] | None:
-        """Let no new request find a version; the task ends when its engine is closed. None: it is not served."""
+        """Hide a version from new requests; the task ends when its engine is closed. None if it is not served."""
         served = self._catalog.withdraw(name, version)
         return None if served is None else self._retire(served)
 
     async def close(self) -> None:
-        """Free the memory of all engines, except those that still run something after a moment."""
+        """Free all engines, except those that still run something after a moment."""
         await asyncio.gather(*(self._close_all(served, _ENDS_WITHIN_S) for served in self._catalog.all_live()))
         engine, self._page_locker = self._page_locker, None
         if engine is not None:
-            # Before the requests' memory goes: another program's, at the same address later, is not locked.
+            # Before the memory of requests is freed: other memory at this address later is not locked.
             unlocking = begin(partial(engine.page_unlock, self._slab.keep_pages()), "unlock pages")
             await asyncio.wait([unlocking], timeout=_RETURN_WITHIN_S)
 
     async def _close_all(self, served: Served, within_s: float | None = None) -> None:
-        """Let every engine of a version finish what it has, then give its memory back.
+        """Let every engine of a version finish its work, then free it.
 
-        One that has not finished `within_s` keeps it.
+        An engine that has not finished `within_s` keeps its memory.
         """
         await asyncio.gather(*(self._close(served, lane, within_s) for lane in served.lanes))
         if served.loaded.copy is not None:
@@ -200,7 +200,7 @@ class ModelLifecycle:
         return self._tasks.spawn(self._run_dry(served))
 
     async def _run_dry(self, served: Served) -> None:
-        """Wait for the last request that has found it, then free the engines' memory."""
+        """Wait for the last request that has found it, then free its engines."""
         await served.until_unused()
         await self._close_all(served)
         self.scheduler.remove_queue(served.key, "the model was unloaded")
@@ -214,7 +214,7 @@ class ModelLifecycle:
     # Engines
 
     def _open(self, served: Served, proved: ProvedEngine) -> None:
-        """Let an engine that has proved itself work for a version."""
+        """Let a proved engine work for a version."""
         info = proved.engine.info
         latency = LatencyModel({point.batch_size: point.median_ms * 1e6 for point in proved.latency})
         shape = (next(self._lane_ids), info.device, info.batch_sizes, latency, info.slots)
@@ -229,20 +229,20 @@ class ModelLifecycle:
         self.scheduler.add_lane(served.key, lane, lane_runner(self._slab, proved.engine))
 
     async def _lock_pages(self, engine: Engine, memory: memoryview) -> None:
-        """In a thread: it takes as long as the memory is large. Until then the host gathers what it could read."""
+        """Runs in a thread, because it takes long for large memory. Until then the host gathers."""
         if not await to_its_end(asyncio.to_thread(engine.page_lock, memory)):
             self._page_locker = None
 
     async def swap(self, served: Served, proved: ProvedEngine) -> bool:
-        """Let an engine take over from those that give way to it; return when these are closed, whether it did."""
+        """Let an engine take over from those that it replaces. Returns, when these are closed, whether it did."""
         if served.withdrawn:
             await asyncio.to_thread(proved.engine.close)
             return False
         device = proved.engine.info.device
-        # The CPU serves only where no GPU can.
+        # The CPU serves only if no GPU can.
         before = [lane for lane in served.at_work if lane.device == device or is_cpu(lane.device)]
         for lane in before:
-            # In the same turn of the loop as its successor begins: whatever waits goes there.
+            # In the same loop iteration in which its successor begins, so that all waiting requests go there.
             lane.stopping = True
         self._open(served, proved)
         by_device = {own.engine.info.device: own for own in served.loaded.engines} | {device: proved}
@@ -258,11 +258,11 @@ class ModelLifecycle:
         return lane.closing
 
     async def _let_go(self, served: Served, lane: ServedLane, within_s: float | None) -> None:
-        if await self.scheduler.stop_lane(lane, within_s):  # else it was lost meanwhile
+        if await self.scheduler.stop_lane(lane, within_s):  # otherwise it was lost meanwhile
             await asyncio.to_thread(lane.proved.engine.close)
             served.lanes.remove(lane)
 
-    # What the scheduler reports, of lanes that were all opened here
+    # Reports of the scheduler, on lanes that were opened here
 
     def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done], now_ns: int) -> None:
         lane, samples = dispatch.lane, dispatch.samples
@@ -287,7 +287,7 @@ class ModelLifecycle:
         self._ledger.failed(done.request.key, failure, time.monotonic_ns() - done.request.arrival_ns)
 
     def lane_lost(self, key: ModelKey, lane: Lane, reason: str, scope: FailureScope) -> None:
-        """An engine can run nothing any more. It is loaded again, unless it was leaving."""
+        """An engine is lost. It is loaded again, unless it was leaving."""
         assert isinstance(lane, ServedLane)
         _log.error(
             "an engine of %s version %d on %s failed and will be replaced: %s",
@@ -310,16 +310,16 @@ class ModelLifecycle:
             self._lost[key].append(closing)
 
     async def _close_lost(self, lane: ServedLane) -> None:
-        """Its memory comes back when its threads do, which may be never."""
+        """Its memory is freed when its threads return, which may never happen."""
         await self.scheduler.until_returned(lane)
         await asyncio.to_thread(lane.proved.engine.close)
 
     async def _replace(self, served: Served) -> None:
-        """Load the version again for the devices where it has lost its engine.
+        """Load the version again for the devices on which it has lost its engine.
 
-        A lost engine may never give its memory back, and is not waited for longer than a moment.
+        A lost engine may never free its memory, so it is waited for only briefly.
         """
-        # One version at a time: a device that is lost takes engines of several with it.
+        # One version at a time, because a lost device takes the engines of several versions with it.
         async with self._replacing:
             returning = self._lost.pop(served.key)
             if returning:
@@ -330,7 +330,7 @@ class ModelLifecycle:
             loading = begin(partial(self._load_version, served.loaded.stored, options), "replace")
             try:
                 loaded = await asyncio.wait_for(loading, self._replace_within_s)
-            except Exception as error:  # whatever it is, nothing else will try again
+            except Exception as error:  # whatever it is, nothing else would try again
                 if not served.withdrawn:  # else another version took over meanwhile
                     reason = str(error) or f"it did not load within {self._replace_within_s:g} s"
                     self._on_fatal(f"the engine of {served.key.model} could not be replaced: {reason}")
@@ -342,7 +342,7 @@ class ModelLifecycle:
             _log.warning("an engine of %s version %d was replaced", served.key.model, served.key.version)
 
     async def _take_over(self, served: Served, loaded: LoadedModel) -> None:
-        """Of what was loaded again, take the engines for devices that have none; the others are not needed."""
+        """Use the new engines for devices that have none; the others are not needed."""
         has_one = {lane.device for lane in served.at_work}
         surplus: list[ProvedEngine] = []
         for proved in loaded.engines:

@@ -1,6 +1,6 @@
-"""Lists and downloads files of an object store, or of any other place that fsspec knows, and explains its errors.
+"""List and download files of an object store, or of any other file system of fsspec, and explain its errors.
 
-The library is imported only where a store is remote. Time-outs, retries and credentials are its own. Every call blocks.
+The library is imported only for remote stores. Timeouts, retries and credentials are its own. Every call blocks.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 from convoy.models.checkout import pip_install
 from convoy.models.errors import UsageError
 
-# What one of these says changes when the content does; the first that there is counts.
+# Properties that change with the content; the first that exists counts.
 _TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
 _THIS_DISK = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
 _INSTALL = {"s3": pip_install("s3")}
 
 
 class RemoteError(OSError):
-    """The remote store did not do what it was asked; it may on another try."""
+    """The remote store failed; a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RemoteObject:
-    """One file. `path` is relative to the folder that was listed; `tag` changes when the content does."""
+    """One file. `path` is relative to the listed folder; `tag` changes with the content."""
 
     path: str
     bytes: int
@@ -34,20 +34,20 @@ class RemoteObject:
 
 
 def is_url(store: str) -> bool:
-    """Whether this names a store elsewhere, and not a folder."""
+    """Whether this is a URL and not a folder."""
     return "://" in store
 
 
 class RemoteFiles:
-    """What lies below one URL."""
+    """The files below one URL."""
 
     def __init__(self, url: str) -> None:
-        """Connects to nothing yet. Raises UsageError where the library for such URLs is not installed."""
+        """Does not connect yet. Raises UsageError if the library for such URLs is not installed."""
         self.url = url.rstrip("/") if not url.endswith("://") else url
         self._files, self._root = _open(self.url)
 
     def entries(self, path: str = "") -> Mapping[str, bool]:
-        """The names in a folder, and whether each is a folder. Raises RemoteError, also where it is not there."""
+        """The names in a folder, and whether each is a folder. Raises RemoteError, also if it does not exist."""
         where = self._place(path)
         try:
             self._files.invalidate_cache()
@@ -58,7 +58,7 @@ class RemoteFiles:
         return {name: is_folder for name, is_folder in names.items() if name}
 
     def objects(self, path: str = "") -> tuple[RemoteObject, ...]:
-        """Every file below a folder, sorted; none where there is none. Raises RemoteError."""
+        """Every file below a folder, sorted; empty if it does not exist. Raises RemoteError."""
         where = self._place(path)
         try:
             self._files.invalidate_cache()
@@ -72,13 +72,13 @@ class RemoteFiles:
         objects = [
             RemoteObject(relative, int(about.get("size") or 0), _tag(about))
             for full, about in found.items()
-            # What ends in a slash is how some tools mark a folder.
+            # Some tools mark folders with a trailing slash.
             if (relative := self._relative(where, full)) and not relative.endswith("/")
         ]
         return tuple(sorted(objects))
 
     def download(self, path: str, target: Path) -> None:
-        """One file to a place on this machine. Raises RemoteError, and OSError for what is wrong with that place."""
+        """Download one file. Raises RemoteError, and OSError for errors on this machine."""
         try:
             self._files.get_file(self._place(path), str(target))
         except Exception as error:
@@ -94,7 +94,7 @@ class RemoteFiles:
 
     @staticmethod
     def _relative(where: str, full: str) -> str:
-        """The rest of a path; nothing where it lies elsewhere."""
+        """The rest of a path; empty if it is elsewhere."""
         prefix = where.rstrip("/") + "/"
         return full[len(prefix) :] if full.startswith(prefix) else ""
 
@@ -124,7 +124,7 @@ def _tag(about: Mapping[str, Any]) -> str:
 
 
 def _told(where: str, error: Exception) -> RemoteError:
-    """What happened, in words. The libraries' errors have no common root, so some are known by their names."""
+    """Explain an error. The libraries' errors have no common base, so some are known by their names."""
     said = str(error) or type(error).__name__
     if isinstance(error, FileNotFoundError):
         return RemoteError(f"{where}: the bucket or the prefix does not exist ({said})")

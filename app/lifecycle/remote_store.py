@@ -1,8 +1,8 @@
-"""A store behind a URL. Its content is listed; a version is downloaded when it is to be loaded, and not before.
+"""A store behind a URL. Its content is listed; a version is downloaded only when it is loaded.
 
 So the version policy decides what is downloaded. A bundle is checked against its manifest before its folder gets its
-name; of a bare model only sizes can be checked, and that it did not change meanwhile. Object names are not trusted:
-none may lead out of the folder that it is written to.
+final name; for a bare model only sizes can be checked, and that it did not change meanwhile. Object names are not
+trusted: none may lead out of its folder.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _ENTRY = re.compile(r"([1-9][0-9]{0,8})-([0-9a-f]{32})")
 
 
 class VersionCache:
-    """The versions of one remote store."""
+    """The local versions of one remote store."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def stored(self, name: str, version: int, digest: str, *, is_flat: bool) -> StoredVersion:
-        """Where a version lies, or will."""
+        """Where a version is, or will be."""
         model_folder = self.folder / name / f"{version}-{digest}"
         return StoredVersion(name, version, model_folder if is_flat else model_folder / str(version), is_flat)
 
     def bring(self, stored: StoredVersion, fill: Callable[[Path], None]) -> None:
-        """Make a version's folder of what `fill` writes into an empty one; what fails leaves nothing.
+        """Create a version's folder from what `fill` writes into an empty one; a failure leaves nothing.
 
         Raises JobError for a full or read-only disk, and whatever `fill` raises.
         """
@@ -71,18 +71,18 @@ class VersionCache:
                 filling.chmod(0o755)
                 filling.rename(target)
         except OSError as error:
-            # Else another process that serves the same store was quicker.
+            # Otherwise another process that serves the same store was quicker.
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
         finally:
             shutil.rmtree(filling, ignore_errors=True)
 
     def names(self) -> list[str]:
-        """The models of which something is here."""
+        """The models with a local version."""
         return sorted(path.name for path in self.folder.glob("*/"))
 
     def newest(self, name: str) -> dict[int, StoredVersion]:
-        """Of each version of a model what came last, and its digest is in its folder's name."""
+        """The newest local copy of each version of a model; the folder's name contains its digest."""
         found = sorted(self._entries(name), key=lambda one: one[0].stat().st_mtime_ns)
         return {
             version: self.stored(name, version, digest, is_flat=not (folder / str(version)).is_dir())
@@ -90,7 +90,7 @@ class VersionCache:
         }
 
     def prune(self, name: str, digests: Container[str]) -> None:
-        """Remove what the remote store has no more, and what a process that died has left."""
+        """Remove what the remote store does not have any more, and leftovers of dead processes."""
         gone = [folder for folder, _, digest in self._entries(name) if digest not in digests]
         yesterday_s = time.time() - 24 * 3600  # a day is longer than any download
         partial = (self.folder / name).glob(f"{_PARTIAL_PREFIX}*/")
@@ -103,13 +103,13 @@ class VersionCache:
                 yield folder, int(found[1]), found[2]
 
 
-# An object's name may be what no file can have here, such as one below another file.
+# An object may have a name that no file can have here, such as one below another file.
 _NO_PLACE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteVersion:
-    """One version as it was listed: its files, relative to the model's folder, and where it lies or will lie here."""
+    """One version as listed: its files, relative to the model's folder, and where it is or will be here."""
 
     stored: StoredVersion
     objects: tuple[RemoteObject, ...]
@@ -121,18 +121,18 @@ class RemoteVersion:
 
     @property
     def inside(self) -> str:
-        """What comes before the names of the version's own files."""
+        """The prefix of the version's own files."""
         return "" if self.stored.is_flat else f"{self.stored.version}/"
 
 
 class RemoteStore:
     """Used by several threads at once. `root` is its URL.
 
-    `model_name` is for a store that is one model. Where it has many, a warning says that the name is not used.
+    `model_name` is for a store that is a single model. If it has many, a warning says that the name is not used.
     """
 
     def __init__(self, url: str, model_name: str, cache_folder: Path, *, is_name_asked_for: bool = True) -> None:
-        """Connects to nothing yet. Raises UsageError where the library for such URLs is not installed."""
+        """Does not connect yet. Raises UsageError if the library for such URLs is not installed."""
         self._files = RemoteFiles(url)
         self.root = self._files.url
         # Two stores may have models of the same name.
@@ -141,15 +141,15 @@ class RemoteStore:
         self._is_name_asked_for = is_name_asked_for and bool(model_name)
         self._layout: StoreLayout | None = None
         self._was_reached = False
-        self._listed: dict[str, dict[int, RemoteVersion]] = {}  # as the last look at each model saw it
+        self._listed: dict[str, dict[int, RemoteVersion]] = {}  # as seen by the last look at each model
         self._configs: dict[str, RemoteObject | None] = {}
         self._read_config = lru_cache(1024)(self._download_config)
-        self._misplaced: dict[str, list[str]] = {}  # by model, "" the store itself
+        self._misplaced: dict[str, list[str]] = {}  # by model; "" is the store itself
 
     def names(self) -> list[str]:
-        """The names of all models, sorted. Until the store has been reached once, those that were fetched earlier.
+        """The names of all models, sorted. Until the store was reached once, those that were fetched earlier.
 
-        Raises RemoteError, and UsageError where the store is one model and has been given no name.
+        Raises RemoteError, and UsageError if the store is a single model without a name.
         """
         try:
             layout = self._found_layout()
@@ -169,11 +169,11 @@ class RemoteStore:
         return sorted(found)
 
     def misplaced(self, name: str = "") -> list[str]:
-        """A sentence for each thing that the last look saw in the store, or at a model, and that nothing serves."""
+        """A sentence for each misplaced entry that the last look saw in the store, or at a model."""
         return self._misplaced.get(name, [])
 
     def look(self, name: str) -> dict[int, RemoteVersion]:
-        """Every version of a model, as it is listed now. Raises RemoteError, and UsageError where the name is none."""
+        """Every version of a model, as listed now. Raises RemoteError, and UsageError for an invalid name."""
         check_name(name)
         try:
             found = self._list(name)
@@ -181,15 +181,15 @@ class RemoteStore:
             if self._was_reached:
                 raise
             return {version: RemoteVersion(stored, ()) for version, stored in self._cache.newest(name).items()}
-        if name not in self._listed:  # later, what the store has no more may still serve
+        if name not in self._listed:  # later, because what the store does not have any more may still serve
             self._cache.prune(name, {one.digest for one in found.values()})
         self._listed[name] = found
         return found
 
     def config(self, name: str) -> bytes | None:
-        """A model's configuration, as the last look has listed it; None where there is none. Raises RemoteError.
+        """A model's configuration, as listed by the last look; None if there is none. Raises RemoteError.
 
-        Raises BundleError for what is too large to be one.
+        Raises BundleError if it is too large.
         """
         if name not in self._configs:
             paths = [one.model_folder / CONFIG for one in self._cache.newest(name).values()]
@@ -206,7 +206,7 @@ class RemoteStore:
             return target.read_bytes()
 
     def version(self, name: str, number: int) -> StoredVersion:
-        """Where a version lies that was seen by the last look, or will when it is fetched."""
+        """The place of a version that the last look has seen, fetched or not."""
         listed = self._listed.get(check_name(name), {}).get(number)
         if listed is not None:
             return listed.stored
@@ -214,9 +214,9 @@ class RemoteStore:
         return here or self._cache.stored(name, number, "0" * 32, is_flat=False)
 
     def fetch(self, stored: StoredVersion) -> None:
-        """See to it that a version is here, whole and sound. Blocks for as long as it takes.
+        """Make sure that a version is here, complete and valid. Blocks as long as that takes.
 
-        Raises NotFetched where another try may help, BundleError where only other files do, JobError for this disk.
+        Raises NotFetched if a retry may help, BundleError if only other files do, JobError for this disk.
         """
         found = self._listed.get(stored.name, {}).get(stored.version)
         listed = found if found is not None and found.stored == stored else None
@@ -234,7 +234,7 @@ class RemoteStore:
         try:
             self._cache.bring(listed.stored, partial(self._fill, listed))
         except BundleError as error:
-            # Damaged on its way, or in the store? Another download tells.
+            # Damaged in transit or in the store? Another download tells.
             _log.warning("%s; downloading it again", error)
             self._cache.bring(listed.stored, partial(self._fill, listed))
         nbytes = sum(one.bytes for one in listed.objects)
@@ -278,7 +278,7 @@ class RemoteStore:
         target = folder / one.path
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.touch()  # what is wrong with this disk shows here, and not among the remote's errors
+            target.touch()  # errors of this disk must not count as the remote's
         except OSError as error:
             if error.errno not in _NO_PLACE:
                 raise
@@ -291,7 +291,7 @@ class RemoteStore:
         sync(target)
 
     def _found_layout(self) -> StoreLayout:
-        """Found out once, as for a store on this machine. Raises RemoteError."""
+        """Determined once, as for a local store. Raises RemoteError."""
         if self._layout is None:
             entries = cache(self._files.entries)
             self._layout = find_layout(
@@ -303,7 +303,7 @@ class RemoteStore:
         return self._layout
 
     def _prefix(self, name: str) -> str:
-        """What comes before a model's files."""
+        """The prefix of a model's files."""
         return f"{name}/" if self._layout is StoreLayout.MODELS else ""
 
     def _list(self, name: str) -> dict[int, RemoteVersion]:
@@ -334,7 +334,7 @@ class RemoteStore:
 
 
 def _entries(objects: Iterable[RemoteObject], inside: str) -> Entries:
-    """What lies directly in a folder, by the objects below it."""
+    """The direct entries of a folder, from the objects below it."""
     found: dict[str, bool] = {}
     for one in objects:
         if one.path.startswith(inside):
@@ -344,7 +344,7 @@ def _entries(objects: Iterable[RemoteObject], inside: str) -> Entries:
 
 
 def _named_by(manifest: Manifest, folder: Path, own: Mapping[str, RemoteObject]) -> list[RemoteObject]:
-    """The files of a bundle, found among its own before anything is downloaded. Raises BundleError."""
+    """The files of a bundle, checked against the listing before anything is downloaded. Raises BundleError."""
     found = []
     for name, record in manifest.files.items():
         if not is_file_name(name):
@@ -360,7 +360,7 @@ def _named_by(manifest: Manifest, folder: Path, own: Mapping[str, RemoteObject])
 
 
 def _is_here(stored: StoredVersion, listed: RemoteVersion | None) -> bool:
-    """Whether a version came earlier and is still sound. One that is not is worth another download."""
+    """Whether a version was fetched before and is still valid. An invalid one is downloaded again."""
     if not stored.model_folder.is_dir():
         return False
     try:

@@ -1,6 +1,6 @@
-"""Metrics of what is served now, read at every scrape: its engines, what they hold for free sizes, and Triton's names.
+"""Metrics of what is served now, read at every scrape: engines, memory for dynamic sizes, and Triton's names.
 
-What happened to requests is counted in `telemetry/metrics.py`.
+`telemetry/metrics.py` counts requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from convoy.app.telemetry.statistics import ModelStatistics
 
 
 def engine_metrics(catalog: Catalog) -> Iterable[Metric]:
-    """Which engines serve a model, and a code for the reason; `/stats` has the sentence."""
+    """The engines that serve, with a code for the reason; `/stats` has the sentence."""
     engines = Metric("convoy_engine_info", "Engines that serve a model, always 1", "gauge")
     for served in catalog.served():
         for one in served.listed:
@@ -36,7 +36,7 @@ def engine_metrics(catalog: Catalog) -> Iterable[Metric]:
 
 
 def _code(served: Served, one: ProvedEngine) -> str:
-    """Why an engine serves: a few codes that never change, fit for a label."""
+    """The reason as one of a few stable codes, for a label."""
     if any(wish.device.name == one.info.device for wish in served.loaded.wishes):
         return "fallback_while_building"
     if served.options.precision != "auto" or served.options.engine != AUTO:
@@ -45,13 +45,13 @@ def _code(served: Served, one: ProvedEngine) -> str:
 
 
 def shapes_of(engines: Iterable[ProvedEngine]) -> WarmShapes | None:
-    """What these hold for free sizes together; None where the sizes are fixed."""
+    """What these engines keep for dynamic sizes together; None if the sizes are fixed."""
     held = [shapes for engine in engines if (shapes := engine.shapes) is not None]
     return reduce(add, held) if held else None
 
 
 def shape_metrics(catalog: Catalog) -> Iterable[Metric]:
-    """What the engines of models with free sizes hold for these."""
+    """What the engines of models with dynamic sizes keep."""
     families = {name: Metric(name, told, "gauge") for name, told, _ in _SHAPES}
     for served in catalog.served():
         if (held := shapes_of(served.listed)) is not None:
@@ -69,10 +69,10 @@ _SHAPES: tuple[tuple[str, str, Callable[[WarmShapes], float]], ...] = (
 
 
 def triton_metrics(catalog: Catalog, waiting: Callable[[ModelKey], int]) -> Iterable[Metric]:
-    """Triton's metric names over our statistics, for dashboards that already exist.
+    """Triton's metric names over our statistics, for existing dashboards.
 
-    Their counters have no `_total` suffix, which the client library's own counters always add; so they
-    are exported untyped under the exact names.
+    Their counters have no `_total` suffix, which the client library always adds to counters; so they are exported
+    untyped under the exact names.
     """
     failures = Metric("nv_inference_request_failure", "Number of failed requests", "unknown")
     load = Metric("nv_model_load_duration_secs", "Model load time", "gauge")

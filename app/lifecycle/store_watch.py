@@ -1,6 +1,6 @@
-"""Looks at the store: which versions are there, and a stamp of each that changes when its files do.
+"""Looks at the store: which versions exist, and a stamp of each that changes when its files do.
 
-A look reads names, sizes, times and inodes, and the `config.pbtxt` that changed. Symbolic links are followed, because
+A look reads names, sizes, times and inodes, and each `config.pbtxt` that changed. Symbolic links are followed, because
 Kubernetes and many deployment tools swap a link. A look ends whatever the store does: a model whose folder cannot be
 read or does not answer is reported, and the others are not affected.
 """
@@ -32,10 +32,10 @@ from convoy.models.version_policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class ModelLook:
-    """The versions of one model as one look found them; or why its folder could not be read.
+    """The versions of one model as one look found them, or why its folder could not be read.
 
-    `policy`: which of them the model's configuration wants, None where it does not say; `unknown_policy`: why it cannot
-    be read. `misplaced`: what is meant as a version and is none, in sentences.
+    `policy` is the version policy of the model's configuration, None if it has none; `unknown_policy` says why it
+    cannot be read. `misplaced` has a sentence for each entry that is meant as a version and is not one.
     """
 
     versions: dict[int, VersionFiles] = field(default_factory=dict)
@@ -45,9 +45,9 @@ class ModelLook:
     misplaced: tuple[str, ...] = ()
 
     def after(self, before: ModelLook | None) -> ModelLook:
-        """The two looks as one picture, as `settle` makes it; None: there was no look before.
+        """Combine two looks with `settle`; None means that there was no look before.
 
-        The policy is that of the look before, because the configuration may be being written just now.
+        The policy is that of the earlier look, because the configuration may be changing right now.
         """
         versions = settle(None if before is None else before.versions, self.versions)
         policies = before if before is not None and before.versions else self
@@ -56,7 +56,7 @@ class ModelLook:
 
 @dataclass(frozen=True, slots=True)
 class StoreLook:
-    """Every model as one look found it, and what lies in the store and cannot be one, in sentences."""
+    """Every model as one look found it, and a sentence for each entry of the store that cannot be a model."""
 
     models: dict[str, ModelLook] = field(default_factory=dict)
     misplaced: tuple[str, ...] = ()
@@ -67,16 +67,16 @@ class StoreLook:
 
 
 def names_in(store: Store | RemoteStore) -> tuple[list[str], tuple[str, ...]]:
-    """The models' names, and what else lies there and is misplaced. Raises OSError."""
+    """The models' names, and a sentence for each misplaced entry. Raises OSError."""
     names = store.names()
     return names, tuple(store.misplaced() if isinstance(store, RemoteStore) else misplaced_in(store))
 
 
 def look_at_model(store: Store | RemoteStore, name: str) -> ModelLook:
-    """Every version of one model; none where there is none. Raises UsageError where the name is none."""
+    """Every version of one model; empty if there is none. Raises UsageError for an invalid name."""
     try:
         if isinstance(store, RemoteStore):
-            # Objects are uploaded in any order, so none of them says that the others are there.
+            # Objects are uploaded in any order, so no object proves that the others exist.
             seen = {number: VersionFiles((one.digest,), is_complete=False) for number, one in store.look(name).items()}
             misplaced = store.misplaced(name)
         else:
@@ -92,7 +92,7 @@ def look_at_model(store: Store | RemoteStore, name: str) -> ModelLook:
 
 
 def _policy(store: Store | RemoteStore, name: str, version: int) -> Policy | None:
-    """Which versions a model's configuration wants. Raises BundleError, and RemoteError."""
+    """The version policy of a model's configuration. Raises BundleError, and RemoteError."""
     if isinstance(store, RemoteStore):
         data = store.config(name)
         return None if data is None else version_policy(data, f"{store.root}/{name}/{CONFIG}")
@@ -108,7 +108,7 @@ def _policy(store: Store | RemoteStore, name: str, version: int) -> Policy | Non
 
 @lru_cache(maxsize=1024)
 def _policy_of_file(path: Path, size: int, mtime_ns: int, inode: int) -> Policy | None:
-    """What the file said when it had this size, time and inode. An error is not kept."""
+    """The file's content when it had this size, time and inode. Errors are not cached."""
     return version_policy(read_small(path), str(path))
 
 
@@ -129,7 +129,9 @@ def _told(folder: Path | str, error: OSError) -> str:
 
 
 def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int]]:
-    """Names, sizes, times and inodes of everything but folders. Loading reports what is neither file nor folder."""
+    """Names, sizes, times and inodes of everything but folders. Loading reports entries that are neither file nor
+    folder.
+    """
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
@@ -145,15 +147,15 @@ def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int]]:
 def _sweep(
     store: Store | RemoteStore, names: list[str], found: dict[str, ModelLook], given_up: threading.Event
 ) -> None:
-    """Look at several models, one after the other, until it is given up. `found` shows how far it has come."""
+    """Look at several models, one after the other, until it is given up. `found` shows its progress."""
     for name in names:
         if given_up.is_set():
             return
         found[name] = look_at_model(store, name)
 
 
-# For the look at one model, which is a few calls to the file system, of milliseconds at most. What takes a thousand
-# times as long does not answer.
+# The time for one model, a few file system calls of milliseconds at most. A store that takes a thousand times as long
+# does not answer.
 _PATIENCE_S = 5.0
 
 
@@ -166,8 +168,8 @@ class StoreWatch:
         on_answer: Callable[[str], None] = lambda name: None,
         patience_s: float | None = None,
     ) -> None:
-        """`on_answer` hears the name of a model whose folder had not answered, and now has."""
-        # The library for a remote store has time-outs and retries of its own, which end before two minutes.
+        """`on_answer` gets the name of a model whose folder did not answer before and now does."""
+        # The library for a remote store has its own timeouts and retries, which end within two minutes.
         default_s = 120.0 if isinstance(store, RemoteStore) else _PATIENCE_S
         self._store, self._on_answer, self._patience_s = store, on_answer, patience_s or default_s
         self._hanging: set[str] = set()
@@ -175,11 +177,11 @@ class StoreWatch:
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def names(self) -> tuple[list[str], tuple[str, ...]]:
-        """The models' names, and what else lies there and is misplaced.
+        """The models' names, and a sentence for each misplaced entry.
 
-        Raises OSError where the store cannot be read or does not answer.
+        Raises OSError if the store cannot be read or does not answer.
         """
-        # All callers meanwhile share one thread, which may never end.
+        # All callers share one thread meanwhile, which may never end.
         if self._naming is None or self._naming.done():
             self._naming = begin(partial(names_in, self._store), "look-at-store")
             self._naming.add_done_callback(ignore_error)
@@ -190,14 +192,14 @@ class StoreWatch:
         return work.result()
 
     async def look(self) -> StoreLook:
-        """Every model. Raises OSError where the store cannot be read or does not answer."""
+        """Look at every model. Raises OSError if the store cannot be read or does not answer."""
         names, misplaced = await self.names()
         return StoreLook(await self._look_at(names), misplaced)
 
     async def look_at(self, name: str) -> ModelLook:
-        """One model. Raises UsageError where the name is none."""
+        """Look at one model. Raises UsageError for an invalid name."""
         lock = self._asking.setdefault(name, asyncio.Lock())
-        async with lock:  # while it hangs, later callers begin no threads of their own
+        async with lock:  # while it hangs, later callers start no further threads
             return (await self._look_at([name]))[name]
 
     async def _look_at(self, names: list[str]) -> dict[str, ModelLook]:

@@ -1,4 +1,4 @@
-"""Background work that ends with the core: loads, builds, engines that leave, looks at the store."""
+"""Background work that ends with the core: loads, builds, leaving engines, looks at the store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 class Tasks:
-    """Belongs to one event loop."""
+    """Used on one event loop."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
@@ -22,20 +22,20 @@ class Tasks:
         return task
 
     async def cancel(self) -> None:
-        """Return when everything has ended that has begun so far."""
+        """Cancel everything that has begun, and wait for its end."""
         for task in list(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
 
 def ignore_error(done: asyncio.Future[Any]) -> None:
-    """A callback for work that may be left alone: its error is not reported as one that was never retrieved."""
+    """A callback for tasks whose error may be ignored: it is not reported as never retrieved."""
     if not done.cancelled():
         done.exception()
 
 
 async def to_its_end(work: Awaitable[Result]) -> Result:
-    """Its result. Cancelling takes effect when it has ended, because a thread cannot be stopped."""
+    """Wait for the result. Cancellation takes effect after it, because a thread cannot be stopped."""
     future = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(future)

@@ -1,9 +1,9 @@
-"""No cold start: a version serves at once on what there is, and moves to a faster engine when that is ready.
+"""No cold start: a version serves at once with what exists, and moves to a faster engine when that is ready.
 
 The plans that loading asked for are built one after the other in child processes, or compiled for the device. A
-finished one proves itself beside the engine that serves, on the bundle's own canary, and takes over between two batches
-if it is faster. ONNX Runtime is tuned in the same way, which would take too long at the start. A failure is reported in
-`/stats` and in the log, and serving goes on as before.
+finished one proves itself beside the serving engine, on the bundle's canary, and takes over between two batches if it
+is faster. ONNX Runtime is tuned in the same way, because tuning would take too long at the start. A failure is reported
+in `/stats` and in the log, and serving continues.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _log = logging.getLogger("convoy")
 
 
 def prove_plan(job: Job, wish: PlanRequest) -> ProvedEngine:
-    """The engine of a plan that has just been built, or is compiled now. Raises NotProved."""
-    assert job.plan_cache is not None  # else nothing is wished for
+    """The engine of a plan that was just built, or is compiled now. Raises NotProved."""
+    assert job.plan_cache is not None  # otherwise nothing is requested
     found = find_plan(job.plan_cache, wish.key)
     if isinstance(found, NoPlan):
         raise NotProved(f"{wish.variant.file}: {found.reason}")
@@ -47,13 +47,13 @@ def prove_plan(job: Job, wish: PlanRequest) -> ProvedEngine:
 
 
 def prove_tuned(job: Job, untried: TuningCandidate) -> ProvedEngine:
-    """ONNX Runtime at its best. Raises NotProved."""
+    """ONNX Runtime with its best settings. Raises NotProved."""
     variant, place = untried.variant, Place(untried.device)
     return _proved(job, variant, partial(open_tuned, job, variant, place), "tuned, and faster than any plan")
 
 
 def _proved(job: Job, variant: Variant, open_engine: Callable[[], Engine], why: str) -> ProvedEngine:
-    assert job.canary is not None  # of a model without one nothing is left for later
+    assert job.canary is not None  # for a model without a canary, nothing is left for later
     reason, runs = f"{variant.file}: {why}", job.warm_up_runs
     prove_engine = partial(prove, variant, job.canary, reason, warm_up_runs=runs)
     candidate = open_and_prove(variant, open_engine, prove_engine)
@@ -61,7 +61,7 @@ def _proved(job: Job, variant: Variant, open_engine: Callable[[], Engine], why: 
 
 
 def still_refused(skipped: tuple[str, ...], wish: PlanRequest) -> tuple[str, ...]:
-    """The reasons that still hold when the wish has been tried: there was no plan, and now there is an answer."""
+    """The reasons that still hold after the request was tried: there was no plan, and now there is an answer."""
     device = wish.device.name
     of_file, of_all = (refusal(wish.library, device, why) for why in (f"{wish.variant.file}: ", NOTHING_SERVES))
     return tuple(reason for reason in skipped if not reason.startswith(of_file) and reason != of_all)
@@ -78,26 +78,26 @@ class Upgrades:
         tasks: Tasks,
         metrics: Metrics,
     ) -> None:
-        """`probe` runs something in a lane's thread, and `swap` lets an engine take over, as in `Lanes`."""
+        """`probe` runs a function in a lane's thread, and `swap` lets an engine take over, as in `Lanes`."""
         self._builder, self._probe, self._swap, self._tasks, self._metrics = builder, probe, swap, tasks, metrics
         self._at_work: set[ModelKey] = set()
         self._building: dict[ModelKey, asyncio.Task[PlanBuild]] = {}
 
     def begin(self, served: Served) -> None:
-        """Build what the version lacks, if anything; called again, also what it has come to lack since."""
+        """Build what the version lacks, if anything; if called again, also what it lacks since then."""
         if (served.loaded.wishes or served.loaded.untried) and served.key not in self._at_work:
             self._at_work.add(served.key)
             self._tasks.spawn(self._upgrade(served))
 
     def end(self, served: Served) -> None:
-        """The version is withdrawn: others may want the builder, and the device's memory."""
+        """Stop for a withdrawn version: others may need the builder and the device's memory."""
         if served.key in self._building:
             self._building[served.key].cancel()
 
     async def _upgrade(self, served: Served) -> None:
         failed: set[tuple[str, PlanKey]] = set()
         try:
-            # Looked for anew each time: while one plan is built, an engine may be lost and the version loaded again.
+            # Determined anew each time: while one plan is built, an engine may be lost and the version loaded again.
             while not served.withdrawn:
                 left = [one for one in served.loaded.wishes if (one.device.name, one.key) not in failed]
                 if left:
@@ -112,7 +112,7 @@ class Upgrades:
             self._at_work.discard(served.key)
 
     async def _fulfil(self, served: Served, wish: PlanRequest) -> list[PlanRequest]:
-        """Which wishes failed. Whatever goes wrong, the version is served as before and the next gets its turn."""
+        """Which requests failed. Whatever goes wrong, the version is served as before, and the next one is tried."""
         if _is_served(served, wish):
             _fulfilled(served, wish)  # it took over while the version was loaded again
             return []
@@ -123,7 +123,7 @@ class Upgrades:
             return []
         except _NotBuilt as failure:
             result, reason = "not_built", str(failure)
-            # On a GPU itself a build may just lack memory; elsewhere the same build would fail again.
+            # On the GPU itself a build may only lack memory; elsewhere the same build would fail again.
             if library_named(wish.library).builds_anywhere:
                 tried += [one for one in served.loaded.wishes if one != wish and one.key == wish.key]
         except (NotProved, JobError) as failure:
@@ -150,7 +150,7 @@ class Upgrades:
         _log.info("%s version %d on %s now runs on %s: %s", name, version, device, wish.library, serves.reason)
 
     async def _try(self, served: Served, untried: TuningCandidate) -> None:
-        """What serves now may be slower than ONNX Runtime, or ONNX Runtime as it came; and either serves for good."""
+        """The serving engine may be slower than ONNX Runtime, or be ONNX Runtime untuned; the faster one stays."""
         if served.withdrawn or not any(lane.device == untried.device.name for lane in served.lanes):
             return
         about = f"{untried.variant.file} of {served.key.model} version {served.key.version} on {untried.device.name}"
@@ -167,23 +167,23 @@ class Upgrades:
             _log.info("%s: %s", about, serves.reason if serves else "it is no longer served")
 
     async def _let_take_over(self, served: Served, prove: Callable[[Job], ProvedEngine]) -> ProvedEngine | None:
-        """The engine, which serves now; None: the version was withdrawn. Raises NotProved or JobError."""
-        # In a thread: every byte of the bundle and of a plan is hashed.
+        """The engine, which serves now; None if the version was withdrawn. Raises NotProved or JobError."""
+        # In a thread, because every byte of the bundle and of a plan is hashed.
         proving = asyncio.ensure_future(asyncio.to_thread(lambda: prove(_job(served))))
         try:
             proved = await to_its_end(proving)
             await self._check_pays(served, proved)
         except BaseException:
-            if proving.exception() is None:  # also where the core stops meanwhile, what has been opened is closed
+            if proving.exception() is None:  # also if the core stops meanwhile, close what was opened
                 await asyncio.to_thread(proving.result().engine.close)
             raise
         proved = replace(proved, code="fastest_verified")
         return proved if await self._swap(served, proved) else None
 
     async def _build(self, served: Served, wish: PlanRequest) -> None:
-        """Return when the plan is there. Raises NotProved when it cannot be built."""
+        """Return when the plan exists. Raises NotProved if it cannot be built."""
         plan_cache = served.options.plan_cache
-        assert plan_cache is not None  # else nothing is wished for
+        assert plan_cache is not None  # otherwise nothing is requested
         if isinstance(await asyncio.to_thread(find_plan, plan_cache, wish.key), Plan):
             # Built meanwhile: for another GPU of the same name, another version, or by another server.
             served.plan_build = PlanBuild("built", file=wish.variant.file)
@@ -197,7 +197,7 @@ class Upgrades:
         order = BuildOrder(
             *(wish.onnx, plan_cache, wish.options, wish.device.properties.index),
             library=wish.library,
-            # A library that builds on the GPU itself knows for what.
+            # A library that builds on the GPU itself knows its target.
             capabilities=wish.key.target.capabilities if library.builds_anywhere else (),
             beside_mb=None if library.builds_anywhere else await asyncio.to_thread(_workspace_mb, wish.device),
         )
@@ -211,15 +211,17 @@ class Upgrades:
             raise _NotBuilt(build.reason or "the builder gave no reason")
 
     async def _check_pays(self, served: Served, proved: ProvedEngine) -> None:
-        """Compare it with what serves on the same device, in turns: both bear the same load. Raises NotProved."""
+        """Compare it with the serving engine on the same device, in turns, so both have the same load. Raises
+        NotProved.
+        """
         rival = next((lane for lane in served.at_work if lane.device == proved.engine.info.device), None)
         if rival is None:
             return
         measured: list[Rounds] = []
         try:
-            # In the rival's own thread, because that bounds how many are in it at once; its other slots go on.
+            # In the rival's thread, which bounds how many are in it at once; its other slots continue.
             comparing = self._probe(rival, lambda: measured.extend(race([rival.proved.engine, proved.engine])))
-            await to_its_end(comparing)  # before that neither may be closed
+            await to_its_end(comparing)  # before that, neither may be closed
         except EngineFailure as failure:
             raise NotProved(f"it could not be compared with the current engine: {failure}") from failure
         if fastest(measured) == 0:
@@ -236,7 +238,7 @@ class Upgrades:
 
 
 def _workspace_mb(device: Device) -> int:
-    """What a builder may use of a GPU that serves. Raises NotProved where the GPU does not answer."""
+    """How much of a serving GPU a builder may use. Raises NotProved if the GPU does not answer."""
     try:
         device.use()
         return max(1, min(1 << 30, device.cuda.free_bytes() // 4) >> 20)
@@ -245,11 +247,11 @@ def _workspace_mb(device: Device) -> int:
 
 
 class _NotBuilt(NotProved):
-    """There is no plan, whichever GPU it was to be for."""
+    """There is no plan, for whichever GPU it was."""
 
 
 class _NotFaster(NotProved):
-    """It is right, and what serves already is as good."""
+    """It is correct, and the serving engine is as fast."""
 
 
 def _in_file(file: str, reason: object) -> str:
@@ -269,7 +271,7 @@ def _fulfilled(served: Served, wish: PlanRequest) -> None:
 
 
 def _job(served: Served) -> Job:
-    """What the version was loaded from: where signatures are required, the copy that was checked. Raises JobError."""
+    """What the version was loaded from; if signatures are required, the verified copy. Raises JobError."""
     loaded, options = served.loaded, served.options
     bundle = open_bundle((loaded.stored if loaded.copy is None else loaded.copy.stored).folder)
     on = (options.precision, options.machine, options.plan_cache)

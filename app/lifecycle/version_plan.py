@@ -1,14 +1,15 @@
-"""Which versions of a model should be loaded: a pure decision over what is on disk and what is loaded.
+"""Which versions of a model to load: a pure decision over what is on disk and what is loaded.
 
-No clock, no disk, no await. The caller asks for the next step, takes it, records the result, and asks
-again until there is none. The rules:
- 1. A version that is wanted and not loaded is loaded, the highest first; one that was refused is not tried
-    again before its files change.
- 2. A version whose files changed is loaded again. Until that succeeds what was loaded goes on serving; when it
-    is refused, too.
- 3. A version that is no longer wanted goes only after everything wanted is loaded, and never while it is all
-    that serves and something on disk may still replace it. Where versions are wanted by number, none that is
-    still on disk goes before each of them serves that is there; where none of them is there, none goes.
+No clock, no disk, no await. The caller asks for the next step, takes it, records the result, and asks again until there
+is none. The rules:
+
+    1. A wanted version that is not loaded is loaded, the highest first. A refused version is not tried again before its
+       files change.
+    2. A version whose files changed is loaded again. Until that succeeds, and also if it is refused, the loaded one
+       keeps serving.
+    3. A version that is no longer wanted is unloaded only after everything wanted is loaded, and never while it is all
+       that serves and something on disk may still replace it. If versions are wanted by number, none that is still on
+       disk is unloaded before each existing wanted version serves; if none of them exists, none is.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from typing import Literal
 
 from convoy.models.version_policy import Latest, Policy, allows
 
-# Changes when the files of a version change; compared, never looked into.
+# Changes when the files of a version change; only compared.
 Stamp = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class VersionFiles:
-    """One version on disk. `is_complete`: nothing seems to be writing or removing it just now.
+    """One version on disk. `is_complete` means that nothing seems to be writing or removing it right now.
 
-    A single look knows this only of a bundle, whose manifest is written last; `settle` finds it out for the others.
-    `trouble`: why the version cannot be loaded as it is, which is known without trying.
+    A single look knows this only for a bundle, whose manifest is written last; `settle` finds it out for others.
+    `trouble` says why the version cannot be loaded, if that is known without trying.
     """
 
     stamp: Stamp
@@ -38,10 +39,10 @@ class VersionFiles:
 
 @dataclass(frozen=True, slots=True)
 class VersionRecord:
-    """What became of one version: the stamp that is loaded, and the one that was refused last.
+    """The result for one version: the stamp that is loaded, and the one that was refused last.
 
-    `may_come`: it was refused only because the store did not give it. `reason`: why it was refused, or is not loaded.
-    `is_loading`: it is loaded for the first time.
+    `may_come` means that it was refused only because it could not be fetched. `reason` says why it was refused or is
+    not loaded. `is_loading` means that it is loading for the first time.
     """
 
     loaded: Stamp | None = None
@@ -51,7 +52,7 @@ class VersionRecord:
     is_loading: bool = False
 
     def forgiven(self) -> VersionRecord:
-        """The record for another try: nothing is known any more against the files."""
+        """The record for another try, without what is known against the files."""
         return VersionRecord(self.loaded, reason=self.reason)
 
 
@@ -60,11 +61,10 @@ Step = tuple[Literal["load", "unload"], int]
 
 
 def settle(before: Mapping[int, VersionFiles] | None, now: Mapping[int, VersionFiles]) -> dict[int, VersionFiles]:
-    """Two looks at a model's folder, one after the other, as one picture.
+    """Combine two consecutive looks at a model's folder.
 
-    A bare model counts as complete once it has not changed between two looks, a version as removed once two
-    looks have missed it: what copies or swaps folders does so in steps. Without a look before, what is there
-    counts as complete.
+    A bare model counts as complete if it has not changed between two looks, a version as removed if two looks have
+    missed it, because tools copy and swap folders in steps. Without an earlier look, everything counts as complete.
     """
     past = now if before is None else before
     found = {version: VersionFiles(one.stamp, is_complete=False) for version, one in past.items()}
@@ -75,10 +75,10 @@ def settle(before: Mapping[int, VersionFiles] | None, now: Mapping[int, VersionF
 
 
 def next_step(found: Mapping[int, VersionFiles], known: Mapping[int, VersionRecord], policy: Policy) -> Step | None:
-    """The next thing to do for one model; None when all is as it should be."""
+    """The next thing to do for one model; None if everything is as wanted."""
 
     def can_serve(version: int) -> bool:
-        """Whether it serves, or may after loading it."""
+        """Whether it serves, or may serve after loading."""
         one, own = found[version], known.get(version, VersionRecord())
         return own.loaded is not None or (one.is_complete and own.refused != one.stamp)
 

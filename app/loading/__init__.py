@@ -1,4 +1,4 @@
-"""From one version, a bundle or a bare model, to engines that have proved themselves.
+"""From one version, a bundle or a bare model, to proved engines.
 
-Blocking work, done in threads. Knows no requests, and nothing of what serves meanwhile.
+Blocking work, done in threads. Knows no requests.
 """

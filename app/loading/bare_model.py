@@ -1,7 +1,7 @@
 """A bare model: an ONNX file in a version folder, without a manifest, as in a Triton repository.
 
-What a bundle's manifest says is found out here: the tensors from the graph, the batch size, labels and more from
-`config.pbtxt` where there is one, and whether the first dimension really is a batch from running it.
+Finds out what a bundle's manifest says: the tensors from the graph, the batch size, labels and more from `config.pbtxt`
+if there is one, and from a run whether the first dimension really is a batch.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class BareModel:
 def read_bare_model(
     stored: StoredVersion, threads: int, configured_batch: int | None = None, max_batch: int | None = None
 ) -> BareModel:
-    """Find out what a bare model is; `configured_batch` is a max_batch_size that goes before any other.
+    """Find out what a bare model is; `configured_batch` is a max_batch_size that takes precedence.
 
-    No batch of more than `max_batch` is served, whatever the model takes. Raises BundleError.
+    No batch above `max_batch` is served, whatever the model takes. Raises BundleError.
     """
     config = read_configuration(stored)
     path = stored.folder / config.model_file
@@ -67,7 +67,7 @@ def read_bare_model(
 
 
 def _signature(path: Path, config: Configuration, threads: int) -> Signature:
-    """What the file takes and gives. Raises BundleError, with the configuration's own mistakes where it has any."""
+    """The file's inputs and outputs. Raises BundleError, with the configuration's own mistakes if it has any."""
     if not config.serves_onnx:
         config.refuse(config.mistakes)
     try:
@@ -88,7 +88,7 @@ def _no_file(path: Path) -> str:
 
 
 def _batch_size_of(path: Path, signature: Signature, threads: int, max_batch: int | None) -> tuple[int, str]:
-    """The batch size of a model that has no configuration, 0 where it has no batch, and why."""
+    """The batch size of a model without a configuration, 0 if it has no batch, and why."""
     if any(spec.shape[:1] != (-1,) for spec in (*signature.inputs, *signature.outputs)):
         return 0, "not batched: not every input and output has a dynamic first dimension"
     largest = max(PROOF_ROWS, min(DEFAULT_MAX_BATCH, max_batch or DEFAULT_MAX_BATCH))
@@ -99,7 +99,7 @@ def _batch_size_of(path: Path, signature: Signature, threads: int, max_batch: in
 
 
 def _ensure_independent(path: Path, where: str, rows: RowCheck) -> None:
-    """Raises BundleError where a batch's rows depend on each other; what cannot be told is only logged."""
+    """Raise BundleError if a batch's rows depend on each other; an inconclusive check is only logged."""
     if rows.is_open:
         _log.warning(
             "%s: %s, but it is unknown whether rows of a batch affect each other: %s", path, where, rows.objection
@@ -123,6 +123,6 @@ def _without_batch(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
 
 
 def _fixed(specs: tuple[TensorSpec, ...], config: Configuration) -> tuple[TensorSpec, ...]:
-    """The graph's tensors with the sizes that the configuration fixes, the batch's not among them."""
+    """The graph's tensors with the sizes that the configuration fixes, except the batch."""
     batch = 1 if config.max_batch_size else 0
     return tuple(replace(spec, shape=(*spec.shape[:batch], *config.dims(spec, spec.shape[batch:]))) for spec in specs)

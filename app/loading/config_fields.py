@@ -1,6 +1,6 @@
-"""Every field of Triton's ModelConfig, and what becomes of it when a `config.pbtxt` sets it.
+"""Every field of Triton's ModelConfig, and its effect in a `config.pbtxt`.
 
-A field that is not here, as of a newer protobuf, is refused: what it means is not known.
+Unknown fields, such as those of a newer protobuf, are refused, because their meaning is unknown.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# "honoured": it is followed, and a value that cannot be followed is refused. "harmless": no answer depends on it, and a
-# line in the debug log says that it was passed over. "refused": the model would answer otherwise than its author means.
+# "honoured": it is followed, and values that cannot be followed are refused. "harmless": no answer depends on it, and
+# the debug log says that it has no effect. "refused": the model would answer differently than its author intends.
 Use = Literal["honoured", "harmless", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
 class FieldRow:
-    """Fields inside of the same message, "" the configuration itself, with the same use for the same reason."""
+    """Fields of one message, "" for the configuration itself, with the same use for the same reason."""
 
     inside: str
     names: str
@@ -25,7 +25,7 @@ class FieldRow:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The fields, each by all the names that lead to it."""
+        """The fields, each by its full path."""
         return tuple(f"{self.inside}.{name}" if self.inside else name for name in self.names.split())
 
 
@@ -219,7 +219,7 @@ FIELDS: dict[str, FieldRow] = {path: row for row in ROWS for path in row.paths}
 
 
 def _set_fields(message: Any, inside: str = "") -> Iterator[str]:
-    """The fields that are set, each by the names that lead to it; not those in what is not honoured."""
+    """The fields that are set, by their full paths; not those inside a field that is not honoured."""
     for field, value in message.ListFields():
         path = f"{inside}{field.name}"
         yield path
@@ -234,7 +234,7 @@ def _set_fields(message: Any, inside: str = "") -> Iterator[str]:
 
 
 def refused(message: Any) -> Iterator[str]:
-    """What is wrong with fields that are not served as they mean it, once for each field."""
+    """What is wrong with fields that cannot be served as intended, once per field."""
     for path in dict.fromkeys(_set_fields(message)):
         if path not in FIELDS:
             yield f"{path}: Convoy does not know this field; remove it"
@@ -243,7 +243,7 @@ def refused(message: Any) -> Iterator[str]:
 
 
 def harmless(message: Any) -> Iterator[str]:
-    """The fields that are set and change nothing."""
+    """The fields that are set and have no effect."""
     for path in dict.fromkeys(_set_fields(message)):
         if path in FIELDS and FIELDS[path].use == "harmless":
             yield f"{path} has no effect: {FIELDS[path].why}"

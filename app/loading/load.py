@@ -1,8 +1,8 @@
-"""From a version in the store to engines that have proved themselves.
+"""From a version in the store to proved engines.
 
-Blocking work, done in threads: check the hashes, open the engines, warm them up, run the canary, and choose
-which variant serves on which device. A version that fails on every engine is refused with the reasons and
-changes nothing else.
+Blocking work, done in threads: check the hashes, open the engines, warm them up, run the canary, and choose which
+variant serves on which device. A version that fails on every engine is refused with the reasons and changes nothing
+else.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class ServedBefore(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What the operator decided about engines, and the machine they run on. `max_batch` None: as the model says.
+    """The operator's choices of engines, and the machine. `max_batch` None means the model's own.
 
-    `configured_batch` overrides the model's configuration; None: as that says. `plan_cache` None: no plan is kept or
-    looked for. A load that takes longer than `limit_s` is given up. `before` serves again, unless it cannot any more or
-    something that takes precedence is there now. Each batch size is run `warm_up_runs` times before the version serves.
-    On the CPU there are `instances` engines of `threads` each, which compute at the same time. `signed` None: no
-    signature is required.
+    `configured_batch` overrides the model's configuration; None means that configuration. `plan_cache` None means that
+    no plan is kept or searched for. A load that takes longer than `limit_s` is given up. `before` serves again, unless
+    it cannot any more or something that takes precedence exists now. Each batch size is run `warm_up_runs` times before
+    the version serves. On the CPU there are `instances` engines of `threads` each, which compute at the same time.
+    `signed` None means that no signature is required.
     """
 
     precision: PrecisionChoice
@@ -96,13 +96,13 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """One version and the engines that serve it, one for each device, at least one; each further instance on the CPU
-    counts as a device.
+    """One version and the engines that serve it, one per device, at least one; each further instance on the CPU counts
+    as a device.
 
-    `spec` carries the batch size that is served, which the operator may have lowered. `skipped` says why
-    other engines and variants do not serve. `wishes` are the plans that would serve better, were they built, and
-    `untried` what may be faster than what serves. `objections` are the export's own against serving it at all.
-    `report` is the bundle's report; None if it has none. `copy` is where the files are, if not at `stored`.
+    `spec` has the served batch size, which the operator may have lowered. `skipped` says why other engines and variants
+    do not serve. `wishes` are plans that would serve better once built, and `untried` is what may be faster than what
+    serves. `objections` are those of the export. `report` is the bundle's report, or None. `copy` is where the files
+    are, if not at `stored`.
     """
 
     stored: StoredVersion
@@ -173,7 +173,7 @@ def _walk_for_bundle(stored: StoredVersion, options: LoadOptions) -> _Walk:
     rows, skipped = rows_for(options.machine, options.engine)
     job = Job.of_bundle(
         *(bundle, limit, options.precision, options.machine, options.plan_cache),
-        # Where one engine was asked for by name, there is none to serve meanwhile.
+        # If one engine was requested by name, nothing else may serve meanwhile.
         may_wait=options.engine != AUTO,
         threads=options.threads,
         warm_up_runs=options.warm_up_runs,
@@ -206,9 +206,9 @@ _RowChoice = tuple[Row, Choice]
 
 @dataclass(slots=True)
 class _Walk:
-    """Tries rows times devices times variants: what serves, why nothing else does, and what may serve later.
+    """Tries rows, devices and variants: what serves, why nothing else does, and what may serve later.
 
-    `model` is how errors name it.
+    `model` is its name in errors.
     """
 
     options: LoadOptions
@@ -221,12 +221,12 @@ class _Walk:
     why_bare: str = ""
     engines: list[ProvedEngine] = field(default_factory=list)
     later: list[PlanRequest | TuningCandidate] = field(default_factory=list)
-    _opened: list[Engine] = field(default_factory=list)  # also those that were closed since
+    _opened: list[Engine] = field(default_factory=list)  # including those that were closed since
     _first_bytes: int = 0  # what the first engine on the CPU took
     _reference: CanaryCheck | EngineFailure | None = None
 
     def everything(self) -> None:
-        """Every GPU, or the CPU where none serves. Raises BundleError where nothing does."""
+        """Every GPU, or the CPU if none serves. Raises BundleError if nothing serves."""
         on_gpus = [row for row in self.rows if row.is_on_gpus]
         on_cpu = [row for row in self.rows if not row.is_on_gpus]
         if on_gpus:
@@ -246,7 +246,7 @@ class _Walk:
                 break
 
     def close(self) -> None:
-        """Give back what is open; nothing of it serves."""
+        """Close everything that is open; nothing of it serves."""
         for engine in self._opened:
             engine.close()
 
@@ -270,7 +270,9 @@ class _Walk:
         self.skipped += [refusal(row.name, gpu.device, f"the GPU cannot be used: {gpu.reason}") for row in rows]
 
     def _serve_from(self, place: Place, rows: Sequence[Row]) -> bool:
-        """Let the rows of the lowest rank that can serve, and leave those above it for later. Whether any serves."""
+        """Let the rows of the lowest rank that can serve do so, and leave those above for later. Returns whether any
+        serves.
+        """
         serves = False
         for _, of_rank in groupby(rows, key=lambda row: row.rank):
             choices = [(row, self._choose(row, place)) for row in of_rank]
@@ -282,12 +284,12 @@ class _Walk:
         return serves
 
     def _serve_of_one_rank(self, place: Place, choices: Sequence[_RowChoice]) -> bool:
-        """Prove what the rows open of what they may, and let the fastest serve."""
+        """Prove what the rows can open, and let the fastest serve."""
         candidates = (
             self._as_before(place, choices) or self._as_measured(place, choices) or self._all_proved(place, choices)
         )
         self._leave_for_later(place, choices, candidates)
-        # The most exact first, of whichever engine: what is faster has to be so beyond doubt.
+        # The most exact first, of whichever engine: a faster one must be significantly faster.
         candidates.sort(key=lambda one: self.job.variants.index(one.variant))
         if not candidates:
             return False
@@ -320,9 +322,9 @@ class _Walk:
         return [found]
 
     def _as_measured(self, place: Place, choices: Sequence[_RowChoice]) -> list[Candidate]:
-        """The fastest alone, where export measured all that may serve on this very CPU, in each of its engines.
+        """The fastest alone, if export measured everything that may serve on this very CPU, in each of its engines.
 
-        Empty where something was not measured here, or where none of it can serve.
+        Empty if something was not measured here, or if none of it can serve.
         """
         if place.gpu is not None or self.job.precision != "auto" or self.job.canary is None:
             return []
@@ -331,7 +333,7 @@ class _Walk:
         measured = [(*one, table) for one, table in zip(tried, tables, strict=True) if table is not None]
         if len(measured) < len(tried):
             return []
-        # The most exact first: what is faster has to be so beyond doubt.
+        # The most exact first: a faster one must be significantly faster.
         measured.sort(key=lambda one: self.job.variants.index(one[1]))
         skipped = [why for _, choice in choices for why in choice.skipped]
         while measured:
@@ -349,7 +351,7 @@ class _Walk:
         return []
 
     def _all_proved(self, place: Place, choices: Sequence[_RowChoice]) -> list[Candidate]:
-        """Whatever proves itself."""
+        """Everything that proves itself."""
         found: list[Candidate] = []
         for row, choice in choices:
             before_this_row = len(found)
@@ -369,10 +371,10 @@ class _Walk:
         return found
 
     def _add_instance(self, first: ProvedEngine, number: int) -> bool:
-        """One more engine like the first on the CPU, proved as it was; False where there is no room for it."""
+        """Add one more engine like the first on the CPU, proved in the same way; False if there is no room for it."""
         variant = next(one for one in self.job.variants if one.file == first.file)
         try:
-            # What those before it take while they run shows when they run together.
+            # The memory of running engines only shows when they run together.
             self._check_room(Place(), variant, engines=number)
             added = self._candidate(Place(), row_named(first.info.engine), variant, first.reason)
         except NotProved as failure:
@@ -386,14 +388,14 @@ class _Walk:
         return True
 
     def _check_room(self, place: Place, variant: Variant, engines: int = 1) -> None:
-        """All are open until one is chosen. Raises NotProved where that many like the first hardly fit into memory."""
+        """All stay open until one is chosen. Raises NotProved if so many would barely fit into memory."""
         free = available_bytes()
         if place.gpu is None and free is not None and free < engines * self._first_bytes:
             took, left = self._first_bytes >> 20, free >> 20
             raise NotProved(f"{variant.file}: the first engine took {took} MiB of memory, and {left} MiB are available")
 
     def _candidate(self, place: Place, row: Row, variant: Variant, why: str) -> Candidate:
-        """The first way to open it that proves itself. Raises NotProved where none does."""
+        """The first way to open it that proves itself. Raises NotProved if none does."""
         prove_engine = partial(self._prove, row, variant, why)
         try:
             sooner = row.sooner(self.job, variant, place) if row.sooner is not None else ()
@@ -415,9 +417,9 @@ class _Walk:
         return prove_by_itself(variant, reference, self.why_bare, engine, runs)
 
     def _answer_of_cpu(self, row: Row, variant: Variant) -> CanaryCheck | None:
-        """What the row's answers are held against; None where only a GPU runs the model.
+        """The reference for the row's answers; None if only a GPU runs the model.
 
-        Raises NotProved where nothing tells whether they are right, and BundleError.
+        Raises NotProved if nothing can tell whether they are right, and BundleError.
         """
         if self._reference is None:
             job = replace(self.job, max_batch_size=min(1, self.job.max_batch_size))
@@ -432,12 +434,12 @@ class _Walk:
         why_none = f"its output cannot be verified, because {REFERENCE.name} cannot run it ({self._reference})"
         if not row.is_on_gpus:
             raise NotProved(f"{variant.file}: {why_none}")
-        # A model may need what only a GPU has.
+        # A model may need something that only a GPU has.
         _log.warning("%s on %s: %s", self.job.path(variant), row.name, why_none)
         return None
 
     def _choose(self, row: Row, place: Place) -> Choice:
-        """What the row may try; without a reason where it can take none."""
+        """What the row may try; without a reason if it supports none."""
         variants = [variant for variant in self.job.variants if row.takes(variant)]
         if row.is_on_gpus:
             return choose_on_gpu(variants, self.job.precision, row.runner)
@@ -452,7 +454,9 @@ class _Walk:
     def _leave_for_later(
         self, place: Place, choices: Sequence[_RowChoice], candidates: Sequence[Candidate] | None
     ) -> None:
-        """What would serve better on the device once it is built or tuned. `candidates` None: nothing was tried."""
+        """What would serve better on the device once it is built or tuned. `candidates` None means that nothing was
+        tried.
+        """
         for row, choice in choices:
             if row.after_load is None:
                 continue
@@ -461,7 +465,7 @@ class _Walk:
                 try:
                     is_open = None if candidates is None else variant in proved
                     later = row.after_load(self.job, variant, place, is_open)
-                except EngineFailure as failure:  # the device does not even say what it is; what is open may serve
+                except EngineFailure as failure:  # the device does not even identify itself; what is open may serve
                     self.skipped.append(refusal(row.name, place.name, f"{variant.file}: {failure}"))
                 else:
                     self.later += [later] if later is not None else []
@@ -476,7 +480,7 @@ def _limit(spec: ModelSpec, options: LoadOptions) -> int:
 
 
 def _check_external_data(bundle: Bundle) -> None:
-    """Every byte that a library will read for a bundle is one that was checked. Raises BundleError."""
+    """Check that every byte a library will read for a bundle was verified. Raises BundleError."""
     for variant in bundle.manifest.variants:
         unknown = set(check_onnx_files(bundle.path(variant.file))) - set(bundle.manifest.files)
         if unknown:

@@ -1,8 +1,8 @@
-"""How an engine proves itself before it may serve: it runs, it is right, and it is known how long it takes.
+"""How an engine proves itself before it may serve: it runs, it is right, and its latency is known.
 
-Its answers to a canary, a small inference with a known answer, are held against what is expected. Of the engines that
-are right one serves on a device: all are measured in turns, and all but the best are closed. Which engines are tried,
-and from which files, is left to the caller.
+Its answers to a canary, a small inference with a known answer, are checked. Of the engines that are right, one serves
+on a device: all are measured in turns, and all but the best are closed. The caller chooses which engines and files to
+try.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from convoy.models.tensors import as_numbers, random_values
 _log = logging.getLogger("convoy")
 
 NOTHING_SERVES = "no variant serves"
-# How long start-up may measure one variant where no table fits this device. A network that needs longer is measured at
-# small batches only, and the server learns the others as it goes.
+# How long to measure one variant at the start if no latency table fits this device. For a slower network only small
+# batches are measured, and the server learns the others in service.
 MEASURING_BUDGET_S = 0.15
-# The exact graph on another CPU, with other kernels and another order of summation.
+# The exact graph on another CPU has other kernels and another order of summation.
 _FP32_TOLERANCE = 1e-3
 
 
 class CanaryFailed(Exception):
-    """The engine gave a wrong answer, or none, to an input whose answer is known."""
+    """The engine gave a wrong answer, or none, to an input with a known answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryCheck:
     """Inputs, their expected outputs, and the largest relative error ||a - b|| / ||b|| allowed per sample.
 
-    A class that leads by more than `sure_margin` times ||b|| must lead still; None: classes are not looked at. Of the
-    outputs in `shares` a ||b|| below 0.01 counts as that much.
+    A class that leads by more than `sure_margin` times ||b|| must still lead; None means that classes are not checked.
+    For outputs in `shares`, a ||b|| below 0.01 counts as that much.
     """
 
     canary: Canary
@@ -62,11 +62,11 @@ class CanaryCheck:
 
     @staticmethod
     def of_variant(canary: Canary, variant: Variant, *, batched: bool = True) -> CanaryCheck:
-        """A bundle's own canary; each variant may be as far off as it was when it was exported, and a bit.
+        """A bundle's own canary; each variant may be as far off as it was at export, plus a margin.
 
-        Where the model is not `batched`, the canary is one request, and its arrays have the whole shapes.
+        If the model is not `batched`, the canary is one request, and its arrays have the whole shapes.
         """
-        # A quantised variant rounds differently on another CPU, so it may be off by more than when it was exported.
+        # A quantised variant rounds differently on another CPU, so it may be further off than at export.
         tolerance = max(_FP32_TOLERANCE, 2.0 * variant.max_relative_error)
         shares = frozenset(name for name, values in canary.outputs.items() if _are_shares(values))
         return CanaryCheck(canary, tolerance, batched, max(_FP32_TOLERANCE, variant.max_relative_error), shares)
@@ -81,18 +81,18 @@ class CanaryCheck:
 
     @staticmethod
     def of_another_device(engine: Engine) -> CanaryCheck:
-        """The same, for an engine of the same model on a device of another kind.
+        """The same, for an engine of the same model on another kind of device.
 
-        Only numbers that are not whole: an index or a threshold's verdict may flip where two numbers nearly tie.
+        Only floats: an index or a decision at a threshold may flip if two numbers nearly tie.
         """
         own = CanaryCheck.of_first_answer(engine)
         floats = {spec.name for spec in engine.outputs if np.issubdtype(spec.numpy_dtype, np.floating)}
         outputs = {name: array for name, array in own.canary.outputs.items() if name in floats}
-        # Graphs in half precision round as well, on every device in its own way.
+        # Graphs in half precision round differently on every device as well.
         return replace(own, canary=Canary(own.canary.inputs, outputs), tolerance=1e-2)
 
     def run(self, engine: Engine, *, samples: int | None = None) -> None:
-        """Ask the engine, the first `samples` only where given. Raises CanaryFailed."""
+        """Ask the engine, optionally only the first `samples`. Raises CanaryFailed."""
         total = self.canary.samples if self.batched else 1
         wanted = min(total, samples or total)
         largest = engine.info.batch_sizes[-1]
@@ -107,7 +107,7 @@ class CanaryCheck:
             raise CanaryFailed(f"the canary did not run: {failure}") from failure
         for name, expected in self.canary.outputs.items():
             rows_expected = self._rows(expected, rows)
-            # A probability of a millionth is as good as none, and half precision has no other word for it.
+            # A probability of a millionth is as good as none, and half precision cannot represent it.
             least_size = 0.01 if name in self.shares else 0.0
             error = _worst_relative_error(outputs[name], rows_expected, least_size, per_row=self.batched)
             if error > self.tolerance:
@@ -147,7 +147,7 @@ class ProvedEngine:
 
     @property
     def shapes(self) -> WarmShapes | None:
-        """What the engine holds for free sizes."""
+        """What the engine keeps for dynamic sizes."""
         return self.engine.warm_shapes()
 
 
@@ -163,7 +163,7 @@ class Candidate:
 
 
 def prove(variant: Variant, canary: Canary, reason: str, engine: Engine, warm_up_runs: int = 1) -> Candidate:
-    """Warm an engine up and ask it the canary. Raises EngineFailure or CanaryFailed."""
+    """Warm an engine up and run the canary. Raises EngineFailure or CanaryFailed."""
     check = CanaryCheck.of_variant(canary, variant, batched=engine.batched)
     for _ in range(warm_up_runs):
         engine.warm_up()
@@ -174,9 +174,9 @@ def prove(variant: Variant, canary: Canary, reason: str, engine: Engine, warm_up
 def prove_by_itself(
     variant: Variant, reference: CanaryCheck | None, reason: str, engine: Engine, warm_up_runs: int = 1
 ) -> Candidate:
-    """Without a canary of its own, the engine's first answer is what it must go on giving; it agrees with `reference`.
+    """Without a canary, the engine must repeat its first answer, which must agree with `reference`.
 
-    Raises NotProved, and EngineFailure where memory is short.
+    Raises NotProved, and EngineFailure if memory is short.
     """
     try:
         for _ in range(warm_up_runs):
@@ -207,7 +207,7 @@ def open_and_prove(
         raise
     except (JobError, OSError, EngineFailure, CanaryFailed) as failure:
         raise NotProved(f"{variant.file}: {failure}") from failure
-    except Exception as error:  # a bug, here or in a library, which must cost no more than this engine
+    except Exception as error:  # a bug, here or in a library, which must not cost more than this engine
         _log.exception("%s failed in an engine; this is a bug", variant.file)
         raise NotProved(f"{variant.file}: {type(error).__name__}: {error}") from error
 
@@ -220,10 +220,10 @@ def race(engines: Sequence[Engine]) -> list[Rounds]:
 
 
 def fastest(measured: Sequence[Rounds]) -> int:
-    """Which engine is faster beyond doubt than all that are more exact and might serve; they come most exact first."""
+    """The engine that is significantly faster than all more exact ones; they come most exact first."""
     best = 0
     for own in range(1, len(measured[0].runs_ms)):
-        # Held against the best so far: what beats a slow first one beyond doubt may beat that by noise alone.
+        # Compared with the best so far: what is significantly faster than a slow first one may beat that only by noise.
         of_best, of_own = ([rounds.runs_ms[index] for rounds in measured] for index in (best, own))
         if is_beyond_doubt(paired_speedup(of_best, of_own)):
             best = own
@@ -231,9 +231,9 @@ def fastest(measured: Sequence[Rounds]) -> int:
 
 
 def choose(candidates: list[Candidate], refused: list[str]) -> ProvedEngine:
-    """The best of them, the first where others are hardly faster; `refused` gets a line for each of the others.
+    """The best of them, the first if others are hardly faster; `refused` gets a line for each of the others.
 
-    Raises NotProved where there is none or the only one cannot be measured.
+    Raises NotProved if there is none, or the only one cannot be measured.
     """
     if not candidates:
         raise NotProved(NOTHING_SERVES)
@@ -257,7 +257,7 @@ def choose(candidates: list[Candidate], refused: list[str]) -> ProvedEngine:
 
 
 def _winner(candidates: list[Candidate]) -> tuple[Candidate, tuple[LatencyPoint, ...]]:
-    """The best and its latencies: export's, where the only one was measured here, else new. Raises EngineFailure."""
+    """The best and its latencies: export's if the only one was measured here, otherwise new. Raises EngineFailure."""
     if len(candidates) == 1:
         (only,) = candidates
         if table := measured_here(only.variant, only.engine.info.device_fingerprint):
@@ -268,7 +268,7 @@ def _winner(candidates: list[Candidate]) -> tuple[Candidate, tuple[LatencyPoint,
 
 
 def _sound(candidates: list[Candidate], refused: list[str]) -> list[Candidate]:
-    """Fewer of them: one that fails when it is measured does not take the others with it."""
+    """One that fails while it is measured does not take the others with it."""
     failures: dict[int, EngineFailure] = {}
     for one in candidates:
         try:
@@ -293,12 +293,12 @@ def _told(candidate: Candidate, why: str) -> str:
 
 
 def _are_shares(outputs: np.ndarray) -> bool:
-    """Whether these are probabilities, as far as values tell."""
+    """Whether these are probabilities, judged by their values."""
     return np.issubdtype(outputs.dtype, np.floating) and bool(((outputs >= 0) & (outputs <= 1)).all())
 
 
 def _worst_relative_error(got: np.ndarray, expected: np.ndarray, least_size: float, *, per_row: bool) -> float:
-    """The largest ||got - expected|| / ||expected|| of any row; infinite where NaN or infinity stands elsewhere."""
+    """The largest ||got - expected|| / ||expected|| of any row; infinite if NaN or infinity are at different places."""
     if got.shape != expected.shape:
         return float("inf")
     if expected.dtype == object:  # strings are the same or they are not
@@ -306,7 +306,7 @@ def _worst_relative_error(got: np.ndarray, expected: np.ndarray, least_size: flo
     got, expected = as_numbers(got), as_numbers(expected)
     rows = len(expected) if per_row else 1
     left, right = (array.astype(np.float64).reshape(rows, -1) for array in (got, expected))
-    # A bare model may answer NaN to a seeded input by design; then it must go on doing so.
+    # A bare model may answer NaN to a seeded input by design; then it must repeat that.
     usual = np.isfinite(right)
     if not np.array_equal(left[~usual], right[~usual], equal_nan=True) or not np.isfinite(left[usual]).all():
         return float("inf")
@@ -316,7 +316,7 @@ def _worst_relative_error(got: np.ndarray, expected: np.ndarray, least_size: flo
 
 
 def _leader_changed(got: np.ndarray, expected: np.ndarray, sure_margin: float, least_size: float) -> bool:
-    """Whether in some row [classes] another class leads, although the expected one leads by more than the margin."""
+    """Whether another class leads in some row [classes], although the expected one leads by more than the margin."""
     if expected.ndim != 2 or expected.shape[1] < 2 or not np.issubdtype(expected.dtype, np.floating):
         return False
     second, first = np.partition(expected.astype(np.float64), -2, axis=1)[:, -2:].T

@@ -1,8 +1,8 @@
 """Loads only what is signed: OpenSSF's model signing (https://github.com/sigstore/model-transparency).
 
 A version is copied to a folder that only this process writes, the copy is verified against its signature, and the copy
-is loaded, so that nothing can change between the check and the use. Files that the signature does not name are removed.
-A signature tells who made the files, not that there are none newer.
+is loaded, so nothing can change between check and use. Files outside the signature are removed. A signature proves who
+made the files, not that they are the newest.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SignedCopy:
     """A version whose signature was verified, in a folder that is removed by `close` or with the last reference."""
 
     def __init__(self, original: StoredVersion, folder: Path) -> None:
-        """`folder` is empty, and becomes this copy's."""
+        """`folder` is empty and becomes this copy's."""
         self.stored = replace(original, folder=folder if original.is_flat else folder / str(original.version))
         self.close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
@@ -57,7 +57,7 @@ class SignedOnly:
 
     @staticmethod
     def by(keys: tuple[Path, ...], folder: Path) -> SignedOnly:
-        """Raises UsageError for keys that are none or cannot be read, and where the library is not installed."""
+        """Raises UsageError for invalid or unreadable keys, and if the library is not installed."""
         for key in keys:
             try:
                 key.read_bytes()
@@ -68,7 +68,7 @@ class SignedOnly:
                 raise UsageError(f"--require-signature {key}: {what}; pass a public key file in PEM format") from error
             except ImportError as error:
                 raise UsageError(f"--require-signature needs {error.name}; {pip_install('signing')}") from error
-            except Exception as error:  # whatever the libraries make of a file that is none
+            except Exception as error:  # whatever the libraries raise for an invalid file
                 raise UsageError(
                     f"--require-signature {key} is not an elliptic-curve public key in PEM format ({_brief(error)}); "
                     "create it from the private key with `openssl ec -in KEY -pubout`"
@@ -77,9 +77,9 @@ class SignedOnly:
 
     @contextmanager
     def copied(self, stored: StoredVersion) -> Iterator[SignedCopy]:
-        """A verified copy, which is removed if the body fails; its errors name the files in the store, to be mended.
+        """A verified copy, which is removed if the body fails; its errors name the files in the store.
 
-        Raises BundleError where it cannot be read, is not signed or the copy would not be safe, JobError for a full
+        Raises BundleError if it cannot be read, is not signed or the copy would not be safe, and JobError for a full
         disk.
         """
         with disk_errors(self.folder):
@@ -115,7 +115,7 @@ class SignedOnly:
             try:
                 _verifier(key).verify(folder, signature)
                 break
-            except Exception as error:  # whatever the libraries raise for bytes that are not trusted
+            except Exception as error:  # whatever the libraries raise for untrusted bytes
                 refused.append(f"{key}: {_brief(error)}")
         else:
             raise BundleError(f"{folder}: the signature is not valid ({'; '.join(refused)}); do not use this bundle")
@@ -128,13 +128,13 @@ class SignedOnly:
 
 
 def _verifier(key: Path) -> Any:
-    """A new one each time: the library's remembers what the signature before had left out."""
+    """A new one each time: the library's remembers what the previous signature left out."""
     library: Any = import_module("model_signing.verifying")
     return library.Config().use_elliptic_key_verifier(public_key=key)
 
 
 def _signed_names(signature: Path) -> set[str]:
-    """The files that a signature is about, which has been found to hold. Raises BundleError."""
+    """The files of a signature that was verified. Raises BundleError."""
     statement = json.loads(base64.b64decode(json.loads(read_small(signature))["dsseEnvelope"]["payload"]))
     predicate = statement["predicate"]
     if predicate["serialization"]["method"] != "files":
@@ -149,7 +149,7 @@ def _remove_all_but(names: set[str], folder: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """The files of a folder, links followed. Raises OSError, and BundleError for what is no file."""
+    """Copy the files of a folder, following links. Raises OSError, and BundleError for entries that are not files."""
     check_only_files(source)
 
     def copy_file(one: str, to: str) -> None:
@@ -162,16 +162,16 @@ def _copy(source: Path, target: Path) -> None:
     try:
         shutil.copytree(source, target, copy_function=copy_file, ignore=of_git, dirs_exist_ok=True)
     except shutil.Error as error:
-        # Of each file that could not be copied: its source, its target, the reason.
+        # For each file that could not be copied: its source, its target, the reason.
         origin, _, why = error.args[0][0]
         raise BundleError(f"{origin}: cannot be read ({why}); fix or remove it") from error
 
 
 @cache
 def _own_folder(parent: Path) -> Path:
-    """This process's, locked for as long as it lives; those of processes that have gone are removed.
+    """This process's folder, locked for as long as the process lives; those of dead processes are removed.
 
-    Raises BundleError where others could put something else in its place.
+    Raises BundleError if others could replace it.
     """
     parent.parent.mkdir(parents=True, exist_ok=True)
     parent.mkdir(exist_ok=True, mode=0o700)
@@ -181,7 +181,7 @@ def _own_folder(parent: Path) -> Path:
             f"{parent}: other users can write to it, so it cannot be trusted; remove it, or set --store-cache"
         )
     own = Path(tempfile.mkdtemp(prefix=_OWN_PREFIX, dir=parent))
-    _lock(own)  # never closed: the end of the process does
+    _lock(own)  # never closed: the end of the process does that
     for other in parent.glob(f"{_OWN_PREFIX}*"):
         with suppress(OSError):
             # A process that has just made its folder has not locked it yet.
@@ -195,7 +195,7 @@ def _own_folder(parent: Path) -> Path:
 
 
 def _lock(folder: Path) -> int:
-    """Raises OSError where another process has it."""
+    """Raises OSError if another process has it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,7 +207,7 @@ def _lock(folder: Path) -> int:
 
 def _brief(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror  # without its number and the path, which stands beside it
+        return error.strerror  # without its number and the path, which is printed beside it
     # Without the digests of both sides, which help no reader.
     words = str(error).partition(": Expected")[0].replace("[", "").replace("\\'", "'") or type(error).__name__
     return words if len(words) <= 200 else f"{words[:200]}..."

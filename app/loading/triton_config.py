@@ -1,8 +1,8 @@
-"""What a `config.pbtxt` says of a bare model: each field is honoured, passed over because no answer depends on it, or
-refused with a reason. `convoy.app.loading.config_fields` has the table.
+"""Read the `config.pbtxt` of a bare model: each field is honoured, ignored because no answer depends on it, or refused
+with a reason. `convoy.app.loading.config_fields` has the table.
 
-All mistakes of a file are reported at once. Those of its text and its fields are found here; those that only the graph
-shows are found when it has been read.
+All mistakes of a file are reported at once. Those of its text and its fields are found here; those that depend on the
+graph are found after it was read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _INSTEAD = {
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredTensor:
-    """One entry of `input` or `output`. `dtype` "" and `dims` empty: as the graph has it."""
+    """One entry of `input` or `output`. An empty `dtype` or `dims` means the graph's."""
 
     name: str
     dtype: str = ""
@@ -58,9 +58,9 @@ class ConfiguredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What is honoured; where there is no file, nothing is set, and `max_batch_size` is None.
+    """What is honoured; without a file nothing is set, and `max_batch_size` is None.
 
-    `mistakes` are all that the file has by itself; `serves_onnx`: its model is one of ONNX.
+    `mistakes` are those of the file alone; `serves_onnx` means that its model is an ONNX model.
     """
 
     path: Path
@@ -77,7 +77,7 @@ class Configuration:
         return next((one.labels for one in self.outputs if one.name == output), ())
 
     def dims(self, tensor: TensorSpec, own: tuple[int, ...]) -> tuple[int, ...]:
-        """A tensor's sizes, of which the graph has `own`: those that either of them fixes."""
+        """A tensor's sizes, if the graph has `own`: those that either of them fixes."""
         named = [one.dims for one in (*self.inputs, *self.outputs) if one.name == tensor.name and one.dims]
         return tuple(b if a < 0 else a for a, b in zip(named[0], own, strict=True)) if named else own
 
@@ -87,7 +87,7 @@ class Configuration:
         return (*inputs, *_side("output", self.outputs, graph.outputs, self.max_batch_size))
 
     def refuse(self, mistakes: tuple[str, ...]) -> None:
-        """Raises BundleError where there are any."""
+        """Raise BundleError if there are any mistakes."""
         if len(mistakes) == 1:
             raise BundleError(f"{self.path}: {mistakes[0]}")
         if mistakes:
@@ -96,7 +96,7 @@ class Configuration:
 
 
 def read_configuration(stored: StoredVersion) -> Configuration:
-    """A bare version's configuration. Raises BundleError where it cannot be read at all."""
+    """A bare version's configuration. Raises BundleError if it cannot be read at all."""
     path = stored.model_folder / CONFIG
     if not os.path.lexists(path):
         return Configuration(path)
@@ -111,9 +111,9 @@ def read_configuration(stored: StoredVersion) -> Configuration:
 
 
 def version_policy(data: bytes, where: str) -> Policy | None:
-    """The versions that a configuration wants, None where it does not say. Raises BundleError."""
+    """The version policy of a configuration, None if it has none. Raises BundleError."""
     if b"version_policy" not in data:
-        return None  # as most do, and protobuf takes a second to come
+        return None  # as in most files; importing protobuf takes a second
     message, _ = _parse(data, where)
     return _policy(message, f"{where}: ")
 
@@ -136,7 +136,7 @@ def _policy(message: Any, where: str = "") -> Policy | None:
 
 
 class _Reading:
-    """One file, field by field, with what is wrong in it."""
+    """One file, field by field, and its mistakes."""
 
     def __init__(self, stored: StoredVersion, path: Path, message: Any, mistakes: list[str]) -> None:
         self._stored, self._path, self._message, self._mistakes = stored, path, message, mistakes
@@ -176,7 +176,7 @@ class _Reading:
         )
 
     def _check_platform(self) -> bool:
-        """Whether the model is one of ONNX."""
+        """Whether the model is an ONNX model."""
         message = self._message
         known = ("platform", message.platform, "onnxruntime_onnx"), ("backend", message.backend, "onnxruntime")
         others = [(field, value) for field, value, own in known if value not in ("", own)]
@@ -248,7 +248,7 @@ class _Reading:
             return f"checksum of {name!r}: is outside {self._path.parent}; use a file in that folder"
         first = Path(name).parts[0]
         if is_version(first) and not self._stored.is_flat and first != str(self._stored.version):
-            return ""  # another version's, which is compared when that one is loaded
+            return ""  # another version's, which is checked when that one is loaded
         try:
             with open_regular(self._path.parent / name) as file:
                 found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
@@ -262,7 +262,7 @@ class _Reading:
 def _side(
     side: str, named: tuple[ConfiguredTensor, ...], own: tuple[TensorSpec, ...], max_batch_size: int | None
 ) -> Iterator[str]:
-    """Where one side of the graph differs from what is said of it."""
+    """Where one side of the graph differs from the configuration."""
     graph = {spec.name: spec for spec in own}
     for one in named:
         if one.name and one.name not in graph:
@@ -289,9 +289,9 @@ def _tensor(side: str, named: ConfiguredTensor, spec: TensorSpec, max_batch_size
 
 
 def _parse(data: bytes, where: str) -> tuple[Any, tuple[str, ...]]:
-    """The message, as far as it could be read, and the fields that there are not, each with its line.
+    """The message, as far as it could be read, and the unknown fields, each with its line.
 
-    `where` is how errors name the file. Raises BundleError for what is not ModelConfig in protobuf's text format.
+    `where` is the file's name in errors. Raises BundleError if it is not ModelConfig in protobuf's text format.
     """
     # Imported here, because it imports grpc, which only a config.pbtxt needs.
     from google.protobuf import text_format
@@ -315,7 +315,7 @@ def _parse(data: bytes, where: str) -> tuple[Any, tuple[str, ...]]:
             f"{where}: cannot be read: its braces are nested too deeply; correct it or remove it"
         ) from error
     except text_format.ParseError as error:
-        # The parser ends at its first mistake, which may be that it cannot pass over an unknown field.
+        # The parser stops at its first mistake, which may be an unknown field that it cannot skip.
         if error.GetLine() not in [line for line, _ in unknown]:
             mistakes.append(_told(error, text))
         raise BundleError(f"{where}: cannot be read: {'; '.join(mistakes)}; correct it or remove it") from error
@@ -335,7 +335,7 @@ def _told(error: Exception, text: str) -> str:
 def _in_message(tokens: Any, descriptor: Any, end: str) -> Iterator[tuple[int, str]]:
     """The unknown fields of a message up to `end`, each with its line: all of them, where the parser names one.
 
-    What is inside of an unknown field, for which there is no descriptor, is passed over.
+    The contents of an unknown field, which has no descriptor, are skipped.
     """
     while not tokens.AtEnd() and not tokens.LookingAt(end):
         line = tokens.ParseError("").GetLine()
