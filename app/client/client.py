@@ -1,6 +1,6 @@
-"""`convoy.Client` and `convoy.AsyncClient`: ask a server from a program, from threads or on an event loop.
+"""`convoy.Client` and `convoy.AsyncClient`: call a server from a program, from threads or on an event loop.
 
-`http_wire` and `grpc_wire` build the requests and read the replies; `retry` says how often a request is sent.
+`http_wire` and `grpc_wire` build requests and read replies; `retry` decides on retries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PNG_MODES = frozenset(("1", "L", "LA", "I;16", "P", "RGB", "RGBA"))
 
 
 def encoded(given: object) -> bytes:
-    """A file and bytes as they are; pixels as a file that loses nothing. Raises ImageError."""
+    """Encode an image: files and bytes as they are, pixels losslessly. Raises ImageError."""
     match given:
         case str() | os.PathLike():
             return read_image_file(given)
@@ -48,11 +48,11 @@ def encoded(given: object) -> bytes:
 
 
 def _file_of(image: Image.Image) -> bytes:
-    # TIFF has what PNG has not (CMYK, floats and others), and the server reads a file of either by the same rules.
+    # TIFF has modes that PNG lacks (CMYK, floats and others), and the server treats a file of either alike.
     name, options = ("PNG", {"compress_level": 1}) if image.mode in _PNG_MODES else ("TIFF", {})
     file = io.BytesIO()
     try:
-        image.save(file, name, exif=image.getexif(), **options)  # its orientation counts at the server
+        image.save(file, name, exif=image.getexif(), **options)  # the server applies its orientation
     except (OSError, ValueError, KeyError) as error:
         raise ImageError(f"an image of mode {image.mode} cannot be sent ({error}); convert it to RGB") from error
     return file.getvalue()
@@ -65,7 +65,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class _BaseClient:
-    """What both clients are given: how long they ask, how often, and how many images at once."""
+    """The settings of both clients: timeouts, retries, and how many images at once."""
 
     _is_async: ClassVar[bool]
 
@@ -105,23 +105,23 @@ def _grpc_wire() -> type[GrpcWire]:
 
 
 class Client(_BaseClient):
-    """A server, asked from any number of threads.
+    """A server, called from any number of threads.
 
         with convoy.Client("http://localhost:8000") as client:
             print(client.predict("digits", "seven.png").best.label)
 
-    `grpc://localhost:8001` asks over gRPC, `https://` and `grpcs://` over TLS; all else is the same. Without a scheme,
+    `grpc://localhost:8001` uses gRPC, `https://` and `grpcs://` TLS; everything else is the same. Without a scheme,
     `localhost:8000` means HTTP, and `localhost` its port 8000.
 
-    What a server refuses for the moment (429, 503) is asked again, `retries` times, once its `Retry-After` has passed,
-    and so is a connection that is refused or breaks off. All of that is within `timeout_s`; the server is told what is
-    left of it, and gives up a request that is not waited for any more. `verify` is a file with the certificates that
-    sign the server's, and `cert` a file with one of your own and its key, or a pair of files; over HTTP `verify` may
-    also be an SSLContext, or False to check no certificate. `headers` are sent with every request, over gRPC as
-    metadata: a mapping, or a function that gives one each time, as a trace's context needs. Of several images
-    `at_once` are on their way at a time. Proxies named in the environment are not used.
+    Requests that are refused temporarily (429, 503) are sent again up to `retries` times, after their `Retry-After`,
+    and so are requests whose connection fails. All of this happens within `timeout_s`. The server gets the remaining
+    time and drops requests whose client does not wait any more. `verify` is a file with the CA of the server's
+    certificate, and `cert` a file with your own certificate and key, or a pair of files; over HTTP, `verify` may also
+    be an SSLContext, or False to check no certificate. `headers` are sent with every request, over gRPC as metadata: a
+    mapping, or a function that returns one, for example for tracing. `at_once` limits how many images of one call are
+    in flight. Proxies from the environment are not used.
 
-    Raises UsageError for a URL, key, file or number that cannot be one; nothing is sent until something is asked.
+    Raises UsageError for an invalid URL, key, file or number. Nothing is sent before the first call.
     """
 
     _is_async = False
@@ -136,16 +136,16 @@ class Client(_BaseClient):
         threshold: float | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Images in, labels with scores out: `POST /predictions/{model}`, or its gRPC twin.
+        """Classify images: `POST /predictions/{model}`, or its gRPC counterpart.
 
-        An image is a path, the bytes of an image file, a PIL image, or a uint8 array [height, width] or
-        [height, width, channels] of 1, 3 or 4 channels, grey, RGB or RGBA; pixels travel as PNG, or as TIFF where PNG
-        has no such kind. One gives a Classification, and several, in any other iterable, a list of them in their
-        order, in which one that failed has its `error`. `top_k` None: the best five, or with `threshold` all that
-        reach it. `timeout_s` None: the client's; it counts for each image.
+        An image is a path, the bytes of an image file, a PIL image, or a uint8 array [height, width] or [height, width,
+        channels] with 1, 3 or 4 channels: grey, RGB or RGBA. Pixels are sent as PNG, or as TIFF if PNG lacks the mode.
+        One image gives a Classification; several, in any other iterable, give a list in their order, in which a failed
+        one has its `error`. `top_k` None means the best five or, with `threshold`, all that reach it. `timeout_s`
+        defaults to the client's and applies to each image.
 
-        Raises the server's errors with its words for one image: InvalidRequest, ImageError (for a file that cannot be
-        read), NotFound, Unauthorized, Overloaded, Unavailable (also where no server answers), DeadlineExceeded.
+        Raises the server's errors for one image: InvalidRequest, ImageError (for a file that cannot be read), NotFound,
+        Unauthorized, Overloaded, Unavailable (also if no server answers), DeadlineExceeded.
         """
 
         def one(image: OneImage) -> Classification:
@@ -161,7 +161,7 @@ class Client(_BaseClient):
         several = one_or_several(images)
         if not isinstance(several, list):
             return one(several)
-        # A trace's context is the caller's, whichever thread asks.
+        # The tracing context is the caller's, whichever thread sends.
         contexts = [copy_context() for _ in several]
         with ThreadPoolExecutor(min(self.at_once, max(1, len(several)))) as threads:
             return list(threads.map(lambda context, image: context.run(one_or_error, image), contexts, several))
@@ -169,7 +169,7 @@ class Client(_BaseClient):
     def segment(
         self, model: str, image: OneImage, *, version: int | str | None = None, timeout_s: float | None = None
     ) -> Segmentation:
-        """The class of each pixel of an image, on its own pixels. Raises as `predict` does."""
+        """Compute the class of each pixel of an image. Raises as `predict` does."""
         return _of_kind(self.look(model, image, version=version, timeout_s=timeout_s), Segmentation)
 
     def detect(
@@ -182,7 +182,9 @@ class Client(_BaseClient):
         threshold: float | None = None,
         timeout_s: float | None = None,
     ) -> Detections:
-        """The objects in an image, in its own pixels. None: as the model declares. Raises as `predict` does."""
+        """Find objects in an image, with boxes in its own pixels. None means the model's defaults. Raises as `predict`
+        does.
+        """
         sight = self.look(model, image, version=version, top_k=top_k, threshold=threshold, timeout_s=timeout_s)
         return _of_kind(sight, Detections)
 
@@ -196,7 +198,7 @@ class Client(_BaseClient):
         threshold: float | None = None,
         timeout_s: float | None = None,
     ) -> Sight:
-        """What is in an image, whatever the model's task is. Raises as `predict` does."""
+        """Predict by the model's task, whichever it is. Raises as `predict` does."""
         return self._ask(self._wire.look(model, _text(version), encoded(image), top_k, threshold), timeout_s)
 
     def infer(
@@ -209,20 +211,19 @@ class Client(_BaseClient):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> dict[str, np.ndarray]:
-        """Tensors in, tensors out: `POST /v2/models/{model}/infer`, all of it binary. The arrays are the caller's.
+        """Run a model on tensors: `POST /v2/models/{model}/infer`, all binary. The caller owns the arrays.
 
-        `inputs` have the model's names, dtypes and shapes, the batch first where it has one; strings are arrays of
-        bytes or str, BF16 is `V2`. `outputs` None: all of them.
-        Raises the server's errors with its words, as `predict` does.
+        `inputs` have the model's names, dtypes and shapes, with the batch first if it has one; strings are arrays of
+        bytes or str, BF16 is `V2`. `outputs` None means all of them. Raises the server's errors, as `predict` does.
         """
         return self._ask(self._wire.infer(model, _text(version), inputs, outputs, priority), timeout_s)
 
     def models(self) -> tuple[RemoteModel, ...]:
-        """What is served, and what was refused and why."""
+        """The served models, and those that were refused, with the reason."""
         return self._ask(self._wire.models(), None)
 
     def close(self) -> None:
-        """End the connections. A second time it does nothing."""
+        """Close the connections. Can be called twice."""
         self._wire.close()
 
     def _ask(self, question: WireQuestion[Answer], timeout_s: float | None) -> Answer:
@@ -252,7 +253,7 @@ class AsyncClient(_BaseClient):
         threshold: float | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """As `Client.predict`. Cancelling closes the connection, so that the server gives the request up."""
+        """Like `Client.predict`. Cancelling closes the connection, so that the server drops the request."""
 
         async def one(image: OneImage) -> Classification:
             sight = await self.look(
@@ -277,7 +278,7 @@ class AsyncClient(_BaseClient):
     async def segment(
         self, model: str, image: OneImage, *, version: int | str | None = None, timeout_s: float | None = None
     ) -> Segmentation:
-        """As `Client.segment`."""
+        """Like `Client.segment`."""
         return _of_kind(await self.look(model, image, version=version, timeout_s=timeout_s), Segmentation)
 
     async def detect(
@@ -290,7 +291,7 @@ class AsyncClient(_BaseClient):
         threshold: float | None = None,
         timeout_s: float | None = None,
     ) -> Detections:
-        """As `Client.detect`."""
+        """Like `Client.detect`."""
         sight = await self.look(model, image, version=version, top_k=top_k, threshold=threshold, timeout_s=timeout_s)
         return _of_kind(sight, Detections)
 
@@ -304,8 +305,8 @@ class AsyncClient(_BaseClient):
         threshold: float | None = None,
         timeout_s: float | None = None,
     ) -> Sight:
-        """As `Client.look`."""
-        body = await asyncio.to_thread(encoded, image)  # it may be a file on a slow disk, or pixels to be packed
+        """Like `Client.look`."""
+        body = await asyncio.to_thread(encoded, image)  # it may be a file on a slow disk, or pixels to encode
         return await self._ask(self._wire.look(model, _text(version), body, top_k, threshold), timeout_s)
 
     async def infer(
@@ -318,15 +319,15 @@ class AsyncClient(_BaseClient):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> dict[str, np.ndarray]:
-        """As `Client.infer`."""
+        """Like `Client.infer`."""
         return await self._ask(self._wire.infer(model, _text(version), inputs, outputs, priority), timeout_s)
 
     async def models(self) -> tuple[RemoteModel, ...]:
-        """What is served, and what was refused and why."""
+        """The served models, and those that were refused, with the reason."""
         return await self._ask(self._wire.models(), None)
 
     async def close(self) -> None:
-        """End the connections. A second time it does nothing."""
+        """Close the connections. Can be called twice."""
         await self._wire.close_async()
 
     async def _ask(self, question: WireQuestion[Answer], timeout_s: float | None) -> Answer:
@@ -346,13 +347,13 @@ def _text(version: int | str | None) -> str | None:
 
 
 def _failed(error: RequestError, model: str, version: int | str | None) -> Classification:
-    """One of several images; version 0 where none was asked for, and none has answered."""
+    """One of several images; version 0 if none was asked for and none has answered."""
     number = str(version)
     return Classification(model, int(number) if number.isdigit() else 0, (), error=error)
 
 
 def _of_kind(sight: Sight, kind: type[_Kind]) -> _Kind:
-    """Raises InvalidRequest where the model's task is another."""
+    """Raise InvalidRequest if the model has another task."""
     if isinstance(sight, kind):
         return sight
     raise InvalidRequest(f"'{sight.model}' has another task; call {_ASKED_BY[type(sight)]}()")

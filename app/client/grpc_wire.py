@@ -1,7 +1,7 @@
-"""The gRPC wire: messages of the Open Inference Protocol, sent from threads or on an event loop.
+"""gRPC: messages of the Open Inference Protocol, sent from threads or on an event loop.
 
-The client's own rule says what is asked again, as over HTTP: the library's retries are off. docs/protocol.md says how
-an image is asked for here.
+The client's own retry policy applies, as over HTTP; the library's retries are off. docs/protocol.md describes requests
+for images.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ _CHANNEL = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_retries", 0),
-    # The next try finds a server that has just come back.
+    # So that the next try finds a server that has just come back.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 5000),
-    # A proxy meant for the internet must not come between a program and localhost.
+    # A proxy meant for the internet must not be used for localhost.
     ("grpc.enable_http_proxy", 0),
 )
-# Convoy sends it with every end of a call, so that one without it never reached a server.
+# Convoy sends it with the end of every call, so without it the call never reached a server.
 _ITS_ID = "x-request-id"
-# gRPC's own word (gRFC A6): milliseconds; below 0, or no number, is "do not come back".
+# gRPC's own key (gRFC A6), in milliseconds; negative or not a number means: do not retry.
 _PUSHBACK, _RETRY_AFTER = "grpc-retry-pushback-ms", "retry-after"
 _OF_MODEL = ("name", "version", "state", "reason")
-# A method of the service by its name, and its request.
+# A method of the service by name, and its request.
 _Message: TypeAlias = tuple[str, Any]
 # PEM of the CA, the key and the chain, as the library takes them.
 _Papers: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
 
 
 class GrpcWire:
-    """A server over gRPC. Raises UsageError for a URL, key or trust that cannot be one; connects to nothing yet."""
+    """A server over gRPC. Raises UsageError for an invalid URL, key or trust; does not connect yet."""
 
     def __init__(self, url: str, api_key: str | None, trust: Trust, own: OwnHeaders | None, *, is_async: bool) -> None:
         parts = urlsplit(url)
@@ -72,13 +72,13 @@ class GrpcWire:
         self._papers = _papers(trust) if parts.scheme == "grpcs" else None
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._channel: Any = None
-        if not is_async:  # else the first question opens it, on its event loop
+        if not is_async:  # otherwise the first call opens it, on its event loop
             self._open(grpc)
 
     def look(
         self, model: str, version: str | None, image: bytes, top_k: int | None, threshold: float | None
     ) -> WireQuestion[Sight]:
-        """What is in an image, as the model's task has it."""
+        """Predict by the model's task."""
         request = _request(model, version)
         request.inputs.append(_TENSOR(name="image", datatype="BYTES", shape=[1]))
         request.raw_input_contents.append(bytes(pack((image,))))
@@ -107,7 +107,7 @@ class GrpcWire:
         return _asked("ModelInfer", request, _tensors)
 
     def models(self) -> WireQuestion[tuple[RemoteModel, ...]]:
-        """What is served, and what was refused and why."""
+        """The served models, and those that were refused, with the reason."""
         return _asked(
             "RepositoryIndex",
             service_pb2.RepositoryIndexRequest(),
@@ -115,14 +115,14 @@ class GrpcWire:
         )
 
     def send(self, message: _Message, within_s: float) -> Any:
-        """The reply's message. Raises RequestError."""
+        """Send a request and return the reply. Raises RequestError."""
         try:
             return self._call(message, within_s)
         except grpc.RpcError as error:
             raise self._error(error, within_s) from None
 
     async def send_async(self, message: _Message, within_s: float) -> Any:
-        """As `send`."""
+        """Like `send`."""
         if self._channel is None:
             self._open(grpc.aio)
         try:
@@ -152,17 +152,17 @@ class GrpcWire:
         return getattr(self._stub, method)(request, timeout=within_s, metadata=metadata)
 
     def _error(self, error: grpc.RpcError, within_s: float) -> RequestError:
-        """What became of a call: the server's error, or why no server was reached."""
+        """The error of a call: the server's, or why no server was reached."""
         code, words, trailer = error.code(), error.details() or "", dict(error.trailing_metadata() or ())
         if _ITS_ID not in trailer and code is grpc.StatusCode.UNAVAILABLE:
             hint = f"cannot connect to {self._url} ({words}); start it with `convoy serve`, or check the URL"
-            if self._papers is not None:  # the library does not tell a handshake that failed from a server that left
+            if self._papers is not None:  # the library does not distinguish a failed handshake from a server that left
                 hint += ", the CA of its certificate (--ca-file, verify=) and your own (--client-cert-file, cert=)"
             return Unavailable(hint, retry_after_s=0.0)
         if _ITS_ID not in trailer and code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{self._url} did not answer within {within_s:.3g} s; check the server's log")
         if _ITS_ID not in trailer and code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return BodyTooLarge(f"{words}; the limit is the server's --max-body-mb")  # by the library there
+            return BodyTooLarge(f"{words}; the limit is the server's --max-body-mb")  # raised by the library there
         words = words or f"{code.name} without an explanation; {NOT_A_SERVER}"
         return of_grpc_code(code.name, words, _retry_after_s(trailer), str(trailer.get("error-code", "")))
 
@@ -207,7 +207,7 @@ def _papers(trust: Trust) -> _Papers:
 
 
 def _retry_after_s(trailer: dict[str, str | bytes]) -> float:
-    """Seconds until the next try is welcome; 0 where the server says nothing of it."""
+    """Seconds until the next try; 0 if the server does not say."""
     if _PUSHBACK in trailer:
         with suppress(ValueError):
             if (pushback_ms := int(trailer[_PUSHBACK])) >= 0:

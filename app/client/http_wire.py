@@ -1,4 +1,4 @@
-"""The HTTP wire: paths, bodies and documents, sent by httpx from threads or on an event loop.
+"""HTTP: paths, bodies and documents, sent by httpx from threads or on an event loop.
 
 docs/protocol.md lists the routes.
 """
@@ -38,26 +38,26 @@ _Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class HttpWire:
-    """A server over HTTP. Raises UsageError for a URL or key that cannot be one; connects to nothing yet."""
+    """A server over HTTP. Raises UsageError for an invalid URL or key; does not connect yet."""
 
     def __init__(self, url: str, api_key: str | None, trust: Trust, own: OwnHeaders | None, *, is_async: bool) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
-            httpx.URL(url), httpx.Headers(headers)  # both say what is wrong with them
+            httpx.URL(url), httpx.Headers(headers)  # both say what is wrong
         except httpx.InvalidURL as error:
             raise UsageError(f"the URL {url!r} is not valid ({error})") from None
         except UnicodeEncodeError:
             raise UsageError("the API key has characters that an HTTP header cannot carry; check the key") from None
         verify = trust.context() if isinstance(trust, ClientTls) else trust
         kind = httpx.AsyncClient if is_async else httpx.Client
-        # trust_env: a proxy meant for the internet must not come between a program and localhost.
+        # trust_env: a proxy meant for the internet must not be used for localhost.
         self._http: Any = kind(base_url=url, headers=headers, verify=verify, trust_env=False)
         self._own = own
 
     def look(
         self, model: str, version: str | None, image: bytes, top_k: int | None, threshold: float | None
     ) -> WireQuestion[Sight]:
-        """What is in an image, as the model's task has it."""
+        """Predict by the model's task."""
         path = "/".join(("/predictions", *(quote(part, safe="") for part in (model, version) if part is not None)))
         asked = [
             (name, f"{value}") for name, value in (("top_k", top_k), ("threshold", threshold)) if value is not None
@@ -92,14 +92,16 @@ class HttpWire:
         return WireQuestion(lambda left_s: self._request(left_s, path, body, (_within(left_s),), headers), _tensors)
 
     def models(self) -> WireQuestion[tuple[RemoteModel, ...]]:
-        """What is served, and what was refused and why."""
+        """The served models, and those that were refused, with the reason."""
         return WireQuestion(
             lambda left_s: self._request(left_s, "/v2/repository/index", b"{}"),
             lambda response: models_of(_document(response)),
         )
 
     def send(self, request: httpx.Request, within_s: float) -> httpx.Response:
-        """The whole reply. Raises Unavailable where no server answers, DeadlineExceeded, and RequestError."""
+        """Send a request and return the whole reply. Raises Unavailable if no server answers, DeadlineExceeded, and
+        RequestError.
+        """
         until_s = time.monotonic() + within_s
         with _as_own_errors(self._http.base_url, within_s):
             reply = self._http.send(request, stream=True)
@@ -111,7 +113,7 @@ class HttpWire:
                 reply.close()
 
     async def send_async(self, request: httpx.Request, within_s: float) -> httpx.Response:
-        """As `send`."""
+        """Like `send`."""
         with _as_own_errors(self._http.base_url, within_s):
             try:
                 async with asyncio.timeout(within_s):
@@ -138,7 +140,7 @@ class HttpWire:
 
 
 def _within(left_s: float) -> tuple[str, str]:
-    """The server gives up a request that is not waited for any more."""
+    """Tell the server the remaining time, so that it drops requests whose client does not wait any more."""
     return "timeout_ms", f"{max(1.0, left_s * 1000):.0f}"
 
 
@@ -173,7 +175,7 @@ def _document(response: httpx.Response) -> Any:
 
 
 def _refuse_errors(response: httpx.Response) -> None:
-    """Raises the server's error in its own words, which say what to do; else its status."""
+    """Raise the server's error with its message, or else its status."""
     if response.status_code == 200:
         return
     try:
@@ -185,7 +187,7 @@ def _refuse_errors(response: httpx.Response) -> None:
 
 
 def _in_time(reply: httpx.Response, until_s: float) -> bytes:
-    """The body, unpacked. httpx allows each wait for bytes the whole time, so a server that drips them has no end."""
+    """The body, decompressed. httpx's timeout applies to each read, so a slow server could take for ever."""
     parts = []
     for part in reply.iter_bytes():
         if time.monotonic() > until_s:
@@ -216,13 +218,14 @@ def _own_error(error: httpx.TransportError, url: httpx.URL, within_s: float) -> 
         )
     if isinstance(error, httpx.TimeoutException):
         return DeadlineExceeded(f"{url} did not answer within {within_s:.3g} s; check the server's log")
-    # A server that asks for a certificate says so after the connection has come about, if the words get here at all.
+    # A server that requires a certificate says so only after the connection is established, if its message arrives at
+    # all.
     hint = "does it require a client certificate (--client-cert-file, cert=)? " if url.scheme == "https" else ""
     return Unavailable(f"the connection to {url} was closed ({error}); {hint}{NOT_A_SERVER}", retry_after_s=0.0)
 
 
 def _tls_trouble(error: BaseException | None) -> str | None:
-    """Why there is no TLS, where that is what is wrong."""
+    """Explain a TLS error, if it is one."""
     while error is not None:
         if isinstance(error, ssl.SSLError) and error.reason is not None:
             return getattr(error, "verify_message", "") or error.reason.lower().replace("_", " ")

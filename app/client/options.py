@@ -1,4 +1,4 @@
-"""What a client is given, checked: whom it trusts, the certificate that it shows, and headers of the caller's own."""
+"""The checked settings of a client: trust, its own certificate, and headers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from convoy.models.errors import UsageError
 from convoy.models.tls import ClientTls, ClientTlsNames
 
 _File: TypeAlias = str | os.PathLike[str]
-# What has signed the server's certificate: a file, an SSLContext (HTTP alone), or whether to check it at all.
+# The CA of the server's certificate: a file, an SSLContext (HTTP only), or whether to check at all.
 Verify: TypeAlias = _File | ssl.SSLContext | ClientTls | bool
-# A certificate of the client's own: one file that has its key, too, or one of each.
+# The client's own certificate: one file that includes its key, or one of each.
 Cert: TypeAlias = _File | tuple[_File, _File]
 Trust: TypeAlias = ClientTls | ssl.SSLContext | bool
-# A mapping, or a function that is called before each request, as a trace's context needs.
+# A mapping, or a function that is called before each request, for example for tracing.
 OwnHeaders: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
 _TLS_NAMES = ClientTlsNames("verify", "cert", "cert")
-# Both wires carry such names; those of gRPC's metadata are in lower case.
+# Names that HTTP and gRPC both carry; those of gRPC's metadata are lower case.
 _HEADER_NAME = re.compile(r"[0-9a-z_.-]+")
 _OURS = frozenset(("authorization", "connection", "host", "te", "transfer-encoding", "upgrade", "user-agent"))
 _OUR_KINDS = ("accept", "content-", "grpc-", "inference-header-")
@@ -33,7 +33,7 @@ _LIKE = "it should look like http://localhost:8000 or grpc://localhost:8001"
 
 
 def whole_url(given: str) -> str:
-    """The URL with its scheme. Without one it is HTTP's, and its port 8000 if it names none. Raises UsageError."""
+    """The URL with its scheme. Without one it is HTTP, on port 8000 if it names none. Raises UsageError."""
     has_scheme = "://" in given
     try:
         parts = urlsplit(given if has_scheme else f"http://{given}")
@@ -49,7 +49,7 @@ def whole_url(given: str) -> str:
 
 
 def trust_of(verify: Verify, cert: Cert | None) -> Trust:
-    """Raises UsageError for files with which TLS cannot be spoken, and for two that contradict each other."""
+    """Raises UsageError for files that TLS cannot use, and for two that contradict each other."""
     if cert is None:
         if isinstance(verify, bool | ssl.SSLContext | ClientTls):
             return verify
@@ -67,7 +67,7 @@ def trust_of(verify: Verify, cert: Cert | None) -> Trust:
 
 
 def headers_of(own: OwnHeaders | None) -> dict[str, str]:
-    """As they are now, names in lower case. Raises UsageError for what cannot be sent, or is the client's."""
+    """The current headers, names in lower case. Raises UsageError for headers that cannot be sent or are reserved."""
     found = {name.lower(): value for name, value in ((own() if callable(own) else own) or {}).items()}
     for name, value in found.items():
         if name in _OURS or name.startswith(_OUR_KINDS) or name.endswith("-bin"):

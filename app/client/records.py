@@ -1,4 +1,4 @@
-"""What a server answers, as records, arrays and errors; the same on both wires.
+"""What a server answers, as records, arrays and errors; the same over HTTP and gRPC.
 
 The records of images are in `models.answers`.
 """
@@ -39,14 +39,14 @@ _KINDS = (
     *(InvalidRequest, Unauthorized, Forbidden, NotFound, RequestTimeout, BodyTooLarge, ModelFailed, Unsupported),
     *(DeadlineExceeded, Overloaded, Unavailable),
 )
-# Of those that share a code, the one that says least of the cause.
+# Of those that share a code, the most general.
 _BY_CODE: dict[str, type[RequestError]] = {
     **{kind.grpc_code: kind for kind in _KINDS},
     InvalidRequest.grpc_code: InvalidRequest,
 }
 _BY_STATUS: dict[int, type[RequestError]] = {kind.http_status: kind for kind in _KINDS}
 _BY_NAME = error_kinds()
-# What is in an image, by the task of the model that was asked.
+# The result for an image, by the task of the model.
 Sight: TypeAlias = Classification | Segmentation | Detections
 
 
@@ -65,7 +65,7 @@ class RemoteModel:
 
 
 class NamedTensor(NamedTuple):
-    """A tensor as it travels: the protocol's dtype, the whole shape, and its bytes."""
+    """A tensor as sent: the protocol's dtype, the whole shape, and its bytes."""
 
     name: str
     datatype: str
@@ -73,22 +73,24 @@ class NamedTensor(NamedTuple):
     data: bytes
 
     def array(self) -> np.ndarray:
-        """The caller's own array; strings are bytes, BF16 is V2. Raises RequestError for what fits no shape."""
+        """An array that the caller owns; strings are bytes, BF16 is V2. Raises RequestError if it does not fit its
+        shape.
+        """
         try:
             spec = TensorSpec(self.name, self.datatype, tuple(self.shape))
             return from_bytes(memoryview(self.data), spec, spec.shape).copy()
-        except Exception as error:  # a dtype that is none, too few bytes, strings that are none
+        except Exception as error:  # an unknown dtype, too few bytes, invalid strings
             words = f"output '{self.name}' is not a valid tensor ({error}); {NOT_A_SERVER}"
             raise RequestError(words) from None
 
 
 def tensors_of(inputs: Mapping[str, np.ndarray]) -> list[NamedTensor]:
-    """In their order, little-endian. Raises InvalidRequest for what no tensor can hold."""
+    """In their order, little-endian. Raises InvalidRequest for unsupported values."""
     return [_tensor_of(name, array) for name, array in named_arrays(inputs)]
 
 
 def sight_of(document: Any) -> Sight:
-    """What a server says of an image. Raises RequestError for a document that is no such answer."""
+    """Parse the answer for an image. Raises RequestError if it is not one."""
     try:
         timing = Timing(*(float(document["timing_ms"][stage]) for stage in Timing._fields))
         model, version = str(document["model"]), int(document["version"])
@@ -115,7 +117,7 @@ def _detection(row: Any) -> Detection:
 
 
 def models_of(rows: Any) -> tuple[RemoteModel, ...]:
-    """What a server lists. Raises RequestError for what is no such list."""
+    """Parse a list of models. Raises RequestError if it is not one."""
     try:
         return tuple(
             RemoteModel(str(row["name"]), int(row["version"]), row.get("state", "READY"), row.get("reason", ""))
@@ -149,7 +151,7 @@ def _strings(name: str, array: np.ndarray) -> Iterator[bytes]:
 
 
 def _class_map(found: dict[str, Any]) -> np.ndarray:
-    """uint8 [height, width] of COCO's run lengths, which go down the columns. Raises ValueError if they do not fit."""
+    """uint8 [height, width] from COCO's run lengths, which go down the columns. Raises ValueError."""
     height, width = int(found["height"]), int(found["width"])
     columns = np.full(height * width, UNSEEN, np.uint8)
     for row in found["classes"]:
@@ -160,12 +162,12 @@ def _class_map(found: dict[str, Any]) -> np.ndarray:
 
 
 def of_status(status: int, words: str, retry_after: str | None, code: str = "") -> RequestError:
-    """The error behind an HTTP status. `words` and `code` are the server's; other servers send no code."""
+    """The error for an HTTP status. `words` and `code` are the server's; other servers send no code."""
     return _error(_BY_STATUS.get(status, RequestError), words, seconds_of(retry_after) or 0.0, code)
 
 
 def of_grpc_code(grpc_code: str, words: str, retry_after_s: float, code: str = "") -> RequestError:
-    """The error behind a gRPC status, by its name."""
+    """The error for a gRPC status, by its name."""
     return _error(_BY_CODE.get(grpc_code, RequestError), words, retry_after_s, code)
 
 
@@ -182,7 +184,7 @@ def _error(by_status: type[RequestError], words: str, retry_after_s: float, code
 
 
 def seconds_of(retry_after: str | None) -> float | None:
-    """`Retry-After` as RFC 9110 has it: seconds, or a date; None for what is neither."""
+    """Parse `Retry-After` as in RFC 9110: seconds, or a date; None for anything else."""
     if retry_after is None:
         return None
     try:

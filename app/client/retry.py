@@ -1,6 +1,6 @@
 """The retry policy: how often a request is sent, and for how long.
 
-The policy is `Tries`, which has no socket and no sleep; `ask` follows it in a thread, `ask_async` on an event loop.
+The policy is `Tries`, without sockets and sleeps; `ask` applies it in a thread, `ask_async` on an event loop.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Answer = TypeVar("Answer")
 
 
 class WireQuestion(NamedTuple, Generic[Answer]):
-    """One question on one wire: what is sent, given the seconds that are left, and what its reply means.
+    """One request over one protocol: what to send, given the remaining seconds, and how to read the reply.
 
-    `read` raises RequestError for a reply that is no answer.
+    `read` raises RequestError for an error reply.
     """
 
     build: Callable[[float], Any]
@@ -27,12 +27,11 @@ class WireQuestion(NamedTuple, Generic[Answer]):
 
 
 class Tries:
-    """The tries of one question: again after what passes by itself, 429, 503 and a connection that fails.
+    """The tries of one request: repeated after temporary failures, which are 429, 503 and failed connections.
 
-    The server's Retry-After is waited for, and what it does not name grows from 0.1 to 5 s; up to a quarter of it is
-    added by chance, so that clients which were refused together do not come back together. All of it is within
-    `timeout_s`: where the wait would be longer, the refusal is raised at once. Inference changes nothing on a server,
-    so asking twice does no harm.
+    Waits as long as the server's Retry-After says, otherwise from 0.1 to 5 s, with up to a quarter of random jitter, so
+    that clients that were refused together do not return together. If the wait would exceed `timeout_s`, the error is
+    raised at once. Inference changes nothing on a server, so repeating it is safe.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Tries:
         return left_s
 
     def pause_s(self, refusal: Overloaded | Unavailable) -> float:
-        """Seconds until the next try. Raises the refusal where there is none."""
+        """Seconds until the next try. Raises the error if there is none."""
         wait_s = max(refusal.retry_after_s or 0.0, self._pause_s) * (1 + self._draw() / 4)
         if not self._retries or self._now_s() + wait_s >= self._until_s:
             raise refusal
@@ -68,7 +67,7 @@ def ask(
     send: Callable[[Any, float], Any],
     sleep: Callable[[float], object] = time.sleep,
 ) -> Answer:
-    """Ask in this thread. `send` takes a message and the seconds for it. Raises the last try's RequestError."""
+    """Send in this thread. `send` takes a message and the seconds for it. Raises the last try's RequestError."""
     while True:
         left_s = tries.left_s()
         try:

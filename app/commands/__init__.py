@@ -1,1 +1,1 @@
-"""What is asked from a terminal and does not serve: what this machine has, what is in a store, what an image shows."""
+"""The commands that do not serve: what this machine has, what is in a store, what an image shows."""

@@ -1,4 +1,4 @@
-"""`convoy config`: the options that hold and their sources, and the schema of the file."""
+"""`convoy config`: the effective options with their sources, and the schema of the file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 from convoy.app.config.settings import Settings
 
-# A URL may carry a user and a password.
+# A URL may contain a user and a password.
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
@@ -29,7 +29,7 @@ def show(settings: Settings, as_json: bool) -> None:
     width = max(len(one.name) for one, _ in rows)
     if (path := settings.sources.path) is not None:
         print(f"file: {path}\n")
-    # The value is last: only a long path goes beyond 80 columns.
+    # The value is last, so only a long path exceeds 80 columns.
     print(f"{'setting':<{width}}  {'from':<12}  value")
     for one, source in rows:
         place = source if source == "command line" else source.partition(" ")[0]
@@ -58,5 +58,5 @@ def schema() -> str:
     del document["properties"]["config"]
     for options in (document, *document["$defs"].values()):
         for one in options["properties"].values():
-            one.pop("title", None)  # it says the name once more
+            one.pop("title", None)  # it repeats the name
     return json.dumps(document, indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""`convoy doctor`: what this machine has, and which engines can run here and why the others cannot."""
+"""`convoy doctor`: what this machine has, which engines can run here, and why the others cannot."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LIBRARIES = (
 
 @dataclass(frozen=True, slots=True)
 class PlanFound:
-    """One plan in the cache; `why_not` says why it cannot serve here, and is empty where it can."""
+    """One plan in the cache; `why_not` says why it cannot serve here, empty if it can."""
 
     model: str
     precision: Precision
@@ -43,7 +43,7 @@ class PlanFound:
 
 @dataclass(frozen=True, slots=True)
 class PlanInventory:
-    """A cache's plans, and what in it is no plan at all."""
+    """A cache's plans, and files in it that are not plans."""
 
     folder: str
     plans: tuple[PlanFound, ...]
@@ -52,7 +52,7 @@ class PlanInventory:
 
 @dataclass(frozen=True, slots=True)
 class GpuFound:
-    """One GPU as CUDA sees it. `driver_cuda`: the newest CUDA that its driver speaks."""
+    """One GPU as CUDA sees it. `driver_cuda` is the newest CUDA that its driver supports."""
 
     device: str
     name: str
@@ -64,10 +64,10 @@ class GpuFound:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything `doctor` knows. `libraries` maps a distribution to its version, None where it is missing.
+    """Everything that `doctor` knows. `libraries` maps a distribution to its version, None if it is missing.
 
-    `gpus` are `gpu_devices` and those that do not work, in words, or what the driver alone sees; `gpu_note` says why
-    none can be used.
+    `gpus` are `gpu_devices` and those that do not work, as text, or what only the driver sees; `gpu_note` says why none
+    can be used.
     """
 
     convoy: str
@@ -134,7 +134,7 @@ def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
 
 
 def take_inventory(cache: Path, machine: Machine) -> PlanInventory:
-    """Look through the cache; reads every plan that is for this machine. A cache that is not there is empty."""
+    """Look through the cache and read every plan for this machine. A missing cache is empty."""
     records = list(records_in(cache))
     plans = tuple(
         PlanFound(
@@ -153,7 +153,7 @@ def take_inventory(cache: Path, machine: Machine) -> PlanInventory:
 
 
 def _why_not(cache: Path, key: PlanKey, machine: Machine) -> str:
-    """Why a plan cannot serve here; empty where it can."""
+    """Why a plan cannot serve here; empty if it can."""
     if machine.gpus:
         library = library_named(key.target.library)
         found = machine.runs(library)
@@ -165,7 +165,7 @@ def _why_not(cache: Path, key: PlanKey, machine: Machine) -> str:
         if not any(key.target.covers(gpu) for gpu in gpus):
             return "no GPU of this kind"
     plan = find_plan(cache, key)
-    if isinstance(plan, NoPlan):  # a plan that was built ahead may be damaged, also where there is no GPU
+    if isinstance(plan, NoPlan):  # a plan that was built ahead may be damaged, also without a GPU
         return plan.reason
     return "" if machine.gpus else "no GPU"
 
@@ -177,7 +177,7 @@ def _in_words(gpu: GpuFound) -> str:
 
 
 def _seen_by_driver() -> tuple[str, ...]:
-    """The GPUs that there are although CUDA cannot be used: then a library is what is missing, and not the driver."""
+    """The GPUs that exist although CUDA cannot be used: then a library is missing, and not the driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
@@ -194,7 +194,7 @@ def _machine(diagnosis: Diagnosis) -> Table:
     table.add_row("Convoy", f"{diagnosis.convoy} on Python {diagnosis.python}, {diagnosis.system}")
     int8 = "8-bit dot products" if diagnosis.int8_dot_product else "no 8-bit dot products (INT8 gains little)"
     table.add_row("CPU", f"{diagnosis.cpu}, {diagnosis.cpu_cores} cores, {int8}")
-    # As text: the brackets of an extra are no markup.
+    # As text: the brackets of an extra are not markup.
     table.add_row("GPU", Text("\n".join((*diagnosis.gpus, diagnosis.gpu_note)).strip()))
     return table
 

@@ -1,7 +1,7 @@
 """`python -m convoy.app.commands.healthcheck`: the image's HEALTHCHECK; exit 0 or 1.
 
-Whether the server in this container is ready. Asks at the address that the server wrote down, however it was set:
-`serve --port`, the environment, a free port. Needs only Python, so that it costs little every few seconds.
+Checks whether the server in this container is ready. Uses the address that the server wrote, however it was set: `serve
+--port`, the environment, a free port. Needs only Python, so that it is cheap every few seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 def main() -> int:
     url = _address() + "/v2/health/ready"
     try:
-        # The ready route, not the port: a server whose engine hangs still listens. A proxy has no part in this.
+        # The ready route and not the port: a server whose engine hangs still listens. No proxy is used.
         handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_context())]
         urllib.request.build_opener(*handlers).open(url, timeout=2.0).close()
     except urllib.error.HTTPError as error:
@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def _address() -> str:
-    """What the server wrote; where it could write nothing, what it is most likely to have been told."""
+    """The address that the server wrote or, if it could not write, its most likely one."""
     told = ""
     with suppress(KeyError, OSError, ValueError):
         told = Path(os.environ["CONVOY_ADDRESS_FILE"]).read_text().strip()
@@ -42,7 +42,9 @@ def _address() -> str:
 
 
 def _context() -> ssl.SSLContext:
-    """For a server on this machine, whose certificate is for another name; shows what other commands show."""
+    """For a server on this machine, whose certificate is for another name; with the client certificate of other
+    commands.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if cert := os.environ.get("CONVOY_CLIENT_CERT_FILE"):

@@ -1,4 +1,4 @@
-"""`convoy inspect`: what is in a store, and whether every byte of it is sound."""
+"""`convoy inspect`: what is in a store, and whether every byte of it is valid."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from convoy.models.bundle import (
 from convoy.models.errors import BundleError, JobError, NotFetched, UsageError
 from convoy.models.store import DEMO_STORE, Store, StoredVersion, is_name, is_version
 
-_COLUMNS = 80  # of a terminal at its usual width
+_COLUMNS = 80  # the usual width of a terminal
 
 
 def run(place: str | None, name: str | None, console: Console, *, has_hashes: bool = False) -> int:
-    """Print every version of one model, or of all. Gives 1 when any is broken, else 0.
+    """Print every version of one model, or of all. Returns 1 if any is broken, otherwise 0.
 
     `place` is a folder or a URL, from which everything is fetched first. Raises UsageError and JobError.
     """
@@ -72,7 +72,7 @@ def run(place: str | None, name: str | None, console: Console, *, has_hashes: bo
 
 
 def _print(console: Console, marked: str, plain: str) -> None:
-    """One line, of which the first part is markup and the second is not."""
+    """One line, whose first part is markup and whose second is not."""
     console.print(marked, end="")
     console.print(plain, markup=False, highlight=False, soft_wrap=True)
 
@@ -88,7 +88,7 @@ def _open(place: str, name: str | None) -> Store | RemoteStore:
 
 
 def _name_of(whole: Path) -> str:
-    """What to call the one model that a store may be: as its folder is called."""
+    """The name of a store that is a single model: that of its folder."""
     name = whole.parent.name if is_version(whole.name) else whole.name
     return name if is_name(name) else "model"
 
@@ -122,7 +122,7 @@ def _shown(version: StoredVersion, *, is_detailed: bool, has_hashes: bool) -> Gr
 
 
 def _told(manifest: Manifest) -> list[RenderableType]:
-    """What the scores are and what was found of the reference; last, in red, what speaks against the model."""
+    """The kind of scores and the findings about the reference; last, in red, the objections to the model."""
     entry, said = manifest.provenance.weights_entry, manifest.provenance.preprocessing
     return [
         *([Text(f"scores: {manifest.scores}")] if manifest.scores else []),
@@ -144,15 +144,15 @@ def _title(version: StoredVersion, rest: str) -> Text:
 
 
 def variants_table(manifest: Manifest) -> Table:
-    """One row per variant, in no more than 80 columns.
+    """One row per variant, in at most 80 columns.
 
-    `lost` is points of top-1, or of another score, with the bound that they are below with 95 % confidence; the
-    speed-up has its interval; where figures are long, columns come closer and digits go.
+    `lost` is points of top-1, or of another score, with its 95 % bound; the speed-up has its interval. Long figures
+    narrow the gaps and lose digits.
     """
     # A longer name would widen the table; the reasons below it name the metric.
     metric = manifest.metric if len(manifest.metric) <= 8 else "score"
     headings = "serves", metric, "lost (95 %)", "ms b=1", "best/s", "times fp32"
-    # A name of ours stays whole, even where figures are long; a longer one, of a foreign bundle, is folded.
+    # Our names stay whole, even beside long figures; a longer one, of a foreign bundle, is folded.
     longest = min(max((len(one.file) for one in manifest.variants), default=0), len("int8-openvino.onnx"))
     for gap, ratio in _FORMS:
         table = _table(gap)
@@ -168,12 +168,12 @@ def variants_table(manifest: Manifest) -> Table:
 
 
 def _table(gap: int = 2) -> Table:
-    """With so much room between columns."""
+    """With this gap between columns."""
     return Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), show_edge=False)
 
 
 def _width(table: Table) -> int:
-    """Where nothing is folded."""
+    """The width without folding."""
     return Console(width=10 * _COLUMNS).measure(table).maximum
 
 
@@ -188,7 +188,7 @@ def _accuracy(variant: Variant) -> tuple[str, str]:
     accuracy = variant.accuracy
     if accuracy is None:
         return "-", "-"
-    # fp32 is what the others are held against.
+    # fp32 is the reference.
     bound = None if variant.precision == "fp32" else accuracy.loss_bound_points
     lost = f"{accuracy.loss_points:.2f}" + (f" (<{bound:.2f})" if bound is not None else "")
     return accuracy.in_words, lost
@@ -219,7 +219,7 @@ def _ratio_alone(gain: Interval) -> str:
     return _times(gain.median)
 
 
-# How far columns are apart, and how the speed-up is written: the first that has room.
+# Gaps and forms of the speed-up: the first that fits.
 _FORMS: tuple[tuple[int, Callable[[Interval], str]], ...] = (
     *((2, _ratio_in_full), (2, _ratio_in_short)),
     *((1, _ratio_in_full), (1, _ratio_in_short), (1, _ratio_alone)),
@@ -269,7 +269,7 @@ def _measured(manifest: Manifest) -> list[tuple[Variant, LatencyTable]]:
 
 
 def _latencies(manifest: Manifest) -> Iterator[RenderableType]:
-    """Of all variants the median with its 10th and 90th percentile, and the rate; as many beside each other as fit."""
+    """For all variants the median with its 10th and 90th percentile, and the rate; as many side by side as fit."""
     left = _measured(manifest)
     while left:
         counts = range(len(left), 0, -1)
@@ -283,7 +283,7 @@ def _latencies(manifest: Manifest) -> Iterator[RenderableType]:
 
 
 def _latency_table(measured: Sequence[tuple[Variant, LatencyTable]]) -> Table:
-    """A row for each batch size; "" where a variant was not measured at that size."""
+    """A row per batch size; "" if a variant was not measured at that size."""
     headings = ["batch"]
     for variant, _ in measured:
         headings += [f"{variant.precision} ms", "p10-p90", "per s"]

@@ -1,6 +1,6 @@
-"""`convoy predict`: images to a running server, one table out of what is in them, or a line of JSON for each.
+"""`convoy predict`: send images to a running server, and print one table, or a line of JSON for each.
 
-Knows files, tables and exit codes; the server is `app.client`'s.
+Knows files, tables and exit codes; `app.client` talks to the server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _Rows = list[tuple[str, ...]]
 
 
 class Given(NamedTuple):
-    """An image as it is called in the table, and where it is: a path, or the bytes that came by stdin."""
+    """An image with its name in the table, and its source: a path, or bytes from stdin."""
 
     name: str
     image: Path | bytes
@@ -55,13 +55,12 @@ def predict(
     errors: Console | None = None,
     stdin: BinaryIO | None = None,
 ) -> int:
-    """Asks for each image and prints what is in it: a table, or JSON lines as they come.
+    """Predict each image and print the result: a table, or JSON lines as they come.
 
-    Those are the `top_k` best classes or boxes, or how much of it each class covers; None leaves `top_k` to the server.
-
-    `images` are files, folders (with all that is below them), patterns, and `-` for an image from stdin. One that
-    cannot be read or is refused is one line on stderr, and the others go on. Gives the exit code, which is 1 then.
-    Raises JobError where going on makes no sense (no server, no such model, wrong key), UsageError for a wrong call.
+    Prints the `top_k` best classes or boxes, or the share of each class; None leaves `top_k` to the server. `images`
+    are files, folders (recursively), patterns, and `-` for an image from stdin. One that cannot be read or is refused
+    is one line on stderr, and the others continue. Returns the exit code, which is 1 then. Raises JobError if
+    continuing is pointless (no server, unknown model, wrong key), and UsageError for wrong usage.
     """
     if top_k is not None and top_k < 1:
         raise UsageError(f"--top-k must be at least 1, not {top_k}")
@@ -87,7 +86,7 @@ def predict(
 
 
 def _in_order(client: Client, model: str, given: Sequence[Given], top_k: int | None) -> Iterator[tuple[Given, Sight]]:
-    """Each image with its answer or its error. Raises JobError for what would go wrong with every image."""
+    """Each image with its result or its error. Raises JobError for errors that would affect every image."""
 
     def ask(one: Given) -> Sight:
         try:
@@ -111,7 +110,7 @@ def _in_order(client: Client, model: str, given: Sequence[Given], top_k: int | N
 
 
 def _images(given: Iterable[str], stdin: BinaryIO) -> Iterator[Given]:
-    """Raises UsageError for what names none."""
+    """Raises UsageError for an argument that names no image."""
     names = list(given)
     if not names:
         raise UsageError("pass at least one image: files, folders, patterns, or - for an image from stdin")
@@ -162,7 +161,7 @@ def _what_is_served(client: Client) -> str:
 
 
 def _cells(found: Sight) -> tuple[tuple[str, ...], _Rows]:
-    """The headings, and a row for each thing in the image: label, class, and what the task has beside them."""
+    """The headings, and a row for each thing in the image: label, class, and what else the task has."""
     match found:
         case Detections():
             boxes = [(*_class(one), f"{one.score:.4f}", _numbers(one.box)) for one in found.detections]
@@ -182,7 +181,7 @@ def _numbers(values: Iterable[float]) -> str:
 
 
 def _print(console: Console, headings: tuple[str, ...], shown: Sequence[tuple[str, _Rows]]) -> None:
-    """One table; where that would break the name of an image, each name in a line of its own, and its table below."""
+    """One table; if that would break an image's name, each name on its own line with its table below."""
     without = [_table(headings, [("", rows)]) for _, rows in shown]
     figures = max(console.measure(table).minimum for table in without)
     names = max(cell_len(name) for name, _ in shown)
@@ -195,11 +194,11 @@ def _print(console: Console, headings: tuple[str, ...], shown: Sequence[tuple[st
 
 
 def _table(headings: tuple[str, ...], shown: Sequence[tuple[str, _Rows]]) -> Table:
-    """Of images, with their names where the first heading is theirs."""
+    """A table of images, with their names if the first heading is theirs."""
     table = Table(*headings)
     has_names = headings[0] == "image"
     table.columns[0].no_wrap = has_names
-    table.columns[int(has_names)].overflow = "fold"  # a label that is cut is none
+    table.columns[int(has_names)].overflow = "fold"  # a label must not be cut
     for name, rows in shown:
         for rank, cells in enumerate(rows or [("nothing found",)]):
             first = [escape(name) if rank == 0 else ""] if has_names else []

@@ -1,1 +1,1 @@
-"""What the operator can set: options, environment, configuration file, and what a reload changes."""
+"""Everything that the operator can set: options, environment, configuration file, and reload."""

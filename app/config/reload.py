@@ -1,6 +1,6 @@
-"""What SIGHUP does: it reads the file, the environment and the secrets again, and applies what may change.
+"""SIGHUP: read the file, the environment and the secrets again, and apply what may change.
 
-Knows settings, a core and its options; knows no signal. A mistake changes nothing.
+A mistake changes nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _log = logging.getLogger("convoy")
 
 
 class Reloading:
-    """Applies what has changed to one core and its wires."""
+    """Applies changes to one core, HTTP and gRPC."""
 
     def __init__(self, settings: Settings, core: Core, options: ServeOptions) -> None:
         self._settings, self._core, self._options = settings, core, options
 
     def read_again(self) -> None:
-        """Apply what is configured now. Raises nothing: a mistake is logged, and nothing changes."""
+        """Apply the current configuration. Raises nothing: a mistake is logged, and nothing changes."""
         before = self._settings
         try:
             after = before.read_again()
@@ -39,14 +39,15 @@ class Reloading:
         self._settings = _with_what_may_change(before, after)
         logs.set_level(after.log_level)
         self._options.change(to)
-        # From what holds, not from what was read: the length of all queues waits for a restart, a model's own does not.
+        # From the effective values, not from what was read: the global queue limit waits for a restart, a model's does
+        # not.
         self._core.lifecycle.change_rules(self._settings.queue_rules())
         self._core.control.change_loads(after.load_by_model(self._core.load_options))
         _tell(_changed(before, after), to, had_keys)
 
 
 def _check_tls(before: ServerTls | None, after: ServerTls | None) -> None:
-    """Raises UsageError where TLS, or asking for clients' certificates, would begin or end."""
+    """Raise UsageError if TLS, or client certificates, would be switched on or off."""
     asks_before, asks_after = (tls and (tls.client_ca is not None) for tls in (before, after))
     if asks_before != asks_after:
         raise UsageError("restart the server to turn TLS or client certificates on or off")
@@ -59,13 +60,13 @@ def _with_what_may_change(before: Settings, after: Settings) -> Settings:
 
 
 def _changed(before: Settings, after: Settings) -> list[OptionHeld]:
-    """The options whose values differ; one that is left out is the same as one without a value."""
+    """The options whose values differ; one that is left out equals one without a value."""
     old, new = ({one.keys: one for one in each.options() if one.value is not None} for each in (before, after))
     return [one for keys, one in {**old, **new}.items() if old.get(keys) != new.get(keys)]
 
 
 def _tell(changed: list[OptionHeld], to: ServeOptions, had_keys: bool) -> None:
-    """Say which changes have effect now, from a model's next load on, and after a restart."""
+    """Log which changes have effect now, from a model's next load on, and after a restart."""
     now = ", ".join(one.name for one in changed if one.changes_on_sighup)
     later = [one for one in changed if not one.changes_on_sighup]
     at_next_load = ", ".join(one.name for one in later if one.keys[0] == "models")

@@ -1,8 +1,8 @@
-"""What the operator can set, in one place: names, defaults, help and limits.
+"""All options of the operator: names, defaults, help and limits.
 
-The command line, the environment (`CONVOY_*`), the file of `--config`, its JSON schema and `convoy config show` use
-the same model; `app/config/sources.py` knows which source takes precedence. Settings are read at the start and on
-SIGHUP; the other packages take plain arguments.
+The command line, the environment (`CONVOY_*`), the file of `--config`, its JSON schema and `convoy config show` use the
+same model; `app/config/sources.py` knows which source takes precedence. Settings are read at the start and on SIGHUP;
+the other packages take plain arguments.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from convoy.models.version_policy import Latest, Policy
 
 # Marks an option that SIGHUP can change, in the schema as well.
 LIVE: JsonDict = {"changes_on_sighup": True}
-# What the log calls the key of --api-key-file.
+# The name of the --api-key-file key in the log.
 DEFAULT_KEY = "default"
 _KEY_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _ORIGIN = re.compile(r"https?://[\w.:\[\]-]+", re.ASCII)
 
 
 def _as_text(given: object) -> object:
-    """YAML takes `2` for a number."""
+    """YAML reads `2` as a number."""
     return str(given) if isinstance(given, int | Path) and not isinstance(given, bool) else given
 
 
 def _as_names(given: object) -> object:
-    """A list is how a file writes `a,b`."""
+    """A file may have a list for `a,b`."""
     return ",".join(map(str, given)) if isinstance(given, list | tuple) else _as_text(given)
 
 
@@ -116,7 +116,7 @@ OPTION_GROUPS: dict[str, tuple[str, ...]] = {
 
 
 class OptionHeld(NamedTuple):
-    """One option as it holds. `keys` lead to it in the file."""
+    """An effective option. `keys` lead to it in the file."""
 
     keys: tuple[str, ...]
     value: Any
@@ -127,7 +127,7 @@ class OptionHeld(NamedTuple):
         return ".".join(self.keys)
 
 
-# In the file under `models`, by the model's name. Where an option is left out, the server's or the model's own holds.
+# In the file under `models`, by the model's name. An option that is left out is the server's or the model's own.
 class ModelSettings(BaseModel):
     """The options of one model, for all of its versions."""
 
@@ -163,7 +163,7 @@ class ModelSettings(BaseModel):
         return self
 
     def load_options(self, load: LoadOptions) -> LoadOptions:
-        """The server's options with those that this model has of its own."""
+        """The server's options, overridden by those of this model."""
         return replace(
             load,
             precision=self.precision or load.precision,
@@ -175,10 +175,10 @@ class ModelSettings(BaseModel):
 
 
 class Settings(BaseModel):
-    """Every option of `convoy serve`; each has a twin in the environment.
+    """Every option of `convoy serve`; each has an environment variable.
 
-    What has names of its own, as keys and models, is no option of the command line. Making one reads nothing:
-    `read_settings` does.
+    Options by name, such as keys and models, are not on the command line. Construction reads nothing: `read_settings`
+    does.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -266,7 +266,7 @@ class Settings(BaseModel):
         description="Host names, such as a,b, whose web pages may load models without a token.",
         json_schema_extra=LIVE,
     )
-    # A line for each request costs a fifth of a small one; the statistics count those that succeed.
+    # Logging each request costs a fifth of a small one; the statistics count successful ones.
     access_log: Literal["all", "errors", "off"] = Field(
         "errors", description="Requests to log; errors logs failed and slow ones.", json_schema_extra=LIVE
     )
@@ -316,16 +316,16 @@ class Settings(BaseModel):
 
     @property
     def sources(self) -> Sources:
-        """Where each option comes from."""
+        """The source of each option."""
         return self._sources
 
     @property
     def scheme(self) -> str:
-        """How URLs of the server begin."""
+        """The scheme of the server's URLs."""
         return "http" if self.tls_cert_file is None else "https"
 
     def options(self) -> Iterator[OptionHeld]:
-        """Every option, with those of single models that were given."""
+        """Every option, with the given ones of single models."""
         fields, of_models = type(self).model_fields, ModelSettings.model_fields
         held: list[tuple[tuple[str, ...], Any, FieldInfo]] = [
             *(((name,), getattr(self, name), field) for name, field in fields.items() if not has_names(field)),
@@ -342,7 +342,7 @@ class Settings(BaseModel):
             yield OptionHeld(keys, value, isinstance(extra, dict) and LIVE.items() <= extra.items())
 
     def read_again(self) -> Settings:
-        """What holds now, by the same command line. Raises UsageError."""
+        """Read the sources again, with the same command line. Raises UsageError."""
         return read_settings(self._sources.command_line)
 
     def _allowed_hosts(self) -> tuple[str, ...]:
@@ -392,17 +392,17 @@ class Settings(BaseModel):
         return tuple(int(number) for number in numbers)
 
     def plan_folder(self) -> Path:
-        """Where plans and tunings are kept. Raises UsageError."""
+        """The folder of plans and tuning results. Raises UsageError."""
         return plan_folder(self.plan_cache)
 
     def store_place(self) -> Path | RemoteStore:
-        """The store's folder, or what speaks to it. Raises UsageError where that needs what is not installed."""
+        """The store's folder, or the remote store. Raises UsageError if that needs something that is not installed."""
         if self.store is None or not is_url(self.store):
             return DEMO_STORE if self.store is None else Path(self.store)
         return RemoteStore(self.store, self.model_name, self.store_cache_folder())
 
     def store_cache_folder(self) -> Path:
-        """Where what comes from a store's URL is kept. Raises UsageError."""
+        """The folder for what a remote store provides. Raises UsageError."""
         if self.store_cache is not None:
             return self.store_cache.expanduser()
         plans = self.plan_folder()
@@ -433,7 +433,7 @@ class Settings(BaseModel):
         )
 
     def load_by_model(self, load: LoadOptions) -> dict[str, LoadOptions]:
-        """The options of models that have their own."""
+        """The load options of models that have their own."""
         return {name: own.load_options(load) for name, own in self.models.items()}
 
     def queue_rules(self) -> QueueRules:
@@ -444,7 +444,7 @@ class Settings(BaseModel):
         return QueueRules(self.max_queue, by_model)
 
     def _machine(self) -> Machine:
-        """What may serve here; hardware that may not be used is not probed."""
+        """The hardware that may serve; other hardware is not probed."""
         if self.engine == REFERENCE.runner:
             return CPU_ONLY
         return find_machine() if may_use_gpus(self.engine) else find_cpu()
@@ -490,7 +490,7 @@ class Settings(BaseModel):
 
 
 def read_settings(given: Mapping[str, Any]) -> Settings:
-    """Settings from what was given on the command line, then the environment, the file, the defaults.
+    """Settings from the command line, then the environment, the file, the defaults.
 
     Raises UsageError.
     """
@@ -504,7 +504,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
 
 
 def _secret(option: str, path: Path) -> str:
-    """What a file with a secret holds. Raises UsageError."""
+    """The content of a file with a secret. Raises UsageError."""
     try:
         secret = path.read_text().strip()
     except (OSError, ValueError) as error:
@@ -515,7 +515,7 @@ def _secret(option: str, path: Path) -> str:
 
 
 def has_names(field: FieldInfo) -> bool:
-    """Whether an option has options by name, which the command line cannot express."""
+    """Whether an option has values by name, which the command line cannot express."""
     return get_origin(field.annotation) is dict
 
 

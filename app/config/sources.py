@@ -1,6 +1,6 @@
-"""Where options come from: the command line, the environment, the file, in this order.
+"""The sources of options: the command line, the environment, the file, in this order.
 
-Knows how they are read and merged, and the source of each value. Knows no option.
+Reads and merges them, and knows the source of each value. Knows no options.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Said = Mapping[str, Any]
 class Sources:
     """The options given in each place. `lines` are those of the options in the file at `path`.
 
-    `ignored` are the variables that Kubernetes set for a Service.
+    `ignored` are variables that Kubernetes set for a Service.
     """
 
     command_line: _Said = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Sources:
 
     @staticmethod
     def read(command_line: _Said, kind: type[BaseModel]) -> Sources:
-        """The sources for the options of a `kind`. Raises UsageError."""
+        """Read the sources of the options of a `kind`. Raises UsageError."""
         environment = _environment(kind)
         ours = {name: value for name, value in os.environ.items() if name.upper().startswith(PREFIX)}
         ignored = tuple(sorted(name for name, value in ours.items() if is_of_kubernetes(name, value)))
@@ -54,11 +54,11 @@ class Sources:
         return Sources(command_line, environment, file, path, lines, ignored)
 
     def merged(self) -> dict[str, Any]:
-        """One value for each option; options by name, such as models, are merged name by name."""
+        """One value per option; options by name, such as models, are merged by name."""
         return _over(self.command_line, _over(self.environment, self.file))
 
     def source_of(self, *keys: str) -> str:
-        """The source of an option, in words. `keys` lead to it, as `models`, `digits`, `max_queue`."""
+        """The source of an option, as text. `keys` lead to it, such as `models`, `digits`, `max_queue`."""
         if _has(self.command_line, keys):
             return "command line"
         if _has(self.environment, keys):
@@ -66,7 +66,7 @@ class Sources:
         return f"file {self.path}" if _has(self.file, keys) else "default"
 
     def not_valid(self, error: ValidationError, kind: type[BaseModel]) -> UsageError:
-        """All that is wrong, a line each: where it was said, under which name, and what to write there."""
+        """All mistakes, a line each: where it was given, under which name, and what to write there."""
         found = sorted(error.errors(), key=lambda one: self.lines.get(tuple(map(str, one["loc"])), 0))
         return UsageError("\n".join(dict.fromkeys(self._mistake(one, kind) for one in found)))
 
@@ -116,7 +116,7 @@ def _over(said: _Said, below: _Said) -> dict[str, Any]:
 
 
 def _has(said: Any, keys: tuple[str, ...]) -> bool:
-    """Whether an option was given, or something in its place that has no such keys."""
+    """Whether an option was given, or something in its place without such keys."""
     for key in keys:
         if not isinstance(said, Mapping):
             return True
@@ -127,7 +127,7 @@ def _has(said: Any, keys: tuple[str, ...]) -> bool:
 
 
 def _options_at(keys: tuple[str, ...], kind: type[BaseModel]) -> Mapping[str, FieldInfo]:
-    """The options among which the last of the keys is; none below an option that holds plain values."""
+    """The options that contain the last of the keys; none below an option with plain values."""
     options = kind.model_fields
     if len(keys) == 1 or keys[0] not in options:
         return options

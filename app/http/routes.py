@@ -32,7 +32,7 @@ from convoy.app.version import VERSION
 from convoy.models.errors import Draining, NotFound, NotReady, Unsupported
 from convoy.models.plans import PlanBuild
 
-# Extensions that clients may ask for, and why there is none.
+# Extensions that clients may ask for, and why they are not offered.
 NOT_OFFERED = {
     "/v2/trace/setting": "the server does not support tracing; /stats and the Server-Timing header tell the stages",
     "/v2/models/{model}/trace/setting": "the server does not support tracing; see /stats and Server-Timing",
@@ -44,7 +44,7 @@ NOT_OFFERED = {
 
 
 def not_offered_routes() -> APIRouter:
-    """The extensions of the protocol that this server does not have. Nothing documents them."""
+    """The extensions of the protocol that this server does not have. Not documented."""
     router = APIRouter(include_in_schema=False)
     for path, why in NOT_OFFERED.items():
         router.add_api_route(path, _refusal(why), methods=["GET", "POST"])
@@ -71,7 +71,7 @@ def control_routes(core: Core, options: ServeOptions) -> APIRouter:
     _add_health(router, core)
     _add_statistics(
         router, core, options
-    )  # before the metadata, whose `/v2/models/{model}` would take `stats` for a name
+    )  # before the metadata, whose `/v2/models/{model}` would take `stats` as a name
     _add_metadata(router, core, options.server_name)
 
     @router.get("/", tags=["pages"], summary="A page for people", response_class=HTMLResponse)
@@ -197,7 +197,7 @@ def _last_minute(core: Core, served: Served) -> _Json:
     last_minute = served.statistics.last_minute
     requests_per_s, samples_per_s = last_minute.per_second()
     first, *_ = engines = [_engine(engine) for engine in served.loaded.engines]
-    shapes = shapes_of(served.loaded.engines)  # what is held for free sizes; none where they are fixed
+    shapes = shapes_of(served.loaded.engines)  # memory kept for dynamic sizes; none if sizes are fixed
     return {
         "name": served.key.model,
         "version": str(served.key.version),
@@ -225,7 +225,7 @@ def _last_minute(core: Core, served: Served) -> _Json:
 
 
 def _five_minutes(served: Served) -> _Json:
-    """Lists with a figure for each period that has ended, the latest last; shorter ones of a younger version."""
+    """Lists with a figure for each ended period, the latest last; shorter for a younger version."""
     statistics = served.statistics
     span = statistics.last_minute.span()
     periods = statistics.last_minute.history(span)
@@ -258,7 +258,7 @@ def _rounded_lists(rates: dict[str, list[float]]) -> dict[str, list[float]]:
 
 
 def _devices(core: Core) -> list[_Json]:
-    """Compute seconds a second; above 1 where batches run beside each other."""
+    """Compute seconds per second; above 1 if batches run side by side."""
     used = core.metrics.computed_ns().per_second()
     loaded = {engine.info.device for served in core.catalog.served() for engine in served.loaded.engines}
     return [{"device": one, "utilisation": round(used.get(one, 0.0) / 1e9, 4)} for one in sorted({*loaded, *used})]
@@ -281,20 +281,20 @@ def _engine(engine: ProvedEngine) -> _Json:
 
 
 def _plan_build(build: PlanBuild | None) -> _Json | None:
-    """How far the plan is that will serve better; null where none is being built, or ever was."""
+    """The progress of the plan that will serve better; null if none is being built, or ever was."""
     if build is None:
         return None
     return dataclasses.asdict(build) | {"plan": None if build.plan is None else build.plan.name}
 
 
 def _listed(one: Listing) -> _Json:
-    """`version` is null where it is the model's folder that cannot be read."""
+    """`version` is null if the model's folder cannot be read."""
     version = None if one.version == WHOLE_MODEL else str(one.version)
     return dataclasses.asdict(one) | {"version": version, "state": one.state.value}
 
 
 def torchserve_routes(core: Core) -> APIRouter:
-    """What TorchServe's management API says about models; docs/torchserve.md lists the differences."""
+    """TorchServe's management API for models; docs/torchserve.md lists the differences."""
     router = APIRouter(tags=["TorchServe"], responses=ERRORS)
 
     @router.get("/models", summary="The models' names")
@@ -346,5 +346,5 @@ def _description(core: Core, served: Served) -> _Json:
 
 
 def _url(name: str) -> str:
-    """Where the model is described here; TorchServe names the archive that it was loaded from."""
+    """Where the model is described here; TorchServe has the archive's name."""
     return f"/v2/models/{name}"

@@ -1,4 +1,4 @@
-"""The process that serves: sockets, TLS, signals, uvicorn, the gRPC listener's life, exit codes, logs, threads.
+"""The server process: sockets, TLS, signals, uvicorn, the gRPC listener's lifetime, exit codes, logs, threads.
 
-Apart from `main`, which puts a server together, it knows nothing of models and cores.
+Apart from `main`, which assembles a server, it knows nothing about models.
 """

@@ -1,8 +1,8 @@
-"""Accepts connections from a socket, with TLS where the server has a certificate.
+"""Accepts connections from a socket, with TLS if the server has a certificate.
 
-An event loop's own server accepts one connection in each of its turns, which last for milliseconds under load: the last
-of 64 clients that connect at once waited for 70 ms. It also keeps one TLS context for ever, and does not count
-connections whose handshake is not done.
+An event loop's own server accepts one connection per iteration, which takes milliseconds under load: the last of 64
+clients that connected at once waited for 70 ms. It also keeps one TLS context for ever, and does not count connections
+during their handshake.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from convoy.models.tls import ServerTls
 
 _log = logging.getLogger("convoy")
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-# A client's mistake, and not a probe that leaves: worth a line.
+# Mistakes of a client, and not probes that leave: worth a log line.
 _TELLING = frozenset({"HTTP_REQUEST", "PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_VERIFY_FAILED"})
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Seconds a client may take, how long its headers may be, and how many connections there may be.
+    """Seconds a client may take, the size of its headers, and the number of connections.
 
     A TLS handshake may take as long as headers, and the end of TLS as long as a write.
     """
@@ -47,7 +47,7 @@ class Acceptor:
     """Makes a protocol for each connection, from `open` to `close`."""
 
     def __init__(self, listener: socket.socket, limits: ConnectionLimits, tls: Callable[[], ServerTls | None]) -> None:
-        """`tls` gives what a new connection is shown; None: no TLS."""
+        """`tls` returns the certificate for a new connection, or None for no TLS."""
         self._listener, self._limits, self._tls = listener, limits, tls
         self._handshakes: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -59,7 +59,7 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Accept no more; connections that wait at the socket are refused."""
+        """Stop accepting; connections that wait at the socket are refused."""
         self._is_closed = True
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
         self._listener.close()
@@ -69,13 +69,13 @@ class Acceptor:
             self._loop.add_reader(self._listener.fileno(), self._accept_some)
 
     def _accept_some(self) -> None:
-        # Each costs others a tenth of a millisecond. With 16 in a turn of the loop the last of 1,000 clients that
-        # connect at once waits 1.7 times as long, and with 128 no shorter.
+        # Each costs others a tenth of a millisecond. With 16 per iteration, the last of 1,000 clients that connect at
+        # once waits 1.7 times as long; with 128 it does not wait less.
         for _ in range(64):
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return  # all are taken, or the client has gone
+                return  # all are accepted, or the client has gone
             except OSError as error:
                 if error.errno not in _NO_DESCRIPTORS:
                     raise
@@ -84,7 +84,7 @@ class Acceptor:
                 self._loop.call_later(0.5, self._resume)  # a connection may have ended by then
                 return
             if len(self._handshakes) >= self._limits.max_connections and self._tls() is not None:
-                connection.close()  # before the handshake no reply can be sent
+                connection.close()  # before the handshake, no reply can be sent
                 continue
             task = self._loop.create_task(self._set_up(connection))
             self._handshakes.add(task)
@@ -112,22 +112,22 @@ class Acceptor:
 
 @lru_cache(1)
 def _context_of(tls: ServerTls) -> ssl.SSLContext:
-    """A new one after each change of the certificate, with no memory of earlier sessions."""
+    """A new one after each change of the certificate, without earlier sessions."""
     return tls.context()
 
 
 def unsent_bytes(transport: Any) -> int:
-    """What the client has not taken yet, in our buffer and in the kernel's, which is refilled in large steps."""
+    """Bytes that the client has not taken yet, in our buffer and in the kernel's, which is refilled in large steps."""
     return int(transport.get_write_buffer_size()) + _bytes_in_kernel(transport, termios.TIOCOUTQ)
 
 
 def unread_bytes(transport: Any) -> int:
-    """What the client has sent that has not been read yet."""
+    """Bytes that the client has sent and that have not been read yet."""
     return _bytes_in_kernel(transport, termios.FIONREAD)
 
 
 def _bytes_in_kernel(transport: Any, question: int) -> int:
-    """What the kernel says of a connection; 0 where it says nothing, or there is no socket, or no more."""
+    """The kernel's count for a connection; 0 if it is unknown."""
     answer, socket = array.array("i", [0]), transport.get_extra_info("socket")
     if socket is not None:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The sockets that clients connect to, and the HTTP server."""
+"""The listening sockets, and the HTTP server."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _log = logging.getLogger("convoy")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections from now on. Raises UsageError."""
+    """A listening socket. Raises UsageError."""
     return _bound(host, port, 2048, "choose another with --port")
 
 
 def take_port(host: str, port: int) -> socket.socket | None:
-    """A socket that holds the port for gRPC without listening; 0 takes a free one, -1 none. Raises UsageError.
+    """Reserve the gRPC port without listening; 0 takes a free one, -1 none. Raises UsageError.
 
-    The library may bind the same port while this socket still holds it.
+    The library can bind the same port while this socket still holds it.
     """
     return None if port < 0 else _bound(host, port, None, "choose another with --grpc-port, or -1 for no gRPC")
 
@@ -57,9 +57,9 @@ def announce(scheme: str, host: str, port: int, *, is_open: bool) -> None:
 
 
 def write_address(scheme: str, listener: socket.socket, file: Path) -> None:
-    """The URL at which this machine reaches the server, as the file's only line; whole whenever it is read.
+    """Write the URL at which this machine reaches the server, as the file's only line, atomically.
 
-    A server whose disk cannot be written serves all the same, and says so.
+    If the disk cannot be written, the server serves anyway and logs it.
     """
     host, port = listener.getsockname()[:2]
     own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
@@ -102,7 +102,7 @@ class HttpServer(uvicorn.Server):
         self.exit_code = 0
 
     def stop(self, exit_code: int = 0) -> None:
-        """Let `serve` end soon, in good order. The first exit code that is not 0 stays."""
+        """Let `serve` end soon, in good order. The first exit code other than 0 counts."""
         self.exit_code = self.exit_code or exit_code
         self.should_exit = True
 

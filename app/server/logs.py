@@ -1,8 +1,8 @@
 """Log lines, as text or as JSON: time, level, message, and the request that they are about.
 
-A line of JSON also has what its writer gave as `extra`. Everything that a server says goes this way, crashes included:
-a thread writes the lines, so that no caller waits for a slow reader. Between them is a queue of limited size. Lines
-that do not fit are dropped and counted, and the log says how many as soon as it is read again.
+JSON lines also have the `extra` fields. Everything that a server reports is logged here, including crashes. A thread
+writes the lines, so no caller waits for a slow reader. The queue is bounded: lines that do not fit are dropped and
+counted, and the log says how many as soon as it is read again.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _log = logging.getLogger("convoy")
 
 
 class LogWriter(logging.Handler):
-    """Writes formatted records, of which at most `room_bytes` wait. `descriptor` is its own from now on.
+    """Writes formatted records, of which at most `room_bytes` wait. It owns `descriptor` from now on.
 
     Its thread never ends, and the process does not wait for it.
     """
 
     def __init__(self, descriptor: int, encoding: str = "utf-8", room_bytes: int = 4 << 20) -> None:
         super().__init__()
-        self.dropped_lines = 0  # in all
+        self.dropped_lines = 0  # in total
         self._descriptor, self._encoding, self._room_bytes = descriptor, encoding, room_bytes
         self._lines: deque[bytes] = deque()
-        self._waiting_bytes = 0  # with what is being written
+        self._waiting_bytes = 0  # including those being written
         self._untold_lines = 0  # dropped since the log said so
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
@@ -54,11 +54,11 @@ class LogWriter(logging.Handler):
             if self._waiting_bytes and self._waiting_bytes + len(line) > self._room_bytes:
                 self._count_dropped(1)
                 return
-            self._tell_of_dropped()  # before what comes after them
+            self._tell_of_dropped()  # before the lines that follow
             self._add(line)
 
     def flush(self, within_s: float = 2.0) -> None:
-        """Wait until everything has been written, but not for longer than that."""
+        """Wait until everything has been written, but no longer than that."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting_bytes or not self._thread.is_alive(), within_s)
 
@@ -76,7 +76,7 @@ class LogWriter(logging.Handler):
         told = "%d log lines were dropped here: nothing reads the log, and its buffer of %d MiB is full"
         given = (told, (count, self._room_bytes >> 20), None)
         record = logging.LogRecord("convoy", logging.WARNING, "", 0, *given)
-        # In no request's context, whichever task runs now.
+        # Without a request's context, whichever task runs now.
         self._add(Context().run(self._line_of_own, record))
 
     def _line_of_own(self, record: logging.LogRecord) -> bytes:
@@ -94,7 +94,7 @@ class LogWriter(logging.Handler):
             written_bytes = self._write(b"".join(chunk))
             with self._changed:
                 self._waiting_bytes -= sum(map(len, chunk))
-                if not written_bytes:  # a disk that is full, or a reader that is gone
+                if not written_bytes:  # a full disk, or a reader that is gone
                     self._count_dropped(len(chunk))
                 elif not self._lines:
                     self._tell_of_dropped()
@@ -105,18 +105,19 @@ class LogWriter(logging.Handler):
         with self._changed:
             self._changed.wait_for(lambda: self._lines)
             chunk, nbytes = [], 0
-            while self._lines and nbytes < 64 << 10:  # what a pipe holds, so that there is room as soon as it is read
+            # the capacity of a pipe, so that there is room as soon as it is read
+            while self._lines and nbytes < 64 << 10:
                 chunk.append(self._lines.popleft())
                 nbytes += len(chunk[-1])
             return chunk
 
     def _write(self, data: bytes) -> int:
-        """How many bytes were written: all, unless writing fails."""
+        """Returns how many bytes were written: all, unless writing fails."""
         done = 0
         while done < len(data):
             try:
                 done += os.write(self._descriptor, data[done:])
-            except BlockingIOError:  # another process that shares the descriptor has made it so
+            except BlockingIOError:  # another process that shares the descriptor made it non-blocking
                 select.select([], [self._descriptor], [])
             except OSError:
                 break
@@ -140,7 +141,7 @@ _ENDS_FIELD = re.compile(r'[\s"=\[\]\\]')
 
 
 def field(text: str) -> str:
-    """A client's word as one field of a line: itself, or quoted where it could be read as more than one."""
+    """A client's value as one field of a line: unchanged, or quoted if it could look like several."""
     if text and text.isprintable() and not _ENDS_FIELD.search(text):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -170,7 +171,7 @@ def _for_json(record: logging.LogRecord) -> bool:
 
 
 def takes_fields() -> bool:
-    """Whether any handler uses what a line's writer gives as `extra`: JSON does, our text does not, and others may."""
+    """Whether any handler uses `extra` fields: JSON does, our text does not, and others may."""
     handlers: list[logging.Handler] = []
     logger: logging.Logger | None = logging.getLogger("convoy.access")
     while logger is not None:
@@ -206,9 +207,9 @@ def _handler(form: LogFormat) -> logging.Handler:
 
 
 def configure(level: str, form: LogFormat = "text") -> None:
-    """Send everything to standard error, in our format, from `level` on. Raises UsageError."""
+    """Log everything to standard error, in our format, from `level` on. Raises UsageError."""
     handler = _handler(form)
-    # Our lines say neither which line of code wrote them nor in which thread: finding out took a quarter of each.
+    # Our lines do not name the line of code or the thread: finding these took a quarter of the time of each.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
@@ -260,12 +261,12 @@ def tell_stacks() -> None:
 
 
 def dropped_lines() -> int:
-    """How many lines were not written, because earlier ones were not read."""
+    """How many lines were dropped because earlier ones were not read."""
     return sum(writer.dropped_lines for writer in _writers())
 
 
 def flush(within_s: float = 2.0) -> None:
-    """Before the process ends: write what waits, as far as it is read within that time."""
+    """Write the waiting lines before the process ends, as far as they are read within that time."""
     for writer in _writers():
         writer.flush(within_s)
 
@@ -276,12 +277,12 @@ def _writers() -> list[LogWriter]:
 
 
 def set_level(level: str) -> None:
-    """Let lines of this level and above be written from now on."""
+    """Log lines of this level and above from now on."""
     logging.getLogger().setLevel(level.upper())
 
 
 def configure_own(level: str, form: LogFormat = "text") -> None:
-    """The same for our lines alone, in a process that has a log of its own. Raises UsageError."""
+    """Configure only our loggers, in a process that has a log of its own. Raises UsageError."""
     handler = _handler(form)
     logger = logging.getLogger("convoy")
     logger.handlers[:] = [handler]

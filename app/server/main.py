@@ -2,10 +2,10 @@
 
     exit 0    drained after SIGTERM or SIGINT
          1    nothing could be served
-         2    called wrongly
+         2    wrong usage
          70   an engine hung and could not be replaced; only a new process helps
 
-`uvicorn convoy.app.server.main:app` serves the same application, with uvicorn's own signal handling.
+`uvicorn convoy.app.server.main:app` serves the same application, with uvicorn's signal handling.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _log = logging.getLogger("convoy")
 
 
 def serve(settings: Settings, unknown_variables: Sequence[str] = ()) -> int:
-    """Serve until told to stop; the exit code. Raises UsageError.
+    """Serve until told to stop. Returns the exit code. Raises UsageError.
 
-    `unknown_variables` are those of the environment that look like options and are none.
+    `unknown_variables` are environment variables that look like options but are not.
     """
     logs.configure(settings.log_level, settings.log_format)
     try:
@@ -82,7 +82,7 @@ def _warn_of_edges(settings: Settings) -> None:
 class Host:
     """One core behind one uvicorn server, from the first signal to the last request.
 
-    `make_core` is called as `Core` is; tests give engines of their own that way.
+    `make_core` is called like `Core`; tests pass their own engines that way.
     """
 
     def __init__(self, settings: Settings, listener: socket.socket, make_core: Callable[..., Core] = Core) -> None:
@@ -142,7 +142,7 @@ def _application() -> ASGIApp:
 
 
 def __getattr__(name: str) -> ASGIApp:
-    # Built when it is asked for, so that importing this module reads no environment.
+    # Built on access, so that importing this module reads no environment.
     if name == "app":
         return _application()
     raise AttributeError(name)

@@ -1,4 +1,4 @@
-"""The process: what it asks of the system before it serves, threads for work that may never end, and how it ends."""
+"""The process: system settings before it serves, threads for work that may never end, and how it ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 def raise_file_limit() -> None:
-    """Every connection is a file; the usual soft limit of 1,024 is below what one server should hold."""
+    """Raise the limit of open files: the usual soft limit of 1,024 is too low for a server's connections."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -33,32 +33,32 @@ def raise_file_limit() -> None:
 def give_large_allocations_back() -> None:
     """Let the C library return a freed upload to the system at once.
 
-    It learns from the first one that such sizes come and go, and keeps the next ones in heaps per thread;
-    after some large uploads the process would stay several times larger than `--max-inflight-mb` promises.
+    glibc adapts to such sizes after the first one and keeps the next ones in heaps per thread; after some large uploads
+    the process would stay several times larger than `--max-inflight-mb` allows.
     """
-    with suppress(OSError, AttributeError):  # another C library has other habits
+    with suppress(OSError, AttributeError):  # another C library behaves differently
         m_mmap_threshold = -3  # from malloc.h
         ctypes.CDLL(None).mallopt(m_mmap_threshold, 8 << 20)
 
 
 def give_freed_memory_back() -> None:
-    """Return what the C library keeps of memory that was freed in small pieces; takes some milliseconds."""
+    """Return memory that was freed in small pieces and that the C library keeps; takes some milliseconds."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def collect_only_what_comes() -> None:
-    """Exempt whatever exists from garbage collection, and collect from now on.
+    """Exempt existing objects from garbage collection, and collect from now on.
 
-    A server keeps a hundred thousand objects from its start. Scanning all of them takes a tenth of a second, in which
-    no request is answered, every few thousand requests.
+    A server keeps a hundred thousand objects from its start. Scanning them would stop it for a tenth of a second every
+    few thousand requests.
     """
     gc.freeze()
     gc.enable()
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """To its end, on the fastest event loop there is."""
+    """Run a coroutine to its end, on the fastest available event loop."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(work)
 
@@ -74,20 +74,21 @@ def _loop_factory() -> Any:
 def give_way() -> None:
     """Lower the priority of this thread, and of those that it starts, for good.
 
-    Does nothing where the whole process would give way, or where the system forbids it, as for hardened services.
+    Does nothing if it would affect the whole process, or if the system forbids it, as for hardened services.
     """
     if sys.platform == "linux":
         with suppress(OSError):
-            # A third of the weight that Linux gives to others. With 3 and with 10 fewer requests were answered in time.
+            # A third of the weight that Linux gives to others. With 3 and with 10, fewer requests were answered in
+            # time.
             os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
 class _LooseThread(threading.Thread):
-    """A class of its own, so that those still running can be counted."""
+    """A class of its own, so that running ones can be counted."""
 
 
 def begin(work: Callable[[], Result], name: str) -> asyncio.Future[Result]:
-    """Start it in a thread of its own; its result, or what it raises. Cancelling ends the waiting and not the work."""
+    """Run a function in its own thread. Cancelling ends the waiting and not the work."""
     done: Future[Result] = Future()
     done.set_running_or_notify_cancel()  # from here on it cannot be cancelled
 
@@ -103,14 +104,14 @@ def begin(work: Callable[[], Result], name: str) -> asyncio.Future[Result]:
 
 
 def own_clock() -> int | None:
-    """The CPU clock of this thread, which `cpu_s_of` reads; None where there is none."""
+    """The CPU clock of this thread, for `cpu_s_of`; None if there is none."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return None
     return time.pthread_getcpuclockid(threading.get_ident())
 
 
 def cpu_s_of(clock: int) -> float | None:
-    """The CPU time of a thread in seconds; None where it has ended. Called from any thread."""
+    """The CPU time of a thread in seconds; None if it has ended. Called from any thread."""
     try:
         return time.clock_gettime(clock)
     except OSError:
@@ -130,9 +131,9 @@ _WELL_MEANT_S = 0.5  # what is about to end anyway needs less
 
 
 def handle_signals(stop: Callable[[], Coroutine[None, None, None]], read_again: Callable[[], None]) -> None:
-    """SIGTERM and SIGINT: `stop` runs in a task; a second one ends the process at once.
+    """SIGTERM and SIGINT: run `stop` in a task; a second signal ends the process at once.
 
-    SIGHUP: `read_again`, unless the process ends.
+    SIGHUP: `read_again`, unless the process is ending.
     """
     loop, stopping = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
@@ -149,9 +150,9 @@ def handle_signals(stop: Callable[[], Coroutine[None, None, None]], read_again: 
 
 
 def end_if_held_up(code: int) -> None:
-    """End the process here and now where threads are still at work that may never end; else do nothing.
+    """End the process here and now if threads are still running that may never end; otherwise do nothing.
 
-    Python would not wait for them, but the libraries that they are in would be taken down around them.
+    Python would not wait for them, but the libraries that they use would be torn down.
     """
     if stuck := at_work(within_s=_WELL_MEANT_S):
         _log.warning("exiting although these threads are still running: %s", ", ".join(stuck))
@@ -159,7 +160,7 @@ def end_if_held_up(code: int) -> None:
 
 
 def end_for(reason: str, stop: Callable[[int], None], *, is_lost: bool) -> None:
-    """Say why there is nothing to serve any more and `stop` with the code for that; at once where an engine `is_lost`.
+    """Log why nothing can be served any more, and `stop` with that exit code; at once if an engine `is_lost`.
 
     Then a thread hangs inside the engine, so an orderly end might hang as well.
     """
@@ -170,7 +171,7 @@ def end_for(reason: str, stop: Callable[[int], None], *, is_lost: bool) -> None:
 
 
 def end_within(seconds: float, code: Callable[[], int]) -> None:
-    """See to it that the process ends, even if what ends it in good order never does."""
+    """Make sure that the process ends, even if its orderly end never does."""
 
     def end() -> None:
         _log.error("the shutdown took longer than %g s; exiting now", seconds)
@@ -182,7 +183,7 @@ def end_within(seconds: float, code: Callable[[], int]) -> None:
 
 
 def end_now(code: int) -> NoReturn:
-    """End the process without waiting for anything, but for what it has said."""
+    """End the process without waiting for anything except its log."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What happened, counted and timed, and what a GPU says of itself.
+"""Counts and times of everything that happened, and GPU readings.
 
 Knows requests, batches and lanes. Decides nothing, and no request waits for it.
 """

@@ -1,7 +1,7 @@
-"""The GPUs of this process, watched: their last readings, for `/metrics` and `/stats`.
+"""The latest readings of this process's GPUs, for `/metrics` and `/stats`.
 
-Asking a GPU takes milliseconds, so a thread asks and the event loop only shows. Knows the metrics' names, ours and
-Triton's; knows nothing of NVML but its readings. Nothing that goes wrong here reaches a request or a scrape.
+Querying a GPU takes milliseconds, so a thread does it and the event loop only reads the results. Knows the names of
+metrics, ours and Triton's. Nothing that goes wrong here affects a request or a scrape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger("convoy")
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One figure: our name for it, and Triton's where it has one."""
+    """One figure: our name for it, and Triton's if it has one."""
 
     kind: Literal["gauge", "counter"]
     name: str
@@ -61,10 +61,10 @@ _ROWS = (
 
 
 class GpuWatch(Collector):
-    """Readings of some GPUs, renewed every second by a thread of its own; as a collector, their metrics.
+    """Readings of some GPUs, renewed every second by a thread; as a collector, their metrics.
 
-    A GPU in trouble may never answer. Then its last reading ends too, and so does the process when it wants to,
-    because the thread keeps nothing alive. `opened` and the clock are for tests.
+    A GPU in trouble may never answer. Then its last reading expires, and the process can still end, because the thread
+    keeps nothing alive. Tests replace `opened` and the clock.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class GpuWatch(Collector):
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Begin to ask; there is nothing to ask where there is no GPU."""
+        """Start the thread, if there is a GPU."""
         if self._gpus:
             threading.Thread(target=self._watch, name="gpu-metrics", daemon=True).start()
 
@@ -90,7 +90,7 @@ class GpuWatch(Collector):
 
     @property
     def readings(self) -> tuple[GpuReading, ...]:
-        """One for each GPU that NVML finds; empty when they are too old to be true."""
+        """One for each GPU that NVML finds; empty if they are too old."""
         return self._last if self._now_s() - self._read_at_s <= 10.0 else ()
 
     def _watch(self) -> None:
@@ -102,12 +102,12 @@ class GpuWatch(Collector):
             _log.exception("reading the GPU metrics failed; they stop")
 
     def read(self) -> None:
-        """Ask every GPU once."""
+        """Query every GPU once."""
         self._last = tuple(probe.read() for probe in self._probes)
         self._read_at_s = self._now_s()
 
     def find(self) -> None:
-        """Look for the GPUs in NVML; those that are not there have no metrics, and the log says why."""
+        """Look for the GPUs in NVML; missing ones have no metrics, and the log says why."""
         try:
             library = self._opened()
         except NvmlUnavailable as reason:
@@ -120,7 +120,7 @@ class GpuWatch(Collector):
                 _log.warning("no metrics for one GPU: %s", reason)
 
     def collect(self) -> Iterable[Metric]:
-        """What was last read, for Prometheus. What a device does not tell has no series."""
+        """The last readings, for Prometheus. What a device does not report has no series."""
         readings = self.readings
         if not readings:
             return

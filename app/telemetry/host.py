@@ -1,4 +1,4 @@
-"""CPU time and memory of this process and of the whole machine, as Linux counts them."""
+"""CPU time and memory of this process and of the machine, from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from convoy.app.engines.memory import counters, resident_bytes
 
 
 def host_usage(proc: Path = Path("/proc")) -> dict[str, float] | None:
-    """The figures of `/stats`; None where there is no /proc.
+    """The figures of `/stats`; None without /proc.
 
     `*_s` are CPU seconds that only grow, summed over all CPUs. Two readings give the utilisation between them.
     """

@@ -1,8 +1,8 @@
-"""One record of each call that ended and of each batch that ran, counted when they are read.
+"""One record of each ended call and each finished batch, counted when they are read.
 
-The statistics, the metrics and the last minute are all counted here, from these records, so that they cannot disagree.
-Counting a record by itself costs ten times as much as counting it with hundreds, which is why records wait: for a
-reader, for the first record of another second, or until there are many.
+The statistics, the metrics and the last minute are all counted here, from these records, so they cannot disagree.
+Counting a record by itself costs ten times as much as counting it with hundreds. So records wait for a reader, for the
+first record of another second, or until there are many.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _NO_STAGES: Mapping[str, int] = {}
 
 
 class Ledger:
-    """Belongs to one event loop. `live` finds a version by its key, also one that leaves.
+    """Used on one event loop. `live` finds a version by its key, also one that is leaving.
 
-    The metrics and a version's statistics call `count` before they are read. `now_ns` never goes back.
+    The metrics and a version's statistics call `count` before they are read. `now_ns` is monotonic.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Ledger:
     ) -> None:
         self._metrics, self._live, self._now_ns = metrics, live, now_ns
         metrics.before_looking = self.count
-        # What has come in one second and is not counted yet: what counts it, what it is about, and the records.
+        # Uncounted records of one second: the function that counts them, their subject, and the records.
         self._waiting: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
         self._number = self._second = 0
 
@@ -45,38 +45,38 @@ class Ledger:
     def call(
         self, key: ModelKey | None, protocol: str, ending: CallEnd, ns: int, stages_ns: Mapping[str, int] = _NO_STAGES
     ) -> None:
-        """Record a call that has ended. `key` is None if no model was found.
+        """Record an ended call. `key` is None if no model was found.
 
-        `stages_ns` are those of the call that are not a batch's: `decode_wait`, `decode` and `encode`.
+        `stages_ns` are the call's own stages and not a batch's: `decode_wait`, `decode` and `encode`.
         """
         self._keep((self._count_calls, key, protocol, ending), (ns, stages_ns))
 
     def batch(self, key: ModelKey, record: BatchRecord) -> None:
-        """A batch ran, and its requests have their answers, in the same turn of the loop: no reader sees one alone."""
+        """Record a batch and its answered requests, in one iteration of the loop, so readers see both or neither."""
         self._keep((self._count_batches, key), record)
 
     def failed(self, key: ModelKey, reason: str, ns: int) -> None:
-        """A request was not answered, after this long; `reason` is one of the statistics' failures."""
+        """Record a request without an answer after this time; `reason` is one of the statistics' failures."""
         self._keep((self._count_failures, key, reason), ns)
 
     def turned_away(self, reason: str) -> None:
-        """Something was refused that is no call, or part of one: a connection or a file, for example."""
+        """Record a refusal of something that is not a whole call, such as a connection or a file."""
         self._keep((self._count_turned_away, reason), reason)
 
     def exemplify(self, key: ModelKey, protocol: str, ending: CallEnd, ns: int, span: RequestSpan) -> None:
-        """A call has a span, which is an example of what took this long. Not counted, so it does not wait."""
+        """Record a call's span as an exemplar of its duration. Not counted, so it does not wait."""
         self._safely(self._metrics.exemplify, key, protocol, ending, ns, span)
 
     def count(self) -> None:
-        """Count all that has come. Comes before a version's series end, while it can be found."""
+        """Count all records. Called before a version's series end, while it can be found."""
         waiting, self._waiting, self._number = self._waiting, defaultdict(list), 0
         for (count, *about), records in waiting.items():
             self._safely(count, *about, records)
 
     def _keep(self, group: tuple[Any, ...], record: Any) -> None:
-        """Records of an earlier second are counted as that second's, and many together."""
+        """Count records of an earlier second as that second's, and many together."""
         second = self._now_ns() // SECOND_NS
-        # Counting 128 records of one version holds up the event loop for a tenth of a millisecond.
+        # Counting 128 records of one version occupies the event loop for a tenth of a millisecond.
         if second != self._second or self._number >= 128:
             self.count()
             self._second = second
@@ -84,7 +84,7 @@ class Ledger:
         self._waiting[group].append(record)
 
     def _safely(self, count: Callable[..., None], *about: Any) -> None:
-        # A bug must cost a reader, or the next record, no more than what it is about.
+        # A bug must not cost a reader, or the next record, more than its own subject.
         try:
             count(*about)
         except Exception:

@@ -1,7 +1,7 @@
-"""Every metric that Convoy exports, its name, its labels and its buckets.
+"""Every metric of Convoy: its name, its labels and its buckets.
 
-One registry per core. Label values come only from what is loaded, so their number is bounded; a request
-for a model that does not exist is counted under an empty model.
+One registry per core. Label values come only from what is loaded, so their number is bounded; a request for an unknown
+model is counted under an empty model.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ LoadResult = Literal["loaded", "refused"]
 class Distribution:
     """One series of a histogram: how many values fell at or below each of `bounds` (ascending), or above all of them.
 
-    Values are given in units of which `per_unit` make one of the bounds' units.
+    Values are in units of which `per_unit` make one of the bounds' units.
     """
 
     def __init__(self, bounds: Sequence[float], per_unit: float) -> None:
         self._bounds = np.array(bounds, np.float64)
         self._per_unit = per_unit
         self._counts = np.zeros(len(bounds) + 1, np.int64)
-        self._total: float = 0  # in the values' own unit: whole ones are added exactly
+        self._total: float = 0  # in the values' own unit: integers are added exactly
         self._unsorted: list[float] = []
-        self.exemplars: dict[int, Exemplar] = {}  # the last one of a bucket, by its number
+        self.exemplars: dict[int, Exemplar] = {}  # the last one of a bucket, by its index
 
     def exemplify(self, value: float, labels: dict[str, str]) -> None:
-        """One of the values that were observed is an example, which these labels lead to."""
+        """Record the labels of an observed value as an exemplar."""
         in_unit = value / self._per_unit
         self.exemplars[int(np.searchsorted(self._bounds, in_unit))] = Exemplar(labels, in_unit, time.time())
 
@@ -59,7 +59,7 @@ class Distribution:
             self.sorted()
 
     def sorted(self) -> tuple[np.ndarray, float]:
-        """How many values there are by bucket, of which the last has no bound, and their sum in the bounds' unit."""
+        """The number of values by bucket, the last without a bound, and their sum in the bounds' unit."""
         if self._unsorted:
             buckets = np.searchsorted(self._bounds, np.array(self._unsorted, np.float64) / self._per_unit)
             self._counts += np.bincount(buckets, minlength=len(self._counts))
@@ -69,11 +69,11 @@ class Distribution:
 
 
 class Histogram(Collector):
-    """Distributions by label values. Values are given in units of which `per_unit` make one of the bounds'.
+    """Distributions by label values. Values are in units of which `per_unit` make one of the bounds'.
 
-    The client library's own takes a lock per bucket and per sum, several times what a value is worth on a route where
-    each microsecond counts. Everything here is counted and rendered on the event loop, so none is needed. Values are
-    buffered, and sorted into buckets many at a time.
+    The client library's histogram takes a lock per bucket and per sum, which is too slow for a hot path. Everything
+    here is counted and rendered on the event loop, so no locks are needed. Values are buffered, and sorted into buckets
+    many at a time.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Metrics:
     """The metrics of one core."""
 
     def __init__(self, version: str) -> None:
-        # What has not been counted yet is counted before anything is read: it is the registry's first collector.
+        # The registry's first collector counts pending records before anything is read.
         self.before_looking: Callable[[], None] = lambda: None
         self.registry = registry = CollectorRegistry()
         self.collect(self._count_first)
@@ -161,7 +161,7 @@ class Metrics:
         told = "TensorRT plans built or loaded in the background, by result"
         self._plans = Counter("convoy_plans", told, (*_MODEL, "result"), registry=registry)
         self._loads = Counter("convoy_loads", "Versions that were loaded or refused", ("result",), registry=registry)
-        # A rate knows only how a series went on: what is rare and has an alert begins with zero, before the first time.
+        # `rate()` needs a first sample: rare events with an alert start at zero.
         for reason in Refusal:
             self._rejected.labels(reason)
         for result in get_args(LoadResult):
@@ -169,7 +169,7 @@ class Metrics:
         self._device_ns = Tally[str]()
         self.collect(self._device_seconds)
         Gauge("convoy_build_info", "The version of Convoy", ("version",), registry=registry).labels(version).set(1)
-        # By model and version: those that are served, and those of which anything was counted.
+        # By model and version: those that are served, and those with any counts.
         self._watched, self._counted = set[tuple[str, str]](), set[tuple[str, str]]()
         # Of the last minute.
         self._refusals, self._strangers, self._computed_ns = (MinuteCounts[str]() for _ in range(3))
@@ -180,7 +180,7 @@ class Metrics:
         return self._refusals
 
     def strangers(self) -> MinuteCounts[str]:
-        """Calls for no model, by outcome."""
+        """Calls for unknown models, by outcome."""
         self.before_looking()
         return self._strangers
 
@@ -190,7 +190,7 @@ class Metrics:
         return self._computed_ns
 
     def collect(self, read: Callable[[], Iterable[Metric]]) -> None:
-        """Read these at every scrape, after those that are here already."""
+        """Add a collector after the existing ones."""
         self.registry.register(_Collects(read))
 
     def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
@@ -220,7 +220,7 @@ class Metrics:
             histogram.forget(*labels)
 
     def _begin(self, served: Observed) -> tuple[str, str]:
-        """The labels of a version, whose series exist from now on, also those in which nothing has happened."""
+        """The labels of a version, whose series exist from now on, also empty ones."""
         labels = _labels(served)
         if labels not in self._counted:
             self._counted.add(labels)
@@ -234,9 +234,9 @@ class Metrics:
     def calls_ended(
         self, served: Observed | None, protocol: str, ending: CallEnd, took_ns: Sequence[int], second: int
     ) -> None:
-        """Some calls ended alike, each after one of `took_ns`, in this second of the monotonic clock.
+        """Count calls with equal endings, with their durations `took_ns`, in this second of the monotonic clock.
 
-        `served` is None where no model was found.
+        `served` is None if no model was found.
         """
         labels = ("", "") if served is None else self._begin(served)
         if served is None:
@@ -249,12 +249,12 @@ class Metrics:
         self.stage.at(*self._begin(served), stage).observe(*took_ns)
 
     def rejected(self, reason: str, count: int, second: int) -> None:
-        """`count` were turned away, in this second of the monotonic clock."""
+        """Count `count` refusals in this second of the monotonic clock."""
         self._refusals.add(str(reason), count, second)
         self._rejected.labels(reason).inc(count)
 
     def batches_ran(self, served: Observed, batches: Sequence[BatchRecord], second: int) -> None:
-        """Some of a version ran, in this second of the monotonic clock."""
+        """Count batches of a version in this second of the monotonic clock."""
         labels = self._begin(served)
         self.batch.at(*labels).observe(*[one.samples for one in batches])
         self.padding.labels(*labels).inc(sum([one.padded - one.samples for one in batches]))
@@ -282,26 +282,26 @@ class Metrics:
 
     def _count(self, counter: Counter, served: Observed, *result: str) -> None:
         labels = _labels(served)
-        if labels in self._watched:  # else it has left, and what was still at work for it ends now
+        if labels in self._watched:  # otherwise it has left, and this was its last work
             counter.labels(*labels, *result).inc()
 
     def exemplify(self, key: ModelKey, protocol: str, ending: CallEnd, took_ns: int, span: RequestSpan) -> None:
-        """A call of this version, which is not forgotten yet, has a span, and so have its stages."""
+        """Record the span of a call of this version, and its stages, as exemplars."""
         labels, where = (key.model, str(key.version)), {"trace_id": span.trace_id, "span_id": span.span_id}
         self.calls.at(*labels, protocol, ending.outcome).exemplify(took_ns, where)
         for stage, ns in span.stages_ns():
             self.stage.at(*labels, stage).exemplify(ns, where)
 
     def _count_first(self) -> Iterable[Metric]:
-        """No series, but the first that the registry asks for."""
+        """Has no series; the registry calls it first."""
         self.before_looking()
         return ()
 
     def _request_durations(self) -> Iterable[Metric]:
-        """Every call to a model, however it ended, under a name that goes with the next version."""
+        """Every call to a model, however it ended, under a deprecated name."""
         name, text = "convoy_request_duration_seconds", "Deprecated: use convoy_call_duration_seconds"
         family = self.calls.family(name, text, len(_MODEL))
-        family.samples = [one for one in family.samples if one.labels["model"]]  # it never knew any others
+        family.samples = [one for one in family.samples if one.labels["model"]]  # it never had others
         return [family]
 
     def _device_seconds(self) -> Iterable[Metric]:
@@ -316,7 +316,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def render_for(self, accept: str) -> tuple[bytes, str]:
-        """All of them, and their content type: as OpenMetrics, with exemplars, for a client that accepts that."""
+        """All metrics and their content type: OpenMetrics with exemplars, for a client that accepts that."""
         if "application/openmetrics-text" not in accept:
             return self.render(), "text/plain; version=0.0.4; charset=utf-8"
         encode, content_type = choose_encoder(accept)
@@ -324,10 +324,10 @@ class Metrics:
 
 
 def process_metrics(dropped_lines: Callable[[], int]) -> Iterable[Metric]:
-    """This process as Linux counts it, and the lines of the log that were not read in time.
+    """CPU and memory of this process as Linux counts them, and the number of dropped log lines.
 
-    `process_*`, which every Prometheus client has, and `convoy_process_*` have the same figures; the latter are older
-    and stay for one version.
+    `process_*`, which every Prometheus client has, and `convoy_process_*` have the same figures; the latter are
+    deprecated.
     """
     yield from ProcessCollector(registry=None).collect()
     told = "Log lines dropped because nothing read the log"
@@ -350,7 +350,7 @@ class _Collects(Collector):
         return self._read()
 
 
-# The words of `convoy_requests_total` are older than the outcomes, and stay for one version.
+# The label values of `convoy_requests_total`, which is deprecated, are older than the outcomes.
 _WORDS_OF_REQUESTS = {
     CallOutcome.ANSWERED: "success",
     CallOutcome.REFUSED: "rejected",

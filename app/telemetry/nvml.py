@@ -1,8 +1,8 @@
-"""What NVIDIA's management library tells of a GPU: how busy, full, hot and slowed down it is right now.
+"""What NVML reports about a GPU: utilisation, memory, temperature and throttling.
 
-Knows NVML's calls, which of them a device may lack, and that it counts devices in an order of its own: a GPU is
-found by its place on the PCI bus. Knows nothing of metrics. The library is untyped, may be missing, and may be a
-fake. Raises nothing but NvmlUnavailable: what a device does not tell is None.
+Knows NVML's calls, which of them a device may lack, and that its order of devices differs from CUDA's: a GPU is found
+by its place on the PCI bus. The library is untyped, may be missing, and may be a fake. Raises only NvmlUnavailable:
+what a device does not report is None.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from convoy.models.checkout import pip_install
 _log = logging.getLogger("convoy")
 _Value = TypeVar("_Value")
 
-# From nvml.h, where each is a bit: why the clocks are below what they could be.
+# From nvml.h, where each is a bit: why the clocks are lower than possible.
 THROTTLE_REASONS = {
     "gpu_idle": 0x1,
     "applications_clocks": 0x2,
@@ -35,12 +35,12 @@ THROTTLE_REASONS = {
 
 
 class NvmlUnavailable(Exception):
-    """There is no NVML to ask; the message says why, and what to do where something can be done."""
+    """NVML is not available; the message says why, and what to do if something can be done."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU at one moment. Ratios are of 1; `throttled_by` names reasons; None is what the device does not tell."""
+    """One GPU at one moment. Ratios are of 1; `throttled_by` names reasons; None is what the device does not report."""
 
     device: str
     name: str
@@ -66,10 +66,9 @@ _UNCORRECTED, _SINCE_DRIVER_LOAD = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, N
 
 
 class GpuProbe:
-    """Asks one GPU, again and again: the one that CUDA calls so. Raises NvmlUnavailable where NVML does not find it.
+    """Queries one GPU repeatedly, named as by CUDA. Raises NvmlUnavailable if NVML does not find it.
 
-    `library` is pynvml, started, or a fake of it. `failures` counts questions that went wrong, unsupported ones left
-    out.
+    `library` is pynvml, started, or a fake of it. `failures` counts failed queries, without unsupported ones.
     """
 
     def __init__(self, library: Any, gpu: GpuProperties) -> None:
@@ -84,7 +83,7 @@ class GpuProbe:
             raise NvmlUnavailable(f"NVML does not find {gpu.device} at {gpu.pci_bus_id}: {error}") from error
 
     def read(self) -> GpuReading:
-        """Some milliseconds, and on a GPU that is in trouble more: nothing for an event loop."""
+        """Takes some milliseconds, and longer if the GPU is in trouble; not for an event loop."""
         rates = self._ask("nvmlDeviceGetUtilizationRates")
         memory = self._ask("nvmlDeviceGetMemoryInfo")
         return GpuReading(
@@ -106,9 +105,9 @@ class GpuProbe:
         )
 
     def _slice_of(self, whole: Any) -> Any:
-        """Where a GPU is divided, the slice that CUDA sees, which has memory of its own. Raises NvmlUnavailable.
+        """On a divided GPU, the MIG slice that CUDA sees, which has its own memory. Raises NvmlUnavailable.
 
-        Better no figures than those of the whole, which other processes share.
+        No figures are better than those of the whole GPU, which other processes share.
         """
         library, gpu = self._library, self._gpu
         try:
@@ -128,7 +127,7 @@ class GpuProbe:
         raise NvmlUnavailable(f"{gpu.device} is a slice of {gpu.name}, but NVML does not say which of {len(slices)}")
 
     def _throttle_bits(self) -> Any:
-        """Newer libraries call it events, because being idle is one; older drivers know only the older name."""
+        """Newer libraries call them events, because idling is one; older drivers know only the older name."""
         bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         return bits if bits is not None else self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
 

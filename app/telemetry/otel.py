@@ -1,8 +1,8 @@
 """Spans by OpenTelemetry's SDK, which reads its own variables: endpoint, protocol, sampler, resource, batches.
 
-Spans are made when they end, from the stamps of `tracing`; only a request's own begins with it, because its
-ids go out with the answer and with the request to its batch, and because the sampler is asked then. Spans are sent by a
-thread of the SDK's; what it cannot send it drops, and says so in the log.
+Spans are created when they end, from the timestamps of `tracing`. Only a request's own span is created at its
+beginning, because its ids go out with the response and with the request to its batch, and because the sampler decides
+then. A thread of the SDK sends the spans; what it cannot send it drops, with a log message.
 """
 
 from __future__ import annotations
@@ -48,19 +48,20 @@ _EXPORTERS = {
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 }
-# UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS: by the conventions the server's errors.
+# UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS: server errors by the conventions.
 _GRPC_ERRORS = frozenset((2, 4, 12, 13, 14, 15))
 _propagator = TraceContextTextMapPropagator()
 
 
 class SdkTracing:
-    """One process's spans. Belongs to one event loop; `close` may be called from any thread."""
+    """One process's spans. Used on one event loop; `close` may be called from any thread."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         resource = _resource()
-        # Ended by `close`, in time: at the interpreter's exit a collector that is away would be waited for.
+        # `close` ends them in time; at the interpreter's exit, the SDK would wait for an unreachable collector.
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        # A batch belongs to many traces. It has a span if one of them is sampled, whatever a sampler says of it alone.
+        # A batch belongs to many traces. It has a span if one of them is sampled, whatever a sampler decides for it
+        # alone.
         batches = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False)
         processor = BatchSpanProcessor(exporter)
         for provider in (self._provider, batches):
@@ -71,7 +72,7 @@ class SdkTracing:
     def begin(
         self, wire: TracedWire, name: str, attributes: Mapping[str, str], parent: Mapping[str, str], arrival_ns: int
     ) -> RequestSpan | None:
-        """As `Tracing` has it."""
+        """As in `Tracing`."""
         clock_ns = _wall_ahead_ns()
         context = _propagator.extract(parent, Context())
         span = self._requests.start_span(
@@ -82,7 +83,7 @@ class SdkTracing:
     def batch_ended(
         self, dispatch: Dispatch, started_ns: int, ended_ns: int, result: BatchResult | EngineFailure
     ) -> BatchTrace | None:
-        """As `Tracing` has it. A trace of its own, linked to the requests' spans."""
+        """As in `Tracing`. A trace of its own, linked to the requests' spans."""
         links = [Link(_context_of(one.trace)) for one in dispatch.requests if one.trace is not None]
         if not links:
             return None
@@ -99,7 +100,7 @@ class SdkTracing:
         )
         if isinstance(result, BatchResult):
             stages = batch_stages(started_ns, result.times)
-            # After this turn, in which the answers are given.
+            # After this iteration of the loop, in which the answers are delivered.
             asyncio.get_running_loop().call_soon(_end_with, self._batches, span, stages, clock_ns)
         else:
             span.set_attribute("error.type", result.scope.value)
@@ -108,14 +109,14 @@ class SdkTracing:
         return BatchTrace(_traceparent(span.get_span_context()), started_ns)
 
     def close(self, within_s: float) -> None:
-        """Send the spans that have ended, for at most `within_s`. A second time it does nothing."""
+        """Send the spans that have ended, for at most `within_s`. Can be called twice."""
         sending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         sending.start()
         sending.join(within_s)
 
 
 class _SdkSpan(RequestSpan):
-    """The span of the SDK's behind a call; `clock_ns` is what its clock is ahead of CLOCK_MONOTONIC."""
+    """The SDK's span of a call; `clock_ns` is how far its clock is ahead of CLOCK_MONOTONIC."""
 
     def __init__(self, tracer: Tracer, span: Span, wire: TracedWire, clock_ns: int) -> None:
         context = span.get_span_context()
@@ -146,7 +147,7 @@ class _SdkSpan(RequestSpan):
 
 
 def start() -> SdkTracing:
-    """Spans to where the variables say. Raises UsageError for a protocol that is none."""
+    """Export spans to where the variables say. Raises UsageError for an unknown protocol."""
     protocol = os.environ.get(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL) or os.environ.get(OTEL_EXPORTER_OTLP_PROTOCOL)
     module = _EXPORTERS.get(protocol or "grpc")
     if module is None:
@@ -156,7 +157,7 @@ def start() -> SdkTracing:
 
 
 def _resource() -> Resource:
-    """As the variables name it; `convoy` where they name no service."""
+    """As the variables name it; `convoy` if they name no service."""
     process: dict[str, str | int] = {"process.pid": os.getpid(), SERVICE_VERSION: VERSION}
     named = Resource.create(process)
     is_named = not str(named.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service")
@@ -179,7 +180,7 @@ def _model_attributes(key: ModelKey) -> dict[str, Any]:
 
 
 def _wall_ahead_ns() -> int:
-    """What the wall's clock is ahead of CLOCK_MONOTONIC now."""
+    """How far the wall clock is ahead of CLOCK_MONOTONIC now."""
     return time.time_ns() - time.monotonic_ns()
 
 
@@ -188,6 +189,6 @@ def _traceparent(context: SpanContext) -> str:
 
 
 def _context_of(traceparent: str) -> SpanContext:
-    """Of what `_traceparent` wrote."""
+    """Parse what `_traceparent` wrote."""
     _, trace_id, span_id, flags = traceparent.split("-")
     return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)))

@@ -1,7 +1,7 @@
 """How a call ends, and why one is refused: the only list of either.
 
-Every counter, histogram and figure of calls is of an `CallEnd`. Knows no wire and no metric; how a request leaves the
-scheduler is `scheduling.request.Outcome`, of which a call may have several.
+Every counter, histogram and figure of calls is about a `CallEnd`. `scheduling.request.Outcome` says how a request
+leaves the scheduler; a call may have several.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from convoy.models.errors import DeadlineExceeded, RequestError, Unauthorized
 
 
 class CallOutcome(StrEnum):
-    """How a call to a route that infers has ended: each with exactly one."""
+    """How a call to a route that infers has ended; each has exactly one."""
 
     ANSWERED = "answered"
     INVALID = "invalid"  # the request is wrong, or asks for what is not there
@@ -34,18 +34,18 @@ class Refusal(StrEnum):
     CALLS = "calls"  # too many over gRPC at once
     CONNECTIONS = "connections"  # too many at once; what would have been asked is not known
     DRAINING = "draining"
-    NOT_READY = "not_ready"  # the model is being loaded, or its engine replaced
+    NOT_READY = "not_ready"  # the model is loading, or its engine is being replaced
 
 
 class CallEnd(NamedTuple):
-    """How one call has ended. `reason` is a refusal's, and empty for all else."""
+    """How one call has ended. `reason` is that of a refusal, otherwise empty."""
 
     outcome: CallOutcome
     reason: str = ""
 
 
 class ClientGone(Exception):
-    """The client has closed the connection, so there is no one to answer."""
+    """The client has closed the connection."""
 
 
 ANSWERED = CallEnd(CallOutcome.ANSWERED)
@@ -54,7 +54,7 @@ FAILED = CallEnd(CallOutcome.FAILED)
 
 
 def ending_of(error: BaseException) -> CallEnd:
-    """How a call has ended in which this was raised."""
+    """The ending of a call in which this was raised."""
     if isinstance(error, ClientGone) or not isinstance(error, Exception):
         return CANCELLED
     if not isinstance(error, RequestError):

@@ -1,4 +1,4 @@
-"""Whether there are spans, and what makes them: the one place that imports what knows the library."""
+"""Whether there are spans, and what makes them: the only module that imports the tracing library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from convoy.models.errors import UsageError
 
 
 def check_tracing() -> None:
-    """Raises UsageError where spans are wanted and the library is not there."""
+    """Raise UsageError if spans are wanted and the library is not installed."""
     try:
         is_there = find_spec("opentelemetry.sdk") and find_spec("opentelemetry.exporter.otlp.proto")
     except ModuleNotFoundError:
@@ -20,7 +20,7 @@ def check_tracing() -> None:
 
 
 def start_tracing(*, is_wanted: bool) -> Tracing | None:
-    """What makes this process's spans; None where none are wanted. Raises UsageError."""
+    """What makes this process's spans; None if tracing is off. Raises UsageError."""
     if not is_wanted:
         return None
     check_tracing()

@@ -1,8 +1,7 @@
 """What happened to a model's requests since the start, in the last minute, and in the last five.
 
-The counters since the start are those of the protocol's statistics extension, whose readers difference them, so they
-only ever grow. Of the last minute, for people, everything is kept by the second in which it was recorded, and added up
-when it is read.
+The counters since the start are those of the protocol's statistics extension. Their readers take differences, so they
+only grow. The last minute, for people, is kept by second and added up when it is read.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class StagePercentiles:
-    """Milliseconds of one stage over some requests; None where there was none."""
+    """Milliseconds of one stage over some requests; None if there were none."""
 
     p50_ms: float | None
     p95_ms: float | None
@@ -39,7 +38,7 @@ class StagePercentiles:
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """`PERIOD_S` seconds that have ended: how many batches of each size ran, and what calls took in all."""
+    """`PERIOD_S` seconds that have ended: the number of batches of each size, and the durations of calls."""
 
     batches: dict[int, int]
     total: StagePercentiles
@@ -47,9 +46,9 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class PeriodSpan:
-    """The periods that have ended since a start, the latest last, and at most `PERIODS`.
+    """The periods that have ended since a start, the latest last, at most `PERIODS`.
 
-    `seconds` is how much of each there was, `until_s_ago` when the latest ended.
+    `seconds` is the length of each, `until_s_ago` when the latest ended.
     """
 
     numbers: range
@@ -66,15 +65,15 @@ class PeriodSpan:
         return PeriodSpan(numbers, seconds, now_s - end * PERIOD_S)
 
 
-# Times fall into buckets whose width is a 64th of their power of two (log-linear, as in HdrHistogram): a percentile is
-# within 0.8 % of the value of its rank, and memory depends on how different values are and not on how many. A float's
-# bits are its exponent and then its mantissa: without all but 6 bits of that they number the buckets.
+# Log-linear buckets, as in HdrHistogram, with a width of a 64th of their power of two: a percentile is within 0.8 % of
+# the exact value, and memory depends on the range of values and not on their number. A float's bits are its exponent
+# and mantissa: with 6 bits of the mantissa they number the buckets.
 _DROPPED_BITS = 52 - 6
 _OF_ONE = int(np.float64(1).view(np.int64)) >> _DROPPED_BITS
 
 
 def _buckets_of(values_ns: Sequence[int]) -> _Ints:
-    over_an_hour_ns = (1 << 42) - 1  # what took longer counts as that
+    over_an_hour_ns = (1 << 42) - 1  # longer durations count as this
     bits = np.clip(np.array(values_ns, np.float64), 1, over_an_hour_ns).view(np.int64)
     return (bits >> _DROPPED_BITS) - _OF_ONE
 
@@ -85,11 +84,11 @@ _MIDDLES_MS = (_ENDS_NS[:-1] + _ENDS_NS[1:]) / 2e6
 
 
 class _StageTimes:
-    """What one stage took: of each of the last seconds, how many values fell into each bucket."""
+    """The durations of one stage: for each of the last seconds, how many values fell into each bucket."""
 
     def __init__(self, kept_s: int) -> None:
         self._kept_s = kept_s
-        # The second, the buckets, and their counts: the latest has all buckets, the others those that have any values.
+        # The second, the buckets, and their counts: the latest has all buckets, the others only filled ones.
         self._seconds: deque[tuple[int, np.ndarray | slice, np.ndarray]] = deque()
 
     def add(self, values_ns: Sequence[int], second: int) -> None:
@@ -120,9 +119,9 @@ class _StageTimes:
 
 
 class MinuteCounts(Generic[_Name]):
-    """How much there was in the last minute, and in each period of the last five, by name.
+    """Counts over the last minute, and in each period of the last five, by name.
 
-    `now_s` is a clock that never goes back. What is older than `kept_s` may be forgotten.
+    `now_s` is a monotonic clock. What is older than `kept_s` may be forgotten.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic, kept_s: int = _HISTORY_S) -> None:
@@ -130,7 +129,7 @@ class MinuteCounts(Generic[_Name]):
         self._seconds: deque[tuple[int, Counter[_Name]]] = deque()
 
     def add(self, name: _Name, amount: int, second: int) -> None:
-        """Count it in that second of the clock; seconds before the latest are counted as the latest."""
+        """Count in that second of the clock; seconds before the latest count as the latest."""
         if not self._seconds or self._seconds[-1][0] < second:
             self._seconds.append((second, Counter()))
             while self._seconds[0][0] <= second - self._kept_s:
@@ -138,26 +137,26 @@ class MinuteCounts(Generic[_Name]):
         self._seconds[-1][1][name] += amount
 
     def total(self) -> Counter[_Name]:
-        """Over the last minute; names that did not come are left out."""
+        """Over the last minute; names without counts are left out."""
         oldest = int(self._now_s()) - WINDOW_S
         return sum((counts for second, counts in self._seconds if second > oldest), Counter())
 
     def per_second(self) -> dict[_Name, float]:
-        """Over the last minute or since the start, sorted by name; names that did not come are left out."""
+        """Over the last minute or since the start, sorted by name; names without counts are left out."""
         total, now_s = self.total(), self._now_s()
-        # At least a second, so that one request is no rate of thousands.
+        # At least a second, so that one request is not a rate of thousands.
         span_s = max(1.0, now_s - max(self._started_s, int(now_s) - WINDOW_S + 1))
         return {name: total[name] / span_s for name in sorted(total)}
 
     def by_period(self) -> defaultdict[int, Counter[_Name]]:
-        """How much there was in each period, by its number."""
+        """The count in each period, by its number."""
         found: defaultdict[int, Counter[_Name]] = defaultdict(Counter)
         for second, counts in self._seconds:
             found[second // PERIOD_S].update(counts)
         return found
 
     def history(self, span: PeriodSpan) -> dict[_Name, list[float]]:
-        """How much there was per second in each of these periods, sorted by name."""
+        """The rate per second in each of these periods, sorted by name."""
         by_period = self.by_period()
         periods = [(by_period[number], seconds) for number, seconds in zip(span.numbers, span.seconds, strict=True)]
         names = sorted({name for counts, _ in periods for name in counts})
@@ -165,18 +164,18 @@ class MinuteCounts(Generic[_Name]):
 
 
 class LastMinute:
-    """Belongs to one event loop. `now_s` is a clock that never goes back."""
+    """Used on one event loop. `now_s` is a monotonic clock."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s, self._started_s = now_s, now_s()
-        self.batches = MinuteCounts[int](now_s)  # that ran, by their samples
+        self.batches = MinuteCounts[int](now_s)  # by their samples
         self._requests, self._spent_ns = MinuteCounts[str](now_s, WINDOW_S), MinuteCounts[str](now_s, WINDOW_S)
         self._times = {stage: _StageTimes(_HISTORY_S if stage == "total" else WINDOW_S) for stage in STAGES}
 
     def record(self, stage: str, each_ns: Sequence[int], second: int, requests: Sequence[int] | None = None) -> None:
-        """A stage has ended some times, in this second of the clock; never a second before the latest.
+        """Record the ends of a stage in this second of the clock, which never decreases.
 
-        `requests`: for how many requests each of them counts in the mean; None: for one.
+        `requests` is for how many requests each of them counts in the mean; None means one.
         """
         self._times[stage].add(each_ns, second)
         spent_ns = sum(each_ns) if requests is None else sum(map(mul, each_ns, requests))
@@ -196,7 +195,7 @@ class LastMinute:
         return self._times[stage].percentiles(range(now - WINDOW_S + 1, now + 1))
 
     def means_ms(self) -> dict[str, float | None]:
-        """What a request spends in each stage, and a call in all; those of batches count for each of their requests."""
+        """The mean time of a request in each stage, and of a call; batches count for each of their requests."""
         spent_ns, requests = self._spent_ns.total(), self._requests.total()
         return {s: round(spent_ns[s] / requests[s] / 1e6, 4) if requests[s] else None for s in STAGES}
 
@@ -205,11 +204,11 @@ class LastMinute:
         return dict(sorted(self.batches.total().items()))
 
     def span(self) -> PeriodSpan:
-        """Of the last five minutes, as far as it has counted them."""
+        """The last five minutes, as far as they were counted."""
         return PeriodSpan.of(self._started_s, self._now_s())
 
     def history(self, span: PeriodSpan) -> list[Period]:
-        """What there was in these periods."""
+        """The figures of these periods."""
         batches, total = self.batches.by_period(), self._times["total"]
         seconds = {number: range(number * PERIOD_S, (number + 1) * PERIOD_S) for number in span.numbers}
         return [Period(batches[number], total.percentiles(seconds[number])) for number in span.numbers]
@@ -217,7 +216,7 @@ class LastMinute:
 
 @dataclass(slots=True)
 class Duration:
-    """How often something happened and how long it took altogether."""
+    """How often something happened, and how long it took altogether."""
 
     count: int = 0
     ns: int = 0
@@ -229,7 +228,7 @@ class Duration:
 
 @dataclass(slots=True)
 class ComputeStatistics:
-    """What an engine did, for each batch or for each request."""
+    """What an engine did, per batch or per request."""
 
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
@@ -245,10 +244,10 @@ class ComputeStatistics:
 
 @dataclass(slots=True, eq=False)
 class BatchRecord:
-    """`samples` were wanted, `padded` were computed on the device. `queued_ns` has how long each request waited.
+    """`samples` were wanted, `padded` were computed on the device. `queued_ns` has the wait of each request.
 
-    `total_ns` is the sum over all of them since they arrived, until `ended_ns`, when their answers were there, on the
-    clock of `time.monotonic_ns`.
+    `total_ns` is the sum of all their durations from arrival to `ended_ns`, when their answers were there, on the clock
+    of `time.monotonic_ns`.
     """
 
     device: str
@@ -261,7 +260,7 @@ class BatchRecord:
 
 
 def stages_of(batches: Sequence[BatchRecord]) -> dict[str, list[int]]:
-    """How long each stage took: once for each batch, and `queue` once for each request."""
+    """The durations of each stage: once per batch, and `queue` once per request."""
     return {
         "queue": [ns for one in batches for ns in one.queued_ns],
         "copy_in": [one.times.copy_in_ns for one in batches],
@@ -271,23 +270,23 @@ def stages_of(batches: Sequence[BatchRecord]) -> dict[str, list[int]]:
 
 
 class ModelStatistics:
-    """Everything counted for one version of one model."""
+    """All counters of one version of one model."""
 
     def __init__(self) -> None:
         self.success = Duration()
         self.fail = Duration()
         self.queue = Duration()
-        self.compute = ComputeStatistics()  # of a batch for each of its requests
+        self.compute = ComputeStatistics()  # of a batch, for each of its requests
         self.inference_count = 0
         self.execution_count = 0
         self.last_inference_ms = 0
         self.failures_by_reason = dict.fromkeys(("REJECTED", "CANCELED", "BACKEND", "OTHER"), 0)
-        self.by_batch_size = defaultdict[int, ComputeStatistics](ComputeStatistics)  # once a batch
+        self.by_batch_size = defaultdict[int, ComputeStatistics](ComputeStatistics)  # once per batch
         self.last_minute = LastMinute()
-        self.calls, self.refusals = MinuteCounts[str](), MinuteCounts[str]()  # by outcome; those refused by reason
+        self.calls, self.refusals = MinuteCounts[str](), MinuteCounts[str]()  # by outcome; refused ones by reason
 
     def record_batches(self, batches: Sequence[BatchRecord], second: int) -> None:
-        """Some that ran, in this second of the monotonic clock; their stages in the last minute are recorded apart."""
+        """Count batches in this second of the monotonic clock. Stages of the last minute are recorded separately."""
         requests = [len(one.queued_ns) for one in batches]
         self.execution_count += len(batches)
         self.inference_count += sum([one.samples for one in batches])
@@ -304,7 +303,7 @@ class ModelStatistics:
         self.last_inference_ms = max(self.last_inference_ms, (time.time_ns() - ago_ns) // 1_000_000)
 
     def record_failures(self, reason: str, each_ns: Sequence[int]) -> None:
-        """Some requests that were not answered, after this long; `reason` is one of `failures_by_reason`."""
+        """Count requests without an answer, after this time; `reason` is one of `failures_by_reason`."""
         self.failures_by_reason[reason] += len(each_ns)
         self.fail.add(sum(each_ns), len(each_ns))
 
@@ -316,4 +315,4 @@ class Observed(Protocol):
 
     @property
     def statistics(self) -> ModelStatistics:
-        """With all that has happened until now."""
+        """The statistics, with everything that has happened until now."""

@@ -1,6 +1,6 @@
-"""What a call and a batch leave behind for their spans: stamps, while they run. Knows no library and no wire.
+"""The timestamps of calls and batches, from which spans are made. Knows no library.
 
-A call that is not sampled has no span, so that all of this costs one look at a None where tracing is off.
+A call that is not sampled has no span, so with tracing off all of this costs one comparison with None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TracedWire = Literal["http", "grpc"]
 
 
 class SpanStage(NamedTuple):
-    """One stage, from here to there; CLOCK_MONOTONIC nanoseconds."""
+    """One stage, from start to end; CLOCK_MONOTONIC nanoseconds."""
 
     name: str
     start_ns: int
@@ -28,7 +28,7 @@ class SpanStage(NamedTuple):
 class RequestSpan(ABC):
     """A sampled call's span, from its headers to its end.
 
-    `traceparent` and `tracestate` are its own, as W3C writes them; `status` is the wire's, None until one is known.
+    `traceparent` and `tracestate` are its own, in W3C format; `status` is that of the protocol, None until it is known.
     """
 
     def __init__(self, traceparent: str, tracestate: str) -> None:
@@ -46,7 +46,7 @@ class RequestSpan(ABC):
         return self.traceparent[36:52]
 
     def decoded(self, now_ns: int, ns: int, wait_ns: int) -> None:
-        """An input was decoded until `now_ns`, in `ns`, after it had waited `wait_ns` for its turn."""
+        """An input was decoded until `now_ns`, in `ns`, after waiting `wait_ns` for its turn."""
         began_ns = now_ns - ns
         if wait_ns:
             self.stages.append(SpanStage("decode_wait", began_ns - wait_ns, began_ns))
@@ -57,13 +57,13 @@ class RequestSpan(ABC):
         batch, times = done.batch, done.times
         if batch is None or times is None:
             return
-        queued_ns = done.queue_ns - times.waited_ns  # what it waited inside of the engine has a stage of its own
+        queued_ns = done.queue_ns - times.waited_ns  # its wait inside the engine is a stage of its own
         self.stages.append(SpanStage("queue", batch.started_ns - queued_ns, batch.started_ns))
         self.stages += batch_stages(batch.started_ns, times)
         self.batches.append(batch)
 
     def stages_ns(self) -> tuple[tuple[str, int], ...]:
-        """What its stages took, the last of each, as the histograms know them."""
+        """The durations of its stages, the last of each, as in the histograms."""
         by_name = {stage.name: stage.end_ns - stage.start_ns for stage in self.stages}
         if (waited_ns := by_name.pop(_DEVICE_WAIT, 0)) and "queue" in by_name:
             by_name["queue"] += waited_ns
@@ -71,9 +71,9 @@ class RequestSpan(ABC):
 
     @abstractmethod
     def end(self, key: ModelKey | None, ending: CallEnd, answered_ns: int, ended_ns: int) -> None:
-        """The answer has been sent, or is not waited for any more. `key` is None if no model was found.
+        """The answer has been sent, or its client does not wait any more. `key` is None if no model was found.
 
-        `answered_ns` is 0 where no answer came; times are CLOCK_MONOTONIC.
+        `answered_ns` is 0 without an answer; times are CLOCK_MONOTONIC.
         """
 
 
@@ -83,22 +83,22 @@ class Tracing(Protocol):
     def begin(
         self, wire: TracedWire, name: str, attributes: Mapping[str, str], parent: Mapping[str, str], arrival_ns: int
     ) -> RequestSpan | None:
-        """The span of a call that is sampled. `parent` has what came of `traceparent` and `tracestate`."""
+        """The span of a sampled call. `parent` has the client's `traceparent` and `tracestate`."""
 
     def batch_ended(
         self, dispatch: Dispatch, started_ns: int, ended_ns: int, result: BatchResult | EngineFailure
     ) -> BatchTrace | None:
-        """The span of a batch in which is a request that is traced; None where there is none."""
+        """The span of a batch with a traced request; None if it has none."""
 
     def close(self, within_s: float) -> None:
-        """Send the spans that have ended, for at most `within_s`; blocks. A second time it does nothing."""
+        """Send the spans that have ended, for at most `within_s`; blocks. Can be called twice."""
 
 
 _DEVICE_WAIT = "device_wait"
 
 
 def batch_stages(started_ns: int, times: StageTimes) -> list[SpanStage]:
-    """The stages of a batch that began then, one after the other."""
+    """The stages of a batch with this start, one after the other."""
     stages, at_ns = [], started_ns
     for name, ns in (
         ("copy_in", times.copy_in_ns),
