@@ -1,1 +1,1 @@
-"""Where a network comes from: SOURCE, its weights and its words, as an ONNX graph with answers to hold it against."""
+"""The source of a network: SOURCE, its weights and its options, as an ONNX graph with reference answers."""

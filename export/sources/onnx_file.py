@@ -1,6 +1,6 @@
-"""ONNX files that others made: read safely, asked for their own answers, written whole or in two files.
+"""ONNX files made elsewhere: read safely, run for reference answers, and written, if large with external data.
 
-An ONNX file may name other files as its weights. One that names a file outside its own folder is refused, because its
+An ONNX file may name other files as its weights. One that names a file outside its own folder is refused, because the
 contents would become part of the graph.
 """
 
@@ -25,13 +25,12 @@ from convoy.export.sources.torch_job import EXTERNAL_DATA, one_line
 from convoy.export.variants.onnx_graph import attribute
 from convoy.models.errors import JobError
 
-# Pools whose last window reaches beyond the padding, with that padding written out. What a runtime makes of
-# `ceil_mode` differs: ONNX Runtime's blocked kernels count one window more than its plain ones, where that window
-# would begin in the padding.
+# Pools with `ceil_mode`, whose last window exceeds the padding: write that padding out. Runtimes differ here: ONNX
+# Runtime's blocked kernels count one window more than its plain ones if that window would begin in the padding.
 
 
 def write_out_ceil(model: Any) -> None:
-    """Change every such pool of known sizes, in place; what is not known stays as it is."""
+    """Change every such pool of known sizes, in place; others stay as they are."""
     graph = model.graph
     found = [
         node for node in graph.node if node.op_type in ("MaxPool", "AveragePool") and attribute(node, "ceil_mode", 0)
@@ -65,7 +64,7 @@ def write_out_ceil(model: Any) -> None:
         del node.attribute[:]
         node.attribute.extend([*kept, onnx.helper.make_attribute("pads", [*pads[:rank], *ends])])
         if is_longer and is_counted:
-            # What is beyond the padding must not count: each mean is of fewer values than the kernel has.
+            # Values beyond the padding must not count: each mean is over fewer values than the kernel has.
             factors = np.ones([1, 1, *[1] * rank])
             for axis, own in enumerate(counts):
                 factors = factors * (kernel[axis] / own).reshape([-1 if i == axis + 2 else 1 for i in range(rank + 2)])
@@ -77,19 +76,19 @@ def write_out_ceil(model: Any) -> None:
 
 
 def _shapes(model: Any) -> dict[str, list[int]]:
-    """Of every tensor whose shape is known or inferred, with 0 for what is free."""
+    """The known or inferred shapes of all tensors, with 0 for dynamic sizes."""
     with suppress(Exception):  # larger than a protobuf may be, or with operators that onnx does not know
         model = onnx.shape_inference.infer_shapes(model)
     declared = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     return {one.name: [dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in declared}
 
 
-# Of weights in the graph. A protobuf holds 2 GiB at most, and the graph itself takes some of it.
+# The limit for weights in the graph. A protobuf holds 2 GiB at most, and the graph itself takes some of it.
 INLINE_BYTES = int(1.8 * (1 << 30))
 
 
 def read(path: Path) -> Any:
-    """The model with all of its weights in memory. Raises JobError for what is not ONNX, or reaches outside."""
+    """The model with all of its weights in memory. Raises JobError if it is not ONNX, or reaches outside."""
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf's errors share no base class with onnx's
@@ -106,7 +105,7 @@ def read(path: Path) -> Any:
 
 
 def stated_size(model: Any) -> Size | None:
-    """Of images, as the file's own metadata have it: `imgsz`, a side or [height, width], which Ultralytics writes."""
+    """The image size in the file's metadata: `imgsz`, a side or [height, width], which Ultralytics writes."""
     said = next((entry.value for entry in model.metadata_props if entry.key == "imgsz"), "")
     try:
         sides = json.loads(said)
@@ -119,7 +118,7 @@ def stated_size(model: Any) -> Size | None:
 
 
 def tensors(graph: Any) -> Iterator[Any]:
-    """Every tensor with values in the graph: initializers, attributes, and those of graphs inside."""
+    """Every tensor with values in the graph: initializers, attributes, and those of inner graphs."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
@@ -154,10 +153,10 @@ def write(model: Any, path: Path) -> None:
     if sum(len(tensor.raw_data) for tensor in tensors(model.graph)) <= INLINE_BYTES:
         path.write_bytes(model.SerializeToString())
         return
-    # Saving appends to a file that is there already.
+    # Saving appends to an existing file.
     (path.parent / EXTERNAL_DATA).unlink(missing_ok=True)
     copy = onnx.ModelProto()
-    copy.CopyFrom(model)  # saving moves the weights out of the model that it is given
+    copy.CopyFrom(model)  # saving moves the weights out of the given model
     # Small tensors stay in the graph, where shape inference can read them.
     onnx.save_model(
         copy, str(path), save_as_external_data=True, location=EXTERNAL_DATA, size_threshold=min(1024, INLINE_BYTES)
@@ -165,9 +164,9 @@ def write(model: Any, path: Path) -> None:
 
 
 def portable(model: Any) -> Any:
-    """The model, changed in place, without what tells of its maker and in words that every runtime takes.
+    """Remove traces of the author from the model, in place, and use only what every runtime supports.
 
-    Exporters note source lines with their paths on every node. They give away folders, and take space.
+    Exporters note source lines with their paths on every node. They reveal folders, and take space.
     """
     write_out_ceil(model)
     graph = model.graph
@@ -182,24 +181,25 @@ def portable(model: Any) -> Any:
 
 
 def _in_small_letters(equation: str) -> str:
-    """The same product of tensors: TensorRT refuses capitals, which ONNX allows and torchvision's MaxViT has."""
+    """The same product of tensors in lower case: TensorRT refuses capitals, which ONNX allows and torchvision's MaxViT
+    uses.
+    """
     letters = list(dict.fromkeys(filter(str.isalpha, equation)))
-    # Without an arrow the result's order is that of the letters; and there are 26 small ones.
+    # Without an arrow the result's order is that of the letters; and there are only 26 lower-case ones.
     if equation.islower() or "->" not in equation or len(letters) > len(ascii_lowercase):
         return equation
     return equation.translate(str.maketrans("".join(letters), ascii_lowercase[: len(letters)]))
 
 
-# What a file answers is what ONNX Runtime makes of it without any optimisation of the graph, node by node: what serves
-# is optimised, and a fault of that is what a proof has to find. Files that compute in fewer bits answer otherwise when
-# their nodes are not fused, by as much as they round. They are run as they will serve, and only gross differences from
-# the other way are refused.
+# A file's answers are those of ONNX Runtime without graph optimisation, node by node: what serves is optimised, and the
+# proof must find its faults. Files with fewer bits answer differently if their nodes are not fused, by as much as they
+# round. They are run as they will serve, and only gross differences from the unoptimised run are refused.
 
 
 def _rounding_of(model: Any) -> float:
-    """How far the file's answers, ||a - b|| / ||b||, may be from each other, optimised and not.
+    """How much the file's answers, ||a - b|| / ||b||, may differ between optimised and not.
 
-    0 where it computes in 32 bits or more.
+    0 if it computes in 32 bits or more.
     """
     quantising = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
     if any(node.op_type in quantising or node.op_type.startswith(("QLinear", "QGemm")) for node in model.graph.node):
@@ -212,13 +212,13 @@ def _rounding_of(model: Any) -> float:
 
 
 class DoesNotRunError(JobError):
-    """The library's own words for why it does not run."""
+    """The library's message on why it does not run."""
 
 
 class Original:
-    """A file whose answers count as the truth. Raises BundleError.
+    """A file whose answers are the reference. Raises BundleError.
 
-    Its answers raise DoesNotRunError, and another JobError where the graph's optimisation changes what it answers.
+    Its answers raise DoesNotRunError, and another JobError if graph optimisation changes them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -240,11 +240,11 @@ class Original:
         return dict(zip(self._names, answers, strict=True))
 
     def one_by_one(self, samples: Rows) -> dict[str, np.ndarray]:
-        """The answers to all samples, each asked by itself."""
+        """The answers to all samples, one at a time."""
         answers = [self.answer(picked(samples, slice(row, row + 1))) for row in range(count_of(samples))]
         try:
             return joined(answers)
-        except ValueError as error:  # of shapes that differ from sample to sample
+        except ValueError as error:  # of shapes that differ between samples
             raise DoesNotRunError(first_line(error)) from error
 
     def _check(self, answers: Sequence[np.ndarray], plain: Sequence[np.ndarray]) -> None:
@@ -259,5 +259,5 @@ class Original:
 def _difference(answers: np.ndarray, expected: np.ndarray) -> float:
     usual = np.isfinite(expected) & np.isfinite(answers)
     own, other = (np.where(usual, one, 0).astype(np.float64).ravel() for one in (answers, expected))
-    # What is next to nothing is nothing but rounding.
+    # Values near zero are only rounding.
     return float(np.linalg.norm(own - other) / max(float(np.linalg.norm(other)), 1e-2))

@@ -1,8 +1,8 @@
 """An ONNX file that is served as it is: its own tensors, no images, one variant.
 
-    read -> batch, where it is proved -> the serving engine against the original -> canary -> bundle
+    read -> batch, if proved -> the serving engine against the original -> canary -> bundle
 
-Without `--preprocess` nothing is known of images, so there is nothing to calibrate or to evaluate on.
+Without `--preprocess` nothing is known about images, so there is nothing to calibrate or to evaluate on.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from convoy.models.store import Store, check_name, disk_errors
 
 
 def is_plain(options: ExportOptions) -> bool:
-    """Whether the source is an ONNX file of whose images nothing was said, and there are no arrays to show it."""
+    """Whether the source is an ONNX file without any option about images, and without arrays to run it on."""
     steps = (options.preprocess, options.mean, options.std, options.resize, options.crop, options.interpolation)
     has_arrays = any(source and is_array_file(source) for source in (options.calibrate, options.evaluate))
     return options.source.endswith(".onnx") and all(step is None for step in steps) and not has_arrays
 
 
 def export_plain(options: ExportOptions, progress: Progress, repeated_by: str) -> Path:
-    """Publish the file as a bundle and return its folder. Raises UsageError and JobError; then nothing is left."""
+    """Publish the file as a bundle and return its folder. Raises UsageError and JobError; then nothing remains."""
     source, signer = parse_source(options.source), signer_of(options.sign)
     name = check_name(options.name)
     check_max_batch(options.max_batch)
@@ -114,7 +114,7 @@ def _refuse_images(options: ExportOptions) -> None:
 
 
 def _refuse_unprovable(original: Path, name: str) -> None:
-    """A bundle carries the file's own answers as NumPy's numbers, which neither strings nor BF16 are."""
+    """Refuse strings and BF16: a bundle stores the file's own answers as NumPy numbers."""
     onnx_file.read(original)
     signature = read_signature(open_session(original, cpu_budget()), original)
     for spec in (*signature.inputs, *signature.outputs):
@@ -161,7 +161,7 @@ def _prove(
                     _worst_error(one, shown, normalised, batched=batching.batched)
 
             for size in known.sizes[1:]:
-                # Enough for a batch that is no power of two.
+                # Enough for a batch that is not a power of two.
                 elsewhere = _record(source.path, _at(spec, size), 3)
                 error = max(error, _worst_error(served, elsewhere, normalised, batched=batching.batched))
         with opened_elsewhere(spec, [REFERENCE], folder, as_file) as others:
@@ -185,10 +185,10 @@ def _at(spec: ModelSpec, size: Size) -> ModelSpec:
 
 
 def _record(original: Path, spec: ModelSpec, samples: int) -> Canary:
-    """Random inputs and the original file's own answers, a row at a time where there are rows."""
+    """Random inputs and the original file's own answers, row by row if there are rows."""
     try:
         return _record_random(original, spec, samples, are_indices=False)
-    except JobError:  # a table that is looked up by number may be shorter than a hundred
+    except JobError:  # a lookup table may have fewer than a hundred rows
         return _record_random(original, spec, samples, are_indices=True)
 
 
@@ -196,7 +196,7 @@ def _record_random(original: Path, spec: ModelSpec, samples: int, *, are_indices
     session = Original(original)
     inputs: dict[str, np.ndarray] = {}
     for index, tensor in enumerate(spec.inputs):
-        # A dimension in front for the rows; a model without a batch has one row, and gets it without the dimension.
+        # A dimension in front for the rows; a model without a batch has one row, without that dimension.
         whole = replace(tensor, shape=(-1, *tensor.shape), example=(1, *tensor.drawn_shape))
         rows = random_rows(np.random.default_rng(20 + index), whole, samples, are_indices=are_indices)
         inputs[tensor.name] = rows if spec.max_batch_size else rows[0]
@@ -210,7 +210,7 @@ def _record_random(original: Path, spec: ModelSpec, samples: int, *, are_indices
 
 
 def _noisy(original: Path, spec: ModelSpec) -> list[Canary]:
-    """Noise of both signs and the file's answers to it; none where it does not run on that."""
+    """Noise of both signs and the file's answers to it; none if it does not run on noise."""
     session, noise = Original(original), noise_of_both_signs(spec.inputs)
     alone = [picked(noise, slice(row, row + 1)) for row in range(count_of(noise))]
     if not spec.max_batch_size:
@@ -219,7 +219,7 @@ def _noisy(original: Path, spec: ModelSpec) -> list[Canary]:
         answered = [(one, session.answer(one)) for one in alone]
     except DoesNotRunError:
         return []
-    # A batch that has one row without a number may have none in another.
+    # A batch with a NaN row may have none in another run.
     finite = [
         Canary(one, answers)
         for one, answers in answered
@@ -231,9 +231,9 @@ def _noisy(original: Path, spec: ModelSpec) -> list[Canary]:
 
 
 def _worst_error(served: OpenVariant, canary: Canary, normalised: Collection[str], *, batched: bool) -> float:
-    """The largest ||a - b|| / ||b|| of any output, of what is `normalised` ||a - b||.
+    """The largest ||a - b|| / ||b|| of any output, or ||a - b|| if it is `normalised`.
 
-    Raises JobError when it is above `MAX_FP32_ERROR`.
+    Raises JobError if it is above `MAX_FP32_ERROR`.
     """
     largest = served.engine.info.batch_sizes[-1]
     worst = 0.0

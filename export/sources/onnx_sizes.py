@@ -1,7 +1,7 @@
-"""Sizes of a graph that was made elsewhere: its batch, and the heights and widths that it leaves free.
+"""Sizes of a graph made elsewhere: its batch, and dynamic heights and widths.
 
-A fixed batch of 1 is made dynamic only where the result is shown to answer every row of a batch as the original answers
-that row alone. Heights and widths stay free where the network takes several, and are fixed in a copy where it does not.
+A fixed batch of 1 is made dynamic only if the result is proved to answer every row of a batch as the original answers
+that row alone. Heights and widths stay dynamic if the network takes several sizes; otherwise they are fixed in a copy.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from convoy.export.variants.onnx_graph import array, constants
 from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.spec import ImageSpec, TensorSpec
 
-# Where the largest batch is not given.
+# If the largest batch is not given.
 PROVED_BATCH = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """`reason` says why the graph is batched or why not, for people."""
+    """`reason` says why the graph is batched or why not."""
 
     batched: bool
     reason: str
 
 
 def write_batched(original: Path, target: Path, size: Size | None = None, largest: int = PROVED_BATCH) -> Batching:
-    """Write `original` to `target`, with a dynamic batch where that is proved to be right, else as it is.
+    """Write `original` to `target`, with a dynamic batch if that is proved to be right, otherwise unchanged.
 
-    Batches are proved up to the `largest`. Free heights and widths are tried at `size`. Raises JobError for a file that
-    is not ONNX or does not load, or of which such a batch does not fit into memory.
+    Batches are proved up to the `largest`. Dynamic heights and widths are tried at `size`. Raises JobError if the file
+    is not ONNX or does not load, or if such a batch does not fit into memory.
     """
     model = onnx_file.read(original)
     signature = with_examples(
@@ -79,7 +79,7 @@ def _objection(original: Path, target: Path, signature: Signature, largest: int)
         return "with a dynamic first dimension the graph does not load"
     if any(a.shape[1:] != b.shape[1:] for a, b in zip(freed.outputs, signature.outputs, strict=True)):
         return "with a dynamic first dimension the outputs have other shapes"
-    # Both are asked at the same sizes.
+    # Both run at the same sizes.
     examples = [spec.example for spec in signature.inputs]
     inputs = tuple(replace(spec, example=one) for spec, one in zip(freed.inputs, examples, strict=True))
     whole = replace(freed, inputs=inputs)
@@ -87,10 +87,12 @@ def _objection(original: Path, target: Path, signature: Signature, largest: int)
 
 
 def _freed(model: Any) -> Iterator[Any]:
-    """The model with a dynamic first dimension: as it is otherwise, then with the 1 in its reshapes freed as well."""
+    """The model with a dynamic first dimension: first otherwise unchanged, then with the 1 in its reshapes freed as
+    well.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    del copy.graph.value_info[:]  # they say 1, too
+    del copy.graph.value_info[:]  # their outputs declare 1, too
     initialized = {tensor.name for tensor in copy.graph.initializer}
     for value in (*copy.graph.input, *copy.graph.output):
         if value.name not in initialized:
@@ -101,7 +103,7 @@ def _freed(model: Any) -> Iterator[Any]:
 
 
 def _free_reshapes(graph: Any) -> int:
-    """Let every reshape to a constant [1, ...] keep its input's first dimension instead; returns how many."""
+    """Let every reshape to a constant [1, ...] keep its input's first dimension instead. Returns their number."""
     known = constants(graph)
     count = 0
     for node in graph.node:
@@ -111,11 +113,11 @@ def _free_reshapes(graph: Any) -> int:
         shape = array(given)
         if shape.ndim != 1 or len(shape) < 2 or shape[0] != 1 or 0 in shape:
             continue
-        # A 0 stands for the input's own size, unless the node says that it means none at all.
+        # A 0 means the input's own size, unless the node says otherwise.
         kept = [attribute for attribute in node.attribute if attribute.name != "allowzero"]
         del node.attribute[:]
         node.attribute.extend(kept)
-        # A name of its own: others may read the same constant.
+        # A new constant, because other nodes may read the old one.
         own = f"{node.input[1]}.freed{count}"
         graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, *shape[1:]], np.int64), own))
         node.input[1] = own
@@ -123,15 +125,15 @@ def _free_reshapes(graph: Any) -> int:
     return count
 
 
-# How many sizes show that a network takes any.
+# How many sizes prove that a network takes any.
 _PROOF_SIZES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class FreeInput:
-    """`file` is the graph to go on with, `size` where it is run and measured, None where no image is free in it.
+    """`file` is the graph to continue with, `size` where it is run and measured, None if no image is dynamic.
 
-    `sizes` are those to prove it at, that one first; empty where height and width are fixed. `remark` is for people.
+    `sizes` are those to prove it at, that one first; empty if height and width are fixed. `remark` is for people.
     """
 
     file: Path
@@ -141,11 +143,11 @@ class FreeInput:
 
 
 def settle(original: Path, asked: AskedInput | None, folder: Path) -> FreeInput:
-    """What becomes of the file's free heights and widths; a copy with fixed ones is written to `folder`.
+    """Decide about the file's dynamic heights and widths; a copy with fixed ones is written to `folder`.
 
-    Raises UsageError where `asked` does not fit the file, and JobError where the file runs at no size that is tried.
+    Raises UsageError if `asked` does not fit the file, and JobError if the file runs at no size that is tried.
     """
-    model = onnx_file.read(original)  # which first sees to it that no library reads what it should not
+    model = onnx_file.read(original)  # which first makes sure that no library reads a forbidden file
     signature = read_signature(open_session(original, cpu_budget()), original)
     images = [spec for spec in signature.inputs if is_free_image(spec)]
     if asked is not None:
@@ -191,11 +193,11 @@ def _check(original: Path, signature: Signature, images: list[TensorSpec], asked
 
 
 def _fix(model: Any, found: Signature, folder: Path) -> Path:
-    """The model in a file of its own, declaring the examples' sizes, in front and behind."""
-    # In a folder of its own, for weights beside a graph have one name.
+    """Write the model with the examples' sizes declared, for inputs and outputs."""
+    # In its own folder, because external data has a fixed name.
     target = folder / "fixed/model.onnx"
     target.parent.mkdir()
-    del model.graph.value_info[:]  # they name what is free
+    del model.graph.value_info[:]  # they name dynamic sizes
     for declared, specs in ((model.graph.input, found.inputs), (model.graph.output, found.outputs)):
         examples = {spec.name: spec.example for spec in specs if spec.example}
         for value in declared:
@@ -208,13 +210,13 @@ def _fix(model: Any, found: Signature, folder: Path) -> Path:
 
 
 def listed(sizes: Sequence[Size]) -> str:
-    """The sizes in words."""
+    """The sizes as text."""
     *others, last = map(str, sizes)
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def free_sizes(image: ImageSpec | None, torch: TorchResult) -> tuple[Size, ...]:
-    """Where a graph of images was held against its original: at the pictures' size first. Empty where that is fixed."""
+    """The sizes at which a graph of images was compared with its original, the pictures' size first. Empty if fixed."""
     if not torch.elsewhere or image is None:
         return ()
     first = 1 if image.front == "uint8_nhwc" else 2

@@ -1,8 +1,7 @@
 """An ONNX file as the source of a model of images: its graph behind our own front.
 
-Knows what such a graph must look like. The original's answers, in ONNX Runtime without optimisation and one image at a
-time, are what the result is held against. A file that is served as it is goes another way
-(`convoy.export.sources.onnx_plain`).
+The result is compared with the original's answers, in ONNX Runtime without optimisation and one image at a time. A file
+that is served as it is uses `convoy.export.sources.onnx_plain`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _AS_TENSORS = "leave --preprocess out to serve it with its own tensors"
 
 @dataclass(frozen=True, slots=True)
 class _ImageInput:
-    """`size` and `batch` have -1 for what is free; `last` tells [N, H, W, C] from [N, C, H, W]."""
+    """`size` and `batch` have -1 for dynamic sizes; `last` distinguishes [N, H, W, C] from [N, C, H, W]."""
 
     name: str
     channels: int
@@ -43,7 +42,7 @@ class _ImageInput:
 
 
 def image_size(path: Path) -> InputSize | None:
-    """What the graph takes, where it or its metadata say so and it can be an image."""
+    """The graph's image size, if it or its metadata declare one that can be an image's."""
     try:
         found = _image_input(path)
     except JobError:
@@ -57,7 +56,7 @@ def image_size(path: Path) -> InputSize | None:
 
 
 def image_channels(path: Path) -> tuple[int, ...]:
-    """How many channels the graph's images have, whatever their size; nothing where it does not say so."""
+    """The number of channels of the graph's images, whatever their size; None if it does not declare it."""
     try:
         return (_image_input(path).channels,)
     except JobError:
@@ -73,13 +72,11 @@ def wrap(
     others: Sequence[np.ndarray],
     noise: Rows,
 ) -> TorchResult:
-    """Write the graph with our front to `folder`. `samples` are as the image's front says, `others` of other sizes.
-    `noise` is more of them, on which it need not run.
+    """Write the graph with our front to `folder`. `samples` are in the front's format, `others` of other sizes.
 
-    With `others`, free heights and widths stay free where the graph runs at `OTHER_SIZES` of these.
-
-    The input's name becomes `INPUT_NAME`, outputs keep their own. Raises JobError for a graph that does not take
-    one image of that kind or does not give numbers.
+    It need not run on the samples of `noise`. With `others`, dynamic heights and widths stay dynamic if the graph runs
+    at `OTHER_SIZES` of these. The input is renamed to `INPUT_NAME`, outputs keep their names. Raises JobError if the
+    graph does not take one such image or does not return numbers.
     """
     found = _image_input(original)
     _check_outputs(original)
@@ -117,7 +114,7 @@ def wrap(
 def _elsewhere(
     original: Path, found: _ImageInput, image: ImageSpec, others: Sequence[np.ndarray]
 ) -> tuple[Answered, ...]:
-    """The original's answers at the first sizes at which it runs; none where they are too few."""
+    """The original's answers at the first sizes at which it runs; none if they are too few."""
     answered: list[Answered] = []
     for samples in others:
         with suppress(JobError):
@@ -131,7 +128,7 @@ def _elsewhere(
 def _why_fixed(
     found: _ImageInput, image: ImageSpec, others: Sequence[np.ndarray], elsewhere: Sequence[Answered]
 ) -> str:
-    """Why height and width are not free, where the user may expect it; else nothing."""
+    """Why height and width are not dynamic, if the user may expect it; otherwise empty."""
     fixed = f"height and width are fixed at {_shown(_px(image))}"
     if not others:
         free = f"--input {image.channels}x{image.height}?x{image.width}? leaves them free, as the file does"
@@ -165,9 +162,9 @@ def _image_input(path: Path) -> _ImageInput:
 
 
 def tensor_inputs(path: Path, given: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The file's inputs by its own names and dtypes; the sizes that it leaves free are those of the samples.
+    """The file's inputs by its own names and dtypes; dynamic sizes are those of the samples.
 
-    Raises JobError where these do not fit.
+    Raises JobError if these do not fit.
     """
     onnx_file.read(path)
     takes = read_signature(open_session(path, cpu_budget()), path).inputs
@@ -185,9 +182,9 @@ def tensor_inputs(path: Path, given: Sequence[TensorSpec]) -> tuple[TensorSpec, 
 
 
 def take(original: Path, shown: str, samples: Rows, folder: Path, noise: Rows) -> TorchResult:
-    """The graph with its own inputs, which the samples are called by. It need not run on the `noise`.
+    """Take the graph with its own inputs, which name the samples. It need not run on the `noise`.
 
-    Raises JobError where it cannot be batched.
+    Raises JobError if it cannot be batched.
     """
     target = folder / ONNX
     _check_outputs(original)
@@ -215,7 +212,7 @@ def take(original: Path, shown: str, samples: Rows, folder: Path, noise: Rows) -
 
 
 def _on_noise(noise: Rows, answer: Callable[[], Rows]) -> Answered | None:
-    """None where the original does not run on it, or not to a row for each sample."""
+    """None if the original does not run on it, or not to a row per sample."""
     try:
         answers = answer()
     except DoesNotRunError:
@@ -240,7 +237,7 @@ def _check_rows(path: Path, reference: Rows, count: int) -> None:
 
 
 def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: bool, is_free: bool) -> None:
-    """Replace the graph's input by ours: bytes [N, H, W, C] are laid out, cast and normalised as x * a + b."""
+    """Replace the graph's input by ours: bytes [N, H, W, C] are transposed, cast and normalised as x * a + b."""
     inner = "convoy.input"
     _rename(graph, found.name, inner)
     _rename(graph, INPUT_NAME, "convoy.images")
@@ -248,7 +245,7 @@ def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: boo
     per_channel = (1, 1, 1, -1) if found.last else (1, -1, 1, 1)
     mean, std = (np.array(values, np.float32).reshape(per_channel) for values in (image.mean, image.std))
     steps: list[tuple[str, list[str], dict[str, Any]]] = []
-    if is_bytes:  # first of all, because TensorRT takes uint8 inputs only straight into a Cast
+    if is_bytes:  # first of all, because TensorRT takes uint8 inputs only directly into a Cast
         steps.append(("Cast", [], {"to": onnx.TensorProto.FLOAT}))
     if is_bytes != found.last:
         steps.append(("Transpose", [], {"perm": [0, 3, 1, 2] if is_bytes else [0, 2, 3, 1]}))
@@ -274,7 +271,7 @@ def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: boo
 
 
 def _rename(graph: Any, old: str, new: str) -> None:
-    """Call a tensor by another name wherever it is read, written or declared, in graphs inside as well."""
+    """Rename a tensor wherever it is read, written or declared, in inner graphs as well."""
     for declared in (*graph.input, *graph.value_info, *graph.initializer):
         if declared.name == old:
             declared.name = new
@@ -287,7 +284,7 @@ def _rename(graph: Any, old: str, new: str) -> None:
 
 
 def _normalised(samples: np.ndarray, image: ImageSpec) -> np.ndarray:
-    """float32 [N, C, H, W]; written out, not the front's arithmetic, to prove it."""
+    """float32 [N, C, H, W]; written out without the front's arithmetic, to prove that."""
     if image.front != "uint8_nhwc":
         return samples
     mean, std = (np.array(values, np.float32) for values in (image.mean, image.std))

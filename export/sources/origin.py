@@ -1,8 +1,8 @@
-"""SOURCE on the command line, and what is known of the network before it is loaded.
+"""SOURCE on the command line, and what is known about the network before it is loaded.
 
-That is whose weights it has, which classes, and how it wants its images: as the checkpoint's header, the zoo, an ONNX
-file's declarations or the registry says that published the model. The registry is asked in a child, because it needs
-torch. What the user says to the contrary is for `convoy.export.plan`.
+That is the origin of its weights, its classes, and its preprocessing: as stated by the checkpoint's header, the zoo, an
+ONNX file, or the registry that published the model. The registry is asked in a child process, because it needs torch.
+`convoy.export.plan` applies the user's options.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from convoy.models.spec import ImageSpec
 class ModelSource:
     """`name` is the registry's name, the factory in `file`, or the file's own name.
 
-    `published` names the registry's weights where those are used, or says that they are random.
+    `published` names the registry's weights if those are used, or says that they are random.
     """
 
     kind: SourceKind
@@ -41,13 +41,13 @@ class ModelSource:
 
     @property
     def path(self) -> Path:
-        """The file of a source that is one."""
+        """The file, if the source is one."""
         assert self.file is not None
         return self.file
 
     @property
     def shown(self) -> str:
-        """As it stands in the manifest: a user's file by its name alone, for folders are the machine's business."""
+        """Its form in the manifest: a user's file by name only, because folders belong to the machine."""
         beside = f" ({self.published})" if self.published else ""
         if self.file is None:
             return f"{self.kind}:{self.name}{beside}"
@@ -66,12 +66,12 @@ class ModelSource:
 
 # A user's file, and its factory or a call of it.
 _CALL = re.compile(r"(.+?\.py):(.*)", re.DOTALL)
-# Names of factories that say nothing of the network.
+# Names of factories that say nothing about the network.
 _GENERIC = re.compile(r"(get|build|create|make|load)?_?(cnn|factory|me|model|net|network|new)?", re.IGNORECASE)
 
 
 def default_name(source: ModelSource) -> str:
-    """What a model is called where the user does not say: after the network, the function or the file."""
+    """The default name of a model: that of the network, the function or the file."""
     name = source.name
     if source.kind == "file":
         function = parse_call(source.name).name
@@ -82,7 +82,7 @@ def default_name(source: ModelSource) -> str:
 
 
 def parse_source(text: str, *, trust: bool = False) -> ModelSource:
-    """SOURCE as a record. Raises UsageError for what is not one, is not there, or needs `trust` and lacks it."""
+    """SOURCE as a record. Raises UsageError if it is invalid, missing, or needs `trust`."""
     head, _, tail = text.rpartition(":")
     if (call := _CALL.fullmatch(text)) is not None:
         return _factory(text, call[1], call[2])
@@ -124,7 +124,7 @@ def _factory(text: str, head: str, tail: str) -> ModelSource:
 
 
 def parse_function(text: str, flag: str) -> tuple[Path, str]:
-    """`file.py:function` of an option. Raises UsageError."""
+    """Parse `file.py:function` of an option. Raises UsageError."""
     head, _, tail = text.rpartition(":")
     if not head.endswith(".py") or not tail.isidentifier():
         raise UsageError(f"{flag} {text!r} is not understood; write file.py:function")
@@ -138,13 +138,13 @@ def _existing(text: str, path: str, flag: str = "SOURCE") -> Path:
     return file.resolve()
 
 
-# What `--weights` says for the weights that the registry publishes.
+# The value of `--weights` for the registry's published weights.
 PUBLISHED = Path("default")
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """The top-1 in percent that the checkpoint's own header states, the data set, and the hash of the test images."""
+    """The top-1 in percent that the checkpoint's header states, the data set, and the hash of the test images."""
 
     percent: float
     dataset: str
@@ -153,10 +153,10 @@ class Stated:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """`size` is what the network takes where that is known; `image` None says why in `why_no_image`.
+    """`size` is the network's input size if it is known; if `image` is None, `why_no_image` says why.
 
-    `labels` are those of the weights. `are_labels_sure` is False where they belong to the published weights and
-    others are loaded, whose number of classes only torch will tell.
+    `labels` are those of the weights. `are_labels_sure` is False if they belong to the published weights and others are
+    loaded, whose number of classes only torch can tell.
     """
 
     source: ModelSource
@@ -171,10 +171,10 @@ class Origin:
 
 
 def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | None, mistakes: Mistakes) -> Origin:
-    """What is known of the source. Where a registry knows the rest, missing weights are noted in `mistakes`.
+    """What is known about the source. If a registry knows the rest, missing weights are noted in `mistakes`.
 
-    `size` is the input that the user wants, to which a registry's recipe is scaled in proportion. Raises UsageError for
-    an unknown name or weights that are missing or too many, JobError for what cannot be read or asked.
+    `size` is the input that the user wants, to which a registry's preset is scaled in proportion. Raises UsageError for
+    an unknown name or missing or superfluous weights, and JobError for what cannot be read or asked.
     """
     weights: Path | None = None
     weights_from: WeightsFrom = "random"
@@ -208,17 +208,16 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
 
 
 def channels_of(source: ModelSource, size: Size) -> int:
-    """How many channels the images of this network have, 1 or 3, by the network itself.
+    """The number of channels of this network's images, 1 or 3, determined by running it.
 
-    `size` is the images'. Raises UsageError where it takes both, or runs on neither, and JobError for what cannot be
-    asked.
+    `size` is the images'. Raises UsageError if it takes both, or neither, and JobError if it cannot be asked.
     """
     if source.kind == "onnx":
         taken = image_channels(source.path)
     elif source.kind in ("file", "pt2"):
         taken = ask(Inquiry(source.kind, source.name, str(source.file), (size.height, size.width))).channels
     else:
-        taken = (3,)  # the zoo says it of itself, and registries are of coloured pictures
+        taken = (3,)  # the zoo states it, and registries have colour images
     if len(taken) != 1:
         why = "runs on 1 and on 3 channels" if taken else "runs on neither 1 nor 3 channels at this size"
         raise UsageError(
@@ -242,7 +241,7 @@ def _weights(weights: Path | None, source: ModelSource, *, is_random: bool) -> t
         if is_random:
             return None, "random"
         if source.has_registry:
-            ask(Inquiry(source.kind, source.name))  # an unknown name is refused first
+            ask(Inquiry(source.kind, source.name))  # unknown names are refused first
         download = ", --weights default to download the published ones" if source.has_registry else ""
         raise MissingOption(
             f"{source.shown} has no weights of its own; pass --weights FILE.safetensors{download}, or --random-weights "

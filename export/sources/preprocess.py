@@ -1,6 +1,6 @@
-"""How images become the network's input: `--preprocess`, else what the checkpoint says, else a refusal.
+"""How images become the network's input: `--preprocess`, otherwise what the checkpoint says, otherwise an error.
 
-`--mean --std --resize --crop --interpolation` change single steps of a recipe, or are one where together they leave
+`--mean --std --resize --crop --interpolation` change single steps of a preparation, or are one if together they leave
 nothing open. Nothing is guessed: a wrong mean costs accuracy without an error.
 """
 
@@ -37,7 +37,7 @@ class InputSize:
 
 @dataclass(frozen=True, slots=True)
 class AskedInput:
-    """`--input`. `is_free`: other heights and widths than `size` are to be taken as well; None: it is left open."""
+    """`--input`. `is_free` means that other heights and widths than `size` are taken as well; None leaves it open."""
 
     channels: Literal[1, 3]
     size: Size | None
@@ -45,17 +45,17 @@ class AskedInput:
 
     @property
     def of_pictures(self) -> InputSize | None:
-        """What pictures are cropped to, where that is said."""
+        """The size to which pictures are cropped, if it is given."""
         return InputSize(self.channels, self.size.height, self.size.width) if self.size else None
 
 
 def is_of_tensors(text: str) -> bool:
-    """Whether it is not the spelling of an image, channels x height x width without a name."""
+    """Whether it is not the form of an image, channels x height x width without a name."""
     return "=" in text or ":" in text or text.count("x") != 2
 
 
 def parse_input(text: str) -> AskedInput:
-    """`3x224x224` as channels, height, width; `3x224?x224?` and `3x?x?` leave the last two free. Raises UsageError."""
+    """`3x224x224` as channels, height, width; `3x224?x224?` and `3x?x?` leave two dynamic. Raises UsageError."""
     found = _INPUT.fullmatch(text.lower())
     if found is None:
         raise UsageError(
@@ -75,10 +75,10 @@ def parse_front(text: str) -> Front:
 
 
 class ImageChanges(NamedTuple):
-    """None is what was not said. `typed` are the options as they were written.
+    """None means that it was not given. `typed` are the options as they were written.
 
-    `mean` and `std` have a value per channel, or one for all. `resize_px` is the shorter side before the crop,
-    `exact` what images are scaled to straight; at most one of the two is given. `channels` are known of a transform.
+    `mean` and `std` have a value per channel, or one for all. `resize_px` is the shorter side before the crop, `exact`
+    the size to which images are scaled directly; at most one of the two is given. `channels` is known for a transform.
     """
 
     typed: str = ""
@@ -130,9 +130,9 @@ def resolve_image(
 ) -> ImageSpec:
     """The image specification.
 
-    `size` is what the user asked for, `default_size` what the network is known to take, `header` what the checkpoint
-    carries or the registry says. `changes` go before all of that, and `find_channels` is asked where they do not tell
-    grey from colours. Raises UsageError where they contradict each other or leave something open.
+    `size` is the user's, `default_size` the network's if known, `header` that of the checkpoint or the registry.
+    `changes` take precedence, and `find_channels` is called if they do not determine grey or colour. Raises UsageError
+    if they contradict each other or leave something open.
     """
     known = size or default_size
     if preprocess is None:
@@ -163,7 +163,9 @@ def resolve_image(
 
 
 def resized(image: ImageSpec, size: InputSize) -> ImageSpec:
-    """The recipe at another input size, with its proportions of resize to crop; another depth is left to clash."""
+    """The preparation at another input size, with the same ratio of resize to crop; another number of channels is left
+    to fail.
+    """
     if size.channels != image.channels:
         return image
     share = image.resize_px / max(image.height, image.width)
@@ -174,8 +176,8 @@ def resized(image: ImageSpec, size: InputSize) -> ImageSpec:
 class Preset(NamedTuple):
     """A usual preparation. `mean` and `std` apply to values in 0..1, one for all channels or one per channel.
 
-    `px` is the usual side of the input, None where there is none. `resize_share` is the shorter side before the crop
-    over the crop's side, None where images are scaled straight to the input's size.
+    `px` is the usual side of the input, None if there is none. `resize_share` is the shorter side before the crop over
+    the crop's side, None if images are scaled directly to the input's size.
     """
 
     mean: tuple[float, ...]
@@ -186,11 +188,11 @@ class Preset(NamedTuple):
 
 
 PRESETS: dict[str, Preset] = {
-    # torchvision's and timm's usual one.
+    # The default of torchvision and timm.
     "imagenet": Preset((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224, 256 / 224),
-    # Values in -1..1, as the Inception networks, many ViTs and those that come from TensorFlow take them.
+    # Values in -1..1, as in Inception networks, many ViTs and models from TensorFlow.
     "inception": Preset((0.5,), (0.5,), 299, 1 / 0.875, "bicubic"),
-    # OpenAI's CLIP and what was trained like it.
+    # OpenAI's CLIP and models trained like it.
     "clip": Preset((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711), 224, 1.0, "bicubic"),
     "cifar10": Preset((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616), 32),
     "mnist": Preset((0.1307,), (0.3081,), 28),
@@ -227,7 +229,7 @@ def preset(name: str, size: InputSize | None, front: Front) -> ImageSpec:
 
 
 def _of_registry(text: str) -> ImageSpec:
-    """What `timm:NAME` or `torchvision:NAME` was published with. Raises UsageError, JobError."""
+    """The preparation that `timm:NAME` or `torchvision:NAME` was published with. Raises UsageError, JobError."""
     kind, _, name = text.partition(":")
     found = ask(Inquiry("timm" if kind == "timm" else "torchvision", name))
     if found.image is None:
@@ -236,7 +238,7 @@ def _of_registry(text: str) -> ImageSpec:
 
 
 def _of_transform(text: str, known: InputSize | None, front: Front, find_channels: Callable[[Size], int]) -> ImageSpec:
-    """A user's `file.py:transform`. Raises UsageError, and JobError where it is not understood."""
+    """A user's `file.py:transform`. Raises UsageError, and JobError if it is not understood."""
     head, _, name = text.partition(".py:")
     file = Path(f"{head}.py")
     if not file.is_file():

@@ -1,8 +1,8 @@
-"""The file of `--preprocess`: its fields, what they may be, and the JSON schema that an editor checks it by.
+"""The file of `--preprocess`: its fields, their values, and the JSON schema for editors.
 
     python -m convoy.export.sources.preprocess_file > preprocess.schema.json
 
-Knows JSON and the rules that `ImageSpec` has of its own, so that all that is wrong is named at once.
+Knows JSON and the rules of `ImageSpec`, so that all mistakes are reported at once.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def _is_no_less_than_the_crop(resize_px: int | None, info: ValidationInfo) -> in
 class PreprocessFile(BaseModel):
     """How encoded images become the network's input."""
 
-    # The fields of `ImageSpec` but `front`, which is `--front`'s.
-    # Later fields are held against earlier ones, so their order counts.
+    # The fields of `ImageSpec` except `front`, which is `--front`'s. Later fields are checked against earlier ones, so
+    # their order matters.
     model_config = ConfigDict(
         extra="forbid",
         strict=True,
@@ -113,7 +113,7 @@ def read_preprocess_file(path: Path, front: Front) -> ImageSpec:
 
 
 def _published(content: bytes) -> ImageSpec | None:
-    """What timm or transformers wrote; None for any other file. Raises what a broken file makes of it."""
+    """What timm or transformers wrote; None for any other file. Raises the errors of a broken file."""
     try:
         recipe = json.loads(content)
     except ValueError:
@@ -126,7 +126,7 @@ def _published(content: bytes) -> ImageSpec | None:
 
 
 def schema() -> str:
-    """The JSON schema of the file, as docs/preprocess.schema.json has it."""
+    """The JSON schema of the file, as in docs/preprocess.schema.json."""
     head: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return json.dumps(head | PreprocessFile.model_json_schema(), indent=2) + "\n"
 

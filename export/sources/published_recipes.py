@@ -1,6 +1,6 @@
-"""How timm and transformers write down the preparation of images, as `ImageSpec`.
+"""The image preparations of timm and transformers, as `ImageSpec`.
 
-Refuses what `ImageSpec` cannot say. Imports neither library.
+Refuses what `ImageSpec` cannot express. Imports neither library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from convoy.models.torchvision_preset import known_interpolation
 
 # Pillow's numbers, as transformers writes them.
 _RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-# Processors that resize, crop, rescale and normalise in this order; others have steps of their own.
+# Processors that resize, crop, rescale and normalise in this order; others have other steps.
 _PROCESSORS = (
     "ViTImage",
     "ViTFeature",
@@ -27,7 +27,7 @@ _PROCESSORS = (
     "ConvNextFeature",
 )
 _OTHER_STEPS = ("do_flip_channel_order", "include_top", "rescale_offset")
-# From this size on ConvNeXt's processor scales straight to the input's size.
+# From this size on, ConvNeXt's processor scales directly to the input's size.
 _CONVNEXT_EXACT_PX = 384
 
 
@@ -44,8 +44,8 @@ def is_transformers(recipe: Mapping[str, Any]) -> bool:
 def timm_image(recipe: Mapping[str, Any]) -> ImageSpec:
     """A `pretrained_cfg` as `timm.data.create_transform` reads it for evaluation.
 
-    Crop mode "center" resizes the shorter side to floor(size / crop_pct); "squash" resizes both sides, which is
-    an exact resize when nothing is cropped afterwards. Raises JobError for what `ImageSpec` cannot say.
+    Crop mode "center" resizes the shorter side to floor(size / crop_pct); "squash" resizes both sides, which is an
+    exact resize if nothing is cropped afterwards. Raises JobError for what `ImageSpec` cannot express.
     """
     recipe = recipe.get("pretrained_cfg") or recipe
     channels, height, width = recipe["input_size"]
@@ -61,7 +61,7 @@ def timm_image(recipe: Mapping[str, Any]) -> ImageSpec:
         resize_mode="exact" if mode == "squash" else "shorter_side",
         resize_px=math.floor(height / share),
         interpolation=known_interpolation(recipe.get("interpolation") or "bilinear"),
-        antialias=True,  # it resizes PIL images, which always are
+        antialias=True,  # it resizes PIL images, which are always antialiased
         mean=tuple(recipe["mean"]),
         std=tuple(recipe["std"]),
         front="uint8_nhwc",
@@ -69,7 +69,7 @@ def timm_image(recipe: Mapping[str, Any]) -> ImageSpec:
 
 
 def transformers_image(recipe: Mapping[str, Any]) -> ImageSpec:
-    """A `preprocessor_config.json` of an image classifier. Raises JobError for what `ImageSpec` cannot say."""
+    """A `preprocessor_config.json` of an image classifier. Raises JobError for what `ImageSpec` cannot express."""
     kind = str(recipe.get("image_processor_type") or recipe.get("feature_extractor_type") or "")
     unknown = [f"{step}: true" for step in _OTHER_STEPS if recipe.get(step)]
     if not kind.startswith(_PROCESSORS):
@@ -117,7 +117,7 @@ def transformers_image(recipe: Mapping[str, Any]) -> ImageSpec:
 
 
 def _resize_of(size: Any, *, is_cropped: bool) -> tuple[int | None, tuple[int, int] | None]:
-    """What the shorter side is scaled to, or else the whole image. A bare number is the former only before a crop."""
+    """The size of the shorter side, or of the whole image. A single number is the former only before a crop."""
     is_shorter = "shortest_edge" in size if isinstance(size, Mapping) else is_cropped and isinstance(size, int)
     return (_pair(size)[0], None) if is_shorter else (None, _pair(size))
 

@@ -1,8 +1,8 @@
-"""The plan's network as an ONNX graph, with answers to hold the graph against.
+"""The plan's network as an ONNX graph, with reference answers.
 
-Knows which kind of source goes which way: through torch in a child, or as the ONNX file that it is. The result of
-an earlier run is taken where nothing that it depends on has changed: a user's Python file may import anything, so its
-result is never kept.
+Each kind of source has its way: through torch in a child process, or as the given ONNX file. The result of an earlier
+run is reused if nothing that it depends on has changed. A user's Python file may import anything, so its result is
+never kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OTHER_SAMPLES = 3
 
 
 def to_onnx(plan: ExportPlan, samples: Rows, folder: Path) -> TorchResult:
-    """Export the plan's network; `folder` is an empty one, in which the graph will lie.
+    """Export the plan's network; `folder` is empty and will contain the graph.
 
     Raises JobError with one line that says why it cannot be done.
     """
@@ -50,14 +50,14 @@ def to_onnx(plan: ExportPlan, samples: Rows, folder: Path) -> TorchResult:
     result = run_job(_job(plan), samples, folder, others, noise)
     if not result.elsewhere or not (problem := _problem_elsewhere(result, samples)):
         return result
-    # What the network does by its sizes was written down for those of the example alone.
+    # The network's size-dependent behaviour was recorded for the example's sizes only.
     fixed = run_job(replace(_job(plan), is_free=False), samples, folder, (), noise)
     assert plan.image is not None
     return replace(fixed, remark=f"height and width are fixed at {plan.image.height}x{plan.image.width}: {problem}")
 
 
 def _problem_elsewhere(result: TorchResult, samples: Rows) -> str:
-    """Why the graph is not the network at every size, or nothing where it is."""
+    """Why the graph is not the network at every size, or empty if it is."""
     session = open_session(result.onnx, cpu_budget())
     few = slice(_OTHER_SAMPLES)
     for one in (Answered(picked(samples, few), picked(result.reference, few)), *result.elsewhere):
@@ -101,8 +101,8 @@ def _job(plan: ExportPlan) -> TorchJob:
     )
 
 
-# The torch step's result from the run before, where nothing that it depends on has changed. A user's Python file may
-# import anything from anywhere, so it runs every time; the steps behind it are reused where it makes the same graph.
+# The torch step's result from an earlier run, if nothing that it depends on has changed. A user's Python file may
+# import anything, so it runs every time; later steps are reused if it makes the same graph.
 
 
 def reused(
@@ -112,7 +112,7 @@ def reused(
     cache: StepCache,
     to_onnx: Callable[[ExportPlan, Rows, Path], TorchResult],
 ) -> TorchResult:
-    """What `to_onnx` gives, from the cache where it can be; either way the graph lies in `folder`."""
+    """The result of `to_onnx`, from the cache if possible; either way the graph is in `folder`."""
     if plan.source.kind not in ("zoo", "torchvision") or plan.weights is None or plan.is_free:
         return to_onnx(plan, samples, folder)
     noise = noise_of_both_signs(plan.inputs, plan.image)
@@ -123,7 +123,7 @@ def reused(
             (folder / name).write_bytes(content or b"")
         return read_result(folder, (), noise)
     result = to_onnx(plan, samples, folder)
-    # A graph with its weights beside it is too large to keep.
+    # A graph with external weights is too large to keep.
     if not any(folder.glob("*.data")):
         for name in kept:
             cache.write(f"{key}-{name}", (folder / name).read_bytes())

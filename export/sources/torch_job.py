@@ -1,10 +1,10 @@
-"""What the parent asks of the torch child and what it gets back: records and files in one folder.
+"""The exchange between parent and torch child: records and files in one folder.
 
     job.json, samples.safetensors  ->  model.onnx, reference.safetensors, outcome.json
              in:NAME, noise:NAME, other0 ...        out:NAME, noise:NAME, other0:NAME ...
     inquiry.json                   ->  description.json
 
-Knows neither torch nor the child's ways; both sides import it.
+Needs no torch; both sides import it.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ REFERENCE = "reference.safetensors"
 OUTCOME = "outcome.json"
 INQUIRY = "inquiry.json"
 DESCRIPTION = "description.json"
-# Weights too large for one protobuf lie here, beside the graph and under this name for good.
+# Weights too large for one protobuf are here, beside the graph and under this name for good.
 EXTERNAL_DATA = "fp32.onnx.data"
-# Before the names of inputs and outputs in those files.
+# Prefixes of the names of inputs and outputs in those files.
 IN, OUT = "in:", "out:"
-# And where the samples are noise, to which the network may answer anything, or nothing.
+# And for noise samples, for which the network may return anything, or nothing.
 NOISE = "noise:"
-# A network of free height and width has samples of its one input at other sizes, of which two must run.
+# A network of dynamic height and width has samples of its only input at other sizes, two of which must run.
 OTHERS = ("other0", "other1", "other2", "other3")
 OTHER_SIZES = 2
 INPUT_NAME = "images"
-# What one output is called that has no name of its own: of [N, classes], and of any other shape.
+# The name of a single output without one: for [N, classes], and for any other shape.
 LOGITS, OUTPUT = "logits", "output"
 ANY_BATCH = 1 << 30
 
 SourceKind = Literal["zoo", "torchvision", "timm", "file", "pt2", "onnx"]
-# From the network as it was built, a file, the registry that published it, or drawn at random to test graphs.
+# From the network as built, a file, the registry that published it, or drawn at random to test graphs.
 WeightsFrom = Literal["network", "file", "registry", "random"]
 
 
@@ -48,13 +48,13 @@ WeightsFrom = Literal["network", "file", "registry", "random"]
 class TorchJob:
     """What to export, as plain data.
 
-    `file` is the user's file and `name` its factory for kind "file", the archive for kind "pt2"; otherwise
-    `name` is a registry's. `classes` is None where the network knows by itself. `mean` and `std` apply to values
-    in [0, 1]: with `uint8_front` the graph takes uint8 [N, H, W, C] and applies them, else float32 [N, C, H, W].
-    Parameters of more than `inline_bytes` go into a file beside the graph. `weights_key` names the entry of the file of
-    weights; None takes the usual one. `refuse_random`: weights that a factory draws at random are an error.
-    `is_free`: height and width are to be free, where the network runs at `OTHER_SIZES` of the other sizes' samples.
-    `inputs` names the inputs; with `uint8_front` there is one. `is_alone`: the network is shown one sample at a time.
+    `file` is the user's file and `name` its factory for kind "file", the archive for kind "pt2"; otherwise `name` is a
+    registry's. `classes` is None if the network determines them. `mean` and `std` apply to values in [0, 1]: with
+    `uint8_front` the graph takes uint8 [N, H, W, C] and applies them, otherwise float32 [N, C, H, W]. Parameters of
+    more than `inline_bytes` go into a file beside the graph. `weights_key` names the entry of the file of weights; None
+    takes the usual one. `refuse_random` makes weights that a factory draws at random an error. `is_free` asks for
+    dynamic height and width, if the network runs at `OTHER_SIZES` of the other sizes' samples. `inputs` names the
+    inputs; with `uint8_front` there is one. `is_alone` means that the network gets one sample at a time.
     """
 
     kind: SourceKind
@@ -78,12 +78,12 @@ class TorchJob:
 
 @dataclass(frozen=True, slots=True)
 class TorchOutcome:
-    """What came of it: either `error`, one line for the user, or torch's version and the names of the outputs.
+    """The result: either `error`, one line for the user, or torch's version and the names of the outputs.
 
-    `weights_entry` says what was taken of the file of weights, changed and left out; empty where it was all as it is.
-    `why_fixed` says why height and width are not free, where they were to be, and `why_alone` why the graph takes one
-    sample at a time; empty where it takes batches. `task` is what the registry publishes the
-    network for, and `detection` how the outputs of a detector are read.
+    `weights_entry` says what was taken, changed and left out of the file of weights; empty if it was used as it is.
+    `why_fixed` says why height and width are not dynamic, if that was asked for, and `why_alone` why the graph takes
+    one sample at a time; empty if it takes batches. `task` is what the registry publishes the network for, and
+    `detection` how the outputs of a detector are read.
     """
 
     error: str | None
@@ -108,11 +108,10 @@ class Answered:
 class TorchResult:
     """The fp32 graph, and the original's own answers to the samples, by output in the graph's order.
 
-    An input of images is called `INPUT_NAME`. `torch_version` is empty where torch had no part in it.
-    The graph takes at most `max_batch` samples a run, and `remark` is what else should be said of it.
-    `original` names what gave the answers; `weights_entry` is as in `TorchOutcome`.
-    `noise` is what it answers to noise of both signs; None where it does not run on that.
-    `elsewhere` is what a graph of free height and width is to answer at other sizes; empty where they are fixed.
+    An input of images is called `INPUT_NAME`. `torch_version` is empty if torch was not involved. The graph takes at
+    most `max_batch` samples per run, and `remark` is a further note. `original` names what gave the answers;
+    `weights_entry` is as in `TorchOutcome`. `noise` has its answers to noise of both signs; None if it does not run on
+    noise. `elsewhere` has the answers at other sizes for a graph of dynamic height and width; empty if they are fixed.
     `task` and `detection` are as in `TorchOutcome`.
     """
 
@@ -129,16 +128,16 @@ class TorchResult:
     noise: Answered | None = None
 
     def with_remarks(self, *remarks: str) -> TorchResult:
-        """The same with more to be said; empty remarks say nothing."""
+        """The same with further remarks; empty ones are ignored."""
         return replace(self, remark="; ".join(filter(None, (self.remark, *remarks))))
 
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """What does a registry say of a model?
+    """A question about a registry's model.
 
-    With `file`, which is the user's, it asks what its network runs on: 1 channel or 3, at `size` (height and width);
-    or, for `is_transform`, how its transform `name` prepares images.
+    With `file`, a user's, it asks what its network runs on: 1 channel or 3, at `size` (height and width); or, if
+    `is_transform`, how its transform `name` prepares images.
     """
 
     kind: SourceKind
@@ -152,7 +151,7 @@ class Inquiry:
 class TransformRecipe:
     """What a user's transform does to images; None is what it does not do.
 
-    `exact` (height, width) is what images are scaled to straight, `resize_px` what their shorter side is scaled to
+    `exact` (height, width) is the size to which images are scaled directly, `resize_px` the size of their shorter side
     before the `crop` (height, width). `mean` and `std`, per channel or one for all, apply to values in 0..1.
     """
 
@@ -168,11 +167,11 @@ class TransformRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A registry's own words, or `error`, one line for the user, who may have called it wrongly.
+    """A registry's answer, or `error`, one line for the user, whose usage may be wrong.
 
-    `image` is how the published weights want their images, with front "uint8_nhwc"; None with the reason in
-    `why_no_image`. `labels` are those of the published weights, whose name is `weights`; both may be empty.
-    `channels` answers the question about a file, `transform` the one about a transform.
+    `image` is the preprocessing of the published weights, with front "uint8_nhwc"; None with the reason in
+    `why_no_image`. `labels` are those of the published weights, whose name is `weights`; both may be empty. `channels`
+    answers the question about a file, `transform` the one about a transform.
     """
 
     error: str | None = None
@@ -189,10 +188,10 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """The text without its line breaks and runs of blanks.
+    """The text without line breaks and repeated blanks.
 
-    What is longer than `limit` characters ends behind the last whole sentence or line within them, or behind the first
-    where that is longer: nothing is cut in its middle.
+    A text longer than `limit` characters ends after the last whole sentence or line within the limit, or after the
+    first if that is longer: no sentence is cut.
     """
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     flat = " ".join(lines)

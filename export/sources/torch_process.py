@@ -1,7 +1,7 @@
-"""The parent's side of the torch child: starts it, waits for it, and reads what it left.
+"""The parent's side of the torch child: starts it, waits for it, and reads its results.
 
-Knows processes and files, not torch. The child gets a session of its own, so that Ctrl-C reaches only us and
-we end it; and it holds our pipe, so that it ends with us whatever happens.
+Knows processes and files, not torch. The child gets its own session, so that Ctrl-C only reaches the parent, which then
+ends it; and it holds the parent's pipe, so that it ends with the parent in any case.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from convoy.models.checkout import IMPORT_ROOT
 from convoy.models.errors import JobError, UsageError
 from convoy.models.records import from_jsonable, to_jsonable
 
-# -P: not the folder of the script, whose `profile.py` is also a module of Python's. -B: no litter in the user's folder.
+# -P: not the script's folder, whose `profile.py` would shadow Python's module. -B: no bytecode in the user's folder.
 _CHILD = ("-P", "-B", "-m", "convoy.export.sources.torch_child")
 
 
 def run_job(job: TorchJob, samples: Rows, folder: Path, others: Sequence[np.ndarray], noise: Rows) -> TorchResult:
-    """Have a child do the job; `folder` is an empty one for the exchange. `others` are images of other sizes, `noise`
-    samples that it need not run on.
+    """Let a child do the job; `folder` is empty and used for the exchange. `others` are images of other sizes; the job
+    need not run on `noise`.
 
     Raises JobError with the child's one line, or with what killed it.
     """
@@ -60,7 +60,7 @@ def run_job(job: TorchJob, samples: Rows, folder: Path, others: Sequence[np.ndar
 
 
 def read_result(folder: Path, others: Sequence[np.ndarray], noise: Rows) -> TorchResult:
-    """What a job left in its folder. Raises JobError with the child's one line."""
+    """The results of a job in its folder. Raises JobError with the child's one line."""
     named = dict(zip(files.OTHERS, others, strict=False))
     outcome = from_jsonable(TorchOutcome, json.loads((folder / files.OUTCOME).read_text()), files.OUTCOME)
     if outcome.error is not None:
@@ -91,7 +91,7 @@ def _answered(noise: Rows, answers: Rows, outputs: Sequence[str]) -> Answered | 
 
 
 def ask(inquiry: Inquiry) -> Description:
-    """What a registry says of a model, asked in a child. Raises UsageError for an unknown name, and JobError."""
+    """A registry's answer about a model, asked in a child. Raises UsageError for an unknown name, and JobError."""
     with tempfile.TemporaryDirectory(prefix="convoy-inquiry-") as temporary:
         folder = Path(temporary)
         (folder / files.INQUIRY).write_text(json.dumps(to_jsonable(inquiry)))
@@ -117,9 +117,9 @@ def _run(folder: Path, answer: str) -> str:
 def child_process(
     arguments: Sequence[str], stdout: IO[bytes] | int, stderr: IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python with Convoy in a session of its own, which ends with the block, and all that the user's code started.
+    """A Python with Convoy in its own session, which ends with the block, with everything that the user's code started.
 
-    It holds our pipe as its stdin.
+    Its stdin is the parent's pipe.
     """
     path = os.pathsep.join([str(IMPORT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     child = subprocess.Popen(
@@ -140,7 +140,7 @@ def child_process(
 
 def _obituary(status: int, log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    # A limit on memory shows as an uncaught exception of C++, or as Python's own.
+    # A memory limit shows as an uncaught C++ exception, or as Python's own.
     starved = any("bad_alloc" in line or line.startswith("MemoryError") for line in lines[-5:])
     if status == -signal.SIGKILL or starved:
         why = "most likely because memory ran out"

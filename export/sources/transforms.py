@@ -1,7 +1,7 @@
-"""A user's torchvision transform, of v1 or v2, as the recipe by which images become inputs.
+"""A user's torchvision transform, v1 or v2, as the preparation of images.
 
-It reads the steps of validation: resize, centre crop, grey, scaling to 0..1, normalisation. What it does not know it
-refuses, because a step left out costs accuracy without an error.
+Reads the steps of validation: resize, centre crop, grey, scaling to 0..1, normalisation. Unknown steps are refused,
+because a missing step costs accuracy without an error.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _LISTS = ("Sequential", "ModuleList")
 
 
 def read_transform(file: Path, text: str) -> TransformRecipe:
-    """The recipe of `text` in a user's file: a transform, or a function that returns one. Raises JobError."""
+    """The preparation `text` in a user's file: a transform, or a function that returns one. Raises JobError."""
     shown = f"{file.name}:{text}"
     return recipe_of(_load(file, parse_call(text), shown), shown)
 
 
 def recipe_of(transform: Any, shown: str) -> TransformRecipe:
-    """The recipe of a transform, which is `shown` so in errors. Raises JobError."""
+    """The preparation of a transform, called `shown` in errors. Raises JobError."""
     recipe = TransformRecipe()
     is_scaled = is_tensor = False
     seen: set[str] = set()
@@ -56,7 +56,7 @@ def recipe_of(transform: Any, shown: str) -> TransformRecipe:
                 is_tensor = True
                 is_scaled = is_scaled or kind in _SCALING
             elif kind in ("ConvertImageDtype", "ToDtype"):
-                # Of another container than a tensor of floats the values stay in 0..255.
+                # In a container other than a float tensor, the values stay in 0..255.
                 is_scaled = is_scaled or (getattr(step, "scale", True) and _is_floating(step.dtype))
             elif kind not in _CONVERSIONS:
                 raise JobError(_unknown(kind))
@@ -103,7 +103,7 @@ def _load(file: Path, call: Call, shown: str) -> Any:
 
 
 def _steps(transform: Any) -> Iterator[Any]:
-    """The steps in their order; those of a `Compose` or `nn.Sequential` within another, too."""
+    """The steps in order, including those of an inner `Compose` or `nn.Sequential`."""
     inner = getattr(transform, "transforms", None)
     if inner is None and type(transform).__name__ in _LISTS:
         inner = list(transform)
@@ -121,7 +121,7 @@ def _resized(recipe: TransformRecipe, step: Any, *, is_tensor: bool) -> Transfor
         raise JobError("Resize with max_size gives images of many sizes; add CenterCrop or Resize((height, width))")
     interpolation = known_interpolation(getattr(step.interpolation, "value", step.interpolation))
     size = (step.size,) if isinstance(step.size, int) else tuple(step.size)
-    # Pillow always smooths when it scales down; only tensors can be scaled without.
+    # Pillow always antialiases when it scales down; only tensors can be scaled without.
     recipe = replace(recipe, interpolation=interpolation, antialias=not is_tensor or step.antialias is True)
     return replace(recipe, resize_px=size[0]) if len(size) == 1 else replace(recipe, exact=(size[0], size[1]))
 
@@ -147,6 +147,6 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 def _in_0_to_1(recipe: TransformRecipe) -> TransformRecipe:
-    """Of steps that leave pixels in 0..255 the same mean and standard deviation, of values in 0..1."""
+    """For steps that leave pixels in 0..255, the same mean and standard deviation for values in 0..1."""
     mean, std = recipe.mean or (0.0,), recipe.std or (1.0,)
     return replace(recipe, mean=tuple(one / 255 for one in mean), std=tuple(one / 255 for one in std))

@@ -1,7 +1,7 @@
-"""A user's Python file, imported as if it were run where it stands.
+"""A user's Python file, imported as if it were run in its folder.
 
-Knows the import system and how to blame a line of the user's. Knows nothing of torch. It hands the
-interpreter over to the user, whose folders come first from then on, which is why it may only be used in the child.
+Knows the import system and how to name the user's line in an error. Knows nothing about torch. Afterwards the user's
+folders come first on the path, so it may only be used in the child.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Call(NamedTuple):
 
 
 def parse_call(text: str) -> Call:
-    """`factory`, or `Net(3, num_classes=5)` whose arguments are literals of Python. Raises ValueError."""
+    """`factory`, or `Net(3, num_classes=5)`, whose arguments are Python literals. Raises ValueError."""
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError as error:
@@ -48,7 +48,7 @@ def parse_call(text: str) -> Call:
 
 
 def call_factory(file: Path, text: str) -> Any:
-    """What a factory of `file` returns, called as in `text`. Raises JobError for whatever goes wrong in there."""
+    """What a factory of `file` returns, called as in `text`. Raises JobError for anything that goes wrong in it."""
     call = parse_call(text)
     factory = load_function(file, call.name)
     try:
@@ -58,7 +58,7 @@ def call_factory(file: Path, text: str) -> Any:
 
 
 def load_function(file: Path, name: str) -> Any:
-    """The function itself. Raises JobError where it is not there, and for what goes wrong when the file is run."""
+    """The function itself. Raises JobError if it does not exist, and for errors while the file runs."""
     module = load_module(file)
     function = getattr(module, name, None)
     if not callable(function):
@@ -68,13 +68,13 @@ def load_function(file: Path, name: str) -> Any:
 
 
 def load_module(file: Path) -> ModuleType:
-    """The user's file, imported. Raises JobError for what goes wrong when it is run."""
+    """The user's file, imported. Raises JobError for errors while it runs."""
     _hand_over(file.parent)
     return _import(file)
 
 
 def _hand_over(folder: Path) -> None:
-    """The file's folder first, as when Python runs it; then the folder where the user stands."""
+    """The file's folder first, as when Python runs it; then the user's current folder."""
     others = [str(Path.cwd()), *sys.path]
     if CHECKOUT is not None:
         # Its root has folders called `app` and `models`, which are not the user's.

@@ -1,6 +1,6 @@
-"""`python -m convoy.export.sources.torch_child FOLDER` answers the question that lies in the folder.
+"""`python -m convoy.export.sources.torch_child FOLDER` answers the question in the folder.
 
-What goes wrong is one line in the answer. What torch prints goes where the parent sent it.
+Errors are one line in the answer. What torch prints goes where the parent sent it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from convoy.models.records import from_jsonable, to_jsonable
 
 
 def main(folder: Path) -> None:
-    """Answer what lies in `folder`. Every ending but sudden death writes an answer."""
+    """Answer the question in `folder`. Every ending except sudden death writes an answer."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     if (folder / files.INQUIRY).exists():
         inquiry = from_jsonable(Inquiry, json.loads((folder / files.INQUIRY).read_text()), files.INQUIRY)
@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
 
 
 def _die_with_parent() -> None:
-    # The parent holds the other end of stdin open; even a parent that is killed lets go of it.
+    # The parent holds the other end of stdin open; it closes even if the parent is killed.
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 
@@ -60,6 +60,6 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     return child.export(job, folder)
 
 
-# torch and the graphs are a million objects, and hardly one is garbage: to look through them is a tenth of the job.
+# torch and the graphs are a million objects with hardly any garbage; scanning them takes a tenth of the job.
 gc.set_threshold(100_000, 20, 20)
 main(Path(sys.argv[1]))

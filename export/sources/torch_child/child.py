@@ -1,4 +1,4 @@
-"""One job of the child: a network is built, gets its weights, answers the samples, and becomes an ONNX file."""
+"""One job of the child: build a network, load its weights, answer the samples, and write an ONNX file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from convoy.models.weights.reading import fitted, read_weights
 
 
 def export(job: TorchJob, folder: Path) -> TorchOutcome:
-    """Do the job, whose samples lie in `folder`. What the user can do something about is one line in the outcome."""
+    """Do the job, whose samples are in `folder`. Errors that the user can fix are one line in the outcome."""
     try:
         return _export(job, folder)
     except (ConvoyError, OSError, MemoryError, RuntimeError) as error:
@@ -26,7 +26,7 @@ def export(job: TorchJob, folder: Path) -> TorchOutcome:
 
 
 def _complaint(error: BaseException, folder: Path) -> str:
-    """One line for what the user can do something about. Raises everything else again, for it is a bug."""
+    """One line for an error that the user can fix. Raises everything else again, because it is a bug."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"the disk of {folder.parent} is full; free some space and run the command again"
     if graph.is_want_of_memory(error):
@@ -44,7 +44,7 @@ def _again(job: TorchJob, samples: Sequence[torch.Tensor]) -> torch.nn.Module:
 
 
 def _fill(network: torch.nn.Module, job: TorchJob) -> str:
-    """Load the file of weights; what was said of it."""
+    """Load the file of weights. Returns the remarks about it."""
     assert job.weights is not None
     by_name = job.kind in ("zoo", "torchvision", "timm")  # these have as many outputs as there are labels
     advice = "; if only the classes are others, pass their --labels" if by_name else ""
@@ -52,7 +52,7 @@ def _fill(network: torch.nn.Module, job: TorchJob) -> str:
     try:
         weights = fitted(found, network.state_dict(), advice=advice)
     except JobError:
-        # A network may have rules of its own for names and shapes that it had before.
+        # A network may have its own rules for earlier names and shapes.
         if _why_not_loaded(network, found.tensors):
             raise
         return "; ".join([*(found.said or [found.file]), "an older form, which the network converted as it was loaded"])
@@ -62,10 +62,10 @@ def _fill(network: torch.nn.Module, job: TorchJob) -> str:
 
 
 def _why_not_loaded(network: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> str:
-    """What the network, which has the tensors from now on, says against them; nothing where it takes them."""
+    """The network's complaint about its new tensors; empty if it accepts them."""
     try:
         network.load_state_dict(state)
-    except Exception as error:  # a part may have code of the user's for it
+    except Exception as error:  # a part may run the user's code for it
         return one_line(str(error)) or type(error).__name__
     return ""
 
@@ -89,7 +89,7 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
                 raise
             network = networks.from_torchvision(job, with_auxiliary=True)
             entry = _fill(network, job)
-    if job.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
+    if job.kind != "pt2":  # an exported program's mode is frozen, and it refuses eval()
         network.eval()
         entry = "; ".join(filter(None, (entry, networks.in_float32(network))))
     if task == "detect":
@@ -113,10 +113,10 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     if job.is_free and why_alone:
         why_fixed = "it is served one by one"
     if job.kind != "pt2":
-        # After its own answers, which the file is held against: so that what folding does is proved, too.
+        # After its own answers, so that the effect of folding is proved as well.
         entry = "; ".join(filter(None, (entry, networks.in_form_for_inference(network))))
     if not why_fixed and answers:
-        # Sizes that differ, where the network allows it, are not taken for one.
+        # Sizes that differ must not look equal, if the network allows it.
         oblong = given[next(iter(answers))]
         try:
             graph.write_onnx(network, job, (oblong,), tuple(reference), folder / files.ONNX, is_free=True)

@@ -1,11 +1,11 @@
-"""torchvision's one-stage detectors as graphs of one shape: a batch of pictures to decoded boxes and their scores.
+"""torchvision's one-stage detectors as graphs of fixed shape: a batch of pictures to decoded boxes and their scores.
 
     images [N, 3, S, S], normalised  ->  boxes [N, K, 4], corners in pixels; scores [N, K, classes]
 
-Their own `forward()` takes a list of pictures and gives a list of dicts, of which each has another length: that cannot
-be batched. Here everything up to the decoded boxes is in the graph, where anchors are constants of a fixed size, and
-what overlaps is left to the server, by what `detection` declares. Two-stage ones choose regions in the middle of
-the network, so that they have no such form.
+Their own `forward()` takes a list of pictures and returns a list of dicts of varying lengths, which cannot be batched.
+Here everything up to the decoded boxes is in the graph, with anchors as constants of a fixed size, and the server
+suppresses overlaps as `detection` declares. Two-stage detectors select regions in the middle of the network, so they
+have no such form.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from convoy.models.tasks import DetectionOutputs
 
 
 class Detector(nn.Module):
-    """One of torchvision's. `detection` says how its outputs become detections, as torchvision does it."""
+    """One of torchvision's detectors. `detection` says how its outputs become detections, as in torchvision."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -32,9 +32,9 @@ class Detector(nn.Module):
         self.detection = DetectionOutputs(
             boxes="boxes",
             scores="scores",
-            # The first class of SSD stands for nothing; RetinaNet's stand each for itself.
+            # The first class of SSD is the background; RetinaNet's are all objects.
             background=0 if self.is_ssd else None,
-            # The server's default: below, torchvision's own detectors hardly ever mean an object.
+            # The server's default: below it, torchvision's detectors hardly ever mean an object.
             threshold=0.05,
             iou_threshold=float(model.nms_thresh),
             max_candidates=10_000,
@@ -56,7 +56,7 @@ class Detector(nn.Module):
 
 
 def _decoded(moved: torch.Tensor, anchors: torch.Tensor, coder: Any, height: int, width: int) -> torch.Tensor:
-    """Corners [N, K, 4] in the picture, from what boxes differ from their anchors [K, 4] (Girshick et al., 2014)."""
+    """Corners [N, K, 4] in the picture, from the differences to the anchors [K, 4] (Girshick et al., 2014)."""
     sizes = anchors[:, 2:] - anchors[:, :2]
     centres = anchors[:, :2] + 0.5 * sizes
     moved = moved / torch.tensor(coder.weights)
@@ -79,7 +79,7 @@ def as_detector(model: Any, name: str) -> Detector:
 
 
 def input_px(model: Any) -> tuple[int, int]:
-    """Height and width of the pictures that the model makes of any: its fixed size, or its shorter side squared."""
+    """Height and width of the pictures that the model makes: its fixed size, or a square of its shorter side."""
     transform = model.transform
     if transform.fixed_size is not None:
         width, height = transform.fixed_size

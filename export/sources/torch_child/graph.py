@@ -1,4 +1,4 @@
-"""A network to an ONNX file that takes batches, and the network's own answers to hold the file against.
+"""From a network to an ONNX file that takes batches, and the network's own answers as the reference.
 
 Knows the exporter, the uint8 front and large files. The answers are computed without the front.
 """
@@ -25,7 +25,7 @@ from convoy.models.samples import some
 
 
 def normalised(samples: Sequence[torch.Tensor], job: TorchJob) -> Sequence[torch.Tensor]:
-    """What the bare network takes, from samples as the job's front takes them: images normalised, [N, C, H, W]."""
+    """The input of the bare network, from samples in the job's format: images normalised, [N, C, H, W]."""
     if not job.uint8_front:
         return samples
     (images,) = samples
@@ -34,7 +34,7 @@ def normalised(samples: Sequence[torch.Tensor], job: TorchJob) -> Sequence[torch
 
 
 def settle(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> None:
-    """Run lazy layers once, which learn their shapes from what they are given. Raises JobError where that fails."""
+    """Run lazy layers once, which take their shapes from their input. Raises JobError if that fails."""
     lazy = torch.nn.parameter.UninitializedParameter | torch.nn.parameter.UninitializedBuffer
     if any(isinstance(one, lazy) for one in (*network.parameters(), *network.buffers())):
         network.eval()
@@ -43,11 +43,11 @@ def settle(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tens
 
 
 def why_alone(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> str:
-    """Why the network cannot be shown several samples at once, where it can be shown one; else nothing.
+    """Why the network cannot take several samples at once, although it takes one; otherwise empty.
 
-    Raises JobError where memory is short.
+    Raises JobError if memory is short.
     """
-    # Several are more than one, and no number that a network is likely to be fixed at.
+    # More than one, and not a number that a network is likely to be fixed at.
     several = 3
     few, one = ([tensor[:count] for tensor in samples] for count in (several, 1))
     if len(few[0]) < several:
@@ -64,19 +64,20 @@ def why_alone(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.T
         try:
             answer(network, replace(job, is_alone=True), normalised(one, job))
         except JobError:
-            return ""  # what is wrong with it will be told where it is shown all samples
+            return ""  # the error is reported when it gets all samples
     return problem
 
 
 def is_want_of_memory(error: BaseException) -> bool:
-    """Whether it says so in torch's words, the C++ library's or the exporter's."""
+    """Whether it is an out-of-memory error of torch, the C++ library or the exporter."""
     words = ("can't allocate memory", "bad_alloc", "not enough memory", "Cannot allocate memory", "MemoryError")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def reference(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The bare network's outputs by name, floats as float32; the normalisation is written out, not the front's, to
-    prove it."""
+    """The bare network's outputs by name, floats as float32. The normalisation is written out and not the front's, to
+    prove that.
+    """
     answers = _answers(network, job, samples)
     broken = [name for name, one in answers.items() if one.is_floating_point() and not torch.isfinite(one).all()]
     if broken:
@@ -88,7 +89,7 @@ def reference(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.T
 
 
 def on_noise(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same for noise, where NaN and infinity are answers as well; nothing where the network does not run on it."""
+    """The same for noise, for which NaN and infinity are valid; empty if the network does not run on it."""
     try:
         return _answers(network, job, samples)
     except (JobError, RuntimeError):
@@ -112,7 +113,9 @@ def _answers(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Te
 def elsewhere(
     network: torch.nn.Module, job: TorchJob, samples: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, dict[str, torch.Tensor]], str]:
-    """The outputs for the first of `samples`, by name, at whose sizes the network runs; or why there are too few."""
+    """The outputs for the first of `samples`, by name, at the sizes at which the network runs; or why there are too
+    few.
+    """
     answers: dict[str, dict[str, torch.Tensor]] = {}
     problem = ""
     for name in sorted(samples):
@@ -127,7 +130,7 @@ def elsewhere(
 
 @contextmanager
 def _in_evaluation(network: torch.nn.Module, job: TorchJob) -> Iterator[None]:
-    """Raises JobError at the end where a module ran in training mode: its answers are not to be had again."""
+    """Raise JobError at the end if a module ran in training mode, because its answers are not reproducible."""
     trained: dict[str, str] = {}
 
     def watch(name: str) -> Any:
@@ -154,7 +157,7 @@ def _in_evaluation(network: torch.nn.Module, job: TorchJob) -> Iterator[None]:
 
 
 def answer(network: torch.nn.Module, job: TorchJob, batch: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The outputs by name, floats as float32. Raises JobError for what the network does not take, or may not return."""
+    """The outputs by name, floats as float32. Raises JobError for invalid inputs or outputs."""
     shown = ", ".join(f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for one in batch)
     try:
         output = outputs.call(network, job.inputs, batch)
@@ -186,9 +189,10 @@ def _per_channel(values: Sequence[float]) -> torch.Tensor:
 
 
 def _wrapped(network: torch.nn.Module, job: TorchJob) -> torch.nn.Module:
-    """The network with its outputs as a flat tuple, behind uint8 [N, H, W, C]: cast, then layout, then one x * a + b.
+    """The network with its outputs as a flat tuple, behind uint8 [N, H, W, C]: cast, then transpose, then one x * a +
+    b.
 
-    Cast first, because TensorRT takes uint8 inputs only straight into a Cast.
+    Cast first, because TensorRT takes uint8 inputs only directly into a Cast.
     """
 
     class Wrapped(nn.Module):
@@ -212,7 +216,7 @@ def _wrapped(network: torch.nn.Module, job: TorchJob) -> torch.nn.Module:
             return tuple(_in_float32(one) for one in found.values())
 
     wrapped = Wrapped()
-    wrapped.training = False  # not eval(), which an exported program inside would refuse
+    wrapped.training = False  # not eval(), which an inner exported program would refuse
     return wrapped
 
 
@@ -225,9 +229,9 @@ def write_onnx(
     *,
     is_free: bool = False,
 ) -> None:
-    """Write the graph to `path`, its outputs called `names`, and large parameters beside it.
+    """Write the graph to `path`, with its outputs called `names`, and large parameters beside it.
 
-    Raises JobError for what has no ONNX form, NotBatchedError where only the number of samples is in the way.
+    Raises JobError if there is no ONNX form, and NotBatchedError if only the number of samples is the problem.
     """
     model = _wrapped(network, job)
     if job.kind != "pt2":
@@ -235,7 +239,7 @@ def write_onnx(
     if job.is_alone:
         example = tuple(one[:1] for one in samples)
     else:
-        # A batch of 1 would be taken for a constant.
+        # A batch of 1 would be treated as a constant.
         example = tuple(one[:2] if len(one) > 1 else one.repeat(2, *[1] * (one.ndim - 1)) for one in samples)
     try:
         with pools.exportable():
@@ -265,13 +269,13 @@ def _convert(
 ) -> Any:
     dims: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=max(3, job.max_batch))}
     if is_free:
-        # Not named: a named one may have no relation, as that of a stride, to any other.
+        # Not named: a named size may not relate to others, as with a stride.
         dims |= dict.fromkeys((1, 2) if job.uint8_front else (2, 3), torch.export.Dim.DYNAMIC)
     return torch.onnx.export(
         model,
         example,
         dynamo=True,
-        # What torch writes without converting; QDQ of every kind can be expressed in it.
+        # What torch writes without converting; every kind of QDQ can be expressed in it.
         opset_version=20,
         input_names=list(job.inputs),
         output_names=list(names),

@@ -1,4 +1,4 @@
-"""A module that is in memory, as a file that the child reads. Runs in the process that has the module."""
+"""A module in memory as a file for the child. Runs in the process that has the module."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _MAX_BATCH = 4096
 
 
 def save_module(module: Any, shapes: Sequence[tuple[int, ...]], file: Path) -> None:
-    """Save the module as a program of torch.export with a free batch, for inputs of these `shapes` without the batch.
+    """Save the module as a torch.export program with a dynamic batch, for inputs of these `shapes` without the batch.
 
-    Raises UsageError for what is no module, and JobError where it cannot be traced.
+    Raises UsageError if it is not a module, and JobError if it cannot be traced.
     """
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"model is a {type(module).__name__}; pass a torch.nn.Module or the path of an ONNX file")
     example = tuple(torch.zeros(2, *shape) for shape in shapes)
     batch = torch.export.Dim("batch", min=1, max=_MAX_BATCH)
     try:
-        # The user's own stays where it is, in its mode.
+        # The user's module stays on its device and in its mode.
         own = copy.deepcopy(module).cpu().eval()
         program = torch.export.export(own, example, dynamic_shapes=tuple({0: batch} for _ in example))
         torch.export.save(program, file)

@@ -1,6 +1,6 @@
-"""SOURCE to a `torch.nn.Module`: the zoo, torchvision, timm, a user's file, or an exported program.
+"""From SOURCE to a `torch.nn.Module`: the zoo, torchvision, timm, a user's file, or an exported program.
 
-Knows how each is asked for its network. Weights from a file are loaded elsewhere.
+Weights from a file are loaded elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from convoy.models.samples import some
 
 
 def build(job: TorchJob) -> torch.nn.Module:
-    """The job's network, with a registry's own weights where the job asks for them. Raises JobError."""
+    """The job's network, with a registry's own weights if the job asks for them. Raises JobError."""
     network = _BUILDERS[job.kind](job)
     if not isinstance(network, torch.nn.Module):
         raise JobError(f"{job.name} returned a {type(network).__name__}; it must return a torch.nn.Module")
@@ -35,7 +35,7 @@ def build(job: TorchJob) -> torch.nn.Module:
 
 
 def channels_taken(inquiry: Inquiry) -> tuple[int, ...]:
-    """On which of 3 and 1 channels the network of a user's file runs. Raises JobError where there is no network."""
+    """Which of 3 and 1 channels the network of a user's file takes. Raises JobError if there is no network."""
     network = build(
         TorchJob(
             inquiry.kind,
@@ -48,7 +48,7 @@ def channels_taken(inquiry: Inquiry) -> tuple[int, ...]:
             inline_bytes=0,
         )
     )
-    if inquiry.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
+    if inquiry.kind != "pt2":  # an exported program's mode is frozen, and it refuses eval()
         network.eval()
     like = next((one for one in network.parameters() if one.is_floating_point()), torch.zeros(0))
     taken = []
@@ -56,14 +56,14 @@ def channels_taken(inquiry: Inquiry) -> tuple[int, ...]:
         try:
             with torch.no_grad():
                 network(torch.zeros(2, channels, *inquiry.size, dtype=like.dtype))
-        except Exception:  # it is the user's code; why it does not run will be told where it has to
+        except Exception:  # it is the user's code; the error is reported when it must run
             continue
         taken.append(channels)
     return tuple(taken)
 
 
 def in_float32(network: torch.nn.Module) -> str:
-    """Convert what is of another precision, in place; what was converted, empty where there is nothing.
+    """Convert parameters of other precisions in place. Returns what was converted, empty if nothing.
 
     Every value of FP16 or BF16 is one of FP32, and the variants are made and judged from FP32.
     """
@@ -78,10 +78,10 @@ def in_float32(network: torch.nn.Module) -> str:
 
 
 def in_form_for_inference(network: torch.nn.Module) -> str:
-    """Have every part with a `reparameterize()` fold itself, in place; what did, empty where nothing has one.
+    """Let every part with a `reparameterize()` fold itself, in place. Returns which did, empty if none has one.
 
-    So timm calls what its RepVGG, MobileOne and FastViT do, and the zoo's networks with it. One that wants arguments is
-    something else, as in variational autoencoders. Raises JobError where a part fails.
+    This is timm's name for what RepVGG, MobileOne and FastViT do, and the zoo's. A method with arguments is something
+    else, as in variational autoencoders. Raises JobError if a part fails.
     """
     folded: list[str] = []
     for module in list(network.modules()):
@@ -116,19 +116,19 @@ def _from_file(job: TorchJob) -> Any:
 
 
 def has_auxiliary(job: TorchJob) -> bool:
-    """Whether there are weights of the network with a second head, `aux`, and some without."""
+    """Whether the network has weights with an auxiliary head, `aux`, and some without."""
     is_segmenter = job.kind == "torchvision" and registries.torchvision_task(job.name) == "segment"
     return is_segmenter and not job.name.startswith("lraspp")
 
 
 def from_torchvision(job: TorchJob, *, with_auxiliary: bool = False) -> Any:
-    """One of its networks; one for segmentation perhaps with its second head."""
+    """One of its networks; one for segmentation possibly with its auxiliary head."""
     models, task = registries.torchvision_models(), registries.torchvision_task(job.name)
     wanted = {} if job.classes is None else {"num_classes": job.classes}
-    # Published weights have all of it; nothing is downloaded for one part.
+    # Published weights are complete; nothing is downloaded for one part.
     own: dict[str, Any] = {} if task == "classify" else {"weights_backbone": None}
     if with_auxiliary or (job.weights_from == "registry" and has_auxiliary(job)):
-        own["aux_loss"] = True  # the second head of those that are published
+        own["aux_loss"] = True  # the auxiliary head of published weights
     network = models.get_model(job.name, weights=None, **own, **wanted)
     if job.weights_from == "registry":
         _fill(network, models.get_model_weights(job.name).DEFAULT, job)

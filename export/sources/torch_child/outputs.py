@@ -1,4 +1,4 @@
-"""How a network is called, and what it returns, as tensors by name: a tensor, a dict, a tuple, or these in each other.
+"""How a network is called, and its outputs as tensors by name: a tensor, a dict, a tuple, or nested ones.
 
     a tensor [N, classes]            logits
     any other tensor                 output
@@ -6,7 +6,7 @@
     a tuple or a list                output0, output1, ...; a named tuple's own names
     one inside another               features.0, heads.boxes
 
-None is nothing. Knows torch's tensors and Python's containers.
+None is ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def call(network: torch.nn.Module, names: Sequence[str], tensors: Sequence[torch
 
 
 def check_names(network: torch.nn.Module, names: Sequence[str], *, is_program: bool) -> None:
-    """Raises JobError where several inputs are not called as the parameters of `forward()`."""
+    """Raise JobError if several inputs are not named as the parameters of `forward()`."""
     if len(names) == 1 or is_program:
         return
     parameters = inspect.signature(network.forward).parameters.values()
@@ -46,7 +46,7 @@ def check_names(network: torch.nn.Module, names: Sequence[str], *, is_program: b
 
 
 def named(output: Any, inputs: Sequence[str]) -> dict[str, torch.Tensor]:
-    """The tensors by name; none is called as one of `inputs`. Raises JobError for what is no tensor, or none at all."""
+    """The tensors by name, none with a name of `inputs`. Raises JobError if there are none, or other values."""
     found: dict[str, torch.Tensor] = {}
     for path, one in _leaves(output, ""):
         if not isinstance(one, torch.Tensor):
@@ -83,13 +83,13 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 class NotBatchedError(JobError):
-    """The network cannot be shown several samples at once; one may do."""
+    """The network cannot take several samples at once; one may work."""
 
 
 def of_one(output: Any, inputs: Sequence[str]) -> dict[str, torch.Tensor]:
-    """The tensors by name of a network that was shown one sample alone, each [1, ...]; those without a row get one.
+    """The tensors by name of a network that got a single sample, each [1, ...]; those without a row get one.
 
-    Of a list of one dict, as detectors return, the names are the dict's. Raises JobError as `named` does.
+    For a list of one dict, as detectors return, the names are the dict's. Raises JobError as `named` does.
     """
     if isinstance(output, torch.Tensor):
         row = output if output.ndim and len(output) == 1 else output[None]
@@ -102,7 +102,7 @@ def of_one(output: Any, inputs: Sequence[str]) -> dict[str, torch.Tensor]:
 
 
 def check_batch(outputs: Mapping[str, torch.Tensor], count: int, output: Any) -> None:
-    """Raises JobError where an output has not a row for each of `count` samples."""
+    """Raise JobError if an output does not have a row for each of `count` samples."""
     if isinstance(output, list) and len(output) == count and all(isinstance(one, Mapping) for one in output):
         raise NotBatchedError(
             "the network returns a dict for each sample, so that it cannot be batched; return tensors [N, ...] for all "

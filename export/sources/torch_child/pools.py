@@ -1,7 +1,7 @@
-"""Pools that the exporter has no form for, or a wrong one, written by others while it looks at the network.
+"""Pools that the exporter cannot express, or gets wrong, replaced while it traces the network.
 
-An adaptive pool whose windows are of several sizes is taken axis by axis, a window at a time; a divisor of the user's
-is a factor. Only where heights and widths are known numbers. The network's own answers are not computed by these.
+An adaptive pool with windows of several sizes is computed axis by axis, a window at a time; a custom divisor becomes a
+factor. Only if heights and widths are known numbers. The network's own answers do not use these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 @contextmanager
 def exportable() -> Iterator[None]:
-    """Such pools of `torch.nn.functional`, which torch's layers call, are others until the end."""
+    """Replace such pools of `torch.nn.functional`, which torch's layers call, until the end of the block."""
     others: dict[str, Callable[..., Any]] = {}
     for rank in (1, 2, 3):
         others[f"adaptive_max_pool{rank}d"] = _adaptive(f"adaptive_max_pool{rank}d", rank, torch.amax)
@@ -76,7 +76,7 @@ def _averaging(name: str, rank: int) -> Callable[..., Any]:
 
 
 def _counts(given: list[int], kernel_size: Any, stride: Any, padding: Any, sizes: list[int], rank: int) -> torch.Tensor:
-    """How many values a mean is of, padding included, [..., height, width]."""
+    """How many values each mean covers, padding included, [..., height, width]."""
     steps = kernel_size if stride is None or stride == () else stride
     kernels, strides, pads = (
         [one] * rank if isinstance(one, int) else list(one) * (rank // len(one))

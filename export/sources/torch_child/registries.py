@@ -1,6 +1,6 @@
-"""What torchvision and timm say of their own models: names, preprocessing, labels, published weights.
+"""The metadata of torchvision's and timm's models: names, preprocessing, labels, published weights.
 
-Translates their metadata into `ImageSpec`, and refuses where that would be a guess.
+Translates it into `ImageSpec`, and refuses if that would be a guess.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from convoy.models.torchvision_preset import preset_image, segmentation_image
 
 
 def describe(inquiry: Inquiry) -> Description:
-    """Raises UsageError for a name and JobError for a library that is not there."""
+    """Raises UsageError for an unknown name and JobError for a missing library."""
     if inquiry.kind == "timm":
         return _describe_timm(inquiry.name)
     models, task = torchvision_models(), torchvision_task(inquiry.name)
@@ -44,7 +44,7 @@ def torchvision_models() -> Any:
 
 
 def timm_with(name: str) -> Any:
-    """timm, which has a model of this name. Raises JobError, and UsageError where it has none."""
+    """timm, if it has a model of this name. Raises JobError, and UsageError if it has none."""
     try:
         import timm
     except ImportError as error:
@@ -55,7 +55,7 @@ def timm_with(name: str) -> Any:
 
 
 def torchvision_task(name: str) -> Task:
-    """What the model is published for. Raises UsageError for a name that torchvision does not know as such."""
+    """The task that the model is published for. Raises UsageError for a name that torchvision does not have."""
     models = torchvision_models()
     rooms: tuple[tuple[Any, Task], ...]
     rooms = (models, "classify"), (models.segmentation, "segment"), (models.detection, "detect")
@@ -68,7 +68,7 @@ def torchvision_task(name: str) -> Task:
 
 
 def purpose(job: TorchJob) -> Task | None:
-    """What a network that is not a classifier is published for; None where it is not known, or is one."""
+    """The purpose of a network that is not a classifier; None if it is unknown, or is a classifier."""
     if job.kind != "torchvision":
         return None
     task = torchvision_task(job.name)
@@ -76,7 +76,7 @@ def purpose(job: TorchJob) -> Task | None:
 
 
 def detector_image(model: Any) -> ImageSpec:
-    """How one of torchvision's detectors prepares pictures, in itself; here outside, straight to one size."""
+    """How one of torchvision's detectors prepares pictures inside; here outside, directly to one size."""
     from convoy.export.sources.torch_child.detectors import input_px
 
     height, width = input_px(model)

@@ -1,8 +1,8 @@
-"""Weights that were drawn and not loaded: those that another seed makes others.
+"""Detect weights that were drawn and not loaded: those that change with another seed.
 
-A factory may load its weights itself or forget to, and a file of Python does not say which. So it is called once more
-with every generator at another place: what it loads is the same, what it draws is not. What the answers do not come
-from, such as a head for training alone, may be drawn. `draw` makes such weights, to test a graph.
+A factory may load its weights itself or forget to, and its Python file does not say which. So it is called once more
+with other random states: what it loads stays the same, what it draws changes. Parts that do not affect the answers,
+such as a head for training only, may be random. `draw` makes such weights, to test a graph.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Answer = Callable[["torch.nn.Module"], Mapping[str, "torch.Tensor"]]
 
 
 def refuse(network: torch.nn.Module, build_again: Callable[[], torch.nn.Module], answer: Answer, shown: str) -> None:
-    """Raises JobError where `build_again` makes other weights under another seed, and the answers come from them.
+    """Raise JobError if `build_again` gives other weights under another seed, and the answers depend on them.
 
-    `network` is in evaluation mode; `answer` gives the outputs of such a one to a few samples.
+    `network` is in evaluation mode; `answer` returns a network's outputs for a few samples.
     """
     try:
         with _other_seed():
@@ -34,7 +34,7 @@ def refuse(network: torch.nn.Module, build_again: Callable[[], torch.nn.Module],
     except Exception:  # the user's code need not work twice; then accuracy must tell
         return
     others = dict(again.named_parameters())
-    # The parameters that are others the second time.
+    # The parameters that differ the second time.
     drawn = {
         name: parameter
         for name, parameter in network.named_parameters()
@@ -44,7 +44,7 @@ def refuse(network: torch.nn.Module, build_again: Callable[[], torch.nn.Module],
         return
     with torch.random.fork_rng(devices=[]):
         reached = _reached(network, drawn, answer)
-        # What is calculated without gradients reaches the answers unseen.
+        # What is computed without gradients affects the answers unnoticed.
         if not reached and _answer_alike(network, again.eval(), answer):
             return
     names = reached or list(drawn)
@@ -65,7 +65,7 @@ def _reached(network: torch.nn.Module, drawn: Mapping[str, torch.nn.Parameter], 
         with torch.enable_grad():
             total = torch.stack([one.sum() for one in answer(network).values() if one.requires_grad]).sum()
             gradients = torch.autograd.grad(total, list(drawn.values()), allow_unused=True)
-    except Exception:  # no network that gradients go through, or none that takes the images, which is told later
+    except Exception:  # a network without gradients, or one that does not take the images, which is reported later
         return []
     finally:
         for name, parameter in drawn.items():
@@ -74,7 +74,7 @@ def _reached(network: torch.nn.Module, drawn: Mapping[str, torch.nn.Parameter], 
 
 
 def _answer_alike(network: torch.nn.Module, again: torch.nn.Module, answer: Answer) -> bool:
-    """Whether the two give the same answers; so, too, where one of them cannot answer, which is told later."""
+    """Whether both give the same answers; also if one of them cannot answer, which is reported later."""
 
     def answers(one: torch.nn.Module) -> Mapping[str, torch.Tensor]:
         torch.manual_seed(0)
@@ -90,13 +90,13 @@ def _answer_alike(network: torch.nn.Module, again: torch.nn.Module, answer: Answ
 
 @contextmanager
 def _other_seed() -> Iterator[None]:
-    """Every generator elsewhere, and not to be brought back by the user's own seed."""
+    """Set every generator to another state that the user's own seed cannot restore."""
     seed_torch = torch.manual_seed
     state = torch.get_rng_state()
     torch.manual_seed(_OTHER_SEED)
     np.random.seed(_OTHER_SEED)
     random.seed(_OTHER_SEED)
-    # A factory that sets a seed draws the same every time; its weights are no less random for that.
+    # A factory that sets a seed draws the same every time; its weights are still random.
     torch.manual_seed = torch.random.manual_seed = lambda seed: seed_torch(int(seed) ^ _OTHER_SEED)
     try:
         yield
@@ -106,16 +106,16 @@ def _other_seed() -> Iterator[None]:
 
 
 def draw(network: torch.nn.Module, run: Callable[[], object]) -> None:
-    """Random weights under which no output is constant: the samples that `run` shows the network set the statistics.
+    """Random weights under which no output is constant: the samples that `run` uses set the statistics.
 
-    Fresh networks hide errors: ViT's head and class token start at zero, LayerScale at 1e-6, biases at 0, norms
-    at 1, and a running variance of 1 lets the values of a deep network vanish or explode.
+    Fresh networks hide errors: ViT's head and class token start at zero, LayerScale at 1e-6, biases at 0, norms at 1,
+    and a running variance of 1 lets the values of a deep network vanish or explode.
     """
     with torch.inference_mode():
         for parameter in network.parameters():
             if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
                 parameter.copy_(_in_place_of_constant(parameter))
-        # Some networks keep what they compute from their weights, such as LeViT its attention biases, until they train.
+        # Some networks cache values computed from their weights until they train, such as LeViT its attention biases.
         network.train()
         network.eval()
         norms = [m for m in network.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
