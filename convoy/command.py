@@ -1,10 +1,11 @@
-"""The `convoy` command: hands each subcommand to its package, which is imported only then.
+"""The `convoy` command: passes each subcommand to its package, which is imported only then.
 
-Every option has a twin in the environment, `CONVOY_` and the option's name, or `CONVOY_EXPORT_MAX_BATCH` where
-another command has an option of that name that means something else. Priority: command line, environment, the file of
-`serve`, default.
-Exit codes: 0 done, 1 the job failed, 2 wrong call; `serve` has more (`convoy.app.server.main`). What went wrong is one
-line on stderr, so that stdout holds nothing but the answer.
+Every option has an environment variable, `CONVOY_` and the option's name, or `CONVOY_EXPORT_MAX_BATCH` if another
+command has an option of that name with another meaning. Precedence: command line, environment, the file of `serve`,
+default.
+
+Exit codes: 0 done, 1 the job failed, 2 wrong usage; `serve` has more (`convoy.app.server.main`). Errors are one line on
+stderr, so that stdout only has results.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ CaFile = Annotated[
 ]
 CertFile = Annotated[Path | None, typer.Option(help="PEM file with your client certificate.")]
 CertKeyFile = Annotated[Path | None, typer.Option(help="PEM file with its key; default: the certificate file.")]
-# What means something else to each command that has it, and so has the command's name in its twin's.
+# Options with another meaning in each command: their variables include the command's name.
 OWN_MEANINGS = frozenset(
     {"batch_size", "config", "json", "max_batch", "out", "seed", "timeout", "weights", "weights_key"}
 )
-# Those of one command only; to the others the option is the same thing.
+# The same for one command only; in the others the option means the same.
 _OWN_OF_ONE = frozenset({("train", "precision")})
 
 cli = typer.Typer(
     name="convoy",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich cuts the names of options and variables at 80 columns
+    rich_markup_mode=None,  # rich truncates the names of options and variables at 80 columns
 )
 
 
@@ -61,16 +62,16 @@ HELP_GROUPS = (
 )
 _EPILOG = "Each option can also be set in the environment: --some-option as CONVOY_SOME_OPTION."
 _HELP_ALL = "--help-all"
-_MOST_OPTIONS = 20  # as fit on one screen
+_MOST_OPTIONS = 20  # as many as fit on one screen
 _KEYWORD = python_inspect.Parameter.KEYWORD_ONLY
 EXIT_INTERRUPTED = 130
 _COMPLETE = "_CONVOY_COMPLETE"
-# A wrong call as typer finds it: UsageError, of click or of typer's own copy of it, as its version has it.
+# Usage errors of typer: UsageError of click, or of typer's own copy of it, by version.
 _WrongCall: Any = typer.BadParameter.__mro__[1]
 
 
 class _OfRecord(NamedTuple):
-    """A command whose options are the fields of a record, as the record says them, and then its own parameters."""
+    """A command whose options are the fields of a record, followed by its own parameters."""
 
     function: Any
     module: str
@@ -78,7 +79,7 @@ class _OfRecord(NamedTuple):
     own: tuple[python_inspect.Parameter, ...]
 
     def tell(self, is_meant: bool) -> None:
-        """Say the options to typer; those of a command that is not meant need not be imported."""
+        """Declare the options to typer; the records of other commands need not be imported."""
         asked = _asked(getattr(importlib.import_module(self.module), self.record)) if is_meant else ()
         self.function.__signature__ = python_inspect.Signature([*asked, *self.own])
 
@@ -112,7 +113,7 @@ def _write_options(command: Any, context: Any, formatter: Any) -> None:
 
 
 def _help_arguments(context: Any, arguments: list[str]) -> list[str]:
-    """Read `--help-all` as a longer `--help`; that of a subcommand is left to it."""
+    """Read `--help-all` as a longer `--help`; a subcommand handles its own."""
     if _HELP_ALL not in arguments or set(arguments) & {*getattr(context.command, "commands", ())}:
         return arguments
     context.meta[_HELP_ALL] = True
@@ -138,13 +139,13 @@ class _CommandWithOthers(typer.core.TyperGroup):
         self.format_commands(ctx, formatter)
 
 
-# A command of its own, and one that has others beside it.
+# A command of its own, and one with subcommands.
 load_tests = typer.Typer(cls=_CommandWithOthers)
 cli.add_typer(load_tests, name="loadtest")
 
 
 def _of_record(module: str, record: str, tell: Any = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """`tell` says the function to typer; by default it is a command."""
+    """`tell` declares the function to typer; by default it is a command."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         parameters = python_inspect.signature(function, eval_str=True).parameters.values()
@@ -157,7 +158,7 @@ def _of_record(module: str, record: str, tell: Any = None) -> Callable[[Callable
 
 
 def _asked(record: type) -> Iterator[python_inspect.Parameter]:
-    """What typer is to ask for the fields of a record, each under the field's name."""
+    """The parameters for the fields of a record, each under the field's name."""
     hints = get_type_hints(record, include_extras=True)
     for field in dataclasses.fields(record):
         for said in getattr(hints[field.name], "__metadata__", ()):
@@ -182,7 +183,7 @@ def _parameter(field: dataclasses.Field[Any], kind: Any, said: Option) -> python
 
 
 def _one_of(words: Sequence[str]) -> dict[str, Any]:
-    """What typer shows and completes of an option that takes one of `words`; what else is refused by who reads it."""
+    """What typer shows and completes for an option with the values `words`; its reader refuses others."""
     if not words:
         return {}
     return {
@@ -412,14 +413,14 @@ def schema() -> None:
 
 
 def _on_command_line(context: typer.Context, given: dict[str, object]) -> dict[str, object]:
-    """Without what the environment said, which the settings read themselves, and tell apart."""
+    """Without values from the environment, which the settings read and track themselves."""
     return {
         name: value for name, value in given.items() if _source(context, name) == "COMMANDLINE" and value is not None
     }
 
 
 def _unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Those that begin as the options' twins do and are none of any command, each with the nearest of `serve`."""
+    """Variables that look like options but belong to no command, each with the nearest of `serve`."""
     from convoy.app.config.settings import Settings
     from convoy.app.config.sources import PREFIX
 
@@ -451,9 +452,9 @@ def _source(context: typer.Context, name: str) -> str:
 
 
 def _tell_settings(is_meant: bool) -> None:
-    """`serve` and `config show` take their options from the settings themselves, so that they are written down once.
+    """`serve` and `config show` take their options from the settings, so that they are declared once.
 
-    The settings import the server; nobody else should wait for that.
+    The settings import the server, which other commands should not wait for.
     """
     asked = [*_of_settings()] if is_meant else []
     context = python_inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
@@ -494,7 +495,7 @@ def _enumerated(field: Any) -> Sequence[str]:
 
 
 def _command(arguments: list[str]) -> Any:
-    """With the options of the subcommand that is named first; where none is, with those of all."""
+    """With the options of the subcommand that is named first or, if none is, with those of all."""
     is_of_settings = arguments[:1] in ([], ["serve"], ["config"])
     _tell_settings(is_of_settings)
     for one in _OF_RECORDS:
@@ -520,7 +521,7 @@ def _name_twins(command: Any, name: str) -> None:
 
 
 def _typed(subcommand: str) -> str:
-    """The command line as it can be typed again, whichever door led here."""
+    """The command line as it can be typed again, whichever entry point was used."""
     given = sys.argv[1:]
     return shlex.join(["convoy", *([] if given[:1] == [subcommand] else [subcommand]), *given])
 
@@ -541,7 +542,7 @@ def _read_key(path: Path | None) -> str | None:
 
 
 def _client_tls(ca: Path | None, cert: Path | None, key: Path | None) -> ClientTls | None:
-    """None: as the libraries do without being told. Raises UsageError."""
+    """None means the libraries' default. Raises UsageError."""
     if ca is None and cert is None and key is None:
         return None
     from convoy.models.tls import ClientTls
@@ -551,7 +552,7 @@ def _client_tls(ca: Path | None, cert: Path | None, key: Path | None) -> ClientT
 
 
 def _with_value(arguments: list[str], option: str, value: str) -> list[str]:
-    """The same, with `value` behind an option that has none, for which typer has no way of its own."""
+    """The same, with `value` after an option without one, which typer cannot express."""
     given = []
     for one, following in zip(arguments, [*arguments[1:], "--"], strict=True):
         given.append(one)
@@ -561,21 +562,21 @@ def _with_value(arguments: list[str], option: str, value: str) -> list[str]:
 
 
 def _to_complete() -> list[str] | None:
-    """The words that a shell asks to have completed; None where none asks."""
+    """The words that a shell asks to complete; None if none asks."""
     if _COMPLETE not in os.environ:
         return None
     typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
-    return typed.split()[1:] or [""]  # as far as the subcommand, which has no blank
+    return typed.split()[1:] or [""]  # up to the subcommand, which has no blank
 
 
 def _take_name_of_shell(arguments: list[str]) -> None:
-    """`--show-completion bash`: typer looks for the shell that called, and takes a name where it is kept from that."""
+    """`--show-completion bash`: typer detects the calling shell, and accepts a name only if detection is disabled."""
     if arguments[:1] in (["--show-completion"], ["--install-completion"]) and len(arguments) > 1:
         os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
 
 
 def main(arguments: list[str] | None = None, default: str | None = None) -> None:
-    """Run the command. `default` is the subcommand meant when none is named, for `python -m export ...`."""
+    """Run the command. `default` is the subcommand if none is named, for `python -m export ...`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     commands = {command.name or command.callback.__name__ for command in cli.registered_commands if command.callback}
     known = commands | {group.name for group in cli.registered_groups}
@@ -588,7 +589,7 @@ def main(arguments: list[str] | None = None, default: str | None = None) -> None
     if words is None and arguments[:1] == ["serve"]:
         gc.disable()  # nothing that a start makes is garbage; the server enables it again
     try:
-        # Where nothing is typed, all that is needed is the list of commands.
+        # Without arguments, only the list of commands is needed.
         command = _command((arguments or ["--help"]) if words is None else words)
         sys.exit(command(args=arguments, prog_name="convoy", standalone_mode=False) or 0)
     except ConvoyError as error:
@@ -602,7 +603,7 @@ def main(arguments: list[str] | None = None, default: str | None = None) -> None
 
 
 def _in_words(error: Any) -> str:
-    """One line; where nothing was typed, the whole help."""
+    """One line or, without arguments, the whole help."""
     message = error.format_message()
     if message.startswith("Usage:"):
         return str(message)

@@ -9,7 +9,7 @@
 docs/ray.md says what Ray's nodes should have in their environment.
 """
 
-# Without `annotations` from the future: Ray looks at the very class that `build_app` names.
+# Without `from __future__ import annotations`: Ray inspects the very class that `build_app` names.
 from ray.serve import Application
 
 from convoy.app.ray.arguments import AppArguments

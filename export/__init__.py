@@ -1,7 +1,7 @@
 """From a trained CNN to a verified bundle: ONNX, variants, proof, latency, and the folder that serves.
 
-Imports models and convoy.app.engines (what is measured is what is served) and nothing else of Convoy's. Torch is
-imported by `torch_child` alone, in an interpreter of its own, and by `convoy.export(module)`, whose caller has it.
+Imports models and convoy.app.engines (what is measured is what serves) and nothing else of Convoy's. Only `torch_child`
+imports torch, in its own interpreter, and `convoy.export(module)`, whose caller has it.
 """
 
 import os
@@ -18,11 +18,11 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 class _CallableModule(ModuleType):
     def __call__(self, model: Any, **options: Any) -> "ExportResult":
-        """Export a torch module, or what SOURCE of `convoy export` may be; see `convoy.export.python.export`."""
+        """Export a torch module, or any SOURCE of `convoy export`; see `convoy.export.python.export`."""
         from convoy.export.python import export
 
         return export(model, **options)
 
 
-# `convoy.export(...)` is the function, `convoy.export.command` and so on are the modules.
+# `convoy.export(...)` is the function; `convoy.export.command` and so on are the modules.
 sys.modules[__name__].__class__ = _CallableModule

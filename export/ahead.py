@@ -1,8 +1,7 @@
-"""Plans built ahead of any server: a variant's file given to a real TensorRT builder, and what that said.
+"""Build plans ahead of any server, and use a real TensorRT builder's verdict on a variant's file.
 
-The builder is a child process, as it is for a server. What it makes lies in the plan cache, where a server looks. What
-it says becomes part of an export's proof. `convoy build` has the plans of a model's newest version built, with or
-without a GPU.
+The builder is a child process, as for a server. Its plan goes to the plan cache, where servers look. Its verdict
+becomes part of an export's proof. `convoy build` builds the plans of a model's newest version, with or without a GPU.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:;,()]+/)+")
 
 @dataclass(frozen=True, slots=True)
 class AheadJob:
-    """Where plans go, for whom (compute capabilities; none: left to the library) and up to which batch (0: none)."""
+    """Where plans go, for which compute capabilities (empty: the library's choice) and up to which batch (0: none)."""
 
     plan_cache: Path
     library: TensorRt
@@ -57,9 +56,9 @@ class AheadJob:
 
 @cache
 def installed_version(module: str) -> str | None:
-    """The version that is installed, without loading it; None where it is not.
+    """The installed version, without loading it; None if it is not installed.
 
-    Asked once: what every distribution holds is read for it, which takes half a second.
+    Cached, because reading every distribution's metadata takes half a second.
     """
     if importlib.util.find_spec(module) is None:
         return None
@@ -69,7 +68,7 @@ def installed_version(module: str) -> str | None:
 
 
 def build_ahead(job: AheadJob, onnx: Path, precision: Precision, limits: BuildLimits = _LIMITS) -> BuilderVerdict:
-    """Build the plan of one file, or find it built. What goes wrong is a verdict, too."""
+    """Build the plan of one file, or find it built. A failure is a verdict, too."""
     options = BuildOptions(precision, bucket_sizes(job.max_batch_size), profiles=job.library.profiles)
     order = BuildOrder(onnx, job.plan_cache, options, library=job.library.name, capabilities=job.targets)
     ended = _built(PlanBuilder(limits).build(order, lambda progress: None))
@@ -90,7 +89,7 @@ def build_ahead(job: AheadJob, onnx: Path, precision: Precision, limits: BuildLi
 
 
 def _built(build: Coroutine[None, None, PlanBuild]) -> PlanBuild:
-    """Also in a notebook, where this thread already runs an event loop and asyncio.run() refuses a second."""
+    """Works in a notebook as well, where an event loop runs in this thread and asyncio.run() refuses a second."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -102,10 +101,10 @@ def _built(build: Coroutine[None, None, PlanBuild]) -> PlanBuild:
 def accepted(
     variants: Sequence[Variant], folder: Path, max_batch_size: int, plan_cache: Path, progress: Progress
 ) -> tuple[Variant, ...]:
-    """The variants, each that is for GPUs with the verdict of a builder that needs none, where one is installed.
+    """Add the verdict of a builder that needs no GPU, if one is installed, to each variant for GPUs.
 
-    What only a plan could run, and no builder takes, does not serve. A builder that fails of itself refuses nothing,
-    and is not started for the next file, which would end as the first.
+    A file that only a plan could run and no builder accepts does not serve. A builder that itself fails refuses
+    nothing, and is not started for the next file, which would end the same.
     """
     if importlib.util.find_spec(RTX.module) is None:
         return tuple(variants)
@@ -125,17 +124,17 @@ def accepted(
 
 
 def _asked(job: AheadJob, onnx: Path, precision: Precision) -> BuilderVerdict:
-    """As `build_ahead`; that it cannot be asked, for whatever reason, is a verdict that refuses nothing."""
+    """Like `build_ahead`; a builder that cannot be asked, for whatever reason, refuses nothing."""
     try:
-        # An export is good without any plan, and shall not wait long for one. What takes seconds is given minutes.
+        # An export does not need a plan and must not wait long for one. A build takes seconds and is given minutes.
         return build_ahead(job, onnx, precision, BuildLimits(niceness=0, time_limit_s=300.0))
-    except Exception as error:  # a plan that is not to be read, a full disk, or the library's own
+    except Exception as error:  # an unreadable plan, a full disk, or the library's own
         why = one_line(str(error)) or type(error).__name__
         return BuilderVerdict(job.library.title, False, job.targets, reason=why, asked=False)
 
 
 def judged_by_builder(variant: Variant, verdict: BuilderVerdict) -> Variant:
-    """The variant with what a builder said of it; what only a plan could run, and it refuses, does not serve."""
+    """The variant with a builder's verdict; one that only a plan could run, and that is refused, does not serve."""
     if verdict.accepted or not verdict.asked or variant.target != "tensorrt":
         return replace(variant, builder=verdict)
     reason = f"{verdict.in_words}; {variant.reason}"
@@ -143,18 +142,18 @@ def judged_by_builder(variant: Variant, verdict: BuilderVerdict) -> Variant:
 
 
 def targets_for(variant: Variant, targets: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the targets that can run the variant at all."""
+    """The targets that can run the variant at all."""
     if variant.precision != "fp8":
         return targets
     return tuple(target for target in targets if as_number(target) >= as_number(FP8_SINCE))
 
 
 def _reason(ended: PlanBuild, onnx: Path, plan_cache: Path) -> str:
-    """The builder's words without folders of this machine, which do not belong into a manifest."""
+    """The builder's message without folders of this machine, which must not be in a manifest."""
     reason = (ended.reason or "it gave no reason").replace(f"{onnx.parent}/", "")
-    if ended.refused:  # by the library, whose words have names of nodes that look like folders
+    if ended.refused:  # from the library, whose node names look like folders
         return reason
-    # With a relative --plan-cache the rest of the words may look like it.
+    # With a relative --plan-cache, the rest of the message may look like it.
     named = reason.replace(str(plan_cache), "the plan cache") if plan_cache.is_absolute() else reason
     return _FOLDERS.sub("", named)
 
@@ -180,7 +179,7 @@ class _BuiltPlan:
 
 
 def run(options: BuildAheadOptions, console: Console) -> int:
-    """Build what the options ask for and print the table; 1 where a plan is refused. Raises UsageError and JobError."""
+    """Build what the options ask for and print the table; 1 if a plan is refused. Raises UsageError and JobError."""
     targets = parse_targets(options.targets) if options.targets is not None else ()
     cache = plan_folder(options.plan_cache)
     try:
@@ -208,7 +207,7 @@ def _run(options: BuildAheadOptions, targets: tuple[str, ...], cache: Path, cons
                     _BuiltPlan(variant, library, build_ahead(job, bundle.path(variant.file), variant.precision))
                 )
     _show(rows, left, cache, console)
-    # What was not asked for and may not serve is no loss.
+    # A file that was not asked for and may not serve is no loss.
     counted = [row for row in rows if row.variant.serve or options.precisions is not None]
     return 0 if all(row.verdict.accepted for row in counted) else 1
 
@@ -232,7 +231,7 @@ def _newest(options: BuildAheadOptions) -> Bundle:
 
 
 def _chosen(bundle: Bundle, precisions: str | None) -> tuple[list[Variant], list[str]]:
-    """The variants to build, and what should be said of them. Raises UsageError for a precision that there is not."""
+    """The variants to build, and remarks on them. Raises UsageError for an unknown precision."""
     fitting = [variant for variant in bundle.manifest.variants if row_named("tensorrt").takes(variant)]
     if precisions is not None:
         asked = [part.strip() for part in precisions.split(",")]
@@ -249,8 +248,9 @@ def _chosen(bundle: Bundle, precisions: str | None) -> tuple[list[Variant], list
 
 
 def _builders(targets: tuple[str, ...]) -> list[TensorRt]:
-    """The libraries that can build here for these targets. Raises JobError where there is none, and UsageError where
-    the one there is knows no such target."""
+    """The libraries that can build here for these targets. Raises JobError if there is none, and UsageError if the only
+    one does not know such a target.
+    """
     installed = [library for library in LIBRARIES if installed_version(library.module)]
     found = {library.name: find_builder(library, _capabilities_here()) for library in installed}
     able = [library for library in installed if found[library.name].builds]
@@ -298,12 +298,12 @@ def _show(rows: list[_BuiltPlan], left: list[str], cache: Path, console: Console
         console.print(Text(line), soft_wrap=True)
     if any(row.verdict.accepted for row in rows):
         console.print(Text(f"plans are in {cache}"), soft_wrap=True)
-    elif not all(row.verdict.asked for row in rows):  # it may be to blame, and the user need not have named it
+    elif not all(row.verdict.asked for row in rows):  # it may be at fault, and the user need not have named it
         console.print(Text(f"the plan cache is {cache}"), soft_wrap=True)
 
 
 def _by_words(said: Iterable[tuple[str, _BuiltPlan]]) -> dict[str, str]:
-    """The files of which each thing was said, in a line: what holds for all of them is not told of each."""
+    """The files for each message, in a line; a message for all files names none."""
     files: dict[str, list[str]] = {}
     for words, row in said:
         files.setdefault(words, []).append(row.variant.file)

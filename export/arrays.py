@@ -1,6 +1,6 @@
-"""Files of arrays, `.npz`: a network's inputs by name, a sample a row, and perhaps what should come out.
+"""Files of arrays, `.npz`: a network's inputs by name, a row per sample, and optionally the expected output.
 
-Knows the file's format and how its arrays become a network's inputs. Reads no pickle: an array of objects is refused.
+Reads no pickle: an array of objects is refused.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from convoy.models.errors import JobError, UsageError
 from convoy.models.samples import Part, split_by_hash
 from convoy.models.spec import OIP_NAMES, TensorSpec
 
-# An array of one of these names is what should come out, and no input.
+# Arrays with one of these names are the expected output, and not an input.
 TARGETS = ("targets", "labels")
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySet:
-    """Rows of a file of arrays; `source` is the file's name. `labels` are none: it has numbers, no names of classes."""
+    """Rows of a file of arrays; `source` is the file's name. There are no `labels`, because it has numbers and no class
+    names.
+    """
 
     source: str
     inputs: Rows
@@ -63,7 +65,7 @@ class ArraySet:
 
     @property
     def key(self) -> str:
-        """A hash over all values in their order, and the names."""
+        """A hash over all values in order, and the names."""
         arrays = {**self.inputs, **({} if self.targets is None else {"targets": self.targets})}
         digest = hashlib.sha256()
         for name in sorted(arrays):
@@ -82,13 +84,13 @@ class ArraySet:
             yield Chunk(inputs, targets, np.arange(start, start + count_of(inputs)))
 
     def thinned(self, most: int) -> ArraySet:
-        """At most `most` of the rows, evenly spread."""
+        """At most `most` of the rows, evenly spaced."""
         if self.count <= most:
             return self
         return self._of(np.linspace(0, self.count - 1, most).astype(int))
 
     def part(self, part: Part) -> ArraySet:
-        """The rows whose contents name this part, as of images. Raises JobError where there is none."""
+        """The rows of this part, chosen by content as for images. Raises JobError if there are none."""
         index = split_by_hash(self.hashes)[part]
         if not index or len(index) == self.count:
             raise JobError(f"{self.count} rows of {self.source} are too few to split; pass two files, or more rows")
@@ -106,7 +108,9 @@ class ArraySet:
 
 @dataclass(frozen=True, slots=True)
 class ArrayFile:
-    """What a file declares: shape and dtype of each input, without the first dimension; `targets` names the other."""
+    """What a file declares: shape and dtype of each input, without the first dimension; `targets` names the expected
+    output.
+    """
 
     path: Path
     rows: int
@@ -115,7 +119,9 @@ class ArrayFile:
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """The inputs as a network takes them: doubles, which hardly any does, become FP32. Raises JobError."""
+        """The inputs as a network takes them: doubles become FP32, because hardly any network takes them. Raises
+        JobError.
+        """
         return tuple(TensorSpec(name, self._dtype(name, dtype), shape) for name, (shape, dtype) in self.inputs.items())
 
     def _dtype(self, name: str, dtype: np.dtype[np.generic]) -> str:
@@ -133,7 +139,7 @@ def is_array_file(source: str) -> bool:
 
 
 def read_array_file(path: Path) -> ArrayFile:
-    """The declarations alone. Raises UsageError where there is no such file, JobError for what cannot be taken."""
+    """Read only the declarations. Raises UsageError if there is no such file, JobError for unsupported contents."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}; check the path, or name a data set or a folder")
     headers: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {}
@@ -165,7 +171,7 @@ def read_array_file(path: Path) -> ArrayFile:
 
 
 def load_arrays(path: Path, specs: tuple[TensorSpec, ...]) -> ArraySet:
-    """The file's rows as the inputs of `specs`. Raises UsageError, and JobError where they do not fit."""
+    """The file's rows as the inputs of `specs`. Raises UsageError, and JobError if they do not fit."""
     file = read_array_file(path)
     named = _matched(file, specs)
     inputs: dict[str, np.ndarray] = {}
@@ -186,7 +192,7 @@ def load_arrays(path: Path, specs: tuple[TensorSpec, ...]) -> ArraySet:
 
 
 def _matched(file: ArrayFile, specs: tuple[TensorSpec, ...]) -> dict[str, str]:
-    """The array of each input: by name, or the only one there is."""
+    """The array of each input: by name, or the only one."""
     if len(specs) == len(file.inputs) == 1:
         return {specs[0].name: next(iter(file.inputs))}
     if {spec.name for spec in specs} != set(file.inputs):

@@ -1,6 +1,6 @@
 """From measured variants to a published bundle: what may serve and why, the canary, the manifest, the folder.
 
-A bundle is signed here, and `convoy export --remeasure` makes another of one that is there.
+Bundles are signed here, and `convoy export --remeasure` makes a new version of an existing one.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _TOOLS = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All that was found out about one variant."""
+    """Everything that was found out about one variant."""
 
     made: Made
     score: Score
@@ -90,10 +90,12 @@ def verdicts(
     torch: TorchResult,
     samples: str = "images",
 ) -> tuple[Variant, ...]:
-    """The variants with the verdict on each; the first is the fp32 reference, whose errors, by output, are torch's."""
+    """The variants with the verdict on each; the first is the fp32 reference, whose errors, by output, are against
+    torch.
+    """
     reference = measured[0]
     kind = data.evaluation.kind if data.evaluation else "images" if isinstance(data.calibration, ImageSet) else "rows"
-    # Of a file of arrays nothing is held out, unless another one is evaluated on, or the same.
+    # A file of arrays has no held-out part, unless it or another one is evaluated on.
     held_out = "held-out " if data.evaluation or kind == "images" else ""
     inputs = f"{held_out}{kind}" if data.real else "random inputs, because --calibrate and --evaluate were not given"
     error = max(errors.values())
@@ -121,7 +123,7 @@ def _proved(one: Measured, gate: AccuracyGate, *, real: bool, samples: str) -> t
 
 
 def judged_by_speed(variant: Variant) -> Variant:
-    """What passes the gate serves only where it pays, or where that was not measured."""
+    """A variant that passes the gate serves only if it is faster, or if that was not measured."""
     if not variant.passes_gate:
         return variant
     table = max((one for one in variant.latencies if one.speedup), key=_least_gain, default=None)
@@ -143,7 +145,7 @@ def _variant(
 ) -> Variant:
     """As if only the gate counted."""
     recipe = one.made.recipe
-    # JSON has no infinity; an answer that is not finite is off by more than anything.
+    # JSON has no infinity; an answer that is not finite has a larger error than any.
     finite = {name: min(error, sys.float_info.max) for name, error in errors.items()}
     return Variant(
         file=recipe.file,
@@ -171,7 +173,7 @@ def _variant(
 
 
 def remarked(variants: tuple[Variant, ...], remark: str) -> tuple[Variant, ...]:
-    """The same variants, with what else should be said of the network in the first one's reason."""
+    """The same variants, with further remarks on the network in the first one's reason."""
     reference, *others = variants
     return (replace(reference, reason=f"{reference.reason}; {remark}" if remark else reference.reason), *others)
 
@@ -188,7 +190,7 @@ def make_canary(fp32: OpenVariant, samples: Rows) -> Canary:
 
 
 def provenance(plan: ExportPlan, data: ExportData, torch: TorchResult) -> Provenance:
-    """Names, versions and hashes; no path of this machine."""
+    """Names, versions and hashes; no paths of this machine."""
     return Provenance(
         source=plan.source.shown,
         weights_sha256=sha256_file(plan.weights) if plan.weights else None,
@@ -225,11 +227,11 @@ def publish(
     signer: BundleSigner | None = None,
     options: str,
 ) -> Path:
-    """Write the bundle as the model's next version and return its folder; `made` holds the variants' files.
+    """Write the bundle as the model's next version and return its folder; `made` has the variants' files.
 
-    `scores` says why the outputs become scores as they do, `sanity` whether the reference is right, `mistakes` what it
-    answers wrongly. `options` is the file that repeats the export. Raises JobError when the disk is full or read-only;
-    then nothing of it remains.
+    `scores` says why the outputs have their activation, `sanity` whether the reference is right, `mistakes` what it
+    answers wrongly. `options` is the file that repeats the export. Raises JobError if the disk is full or read-only;
+    then nothing remains.
     """
     with store.writing(spec.name) as folder:
         for variant in variants:
@@ -253,9 +255,9 @@ def publish(
 
 
 def publish_again(store: Store, bundle: Bundle, content: Manifest, signer: BundleSigner | None = None) -> Path:
-    """The same files under another manifest, with a report of its own, as the next version; returns its folder.
+    """Publish the same files with another manifest and report as the next version; returns its folder.
 
-    Raises JobError when the disk is full or read-only; then nothing of it remains.
+    Raises JobError if the disk is full or read-only; then nothing remains.
     """
     files = {name: record for name, record in content.files.items() if name != REPORT}
     with store.writing(content.spec.name) as folder:
@@ -267,7 +269,7 @@ def publish_again(store: Store, bundle: Bundle, content: Manifest, signer: Bundl
 
 def _sealed(content: Manifest, folder: Path, signer: BundleSigner | None) -> bytes:
     """Write the report, the manifest, whose bytes are returned, and the signature; `content` has all other files."""
-    # The report tells of all other files; its own hash can only stand in the manifest.
+    # The report lists all other files; its own hash can only be in the manifest.
     (folder / REPORT).write_text(render(content), encoding="utf-8")
     manifest = seal(replace(content, files={**content.files, REPORT: _record(folder / REPORT)}))
     (folder / MANIFEST).write_bytes(manifest)
@@ -293,7 +295,9 @@ def _published(store: Store, name: str, manifest: bytes) -> Path:
 
 
 class BundleSigner:
-    """Has a private key, read at once: a long export is not to end with a wrong one. Raises UsageError."""
+    """Holds a private key, which is read at once, so that a long export does not end with a wrong one. Raises
+    UsageError.
+    """
 
     def __init__(self, key_file: Path) -> None:
         try:
@@ -303,7 +307,7 @@ class BundleSigner:
             raise UsageError(f"--sign needs {error.name}; pip install 'convoy-serve[signing]'") from error
         try:
             self._config = library.Config().use_elliptic_key_signer(private_key=key_file)
-        except Exception as error:  # whatever the libraries make of a file that is none
+        except Exception as error:  # whatever the libraries raise for an invalid file
             raise UsageError(
                 f"--sign {key_file} is not an unencrypted PEM private key of an elliptic curve ({error}); make "
                 "one with `openssl ecparam -name prime256v1 -genkey -noout`"
@@ -316,19 +320,19 @@ class BundleSigner:
 
 
 def signer_of(key_file: Path | None) -> BundleSigner | None:
-    """None where nothing is to be signed. Raises UsageError."""
+    """None if nothing is to be signed. Raises UsageError."""
     return None if key_file is None else BundleSigner(key_file)
 
 
-# `convoy export --remeasure`: accuracy, files and what a builder said stay as they are. A version of a model never
-# changes, because a server may be serving it; what comes of this is the next version.
+# `convoy export --remeasure`: accuracy, files and the builder's verdicts stay as they are. A version of a model never
+# changes, because a server may be serving it; the result is the next version.
 
 
 def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigner | None = None) -> Path:
-    """Measure the bundle in `folder`; returns the new version's folder.
+    """Measure the bundle in `folder` again. Returns the new version's folder.
 
-    It is written to the store that the bundle lies in, or to `store` where it lies in none. Raises UsageError where
-    there is no folder, and JobError for a bundle that cannot be measured, is of an older version, or was changed.
+    It is written to the store that contains the bundle, or to `store` if there is none. Raises UsageError if there is
+    no folder, and JobError for a bundle that cannot be measured, is of an older version, or was changed.
     """
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; pass a version's, such as store/NAME/1")
@@ -358,7 +362,7 @@ def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigne
 
 
 def _measured(bundle: Bundle, progress: Progress) -> tuple[dict[str, Timings], Roofline | None]:
-    """The timings by file, of what this machine runs; and what the machine attains, where the bundle tells that."""
+    """The timings by file, for those that this machine runs; and the machine's rates, if the bundle has a roofline."""
     spec, folder = bundle.manifest.spec, bundle.folder
     recipes = [recipe for recipe in map(_recipe, bundle.manifest.variants) if recipe.row is not None]
     try:
@@ -383,7 +387,7 @@ def _recipe(variant: Variant) -> Recipe:
 
 
 def _judged(variant: Variant) -> Variant:
-    """As when it was exported, with the new latency."""
+    """As at export, with the new latency."""
     assert variant.passes_gate is not None, "older bundles were refused; this is a bug"
     judged = judged_by_speed(replace(variant, serve=variant.passes_gate, reason=variant.proof))
     return judged if variant.builder is None else judged_by_builder(judged, variant.builder)

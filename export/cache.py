@@ -1,9 +1,8 @@
-"""Results of steps that are long, kept so that a second run need not take them again.
+"""Results of slow steps, cached for the next run.
 
-A key is a hash over everything that a result depends on: the contents of files, options, versions of tools. So
-nothing goes out of date, it only goes unused; the least recently used goes first when the folder gets large. A
-cache may be lost, broken or unwritable at any time without harm, and its contents are checked before use.
-Knows bytes and keys. Holds no pickle.
+A key is a hash over everything that a result depends on: contents of files, options, versions of tools. So nothing
+becomes stale, only unused; the least recently used results are removed when the folder gets large. The cache may be
+lost, broken or unwritable at any time without harm, and its contents are checked before use. It has no pickles.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def default_root() -> Path:
-    """`~/.cache/convoy/export`, or where XDG_CACHE_HOME points."""
+    """`~/.cache/convoy/export`, or below XDG_CACHE_HOME."""
     return default_plan_cache() / "export"
 
 
 def step_key(step: str, *inputs: str) -> str:
     """The name of a step's result. The inputs' order counts; no two lists of inputs share a key.
 
-    Convoy's own code and the versions of the tools that compute are always among the inputs.
+    Convoy's own code and the versions of the tools that compute are always included.
     """
     joined = "".join(f"{len(part)}:{part}" for part in (step, _tools(), *inputs))
     return f"{step}-{hashlib.sha256(joined.encode()).hexdigest()[:40]}"
@@ -60,7 +59,7 @@ class StepCache:
     limit_bytes: int = 2 << 30
 
     def read(self, key: str) -> bytes | None:
-        """The result, or None where there is none or it is not what was written."""
+        """The result, or None if there is none or it was damaged."""
         if self.root is None:
             return None
         path = self.root / key
@@ -78,7 +77,7 @@ class StepCache:
         return result
 
     def write(self, key: str, result: bytes) -> None:
-        """Keep the result, written aside and renamed. What is too large or cannot be written is not kept."""
+        """Keep the result, written aside and renamed. Results that are too large or cannot be written are dropped."""
         if self.root is None or len(result) > self.limit_bytes // 2:
             return
         with suppress(OSError):

@@ -1,6 +1,6 @@
-"""What the classes are called: the labels of a model, and what a data set calls them.
+"""The names of classes: a model's labels, and a data set's names for them.
 
-Knows label files, the word `imagenet`, and the JSON of `--class-map`. Knows nothing of images.
+Reads label files, the word `imagenet`, and the JSON of `--class-map`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _CLASS_MAP = TypeAdapter(dict[str, StrictInt | StrictStr])
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """One class a line, or ImageNet's where `path` is the word and no file. Raises UsageError, JobError."""
+    """One class per line, or ImageNet's if `path` is that word and not a file. Raises UsageError, JobError."""
     if path == Path("imagenet") and not path.is_file():
-        # Any network of torchvision's would do: all of its weights name the same classes in the same order.
+        # From any of torchvision's networks: all weights have the same classes in the same order.
         return distinct(ask(Inquiry("torchvision", "resnet50")).labels)
     try:
         lines = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
@@ -40,7 +40,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
 
 def distinct(labels: Sequence[str]) -> tuple[str, ...]:
-    """ImageNet calls two classes "crane" and two "maillot"; the later ones get their number."""
+    """ImageNet calls two classes "crane" and two "maillot"; the later ones get a number."""
     count = Counter(labels)
     first = {label: index for index, label in reversed(list(enumerate(labels)))}
     return tuple(
@@ -50,9 +50,9 @@ def distinct(labels: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_class_map(path: Path, labels: Sequence[str]) -> Mapping[str, str]:
-    """A JSON object: what a data set calls a class, to the label that it has in `labels`, or its index there.
+    """A JSON object from a data set's class names to the labels in `labels`, or their indices.
 
-    Raises UsageError, which names all that is wrong.
+    Raises UsageError, which names all mistakes.
     """
     try:
         given = _CLASS_MAP.validate_json(path.read_bytes())

@@ -1,10 +1,10 @@
-"""`convoy export`: the steps in their order, and what the user sees of them.
+"""`convoy export`: the steps in order, and their console output.
 
-    plan -> images -> torch child -> what its outputs are -> fp32 against torch -> accuracy on a sample -> variants
+    plan -> images -> torch child -> task of the outputs -> fp32 against torch -> accuracy on a sample -> variants
          -> accuracy -> latency -> a real TensorRT builder -> roofline -> bundle
 
-`export_bundle` is the pipeline without a terminal; `run` is what the command calls. All work happens in a
-temporary folder, and the store sees a finished bundle or nothing.
+`export_bundle` is the pipeline without a terminal; `run` is what the command calls. All work happens in a temporary
+folder, and the store sees a finished bundle or nothing.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ _RANDOM = "its weights are random (--random-weights), so its outputs are meaning
 
 
 def run(options: ExportOptions, console: Console, again: str = "the same command", *, is_verbose: bool = False) -> Path:
-    """Export, or measure again, drawing progress and at the end one table on `console`; returns the published folder.
+    """Export, or measure again, with progress and a final table on `console`; returns the published folder.
 
-    `again` is what to run after an interrupt. Raises UsageError for a wrong call and JobError for a job that
-    cannot be done or was interrupted; the store is then as before. Raises JobError, too, when the bundle is
-    published without a precision that was asked for by name: the gate refuses it, or it cannot be made.
+    `again` is the command to run after an interrupt. Raises UsageError for wrong usage and JobError for a job that
+    fails or is interrupted; the store is then unchanged. Also raises JobError if the bundle is published without a
+    precision that was named: the gate refuses it, or it cannot be made.
     """
     left_out = LeftOut()
     try:
@@ -110,10 +110,10 @@ def run(options: ExportOptions, console: Console, again: str = "the same command
 
 
 def refuse_missing(options: ExportOptions, manifest: Manifest, left_out: LeftOut) -> None:
-    """Raises JobError where precisions that were asked for by name cannot be made, or the gate refuses them."""
+    """Raise JobError if named precisions cannot be made, or the gate refuses them."""
     gate = AccuracyGate(options.accuracy_budget_points, options.strict_gate)
     asked = {part.strip() for part in (options.precisions or "").split(",")}
-    # What is only slow is not missing.
+    # Slow ones are not missing.
     refused = [
         variant
         for variant in manifest.variants[1:]
@@ -127,7 +127,7 @@ def refuse_missing(options: ExportOptions, manifest: Manifest, left_out: LeftOut
     if missing:
         advice = "; the other precisions are published; remove these from --precisions"
     else:
-        # Where the images of calibration are to blame, the reason says so, and no budget would help.
+        # If the calibration images are at fault, the reason says so, and no budget would help.
         advice = "" if any(variant.drift for variant in refused) else "; raise --accuracy-budget or retrain"
     raise JobError(f"published without what --precisions asked for: {what}{advice}")
 
@@ -141,8 +141,8 @@ def export_bundle(
 ) -> Path:
     """The pipeline; returns the published folder. Raises UsageError and JobError; an interrupt leaves nothing.
 
-    `repeated_by` makes the file that repeats the export. What cannot be made is noted in `left_out`, and the fp32
-    reference's reason says so.
+    `repeated_by` makes the file that repeats the export. What cannot be made is recorded in `left_out`, and in the fp32
+    reference's reason.
     """
     options = _named(options)
     if is_plain(options):
@@ -170,7 +170,7 @@ def export_bundle(
 
 
 def _named(options: ExportOptions) -> ExportOptions:
-    """The same with a name, and `data` as what it stands for. Raises UsageError where the source is not understood."""
+    """The same with a name, and with `data` expanded. Raises UsageError if the source is invalid."""
     return replace(
         options,
         name=options.name or default_name(parse_source(options.source, trust=options.trust)),
@@ -191,7 +191,7 @@ def _understood(plan: ExportPlan) -> Iterator[str]:
 def _without_fp8(
     recipes: tuple[Recipe, ...], torch: TorchResult, graph: Path
 ) -> tuple[tuple[Recipe, ...], TorchResult]:
-    """Leave FP8 out where it cannot be made and was not asked for by name, and say so."""
+    """Leave FP8 out if it cannot be made and was not named, and say so."""
     if not any(recipe.precision == "fp8" for recipe in recipes) or not (why := why_no_fp8(graph)):
         return recipes, torch
     return tuple(recipe for recipe in recipes if recipe.precision != "fp8"), torch.with_remarks(why)
@@ -200,7 +200,7 @@ def _without_fp8(
 def _without_openvino(
     recipes: Sequence[Recipe], torch: TorchResult, spec: ModelSpec, *, is_named: bool
 ) -> tuple[Sequence[Recipe], TorchResult]:
-    """The same for OpenVINO, which does not take every network; BF16 is made all the same where it `is_named`."""
+    """The same for OpenVINO, which does not support every network; BF16 is made anyway if it `is_named`."""
     found = [recipe for recipe in recipes if recipe is INT8_OPENVINO or (recipe.precision == "bf16" and not is_named)]
     try:
         with opened(spec, [replace(recipe, file=REFERENCE.file) for recipe in found], torch.onnx.parent) as candidates:
@@ -214,7 +214,7 @@ def _without_openvino(
 
 
 def _without_fixed_sizes(recipes: Sequence[Recipe], torch: TorchResult) -> tuple[Sequence[Recipe], TorchResult]:
-    """The same for files whose engines take no free height and width, even where they were asked for by name."""
+    """The same for files whose engines take no dynamic height and width, even if they were named."""
     left = [recipe for recipe in recipes if recipe.target == "cpu"]
     files = ", ".join(recipe.file for recipe in recipes if recipe not in left)
     why = f"no {files}: the engines that run it take no free height and width" if files else ""
@@ -375,7 +375,7 @@ def _expected(plan: ExportPlan, data: ExportData) -> Expectations:
     if stated is None or evaluation is None:
         return plan.expected
     is_same = stated.test_sha256 == evaluation.record.sha256
-    # A folder's name says little; a built-in data set's says which images they are.
+    # A folder's name says little; a built-in data set's name identifies the images.
     if not is_same and not (stated.dataset == plan.asked.evaluate and source_labels(stated.dataset)):
         return plan.expected
     claim = Claim(stated.percent, "the checkpoint's header", is_same)

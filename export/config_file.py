@@ -15,9 +15,9 @@ from convoy.export.options import ExportOptions, flag_of, option_of
 from convoy.models.errors import UsageError
 from convoy.models.yaml_file import read_yaml, unknown_option
 
-# What repeats an export, in every bundle.
+# The file in every bundle that repeats its export.
 EXPORT_FILE = "export.yaml"
-# What says nothing of the export, and where secrets and caches lie here.
+# Options that are not part of the export, and places of secrets and caches.
 _OF_THIS_MACHINE = ("data_root", "plan_cache", "remeasure", "sign")
 # `crop: 224` is the text "224", as on the command line.
 _AS_TYPED = ConfigDict(coerce_numbers_to_str=True)
@@ -54,7 +54,7 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def _joined(key: str, value: Any) -> Any:
-    """A list as it is written on the command line: `[0.5, 0.5, 0.5]` as `0.5,0.5,0.5`, of a size `224x192`."""
+    """A list as written on the command line: `[0.5, 0.5, 0.5]` as `0.5,0.5,0.5`, a size as `224x192`."""
     between = "x" if key in ("crop", "input", "resize") else ","
     return between.join(map(str, value)) if isinstance(value, list) else value
 
@@ -62,7 +62,7 @@ def _joined(key: str, value: Any) -> Any:
 def as_yaml(options: ExportOptions, left_out: Collection[str] = ()) -> str:
     """The options that differ from their defaults, as `--config` reads them, without the fields in `left_out`.
 
-    Nor are there places of keys and caches, for the file goes along with the bundle.
+    Places of keys and caches are left out as well, because the file goes with the bundle.
     """
     said = {
         _key(name): str(value) if isinstance(value, Path) else value
@@ -76,7 +76,7 @@ def as_yaml(options: ExportOptions, left_out: Collection[str] = ()) -> str:
 
 
 def as_command(options: ExportOptions, more: Mapping[str, str]) -> str:
-    """The command line that asks for these options, with those of `more` (flag to value) at its end."""
+    """The command line with these options, and those of `more` (flag to value) at its end."""
     words = ["convoy", "export"]
     for name, value in _given(options).items():
         flag = flag_of(name)
@@ -91,7 +91,7 @@ def as_command(options: ExportOptions, more: Mapping[str, str]) -> str:
 
 
 def _key(field: str) -> str:
-    """What a field is called in the file, which is its option's name."""
+    """A field's name in the file, which is its option's name."""
     return field if option_of(field).is_argument else flag_of(field).removeprefix("--").replace("-", "_")
 
 

@@ -1,8 +1,8 @@
-"""The samples of an export: one set to calibrate on, another to evaluate on, and a few to compare outputs with.
+"""The samples of an export: one set for calibration, another for evaluation, and a few to compare outputs with.
 
-Knows which part of a data set each flag means and keeps the two apart. Images stay encoded until they are
-needed and pass through `convoy.models.images` in chunks, so a large set does not have to fit into memory; arrays come
-from files of them (`convoy.export.arrays`).
+Knows which part of a data set each flag means and keeps the two apart. Images stay encoded until they are needed and
+pass through `convoy.models.images` in chunks, so a large set need not fit into memory; arrays come from files of them
+(`convoy.export.arrays`).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from convoy.models.images import preprocess
 from convoy.models.samples import MAX_BROKEN_FRACTION, Dataset, Part, Sample, some
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec, TensorSpec
 
-# Ranges settle within a few hundred images; more of them cost time and change nothing.
+# Ranges settle within a few hundred images; more cost time and change nothing.
 _CALIBRATION_SAMPLES = 512
 _SAMPLES, _SAMPLES_AT_ONCE = 64, 8
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSet:
-    """Encoded images and how they become inputs; `source` is the data set as given, without its folder.
+    """Encoded images and their preprocessing; `source` is the data set as given, without its folder.
 
-    `labels` are the model's, which the samples' labels point into; empty where the classes are others. A folder of
-    images without classes `has_targets` not.
+    `labels` are the model's, to which the samples' labels refer; empty if the classes differ. A folder of images
+    without classes has no targets.
     """
 
     source: str
@@ -101,7 +101,7 @@ class ImageSet:
             )
 
     def thinned(self, most: int) -> ImageSet:
-        """At most `most` of the images, evenly spread, because folders are in the order of their classes."""
+        """At most `most` of the images, evenly spaced, because folders are in the order of their classes."""
         if len(self.samples) <= most:
             return self
         picked = np.linspace(0, len(self.samples) - 1, most).astype(int)
@@ -109,10 +109,10 @@ class ImageSet:
 
 
 def random_samples(count: int, inputs: Sequence[TensorSpec], image: ImageSpec | None) -> dict[str, np.ndarray]:
-    """Noise: it shows that two graphs compute the same, and nothing about accuracy. The same numbers each time.
+    """Noise, reproducible: it shows that two graphs compute the same, and nothing about accuracy.
 
-    Of images, if `image` says how they are prepared, these are pixels; else floats are signals around zero, and whole
-    numbers are 0 or 1, which are the numbers of something in most networks that take any.
+    For images, if `image` has their preprocessing, these are pixels; otherwise floats are signals around zero, and
+    integers are 0 or 1, which are valid indices in most networks that take any.
     """
     generator = np.random.default_rng(0)
 
@@ -131,13 +131,13 @@ def random_samples(count: int, inputs: Sequence[TensorSpec], image: ImageSpec | 
     return {spec.name: drawn(spec) for spec in inputs}
 
 
-# What a network can be shown, a chunk at a time. `labels` is empty where the samples have none of the model's.
+# The network's input, a chunk at a time. `labels` is empty if the samples have none of the model's.
 SampleSet = ImageSet | ArraySet
 
 
 @dataclass(frozen=True, slots=True)
 class ExportData:
-    """`samples` are inputs to compare outputs on; `real` tells what the user has from random numbers."""
+    """`samples` are inputs to compare outputs on; `real` distinguishes the user's data from random numbers."""
 
     calibration: SampleSet | None
     evaluation: SampleSet | None
@@ -148,8 +148,8 @@ class ExportData:
 def load_data(plan: ExportPlan, step: Step) -> ExportData:
     """Load what `--calibrate` and `--evaluate` name.
 
-    Raises UsageError for an unknown data set, JobError when it is empty or broken, when its classes are not
-    the model's, or when the two sets share an image.
+    Raises UsageError for an unknown data set, JobError if it is empty or broken, if its classes are not the model's, or
+    if the two sets share an image.
     """
     evaluation = _evaluated(plan) if plan.asked.evaluate is not None else None
     calibration, held_out = _calibrated(plan) if plan.asked.calibrate is not None else (None, None)
@@ -178,12 +178,12 @@ def _evaluated(plan: ExportPlan) -> SampleSet:
 
 
 def _calibrated(plan: ExportPlan) -> tuple[SampleSet, SampleSet | None]:
-    """What to calibrate on, and what of the same data set is held out, where anything is."""
+    """The calibration set, and the held-out part of the same data set, if there is one."""
     source = plan.asked.calibrate
     assert source is not None
     if is_array_file(source):
         rows = load_arrays(Path(source), plan.inputs)
-        # Of one file for both, all that is not evaluated on.
+        # With one file for both, everything that is not evaluated on.
         own = rows.without("test") if _is_same_file(plan) else rows
         return own.thinned(_CALIBRATION_SAMPLES), own
     dataset = _dataset(source, plan)
@@ -225,7 +225,7 @@ def _refuse_shared(calibration: SampleSet, evaluation: SampleSet) -> None:
 
 
 def decoded(chosen: SampleSet, step: Step) -> dict[str, np.ndarray]:
-    """All inputs by name, each [samples, ...]. Raises JobError where no image can be read."""
+    """All inputs by name, each [samples, ...]. Raises JobError if no image can be read."""
     step.expect(chosen.count)
     chunks: Sequence[Chunk] = list(chosen.chunks(step, _SAMPLES_AT_ONCE))
     if not chunks:

@@ -1,4 +1,4 @@
-"""What the user asked for, as typed on the command line and before its meaning was checked."""
+"""The user's options, as typed on the command line and before their meaning is checked."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ _PLAN_CACHE = Option("Folder of TensorRT plans; the default is the server's.", g
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """One field per option of `convoy export`; `convoy.export.plan` gives them their meaning.
+    """One field per option of `convoy export`; `convoy.export.plan` interprets them.
 
-    `weights` "default" means the published ones; `trust` allows a source that carries pickle. `precisions` None means
-    all that can be made with what was given. `accuracy_budget_points` is in percentage points of top-1; `strict_gate`
-    wants it proved, not only estimated. `data_root` is where downloaded data sets lie, None the user's cache. `mean`,
-    `std`, `resize`, `crop` and `interpolation` go before `preprocess`. The accuracies that are expected, or are the
-    least, are in percent of top-1. `plan_cache` None is the server's own. With `remeasure` only `store` and `sign`
-    count beside it.
+    `weights` "default" means the published ones; `trust` allows a source that contains pickle. `precisions` None means
+    all that can be made. `accuracy_budget_points` is in percentage points of top-1; `strict_gate` requires a proof, not
+    only an estimate. `data_root` is the folder of downloaded data sets, None the user's cache. `mean`, `std`, `resize`,
+    `crop` and `interpolation` override `preprocess`. The expected and the minimum accuracy are in percent of top-1.
+    `plan_cache` None is the server's own. With `remeasure`, only `store` and `sign` apply as well.
     """
 
     source: Annotated[
@@ -177,9 +176,8 @@ class ExportOptions:
     plan_cache: Annotated[Path | None, _PLAN_CACHE] = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError for what does not fit together, whatever it means, and where the store is a URL.
-
-        Of one a path would make a folder with a strange name.
+        """Raises UsageError for options that do not fit together, and if the store is a URL, which as a path would
+        become a folder with a strange name.
         """
         if self.remeasure is not None:
             given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
@@ -208,13 +206,13 @@ def _hints() -> dict[str, Any]:
 
 
 def flag_of(field: str) -> str:
-    """What a field is called on the command line: `SOURCE`, or its `--option`."""
+    """A field's name on the command line: `SOURCE`, or its `--option`."""
     option = option_of(field)
     return "SOURCE" if option.is_argument else option.name or f"--{field.replace('_', '-')}"
 
 
 class MissingOption(UsageError):
-    """An option that must be given: its `flag`, and an `example` of its value, empty for a flag without one."""
+    """A required option: its `flag`, and an `example` of its value, empty for a flag without one."""
 
     def __init__(self, message: str, flag: str, example: str) -> None:
         super().__init__(message)
@@ -222,13 +220,13 @@ class MissingOption(UsageError):
 
 
 class Mistakes:
-    """Collects what is wrong with a call, so that all of it is reported at once."""
+    """Collects the mistakes of a call, so that all are reported at once."""
 
     def __init__(self) -> None:
         self.found: list[UsageError] = []
 
     def attempt(self, check: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-        """What `check` returns; None where it raises UsageError, which is kept."""
+        """The result of `check`; None if it raises UsageError, which is kept."""
         try:
             return check(*args, **kwargs)
         except UsageError as error:
@@ -238,7 +236,7 @@ class Mistakes:
 
 @dataclass(frozen=True, slots=True)
 class BuildAheadOptions:
-    """One field per option of `convoy build`. `targets` None: every GPU that the library supports by default.
+    """One field per option of `convoy build`. `targets` None means every GPU that the library supports by default.
 
     `store` None is the demo.
     """

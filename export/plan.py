@@ -1,7 +1,7 @@
-"""What is to be done: the user's options checked, completed from the checkpoint, and turned into one record.
+"""The user's options checked, completed from the checkpoint, and turned into one record.
 
-Knows every rule by which options, checkpoint header and defaults meet. Reads headers, label files and JSON,
-but no weights and no images, so a wrong call fails before any work is done.
+Has every rule by which options, checkpoint header and defaults combine. Reads headers, label files and JSON, but no
+weights and no images, so a wrong call fails before any work is done.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _FORM = 'write it as in {"boxes": "boxes", "scores": "scores", "box_form": "cxcy
 
 
 def read_detection_file(path: Path) -> DetectionOutputs:
-    """Fields that are left out are as `DetectionOutputs` has them. Raises UsageError."""
+    """Omitted fields have `DetectionOutputs`' defaults. Raises UsageError."""
     try:
         return from_jsonable(DetectionOutputs, json.loads(path.read_text(encoding="utf-8")), "detection")
     except OSError as error:
@@ -90,19 +90,18 @@ MethodChoice = Literal["auto", "minmax", "entropy", "percentile"]
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """What was `asked` for, and what became of those options that mean more than they say.
+    """What was `asked` for, and the interpretation of options that need one.
 
-    `labels` is empty where none are known; then nothing can be evaluated. `labels_from` is the folder whose class
-    folders they are, empty where they come from elsewhere. `repeated_by` is the file that repeats the export.
-    `classes_known_as` gives the label of what
-    data sets call otherwise. `weights` is the file that holds the weights, for sources that carry their own the source
-    itself. `preprocessing` says whose words `image` is where the user said some. `activation` None asks for it to be
-    found out. `stated` is what the checkpoint says of its accuracy. `is_free`: other heights and widths than the
-    pictures' are to be served, too.
+    `labels` is empty if none are known; then nothing can be evaluated. `labels_from` is the folder whose class folders
+    they are, empty if they come from elsewhere. `repeated_by` is the file that repeats the export. `classes_known_as`
+    maps a data set's class names to labels. `weights` is the file with the weights; for sources that contain them, the
+    source itself. `preprocessing` says where `image` comes from, if the user gave it. `activation` None means that it
+    must be determined. `stated` is the checkpoint's stated accuracy. `is_free` means that other heights and widths are
+    served as well.
 
-    `image` None: the network takes `inputs` that are no images, or it is not known how images become them. `task`
-    None asks for it to be found out. `detection` is how boxes are read, where the user says it. `metric` is the user's
-    file and the function in it.
+    `image` None means that the network takes `inputs` that are not images, or that the preprocessing is unknown. `task`
+    None means that it must be determined. `detection` is how boxes are read, if the user gives it. `metric` is the
+    user's file and the function in it.
     """
 
     asked: ExportOptions
@@ -130,14 +129,14 @@ class ExportPlan:
 
     @property
     def samples(self) -> str:
-        """What the inputs are called for people."""
+        """The name of the inputs for people."""
         return "samples" if self.image is None else "images"
 
 
 def make_plan(options: ExportOptions) -> ExportPlan:
-    """The options checked and completed.
+    """Check and complete the options.
 
-    Raises UsageError, which names all that is wrong or missing and then the complete command; JobError for a
+    Raises UsageError, which names everything that is wrong or missing and then the complete command; JobError for a
     checkpoint that cannot be read.
     """
     mistakes = Mistakes()
@@ -201,7 +200,7 @@ def make_plan(options: ExportOptions) -> ExportPlan:
 
 
 def _asked_input(text: str | None) -> tuple[tuple[TensorSpec, ...], AskedInput | None]:
-    """What `--input` says: tensors, or an image. Raises UsageError."""
+    """Parse `--input`: tensors, or an image. Raises UsageError."""
     if text is None:
         return (), None
     return (parse_tensors(text), None) if is_of_tensors(text) else ((), parse_input(text))
@@ -216,7 +215,7 @@ def _prepared(
     front: Front,
     changes: ImageChanges,
 ) -> tuple[ImageSpec | None, tuple[TensorSpec, ...]]:
-    """How images become the input; or, for a network that takes no images, its inputs. Raises UsageError."""
+    """The preprocessing of images, or the inputs of a network that takes none. Raises UsageError."""
     arrays = next((one for one in (options.calibrate, options.evaluate) if one and is_array_file(one)), None)
     if origin.image is None and not changes.typed and options.preprocess is None and (tensors or arrays):
         return None, _tensor_inputs(source, tensors, Path(arrays) if arrays else None)
@@ -230,7 +229,7 @@ def _prepared(
 
 
 def _refuse_mistakes(options: ExportOptions, mistakes: Mistakes) -> None:
-    """Raises UsageError where there are any; for options that are missing it ends with the command to paste."""
+    """Raise UsageError if there are mistakes; for missing options it ends with the command to paste."""
     if not mistakes.found:
         return
     texts = list(dict.fromkeys(map(str, mistakes.found)))
@@ -275,12 +274,12 @@ def _check_labels(options: ExportOptions, source: ModelSource, labels: Sequence[
 
 
 def _has_classes(source: str) -> bool:
-    """Whether a data set's samples are labelled by the names of classes."""
+    """Whether a data set's samples are labelled by class names."""
     return not is_array_file(source) and not is_flat_folder(source)
 
 
 def _tensor_inputs(source: ModelSource, asked: tuple[TensorSpec, ...], arrays: Path | None) -> tuple[TensorSpec, ...]:
-    """What a network of tensors takes: as the user says, else as the arrays are; an ONNX file says names and dtypes."""
+    """The inputs of a network of tensors: as the user says, or as the arrays are; an ONNX file has names and dtypes."""
     if source.kind == "onnx":
         given = read_array_file(arrays).specs if arrays is not None else asked
         return tensor_inputs(source.path, given)
@@ -321,9 +320,9 @@ def _expectations(options: ExportOptions) -> Expectations:
 
 
 def _labels(options: ExportOptions, origin: Origin) -> tuple[tuple[str, ...], str]:
-    """The labels, and the folder whose class folders they are, empty where they come from elsewhere.
+    """The labels, and the folder whose class folders they are, empty if they come from elsewhere.
 
-    They come from `--labels`, else the weights, else the data that is evaluated. A folder that only has classes of the
+    They come from `--labels`, or the weights, or the data that is evaluated. A folder that has only classes of the
     published weights does not replace their labels.
     """
     if options.labels is not None:
@@ -344,7 +343,7 @@ def _labels(options: ExportOptions, origin: Origin) -> tuple[tuple[str, ...], st
 
 
 def _preprocessing(options: ExportOptions, changes: ImageChanges) -> str:
-    """What of the preprocessing is the user's; a file appears without its folder."""
+    """The user's part of the preprocessing; a file appears without its folder."""
     recipe = f"--preprocess {Path(options.preprocess).name}" if options.preprocess is not None else ""
     said = " ".join(filter(None, (recipe, changes.typed)))
     return f"{said} (the user's)" if said else ""

@@ -38,7 +38,7 @@ _CONVOLUTION_DIMS = 4
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExportResult:
-    """A published bundle in its `folder`. Prints as the table that the command shows."""
+    """A published bundle in its `folder`. Prints as the command's table."""
 
     folder: Path
     manifest: Manifest
@@ -53,12 +53,12 @@ class ExportResult:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """One for each precision, fp32 first: accuracy, latency, whether it is served and why."""
+        """One per precision, fp32 first: accuracy, latency, whether it is served and why."""
         return self.manifest.variants
 
     @property
     def accuracy(self) -> float | None:
-        """Top-1 (0..1) of fp32, or its mean score by `metric`; None where nothing was evaluated."""
+        """Top-1 (0..1) of fp32, or its mean score by `metric`; None if nothing was evaluated."""
         measured = self.manifest.variants[0].accuracy
         return None if measured is None else measured.top1
 
@@ -76,7 +76,7 @@ class ExportResult:
     def _repr_html_(self) -> str:
         console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
         console.print(summary(self.manifest))
-        # Jupyter shows a bare <pre> of an output in its font for text.
+        # Jupyter would show a plain <pre> in its text font.
         monospaced = '<pre style="line-height: normal; font-family: monospace">{code}</pre>'
         return console.export_html(inline_styles=True, code_format=monospaced)
 
@@ -94,13 +94,13 @@ def export(
 ) -> ExportResult:
     """Export a model, prove that it is right, and publish it in a store.
 
-    `model` is a `torch.nn.Module`, the path of an ONNX file, or any other SOURCE of `convoy export`. `preprocess` says
-    how images are prepared: a torchvision transform, or what `--preprocess` takes. `data` is a data set or an image
+    `model` is a `torch.nn.Module`, the path of an ONNX file, or any other SOURCE of `convoy export`. `preprocess` is
+    the image preparation: a torchvision transform, or a value of `--preprocess`. `data` is a data set or an image
     folder; its calibration part sets the ranges of INT8, its test part measures accuracy. `labels` are the classes in
-    the order of the outputs, or a file of them; by default the folders of `data`. `options` are the other fields of
+    the order of the outputs, or a file of them; by default the folders of `data`. `options` are other fields of
     `convoy.export.options.ExportOptions`, such as `input="3x224x224"` or `precisions="fp32,int8"`.
 
-    Raises UsageError for a wrong call and JobError for what cannot be exported; the store is then as before.
+    Raises UsageError for wrong usage and JobError for what cannot be exported; the store is then unchanged.
     """
     with tempfile.TemporaryDirectory(prefix="convoy-python-") as temporary:
         folder = Path(temporary)
@@ -139,7 +139,7 @@ def export(
 
 
 def _preprocessing(preprocess: Any, input_shape: str | None) -> dict[str, str]:
-    """The options that do the same as a transform, or `--preprocess` as it is. Raises UsageError, JobError."""
+    """The options equivalent to a transform, or `--preprocess` unchanged. Raises UsageError, JobError."""
     if preprocess is None:
         return {}
     if isinstance(preprocess, str | Path):
@@ -161,7 +161,7 @@ def _preprocessing(preprocess: Any, input_shape: str | None) -> dict[str, str]:
 
 
 def _saved(module: Any, folder: Path, given: dict[str, Any]) -> Path:
-    """The module as a program of torch.export in `folder`, with a free batch. Raises UsageError, JobError."""
+    """The module as a torch.export program in `folder`, with a dynamic batch. Raises UsageError, JobError."""
     from convoy.export.sources.torch_child.module_file import save_module
 
     file = folder / "module.pt2"

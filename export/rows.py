@@ -1,7 +1,7 @@
-"""Samples and answers as arrays by tensor name, the sample first: what goes into a network, and what comes out of it.
+"""Samples and answers as arrays by tensor name, sample first: the inputs and outputs of a network.
 
-A network with one input is no special case anywhere but where people say what they have. Noise of both signs
-holds two graphs against each other where no picture at hand reaches.
+A network with one input is not a special case. Noise of both signs compares two graphs where no available picture
+reaches.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Rows = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`inputs` by name, each [n, ...] as the spec says. `targets` [n, ...] are what should come out: of images int64
-    [n], indices into the model's labels, of a file of arrays whatever it has; None where there are none.
+    """`inputs` by name, each [n, ...] as the spec says. `targets` [n, ...] are the expected outputs: for images int64
+    [n], indices of the model's labels; for a file of arrays its values; None if there are none.
 
-    `positions` int64 [n] are the samples' places in their set, which has gaps where some do not decode.
+    `positions` int64 [n] are the samples' indices in their set, with gaps for those that do not decode.
     """
 
     inputs: Rows
@@ -30,12 +30,12 @@ class Chunk:
 
 
 def count_of(rows: Rows) -> int:
-    """How many samples there are."""
+    """The number of samples."""
     return len(next(iter(rows.values())))
 
 
 def picked(rows: Rows, index: slice | np.ndarray) -> dict[str, np.ndarray]:
-    """The same of some of the samples."""
+    """The same for some of the samples."""
     return {name: array[index] for name, array in rows.items()}
 
 
@@ -49,20 +49,19 @@ def bytes_of(rows: Rows) -> int:
     return sum(array.nbytes for array in rows.values())
 
 
-# Noise of both signs to hold two graphs against each other: it reaches values that no picture at hand may reach. What
-# only few pictures show, such as a wrong edge where values are below zero, it shows at once; of accuracy it says
-# nothing.
+# Noise of both signs to compare two graphs: it reaches values that available pictures may not reach. It immediately
+# shows what only few pictures show, such as a wrong edge for values below zero; it says nothing about accuracy.
 
 
 def noise_of_both_signs(inputs: Sequence[TensorSpec], image: ImageSpec | None = None) -> dict[str, np.ndarray]:
-    """The same samples each time, [n, ...] by input; free sizes are those of the examples.
+    """The same samples each time, [n, ...] by input; dynamic sizes are those of the examples.
 
-    Fine noise, noise in blocks of some pixels, which survives the means that convolutions take, and even samples from
-    one end of the range to the other. Bytes take their whole range, floats both signs and sizes beyond 1. Other whole
-    numbers are 0 or 1, which are the numbers of something in most networks that take any.
+    Fine noise, noise in blocks of some pixels, which survives the averaging of convolutions, and uniform samples from
+    one end of the range to the other. Bytes take their whole range, floats both signs and magnitudes above 1. Other
+    integers are 0 or 1, which are valid indices in most networks that take any.
     """
     sample_bytes = sum(int(np.prod(spec.drawn_shape)) * spec.numpy_dtype.itemsize for spec in inputs)
-    # Of each kind. All together they are a small part of what a proof compares.
+    # Of each kind. Together they are a small part of what a proof compares.
     count = max(1, min(4, (16 << 20) // (3 * max(1, sample_bytes))))
     generator = np.random.default_rng(1)
     # Height and width of a batch.

@@ -1,7 +1,4 @@
-"""What the user sees of an export: bars while it runs, and a sentence and a table at the end.
-
-Knows rich and the manifest. Decides nothing.
-"""
+"""The console output of an export: progress bars while it runs, and a sentence and a table at the end."""
 
 from __future__ import annotations
 
@@ -37,9 +34,9 @@ class _BarStep(Step):
 
 
 class RichProgress(Progress):
-    """One line per step with a bar and the time it took; a context to draw it in.
+    """One line per step with a bar and its time; a context manager.
 
-    Without a terminal a line on stderr says every ten seconds which step is running.
+    Without a terminal, a line on stderr every ten seconds names the running step.
     """
 
     def __init__(self, console: Console) -> None:
@@ -80,25 +77,25 @@ class RichProgress(Progress):
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Step]:
-        # Started by the first step, so that a refusal before it stays one line.
+        # Started by the first step, so that an earlier refusal stays one line.
         self._bars.start()
         task = self._bars.add_task(name, total=total)
         yield _BarStep(self._bars, task)
-        # What came out shorter, or was never told how long it is, is whole when it ends.
+        # A step that was shorter, or of unknown length, is complete when it ends.
         whole = next(one.total for one in self._bars.tasks if one.id == task) or 1
         self._bars.update(task, total=whole, completed=whole)
 
 
 def summary(manifest: Manifest, *, is_verbose: bool = False) -> Group:
-    """The verdict; one row per variant: what it costs, what it gains, whether it serves; why. Fits 80 columns.
+    """The verdict; one row per variant: its cost, its gain, whether it serves; the reasons. Fits 80 columns.
 
-    Below the table are at most ten lines, objections and what is not served first; all of them with `is_verbose`.
+    Below the table are at most ten lines, objections and files that do not serve first; all of them with `is_verbose`.
     """
-    # Of a slow network the largest batches are not measured.
+    # For a slow network, the largest batches are not measured.
     reference = manifest.variants[0].latency
     largest = reference.points[-1].batch_size if reference else manifest.spec.max_batch_size
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    # A name of ours stays whole, even where figures are long.
+    # Our names stay whole, even beside long figures.
     table.add_column("variant", no_wrap=True, min_width=max(len(variant.file) for variant in manifest.variants))
     for heading in ("size", _score_heading(manifest), "agreement", "ms b=1", f"ms b={largest}", "speed", "served"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -114,7 +111,7 @@ def summary(manifest: Manifest, *, is_verbose: bool = False) -> Group:
         )
     by_need = sorted(manifest.variants, key=lambda variant: variant.serve)
     reasons = [Text(f"{variant.file}: {variant.reason}") for variant in by_need]
-    # A refusal for which it may not serve is its reason already.
+    # A refusal is already its reason for not serving.
     built = [
         Text(f"{variant.file}: {said.in_words}")
         for variant in manifest.variants
@@ -136,7 +133,7 @@ def summary(manifest: Manifest, *, is_verbose: bool = False) -> Group:
 
 
 def _told(manifest: Manifest) -> list[Text]:
-    """What else was found, a line each."""
+    """Further findings, a line each."""
     entry, said = manifest.provenance.weights_entry, manifest.provenance.preprocessing
     return [
         *([Text(f"scores: {manifest.scores}")] if manifest.scores else []),
@@ -154,7 +151,7 @@ def _served(manifest: Manifest, variant: Variant) -> str:
 
 
 def _score_heading(manifest: Manifest) -> str:
-    """The metric; one that would widen the table by its name is a score, and the reasons below it name it."""
+    """The metric; a name that would widen the table becomes "score", and the reasons below name it."""
     return manifest.metric if len(manifest.metric) <= 8 else "score"
 
 
@@ -171,7 +168,7 @@ def _latency(variant: Variant) -> tuple[str, str]:
 
 
 def _ms(point: LatencyPoint) -> str:
-    """In seven characters or so, whatever the network."""
+    """In about seven characters, for every network."""
     milliseconds = point.median_ms
     figure = f"{milliseconds:.{3 if milliseconds < 100 else 1 if milliseconds < 1e4 else 0}f}"
     return f"{figure}{BUSY_MARK}" if point.is_of_busy_machine else figure

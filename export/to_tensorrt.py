@@ -1,11 +1,12 @@
-"""`python -m convoy.export.to_tensorrt ONNX --plan-cache DIR --precision P --batch-sizes 1,2,4`: a plan into the cache.
+"""`python -m convoy.export.to_tensorrt ONNX --plan-cache DIR --precision P --batch-sizes 1,2,4`: build a plan into the
+cache.
 
 `convoy build`, the export and the server start it as a child process, with a memory and a time limit, because a build
-may take minutes and may crash. With `--json-progress` every line on stdout is a `convoy.models.plans.BuildEvent`, the
-last one `done` or `failed`. Exit codes: 0 the plan is there, 1 the build failed, 2 wrong call, 3 TensorRT
-does not take the file.
+may take minutes and may crash. With `--json-progress`, every line on stdout is a `convoy.models.plans.BuildEvent`, the
+last one `done` or `failed`. Exit codes: 0 the plan exists, 1 the build failed, 2 wrong usage, 3 TensorRT does not
+accept the file.
 
-Needs a TensorRT, numpy and `models`, and nothing of a terminal, of onnx or of torch; TensorRT for RTX no GPU either.
+Needs a TensorRT, numpy and `models`, but no terminal, onnx or torch; TensorRT for RTX also needs no GPU.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main(
     load: Callable[[TensorRt], Any] = load_builder,
     device: Callable[[], Gpu] = find_gpu,
 ) -> int:
-    """Run the command and return its exit code; `load` and `device` are what tests replace."""
+    """Run the command and return its exit code; tests replace `load` and `device`."""
     watch = BuildWatch(lambda event: None)
     is_json = "--json-progress" in (sys.argv if arguments is None else arguments)
     try:
@@ -113,7 +114,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    # Not "<= 0": that would let NaN pass.
+    # Not "<= 0", which would let NaN pass.
     if not seconds > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
@@ -124,7 +125,7 @@ def _tell_json(event: BuildEvent) -> None:
 
 
 def _tell_people(event: BuildEvent) -> None:
-    # Phases within phases come by the hundred; people get the outermost.
+    # There are hundreds of nested phases; people see the outermost.
     if event.kind == "note":
         print(f"{event.elapsed_s:7.1f} s  {event.text}", flush=True)
     elif event.kind == "progress" and event.parent is None and event.step == 0:
@@ -154,7 +155,7 @@ def _tell_failed(error: BaseException, watch: BuildWatch, is_json: bool) -> int:
 
 
 def _let_go_of_stdout() -> None:
-    # If the reader is gone, Python would fail once more while it shuts down, and change the exit code.
+    # If the reader is gone, Python would fail again during shutdown and change the exit code.
     try:
         sys.stdout.flush()
     except OSError:
@@ -162,7 +163,7 @@ def _let_go_of_stdout() -> None:
 
 
 if __name__ == "__main__":
-    # A build sits in C++ for minutes, where Python would not get to its own handler. The default ends it at
-    # once; the lock goes with the process, and nothing half written has a plan's name.
+    # A build is in C++ for minutes, where Python's own handler would not run. The default ends it at once; the lock
+    # goes with the process, and no half-written file has a plan's name.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main())

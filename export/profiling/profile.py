@@ -1,8 +1,7 @@
-"""How fast is each variant? Latency per batch size in the serving engine, variants taking turns.
+"""Latency per batch size of each variant in the serving engine, variants taking turns.
 
-Knows which variants can be compared on this device and how long that may take; the measuring itself is the
-server's own (`convoy.app.engines.measure`). Whether other processes disturbed it is told by the CPU time that Linux
-counts in /proc/stat.
+Knows which variants can be compared on this device and how long that may take; the server's own code measures
+(`convoy.app.engines.measure`). The CPU times in Linux's /proc/stat show whether other processes disturbed it.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from convoy.export.progress import Progress
 from convoy.export.variants.variant import OpenVariant, OtherEngines
 from convoy.models.bundle import LatencyTable
 
-# Was the machine busy with something else while it was measured? CPU time of others, against what was left for us.
-# Linux counts in /proc/stat what all processes take of each CPU, in hundredths of a second, and what a hypervisor
-# gives to other guests. Without our own time that is what others took.
+# Was the machine busy with something else during the measurement? CPU time of others, relative to what was left for us.
+# /proc/stat counts what all processes take of each CPU, in hundredths of a second, and what a hypervisor gives to other
+# guests. Without our own time, that is what others took.
 
 
 @dataclass(frozen=True, slots=True)
 class CpuReading:
-    """Seconds since some time in the past: of the clock, of CPU that all processes took, and of it this one."""
+    """Seconds since an arbitrary start: of the clock, of CPU time of all processes, and of this one's."""
 
     at_s: float
     all_s: float
@@ -34,7 +33,7 @@ class CpuReading:
 
 
 class CpuWatch:
-    """Reads when it is told to; what it read tells how busy others were between two times."""
+    """Takes readings; two of them show how busy others were in between."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         self._stat = stat
@@ -43,7 +42,7 @@ class CpuWatch:
         self.look()
 
     def look(self) -> None:
-        """One more reading; none where the system does not tell."""
+        """Take a reading; none if the system does not tell."""
         try:
             all_s = taken_s(self._stat.read_text(encoding="ascii"), self._cpus, os.sysconf("SC_CLK_TCK"))
         except (OSError, ValueError):
@@ -51,28 +50,28 @@ class CpuWatch:
         self._readings.append(CpuReading(time.monotonic(), all_s, time.process_time()))
 
     def busy_shares(self, looks: int) -> list[float | None]:
-        """What others took of our CPUs between each two of `looks` readings, shares from 0 to 1; None: not known."""
+        """The share of our CPUs that others took between each two of `looks` readings, from 0 to 1; None if unknown."""
         if len(self._readings) != looks:
             return [None] * (looks - 1)
         return list(shares_of_others(self._readings, len(self._cpus), cpu_budget()))
 
 
 def taken_s(stat: str, cpus: Collection[int], ticks_per_s: int) -> float:
-    """CPU seconds that were not idle since the machine started, of these CPUs. Raises ValueError for another text."""
+    """Busy CPU seconds of these CPUs since boot. Raises ValueError for unexpected text."""
     wanted = {f"cpu{cpu}" for cpu in cpus}
     found = {name: fields for line in stat.splitlines() if line for name, *fields in [line.split()] if name in wanted}
     if len(found) < len(wanted):
         raise ValueError("some CPUs are not told of")
-    # Of a line of /proc/stat: user, nice, system, irq, softirq, steal. The rest is idle, or counted in user already.
+    # Of a line of /proc/stat: user, nice, system, irq, softirq, steal. The rest is idle, or already in user.
     busy = (0, 1, 2, 5, 6, 7)
     return sum(int(fields[at]) for fields in found.values() for at in busy if at < len(fields)) / ticks_per_s
 
 
 def shares_of_others(readings: Sequence[CpuReading], cpus: int, budget: int) -> Sequence[float]:
-    """For each two readings, what others took of the `budget` CPUs that we may use at once, of `cpus` in all.
+    """For each two readings, what others took of the `budget` CPUs that we may use at once, of `cpus` in total.
 
-    Where we may not use all, others take nothing of ours as long as they find room beside us. A time that is too short
-    to be judged alone is judged with what was before and after it.
+    If we may not use all CPUs, others take nothing of ours as long as they fit on the rest. A period too short to judge
+    is judged with its neighbours.
     """
     shares = []
     for index in range(len(readings) - 1):
@@ -85,15 +84,15 @@ def shares_of_others(readings: Sequence[CpuReading], cpus: int, budget: int) -> 
 
 
 def _window(readings: Sequence[CpuReading], index: int) -> tuple[int, int]:
-    """The readings around the time after one of them, as few as make it long enough."""
+    """The readings around one of them, as few as are long enough together."""
     first, last = index, index + 1
-    # Below it, ticks of a hundredth of a second say little.
+    # Below it, ticks of a hundredth of a second are too coarse.
     while readings[last].at_s - readings[first].at_s < 0.5 and (first > 0 or last + 1 < len(readings)):
         first, last = max(0, first - 1), min(len(readings) - 1, last + 1)
     return first, last
 
 
-# A small network is measured in some seconds, and none for longer than a minute or two.
+# A small network is measured in seconds, and none for longer than a minute or two.
 PACE = Pace(budget_s=0.7, limit_s=20.0, warm_up=2, fewest=7, most=300)
 
 
@@ -113,7 +112,7 @@ def measure_latencies(candidates: Sequence[OpenVariant], progress: Progress) -> 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """One variant's: its `latency` in the engine that serves it, and in the others; the fields are as in `Variant`."""
+    """One variant's: its `latency` in the serving engine, and in the others; the fields are as in `Variant`."""
 
     latency: LatencyTable | None = None
     other_latencies: tuple[LatencyTable, ...] = ()
@@ -135,6 +134,6 @@ def measured_everywhere(
 
 
 def _told(table: LatencyTable, shares: Sequence[float | None]) -> LatencyTable:
-    """With what others took of the CPUs while each point was measured."""
+    """Add what others took of the CPUs while each point was measured."""
     points = zip(table.points, shares, strict=True)
     return replace(table, points=tuple(replace(point, others_share=share) for point, share in points))

@@ -1,1 +1,1 @@
-"""The bundle's report: one page for people that needs nothing but itself."""
+"""The bundle's report: one self-contained page for people."""

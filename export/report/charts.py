@@ -1,7 +1,6 @@
 """The report's charts: which figures of the manifest are drawn against which.
 
-Knows the manifest's records and what a reader should see in them. A variant keeps its colour on every chart. What
-really runs in which precision, and why, stands in tables beside them.
+A variant keeps its colour on every chart. Tables beside them show what really runs in which precision, and why.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def timed(variants: Sequence[Variant]) -> list[Measured]:
 
 
 def pareto(variants: Sequence[Variant]) -> Element | None:
-    """Accuracy against the time of one image, at the batch size where it costs least; of two variants or more."""
+    """Accuracy against the time per image, at the most efficient batch size; for two variants or more."""
     dots = [
         (best_per_sample_ms(table), 100 * variant.accuracy.top1, colour, variant)
         for colour, variant, table in timed(variants)
@@ -64,7 +63,7 @@ def pareto(variants: Sequence[Variant]) -> Element | None:
 
 
 def latency(variants: Sequence[Variant]) -> Element | None:
-    """Milliseconds of a batch over its size, with the fitted line."""
+    """Milliseconds per batch over its size, with the fitted line."""
     measured = timed(variants)
     if not measured:
         return None
@@ -94,7 +93,7 @@ def latency(variants: Sequence[Variant]) -> Element | None:
 
 
 def throughput(variants: Sequence[Variant]) -> Element | None:
-    """Images a second over batch size."""
+    """Images per second over batch size."""
     measured = timed(variants)
     if not measured:
         return None
@@ -123,7 +122,7 @@ def throughput(variants: Sequence[Variant]) -> Element | None:
 
 
 def roofline(variants: Sequence[Variant], roof: Roofline) -> Element | None:
-    """Attained operations a second over arithmetic intensity, under the device's ceilings."""
+    """Attained operations per second over arithmetic intensity, below the device's ceilings."""
     dots = []
     for colour, variant, table in timed(variants):
         for point in dict.fromkeys((table.points[0], table.points[-1])):
@@ -190,7 +189,7 @@ def _said(ms: float, top1: float, variant: Variant) -> str:
 
 
 def _proved(variant: Variant) -> float:
-    """Top-1 in percent that is left when the loss is as large as its bound."""
+    """Top-1 in percent if the loss is as large as its bound."""
     assert variant.accuracy is not None
     top1, bound = 100 * variant.accuracy.top1, variant.accuracy.loss_bound_points
     return top1 if bound is None else top1 + variant.accuracy.loss_points - bound
@@ -199,7 +198,7 @@ def _proved(variant: Variant) -> float:
 def _accuracy_axis(percents: Sequence[float], metric: str) -> Axis:
     low, high = min(percents), max(percents)
     margin = max(0.25, 0.15 * (high - low))
-    if metric != TOP_1:  # it may be below 0, and beyond 1
+    if metric != TOP_1:  # it may be below 0 or above 1
         return Axis(_measured_in(metric), low - margin, high + margin)
     return Axis(_measured_in(metric), max(0.0, low - margin), min(100.5, high + margin))
 
@@ -236,7 +235,7 @@ def _while_busy(point: LatencyPoint) -> str:
 
 
 def _dense(table: LatencyTable) -> list[float]:
-    """Sizes so close that a straight line bends as it should on logarithmic axes."""
+    """Sizes so dense that a straight line bends correctly on logarithmic axes."""
     first, last = table.points[0].batch_size, table.points[-1].batch_size
     return [first * (last / first) ** (step / 40) for step in range(41)]
 
@@ -245,7 +244,7 @@ _MOST_LAYERS = 40
 
 
 def kept_layers(variants: Sequence[Variant]) -> list[Element]:
-    """For each variant that was audited: its operators by precision, and the layers kept in a higher one."""
+    """For each audited variant: its operators by precision, and the layers kept in a higher one."""
     return [part for one in variants if one.audit for part in _audited(one.file, one.audit, one.search)]
 
 
@@ -271,7 +270,7 @@ def _audited(file: str, audit: NodeAudit, search: str) -> list[Element]:
 
 
 def recovery(variants: Sequence[Variant]) -> list[Element]:
-    """For each variant that needed it: what keeping more layers in higher precision cost and gained."""
+    """For each variant that needed it: the cost and gain of keeping more layers in higher precision."""
     return [part for variant in variants if len(variant.trade_offs) > 1 for part in _recovered(variant)]
 
 

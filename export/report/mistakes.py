@@ -1,7 +1,7 @@
-"""What fp32 answers wrongly: which classes it takes for which, and its surest mistakes; found, and drawn in the report.
+"""What fp32 answers wrongly: confused classes, and the most confident mistakes; found here, and drawn in the report.
 
-What is found is bounded in number and size, because it lies in the manifest. Of many classes the report lists pairs,
-because a matrix would be wider than any page.
+The mistakes are bounded in number and size, because they are in the manifest. With many classes the report lists pairs,
+because a matrix would be too wide.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from convoy.models.page.markup import add, element, table
 from convoy.models.spec import ImageSpec
 
 MOST_IN_MATRIX = 20
-# In pixels, where the page is wide enough; with the page all of it becomes smaller.
+# In pixels, on a page that is wide enough; smaller pages scale everything.
 _CELL, _GAP, _LETTER = 27.0, 1.0, 6.4
 _MOST_LETTERS = 16
 _PICTURE_PX = 72
@@ -34,11 +34,11 @@ MOST_PICTURES = 12
 
 
 def find_mistakes(outcomes: Outcomes, images: ImageSet) -> Mistakes:
-    """The mistakes among the answers to `images`. Raises ImageError where one of them is no longer there."""
+    """The mistakes among the answers to `images`. Raises ImageError if one of them does not exist any more."""
     wrong = np.flatnonzero(~outcomes.right)
     labels = images.labels
     pairs = Counter(zip(outcomes.labels[wrong].tolist(), outcomes.top1[wrong].tolist(), strict=True))
-    # Most first; of equals in the order of the labels, so that it is the same each time.
+    # Most frequent first, ties in the order of the labels, so that the result is reproducible.
     ranked = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
     surest = wrong[np.argsort(-outcomes.scores[wrong], kind="stable")][:MOST_PICTURES]
     return Mistakes(
@@ -62,13 +62,13 @@ def find_mistakes(outcomes: Outcomes, images: ImageSet) -> Mistakes:
 
 
 def picture_of(encoded: bytes, image: ImageSpec) -> str:
-    """The part of an image that the network sees, at most 64 pixels high and wide, as the base64 of a PNG.
+    """The part of an image that the network sees, at most 64 pixels high and wide, as a base64 PNG.
 
     Raises ImageError.
     """
     pixels = preprocess(encoded, replace(image, front="uint8_nhwc"))
     picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-    # At most 12 KB of pixels, which PNG makes smaller or hardly larger.
+    # At most 12 KB of pixels, which PNG reduces or hardly enlarges.
     picture.thumbnail((64, 64))
     file = io.BytesIO()
     picture.save(file, "PNG", optimize=True)
@@ -76,7 +76,7 @@ def picture_of(encoded: bytes, image: ImageSpec) -> str:
 
 
 def wrong_answers(manifest: Manifest) -> list[Element | None]:
-    """Nothing where no labelled images were given."""
+    """Nothing without labelled images."""
     accuracy, mistakes = manifest.variants[0].accuracy, manifest.mistakes
     if accuracy is None or mistakes is None:
         return []
@@ -87,7 +87,7 @@ def wrong_answers(manifest: Manifest) -> list[Element | None]:
         "class and answer. What the other files change is told with their accuracy."
     )
     matrix, pairs, surest = _matrix(accuracy, mistakes), _pairs(mistakes), _surest(mistakes.most_confident)
-    # Two things stand side by side where there is room for two.
+    # Two charts stand side by side if there is room.
     beside, below = (surest, None) if matrix is None else (matrix, surest)
     return [element("p", about, class_="note"), element("div", beside, pairs, class_="charts"), below]
 
@@ -101,7 +101,7 @@ def _pairs(mistakes: Mistakes) -> Element:
 
 
 def _matrix(accuracy: Accuracy, mistakes: Mistakes) -> Element | None:
-    """A row per class with images, a column per class that has some or is answered; None where it is too large."""
+    """A row per class with images, a column per class that has some or is answered; None if it is too large."""
     counts = {(one.label, one.answered): one.images for one in mistakes.confusions}
     images = {one.label: one.images for one in accuracy.per_class}
     for one in accuracy.per_class:
@@ -116,7 +116,7 @@ def _matrix(accuracy: Accuracy, mistakes: Mistakes) -> Element | None:
     said = "; ".join(f"{label} as {answered}: {count}" for (label, answered), count in counts.items() if count)
     name = "Confusion matrix"
     svg = element("svg", viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=f"{name}. Images of each: {said}")
-    # No larger than drawn: a matrix of three classes does not fill half of a page.
+    # Not wider than drawn: a matrix of three classes does not fill half a page.
     svg.set("style", f"max-width: {1.25 * width:.0f}px")
     middle = left + _CELL * len(columns) / 2
     add(svg, element("text", "answered", x=middle, y=12, class_="label middle"))
@@ -138,7 +138,7 @@ def _matrix(accuracy: Accuracy, mistakes: Mistakes) -> Element | None:
 
 
 def _cell(label: str, answered: str, count: int, images: int) -> Element:
-    """Its colour tells the share of the class's images; a single mistake is seen, too."""
+    """Its colour shows the share of the class's images; a single mistake is visible, too."""
     is_right = label == answered
     share = count / images
     size = _CELL - _GAP

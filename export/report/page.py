@@ -1,7 +1,7 @@
-"""The bundle's report for people: the manifest as one HTML page that needs nothing but itself.
+"""The bundle's report for people: the manifest as one self-contained HTML page.
 
-Knows the order of the story: what came out, whether it is right, how fast, how far from the limit, from
-where. Draws nothing (`convoy.export.report.charts`) and decides nothing; every figure stands in the manifest, too.
+The order of the story: the result, whether it is right, how fast it is, how far from the limit, and where it comes
+from. `convoy.export.report.charts` draws; every figure is in the manifest, too.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _DEVICES: dict[Target, str] = {
     "cuda": "GPUs",
     "tensorrt": "GPUs",
 }
-# In docs/precisions.md's words.
+# In the terms of docs/precisions.md.
 _MADE_FOR: dict[Target, str] = {"cpu": "CPU", "openvino": "OpenVINO", "cuda": "GPU", "tensorrt": "TensorRT"}
 
 
 def render(manifest: Manifest) -> str:
-    """The whole page. The report's own hash cannot stand in it; all other files' do."""
+    """The whole page. It has the hashes of all files except its own."""
     body = element(
         "main",
         _head(manifest),
@@ -121,13 +121,13 @@ def _verdict(variant: Variant) -> str:
         return "does not serve"
     accuracy = variant.accuracy
     is_bounded = accuracy is not None and accuracy.loss_bound_points is not None
-    # What was made for a GPU has passed the gate here, but where it serves is decided there.
+    # Files for a GPU have passed the gate here, but whether they serve is decided there.
     word = "serves" if variant.target in ON_CPU else "may serve on a GPU"
     return f"{word}, not proved" if accuracy and is_bounded and not accuracy.is_proved else word
 
 
 def _overview(manifest: Manifest) -> Element:
-    # Of a few classes the best five say nothing.
+    # With few classes, the best five mean nothing.
     has_top5 = any(one.accuracy and one.accuracy.top5 is not None for one in manifest.variants)
     score = f"{TOP_1}, %" if manifest.metric == TOP_1 else manifest.metric
     accuracy = [score, *(one for one in _ACCURACY if one != _TOP5 or has_top5)]
@@ -143,7 +143,7 @@ def _overview_row(manifest: Manifest, variant: Variant, accuracy: Sequence[str])
 
 
 def _unmeasured(manifest: Manifest, variant: Variant) -> str:
-    # What fp32 answers is what the others are held against.
+    # fp32's answers are the reference.
     is_held = variant.precision != "fp32" and variant.agreement is not None
     agreement = f"; agrees with fp32 to {100 * (variant.agreement or 0):.2f} %" if is_held else ""
     what = "images" if manifest.spec.image else "samples"
@@ -177,7 +177,7 @@ def _speed_cells(variant: Variant) -> list[Content]:
 
 
 def _marked(figure: str, point: LatencyPoint) -> str:
-    """With a sign where the machine was busy with something else."""
+    """Marked if the machine was busy with something else."""
     return f"{figure} {BUSY_MARK}" if point.is_of_busy_machine else figure
 
 
@@ -203,7 +203,7 @@ def _accuracy(manifest: Manifest) -> list[Element | None]:
 
 
 def _outputs(variants: Sequence[Variant]) -> list[Element]:
-    """The error of each output, where there are several."""
+    """The error of each output, if there are several."""
     names = list(variants[0].output_errors)
     if not names:
         return []
@@ -275,7 +275,7 @@ def _speed(manifest: Manifest) -> list[Element | None]:
 
 
 def _other_engines(manifest: Manifest) -> list[Element]:
-    """What the export machine's other engines take, and which of them do not run a file."""
+    """The times of the export machine's other engines, and which of them do not run a file."""
     rows: list[list[Content]] = [
         [f"{variant.file} in {other.library}", *_speed_cells(replace(variant, latency=other))]
         for variant in manifest.variants

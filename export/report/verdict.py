@@ -1,6 +1,6 @@
-"""The whole export in one sentence: what is served where, what it gains and costs, or why nothing should be.
+"""The whole export in one sentence: what is served where, its gain and cost, or why nothing should be.
 
-Knows the manifest and nothing else; a report and a terminal say the same.
+Uses only the manifest, so report and terminal agree.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ExportVerdict:
 
 
 def verdict_of(manifest: Manifest) -> ExportVerdict:
-    """Of a manifest of any version."""
+    """For a manifest of any version."""
     name = manifest.spec.name
     if manifest.objections:
         others = len(manifest.objections) - 1
@@ -47,7 +47,7 @@ def verdict_of(manifest: Manifest) -> ExportVerdict:
 
 
 def _on_cpus(variants: Sequence[Variant]) -> tuple[Variant, LatencyTable | None] | None:
-    """What serves there and as it was measured, by the server's own rule: what is fastest beyond doubt."""
+    """What serves there and its measurements, by the server's own rule: the significantly fastest."""
     may_serve = [variant for variant in variants if variant.serve and variant.target in ON_CPU]
     measured = [(variant, table) for variant in may_serve for table in variant.latencies]
     if not measured:
@@ -94,7 +94,7 @@ def _others(variants: Sequence[Variant]) -> str:
     """Why the other files for CPUs do not serve."""
     refused = [variant for variant in variants if not variant.serve and variant.target in ON_CPU]
     slow = [variant.file for variant in refused if variant.passes_gate]
-    # A manifest of an older version does not say what the gate said.
+    # A manifest of an older version does not have the gate's verdict.
     poor = [variant.file for variant in refused if variant.passes_gate is False and variant.accuracy is not None]
     reasons = [
         *([f"{_listed(slow)} {'is' if len(slow) == 1 else 'are'} not significantly faster"] if slow else []),

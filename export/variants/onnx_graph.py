@@ -1,7 +1,4 @@
-"""Questions about ONNX graphs that several variants ask: which node makes a tensor, which read it, what is unused.
-
-Knows onnx's protobufs. Knows nothing of precisions.
-"""
+"""Helpers for ONNX graphs: which node makes a tensor, which nodes read it, what is unused."""
 
 from __future__ import annotations
 
@@ -16,24 +13,24 @@ import onnx
 
 from convoy.app.engines.onnx_session import Level, new_session, session_options, unoptimised_session
 
-# The first whose quantise-dequantise pairs take a scale per channel.
+# The first whose quantise-dequantise pairs support a scale per channel.
 QDQ_OPSET = 13
-# The front is arithmetic on bytes that came in as bytes: rounding its results again would only lose.
+# The front is arithmetic on bytes: rounding its results again would only lose precision.
 _FRONT_OPS = frozenset({"Transpose", "Cast", "Mul", "Add"})
 
 
 def front_nodes(graph: Any) -> list[str]:
     """The names of the nodes between the uint8 input and the network proper, in order.
 
-    They are the chain from the input through operators of the front, each the only reader of the one
-    before. Empty for a graph whose input is float already.
+    They are the chain from the input through operators of the front, each the only reader of the one before. Empty for
+    a graph whose input is already float.
     """
     if graph.input[0].type.tensor_type.elem_type != onnx.TensorProto.UINT8:
         return []
     names: list[str] = []
     tensor = graph.input[0].name
     while True:
-        # A node that only asks for the number of images does not read them.
+        # A node that only reads the number of images does not read them.
         readers = [node for node in graph.node if tensor in node.input and node.op_type != "Shape"]
         if len(readers) != 1 or readers[0].op_type not in _FRONT_OPS:
             return names
@@ -42,15 +39,15 @@ def front_nodes(graph: Any) -> list[str]:
 
 
 def prepare(fp32: Path, target: Path) -> Path:
-    """`fp32` folded and fused as a converter wants it, every node with a name of its own; returns `target`.
+    """Fold and fuse `fp32` for converters, and give every node its own name; returns `target`.
 
-    Ranges are then measured where a rounding will be: batch normalisation is inside its convolution.
+    Ranges are then measured where values will be rounded: batch normalisation is inside its convolution.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     with tempfile.TemporaryDirectory(prefix="convoy-folded-") as folder:
         raised = _raised(fp32, Path(folder) / f"raised-{target.name}")
-        # Its own optimisation is left out, which nothing could be switched off in.
+        # Its own optimisation is off, because single optimisers in it cannot be disabled.
         folded = _folded(raised, Path(folder) / target.name)
         quant_pre_process(str(folded), str(target), skip_symbolic_shape=True, skip_optimization=True)
     model = onnx.load(str(target))
@@ -65,9 +62,9 @@ def prepare(fp32: Path, target: Path) -> Path:
 
 
 def _folded(fp32: Path, target: Path) -> Path:
-    """`fp32` as ONNX Runtime folds and fuses it with standard operators, in `target`.
+    """`fp32` folded and fused by ONNX Runtime with standard operators, in `target`.
 
-    Returns `target`, or `fp32` where that cannot be written.
+    Returns `target`, or `fp32` if that cannot be written.
     """
     options = session_options(level=Level.ORT_ENABLE_BASIC)
     options.optimized_model_filepath = str(target)
@@ -85,9 +82,10 @@ def opset_of(model: Any) -> int:
 
 
 def _raised(fp32: Path, target: Path) -> Path:
-    """The graph in an opset that has scales per channel, written to `target`; `fp32` where it has, or cannot get one.
+    """The graph in an opset with scales per channel, written to `target`; `fp32` if it has one already, or cannot be
+    converted.
 
-    onnx's converter knows not every operator, and is believed where both graphs answer noise alike.
+    onnx's converter does not know every operator, so both graphs must give the same answers to noise.
     """
     if opset_of(onnx.load(str(fp32), load_external_data=False)) >= QDQ_OPSET:
         return fp32
@@ -95,12 +93,12 @@ def _raised(fp32: Path, target: Path) -> Path:
         model = onnx.version_converter.convert_version(onnx.load(str(fp32)), QDQ_OPSET)
         onnx.save(model, str(target))
         return target if _answer_alike(fp32, target) else fp32
-    except Exception:  # the converter's errors share no base class; what needs the opset says that it has not got it
+    except Exception:  # the converter's errors share no base class; callers report a missing opset themselves
         return fp32
 
 
 def _answer_alike(fp32: Path, raised: Path, samples: int = 2) -> bool:
-    """Whether two graphs of the same inputs answer noise alike, or whether that is not to be asked for open sizes."""
+    """Whether two graphs of the same inputs give the same answers to noise, or cannot run because of dynamic sizes."""
     sessions = [unoptimised_session(path) for path in (fp32, raised)]
     generator, inputs = np.random.default_rng(0), {}
     for given in sessions[0].get_inputs():
@@ -121,9 +119,9 @@ def _answer_alike(fp32: Path, raised: Path, samples: int = 2) -> bool:
 
 
 def _drop_copies_in_order(model: Any) -> None:
-    """Take out gathers of all values in the order that they have: what the exporter makes of a pool's new strides.
+    """Remove gathers of all values in their order, which the exporter writes for a pool's strides.
 
-    Nothing sees through them, and a runtime walks over every value.
+    Optimisers do not recognise them, and a runtime copies every value.
     """
     graph, makers, constants = model.graph, producers(model.graph), initializers(model.graph)
     found: dict[str, str] = {}
@@ -145,7 +143,7 @@ def _drop_copies_in_order(model: Any) -> None:
 
 
 def _computed(model: Any, names: list[str], batch: int = 3) -> dict[str, np.ndarray]:
-    """The values of tensors for `batch` images of zeros; none where the images' size is open."""
+    """The values of tensors for `batch` black images; empty if the images' size is dynamic."""
     given = model.graph.input[0].type.tensor_type
     dims = [dim.dim_value for dim in given.shape.dim]
     if len(model.graph.input) != 1 or not all(dims[1:]):
@@ -160,12 +158,12 @@ def _computed(model: Any, names: list[str], batch: int = 3) -> dict[str, np.ndar
 
 
 def producers(graph: Any) -> dict[str, Any]:
-    """The node behind each tensor that is computed."""
+    """The node that computes each tensor."""
     return {output: node for node in graph.node for output in node.output}
 
 
 def consumers(graph: Any) -> dict[str, list[Any]]:
-    """The nodes that read each tensor; a missing tensor is read by none."""
+    """The nodes that read each tensor; empty for a missing tensor."""
     readers: dict[str, list[Any]] = defaultdict(list)
     for node in graph.node:
         for name in node.input:
@@ -179,7 +177,7 @@ def initializers(graph: Any) -> dict[str, Any]:
 
 
 def constants(graph: Any) -> dict[str, Any]:
-    """The constant tensors by name, those of Constant nodes as well."""
+    """The constant tensors by name, including those of Constant nodes."""
     nodes = (node for node in graph.node if node.op_type == "Constant")
     return initializers(graph) | {node.output[0]: attribute(node, "value", None) for node in nodes}
 
@@ -191,7 +189,7 @@ def array(tensor: Any) -> np.ndarray:
 
 
 def attribute(node: Any, name: str, default: Any) -> Any:
-    """A node's attribute, or the default that the operator has."""
+    """A node's attribute, or the operator's default."""
     for candidate in node.attribute:
         if candidate.name == name:
             return onnx.helper.get_attribute_value(candidate)
@@ -207,7 +205,7 @@ def rewire(graph: Any, old: str, new: str) -> None:
 
 
 def tidy(graph: Any) -> None:
-    """Drop nodes, constants and notes that nothing reads, and put the nodes into an order that can be run."""
+    """Drop unused nodes, constants and annotations, and sort the nodes topologically."""
     wanted = {output.name for output in graph.output}
     by_output = producers(graph)
     pending, alive = list(wanted), set()
@@ -240,7 +238,7 @@ def _in_order(graph: Any, nodes: list[Any]) -> list[Any]:
 
 
 def _keep(field: Any, names: set[str]) -> None:
-    """Drop the entries of other names, without a copy of the weights that stay."""
+    """Drop the entries of other names, without copying the weights that stay."""
     for index in range(len(field) - 1, -1, -1):
         if field[index].name not in names:
             del field[index]

@@ -1,12 +1,11 @@
 """Recover lost accuracy: find the layers that hurt in 8 bits, and how few must stay in higher precision.
 
-One sensitivity pass quantises each layer alone and measures how far the answers move: errors of layers add up
-in power, so the order holds for any number of them, where leaving out one layer of a broken file shows nothing.
-What a layer costs in higher precision is its multiply-adds, so the worst are those with most error for these.
-The pass begins with the cheapest and ends when its time is up. Then the worst 1, 2, 4, ... are kept in higher
-precision until the loss is within the budget, and the smallest number that does it is found between the last
-two. All of it on the calibration images; the evaluation images see the result only. Knows the search and how good a
-file is on these images. Knows nothing of how files are made.
+One sensitivity pass quantises each layer alone and measures how far the answers move. Errors of layers add up in power,
+so the order holds for any number of them; leaving one layer out of a broken file would show nothing. The cost of a
+layer in higher precision is its multiply-adds, so the worst layers have the largest error relative to these. The pass
+begins with the cheapest layers and ends when its time is up. Then the worst 1, 2, 4, ... are kept in higher precision
+until the loss is within the budget, and the smallest sufficient number is found between the last two. All of it uses
+the calibration images; the evaluation images only see the result.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ from convoy.export.variants.variant import OpenVariant, opened
 from convoy.models.bundle import Accuracy, TradeOff
 from convoy.models.spec import ModelSpec
 
-# Enough to tell a broken layer from a sound one, and few enough to try every layer.
+# Enough to distinguish a broken layer from a sound one, and few enough to try every layer.
 _SAMPLES = 256
 _BATCH = 16
 
 
-# Trying out INT8 files on the calibration images, before any of them is held against the evaluation images. Decides
-# nothing. The ranges come from the same images, so that no value here is cut off unseen, and a file looks a little
-# better than it is. Where it is then found worse on other images, these count less (`Ladder.passes` with caution).
+# Tries INT8 files on the calibration images before any is measured on the evaluation images. The ranges come from the
+# same images, so no value is clipped unseen, and a file looks a little better than it is. If it then turns out worse on
+# other images, these count less (`Ladder.passes` with caution).
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One file on the calibration images.
 
-    `accuracy` counts fp32's own answers as the labels where the images have none. `mean_error` is the root mean
-    square of ||a - b|| / ||b|| over the images, `median_ms` that of a batch of 16, or of the largest below; None
-    where it was not measured.
+    `accuracy` uses fp32's own answers as labels if the images have none. `mean_error` is the root mean square of ||a -
+    b|| / ||b|| over the images, `median_ms` that of a batch of 16, or of the largest below; None if it was not
+    measured.
     """
 
     accuracy: Accuracy
@@ -133,7 +132,7 @@ class Bench:
 
 
 def _targets(images: SampleSet, chunks: Sequence[Chunk]) -> np.ndarray | None:
-    """None where fp32's own answers are the measure: without any, or with classes that are others than the model's."""
+    """None if fp32's own answers are the reference: without labels, or with classes other than the model's."""
     if not images.has_targets or (isinstance(images, ImageSet) and not images.labels):
         return None
     return np.concatenate([chunk.targets for chunk in chunks if chunk.targets is not None])
@@ -195,9 +194,9 @@ class TimeBudget:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Layers with the error that each alone brings, those first that are best kept in higher precision.
+    """Layers with the error of each alone, those first that are best kept in higher precision.
 
-    `shares` are theirs of all multiply-adds; a layer that is not named there has none.
+    `shares` are their shares of all multiply-adds; a missing layer has none.
     """
 
     errors: tuple[tuple[str, float], ...]
@@ -205,11 +204,11 @@ class Sensitivity:
 
     @property
     def most(self) -> int:
-        """How many layers may be kept; one may always be."""
+        """How many layers may be kept, at least one."""
         kept = 0.0
         for count, (name, _) in enumerate(self.errors):
             kept += self.shares.get(name, 0.0)
-            # With more of its multiply-adds in float, a file has little left to gain from INT8.
+            # With more of its multiply-adds in float, a file gains little from INT8.
             if kept > 0.5:
                 return max(1, count)
         return len(self.errors)
@@ -227,9 +226,9 @@ def measure_sensitivity(
     budget: TimeBudget,
     progress: Progress,
 ) -> Sensitivity:
-    """Quantise each layer alone, as far as time allows; `recipe` must take `only`.
+    """Quantise each layer alone, as far as time allows; `recipe` must support `only`.
 
-    `shares` are those of all multiply-adds by layer, zero for what has none.
+    `shares` are those of all multiply-adds by layer, zero for a layer without.
     """
     errors: dict[str, float] = {}
     with progress.step(f"Testing layers of {recipe.name} (up to {budget.limit_s:.0f} s)", len(shares)) as step:
@@ -243,8 +242,8 @@ def measure_sensitivity(
 
 
 def ordered(errors: Mapping[str, float], shares: Mapping[str, float]) -> Sensitivity:
-    """Errors add up in power, so that it is their squares that are held against multiply-adds."""
-    # A layer without multiply-adds costs time, too: about as much as one with this share of them.
+    """Errors add up in power, so their squares are compared with multiply-adds."""
+    # A layer without multiply-adds takes time, too: about as much as one with this share of them.
     worth = {name: error * error / (shares.get(name, 0.0) + 0.01) for name, error in errors.items()}
     return Sensitivity(tuple(sorted(errors.items(), key=lambda pair: -worth[pair[0]])), shares)
 
@@ -253,7 +252,7 @@ def ordered(errors: Mapping[str, float], shares: Mapping[str, float]) -> Sensiti
 class Ladder:
     """One INT8 file with 0, 1, 2, ... of its worst layers in higher precision, each tried at most once.
 
-    `sensitivity` is asked only when a layer has to be kept. Each trial is a step of `progress`.
+    `sensitivity` is called only if a layer must be kept. Each trial is a step of `progress`.
     """
 
     bench: Bench
@@ -266,9 +265,9 @@ class Ladder:
     trials: dict[int, Trial] = field(default_factory=dict)
 
     def passes(self, count: int, caution: float = 0.0) -> bool:
-        """Whether the file with so many layers kept loses no more than the budget on the calibration images.
+        """Whether the file with this many layers kept stays within the budget on the calibration images.
 
-        `caution` is the number of standard errors that its loss is taken to be higher than it was measured.
+        `caution` is the number of standard errors added to its measured loss.
         """
         if count not in self.trials:
             keep = frozenset(self.sensitivity().worst(count)) if count else frozenset()
@@ -276,14 +275,14 @@ class Ladder:
             with self.progress.step(f"Testing {self.recipe.name}{kept}", self.bench.count) as step:
                 self.trials[count] = self.bench.try_out(self.recipe, self.method, keep, step=step, is_timed=True)
         found = self.trials[count].accuracy
-        # Images that only one of the two gets right are at most those that they disagree on.
+        # At most as many as the images on which the two disagree.
         error_points = 100 * math.sqrt((1 - found.agreement) / found.images)
         return found.loss_points + caution * error_points <= self.budget_points
 
     def climb(self, start: int, caution: float = 0.0) -> int | None:
-        """The smallest number of kept layers, at least `start`, that passes; None where none does, or time is up.
+        """The smallest number of kept layers, at least `start`, that passes; None if none does, or time is up.
 
-        When time is up, the smallest that is known to pass is taken.
+        When time is up, the smallest number known to pass is returned.
         """
         with self.budget:
             most = self.sensitivity().most
@@ -305,10 +304,10 @@ class Ladder:
             return count
 
     def best(self) -> int:
-        """How many layers the file keeps that lost least of all that were tried; of equals the fewest."""
+        """The number of kept layers of the file that lost the least; of equals the fewest."""
         return min(self.trials, key=lambda count: (self.trials[count].accuracy.loss_points, count))
 
     @property
     def trade_offs(self) -> tuple[TradeOff, ...]:
-        """All that was tried, by the number of layers kept."""
+        """All tries, by the number of layers kept."""
         return tuple(TradeOff(count, trial.accuracy, trial.median_ms) for count, trial in sorted(self.trials.items()))

@@ -1,7 +1,7 @@
 """One variant under test: its file, and the engine that will serve it.
 
-Knows how to open the serving engine for a file, which every measurement goes through. Of an FP16, BF16 or FP8 file
-whose arithmetic this machine has not, a twin is opened that rounds every result as a GPU would.
+Every measurement opens the serving engine here. For an FP16, BF16 or FP8 file whose arithmetic this machine lacks, it
+opens a twin that rounds every result as a GPU would.
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ from convoy.export.variants.precision import Recipe
 from convoy.models.bundle import Variant
 from convoy.models.spec import ModelSpec
 
-# What these give is exactly one of the values they take; and behind a dequantisation the kernel works on integers.
+# Their output is exactly one of their input values; and behind a dequantisation the kernel works on integers.
 _EXACT = frozenset(
     {"Relu", "Clip", "MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split"}
     | {"Concat", "Gather", "Identity", "Pad", "QuantizeLinear", "DequantizeLinear", "Cast", "Constant"}
 )
 
 
-# The arithmetic of FP16, BF16 and FP8 files on a machine that has none. ONNX Runtime runs FP16 nodes on a CPU in FP32
-# and takes the casts between them out, so that neither rounding nor overflow shows: 70,000 passes through such a node
-# unharmed, where a GPU gives infinity. Here every result of an FP16 node is rounded by a cast that is written into
-# the graph, which it must obey. Sums are taken in FP32, as tensor cores do. Pairs of FP8 become casts, too: ONNX
-# Runtime 1.31 takes a ReLU before such a pair out as if it were UINT8, so that negative values pass, and does not
-# load a file in which it has moved one over a MaxPool.
+# The arithmetic of FP16, BF16 and FP8 files on a machine that lacks it. ONNX Runtime runs FP16 nodes on a CPU in FP32
+# and removes the casts between them, so neither rounding nor overflow shows: 70,000 passes through such a node
+# unharmed, but is infinity on a GPU. Here every result of an FP16 node is rounded by an explicit cast in the graph.
+# Sums are in FP32, as in tensor cores. FP8 pairs become casts, too: ONNX Runtime 1.31 removes a ReLU before such a pair
+# as if it were UINT8, so negative values pass, and does not load a file in which it has moved one over a MaxPool.
 
 
 def write_rounding_twin(path: Path, target: Path) -> Path:
-    """Write to `target` the FP32 graph that computes what the nodes of `path` would; returns `target`."""
+    """Write the FP32 graph to `target` that computes what the nodes of `path` would; returns `target`."""
     model = onnx.load(str(path))
     is_bf16 = any(tensor.data_type == onnx.TensorProto.BFLOAT16 for tensor in model.graph.initializer)
-    # A file in BF16 is typed as FP32, and computed in BF16 throughout.
+    # A BF16 file is typed as FP32, and computed in BF16 throughout.
     narrow = onnx.TensorProto.BFLOAT16 if is_bf16 else onnx.TensorProto.FLOAT16
     rounded = _tensors_of(model, onnx.TensorProto.FLOAT if is_bf16 else narrow)
     _widen(model.graph)
@@ -71,7 +70,7 @@ def _tensors_of(model: Any, element_type: int) -> set[str]:
 
 
 def _widen(graph: Any) -> None:
-    """Make FP32 of every FP16 constant and cast; a cast to FP16 becomes one there and back."""
+    """Convert every FP16 constant and cast to FP32; a cast to FP16 becomes a round trip."""
     for tensor in graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT16:
             tensor.CopyFrom(onnx.numpy_helper.from_array(array(tensor).astype(np.float32), tensor.name))
@@ -87,7 +86,7 @@ def _widen(graph: Any) -> None:
 
 
 def _write_out_pairs_of_fp8(graph: Any) -> None:
-    """Make a division and a cast of each FP8 quantisation, a cast and a product of each dequantisation."""
+    """Turn each FP8 quantisation into a division and a cast, each dequantisation into a cast and a product."""
     constants = initializers(graph)
     for node in list(graph.node):
         zero = constants.get(node.input[2]) if len(node.input) > 2 else None
@@ -100,7 +99,7 @@ def _write_out_pairs_of_fp8(graph: Any) -> None:
             graph.initializer.append(onnx.numpy_helper.from_array(values, result))
         elif node.op_type == "QuantizeLinear":
             graph.node.append(onnx.helper.make_node("Div", [value, scale], [inner]))
-            # Saturating is the default, and stands here because the twin is wrong without it.
+            # Saturating is the default, and explicit because the twin is wrong without it.
             cast = onnx.helper.make_node("Cast", [inner], [result], to=onnx.TensorProto.FLOAT8E4M3FN, saturate=1)
             graph.node.append(cast)
         else:
@@ -121,10 +120,10 @@ def _round_results(graph: Any, node: Any, names: set[str], narrow: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenVariant:
-    """A variant whose file exists; `engine` is open for as long as the candidate is in use.
+    """A variant whose file exists; `engine` is open while the candidate is in use.
 
-    `spec` is the model's, which tells what its outputs mean. `is_twin`: the engine runs what answers as another device
-    would.
+    `spec` is the model's, with the meaning of its outputs. `is_twin` means that the engine runs a graph that answers as
+    another device would.
     """
 
     recipe: Recipe
@@ -155,7 +154,7 @@ def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator
                 else open_engine(spec, recipe, REFERENCE, _twin(stack, path))
             )
             stack.callback(engine.close)
-            if engine.warm_shapes() is not None:  # an engine of free sizes learns from it how much a batch takes
+            if engine.warm_shapes() is not None:  # an engine of dynamic sizes measures the memory of a batch in it
                 engine.warm_up()
             candidates.append(OpenVariant(recipe, path, engine, spec, is_twin=row is None))
         yield tuple(candidates)
@@ -163,7 +162,7 @@ def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class OtherEngines:
-    """What `opened_elsewhere` opened. `refused` says by variant's file and by library why one is not there."""
+    """The result of `opened_elsewhere`. `refused` says, by file and library, why a variant is missing."""
 
     candidates: tuple[OpenVariant, ...]
     refused: Mapping[str, Mapping[str, str]]
@@ -173,9 +172,9 @@ class OtherEngines:
 def opened_elsewhere(
     spec: ModelSpec, recipes: Sequence[Recipe], folder: Path, check: Callable[[OpenVariant], None] = lambda one: None
 ) -> Iterator[OtherEngines]:
-    """The same files in the other engines of this machine's CPU, as far as they load there and pass the check.
+    """The same files in the other engines of this machine's CPU, if they load there and pass the check.
 
-    `check` raises JobError for one that answers otherwise than it should.
+    `check` raises JobError for one with wrong answers.
     """
     with ExitStack() as stack:
         found: list[OpenVariant] = []
@@ -188,9 +187,9 @@ def opened_elsewhere(
                     engine.warm_up()
                     candidate = OpenVariant(recipe, folder / recipe.file, engine, spec)
                     check(candidate)
-                except Exception as error:  # whatever a library raises costs its own figures alone
+                except Exception as error:  # whatever a library raises affects only its own figures
                     assert row.library is not None, "export measures every engine of a CPU; this is a bug"
-                    # A manifest names no folder of this machine.
+                    # A manifest has no folders of this machine.
                     why = str(error).replace(f"{folder}/", "")
                     refused.setdefault(recipe.file, {})[row.library(find_cpu())] = why
                 else:
