@@ -420,9 +420,8 @@ class Bundle:
 def busy_words(share: float, bundle: str) -> str:
     """A note on figures with `BUSY_MARK` and what to do; `share` is the largest share of other processes."""
     return (
-        f"{BUSY_MARK} Measured while other processes took up to {100 * share:.0f} % of the CPUs: such figures, and "
-        "what is fast enough to serve, may be others on a quiet machine. To measure them again there: "
-        f"convoy export --remeasure {bundle}"
+        f"{BUSY_MARK} Measured while other processes used up to {100 * share:.0f} % of the CPUs. On a quiet machine "
+        f"these figures, and what serves, may differ. To measure again: convoy export --remeasure {bundle}"
     )
 
 

@@ -216,7 +216,11 @@ class AccuracyGate:
         loss = f"{change} points of {accuracy.metric} on {accuracy.images} {samples}"
         if accuracy.loss_points > self.budget_points:
             return False, f"{loss}, over the budget of {self.budget_points:g}"
-        bound = "" if accuracy.loss_bound_points is None else f" (at most {accuracy.loss_bound_points:.2f} with 95 %)"
+        bound = (
+            ""
+            if accuracy.loss_bound_points is None
+            else f" (at most {accuracy.loss_bound_points:.2f} at 95 % confidence)"
+        )
         if accuracy.is_proved:
             return True, f"{loss}{bound}, within the budget of {self.budget_points:g}"
         doubt = f"{loss}{bound}; a budget of {self.budget_points:g} is not proved with {accuracy.images} {samples}"

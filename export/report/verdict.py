@@ -41,7 +41,7 @@ def verdict_of(manifest: Manifest) -> ExportVerdict:
         return ExportVerdict(f"{elsewhere or f'No file of {name} is served'} ({reasons}).", "alarm")
     served, table = serving
     gain = _gain(served, table)
-    told = f"CPUs serve {served.file}{gain}, {_accuracy(manifest, served)}{_others(manifest.variants)}"
+    told = f"CPUs use {served.file}{gain}, {_accuracy(manifest, served)}{_others(manifest.variants)}"
     sentence = f"{told}; {elsewhere}." if elsewhere else f"{told}."
     return ExportVerdict(sentence, "good" if served.accuracy and served.accuracy.is_proved else "doubt")
 
@@ -72,9 +72,9 @@ def _accuracy(manifest: Manifest, serving: Variant) -> str:
     if accuracy is not None:
         samples = f"{accuracy.images:,} {'image' if is_of_images else 'sample'}{'s' * (accuracy.images != 1)}"
         if accuracy.metric == TOP_1:
-            told = f"right on {100 * accuracy.top1:.2f} % of {samples}"
+            told = f"with {100 * accuracy.top1:.2f} % top-1 on {samples}"
         else:
-            told = f"of {accuracy.metric} {accuracy.in_words} on {samples}"
+            told = f"with {accuracy.metric} {accuracy.in_words} on {samples}"
         return told if serving.precision == "fp32" else f"{told}, {_change(accuracy)}"
     what = "labelled images" if is_of_images and manifest.spec.task == "classify" else "targets"
     return f"accuracy not measured, because there are no {what} ({what_scores(manifest.spec.task)})"
@@ -82,11 +82,10 @@ def _accuracy(manifest: Manifest, serving: Variant) -> str:
 
 def _change(accuracy: Accuracy) -> str:
     lost = accuracy.loss_points
-    equal = "as often as fp32" if accuracy.metric == TOP_1 else "as much as fp32"
-    change = f"{abs(lost):.2f} points {'less' if lost > 0 else 'more'} than fp32" if lost else equal
+    change = f"{abs(lost):.2f} points {'less' if lost > 0 else 'more'} than fp32" if lost else "the same as fp32"
     bound = accuracy.loss_bound_points
-    known = "" if bound is None else f" (it loses at most {bound:.2f} with 95 %)"
-    doubt = "" if accuracy.is_proved else ", not proved to be within the budget"
+    known = "" if bound is None else f" (loss below {bound:.2f} points at 95 % confidence)"
+    doubt = "" if accuracy.is_proved else "; not proved to be within the budget"
     return f"{change}{known}{doubt}"
 
 
@@ -105,7 +104,7 @@ def _others(variants: Sequence[Variant]) -> str:
 
 def _on_gpus(variants: Sequence[Variant]) -> str:
     files = [variant.file for variant in variants if variant.serve and variant.target not in ON_CPU]
-    return f"GPUs may serve {_listed(files)}" if files else ""
+    return f"GPUs may use {_listed(files)}" if files else ""
 
 
 def _listed(parts: Sequence[str]) -> str:

@@ -262,7 +262,13 @@ def test_scores_count_classes_and_pairs():
 @pytest.mark.parametrize(
     ("lost", "images", "strict", "serves", "words"),
     [
-        (0, 1000, True, True, "loses 0.00 points of top-1 on 1000 images (at most 0.31 with 95 %), within the budget"),
+        (
+            0,
+            1000,
+            True,
+            True,
+            "loses 0.00 points of top-1 on 1000 images (at most 0.31 at 95 % confidence), within the budget",
+        ),
         (6, 1000, False, True, "a budget of 1 is not proved with 1000 images"),
         (6, 1000, True, False, "is not proved with 1000 images, and --strict-gate wants it proved"),
         (11, 1000, False, False, "loses 1.10 points of top-1 on 1000 images, over the budget of 1"),
@@ -388,8 +394,8 @@ def of_task(task: Task, accuracy: Accuracy | None = None) -> Manifest:
 FP32, INT8, FP16 = full_manifest().variants
 SLOW = replace(INT8, serve=False, passes_gate=True, latency=replace(INT8.latency, speedup=Interval(0.9, 0.8, 1.0)))
 POOR = replace(INT8, serve=False, passes_gate=False)
-FAST = "CPUs serve int8-cpu.onnx, 2.35 times as fast as fp32 on the export machine (2.25 to 2.44)"
-RIGHT = "right on 93.40 % of 1,200 images"
+FAST = "CPUs use int8-cpu.onnx, 2.35 times as fast as fp32 on the export machine (2.25 to 2.44)"
+RIGHT = "with 93.40 % top-1 on 1,200 images"
 
 
 @pytest.mark.parametrize(
@@ -398,68 +404,69 @@ RIGHT = "right on 93.40 % of 1,200 images"
         (
             manifest_of(),
             "good",
-            f"{FAST}, right on 92.81 % of 1,200 images, 0.59 points less than fp32 (it loses at most 0.97 with 95 %); "
-            "GPUs may serve fp16.onnx.",
+            f"{FAST}, with 92.81 % top-1 on 1,200 images, 0.59 points less than fp32 (loss below 0.97 points "
+            "at 95 % confidence); "
+            "GPUs may use fp16.onnx.",
         ),
         (
             manifest_of(FP32, SLOW),
             "good",
-            f"CPUs serve fp32.onnx, {RIGHT}, while int8-cpu.onnx is not significantly faster.",
+            f"CPUs use fp32.onnx, {RIGHT}, while int8-cpu.onnx is not significantly faster.",
         ),
         (
             manifest_of(FP32, POOR, replace(SLOW, file="bf16.onnx", target="openvino")),
             "good",
-            f"CPUs serve fp32.onnx, {RIGHT}, while bf16.onnx is not significantly faster and int8-cpu.onnx does not "
+            f"CPUs use fp32.onnx, {RIGHT}, while bf16.onnx is not significantly faster and int8-cpu.onnx does not "
             "pass the accuracy gate.",
         ),
         (
             manifest_of(FP32, replace(FP16, serve=False, passes_gate=False)),
             "good",
-            f"CPUs serve fp32.onnx, {RIGHT}.",
+            f"CPUs use fp32.onnx, {RIGHT}.",
         ),
         (
             manifest_of(FP32, FP16, replace(FP16, file="fp8.onnx"), replace(FP16, file="int8-trt.onnx")),
             "good",
-            f"CPUs serve fp32.onnx, {RIGHT}; GPUs may serve fp16.onnx, fp8.onnx and int8-trt.onnx.",
+            f"CPUs use fp32.onnx, {RIGHT}; GPUs may use fp16.onnx, fp8.onnx and int8-trt.onnx.",
         ),
         (
             manifest_of(
                 FP32, replace(INT8, accuracy=replace(INT8.accuracy, loss_points=-0.5, is_proved=False), latency=None)
             ),
             "good",  # of what was not measured nobody can say that it is what serves
-            f"CPUs serve fp32.onnx, {RIGHT}.",
+            f"CPUs use fp32.onnx, {RIGHT}.",
         ),
         (
             manifest_of(FP32, replace(INT8, accuracy=replace(INT8.accuracy, loss_points=-0.5, is_proved=False))),
             "doubt",
-            f"{FAST}, right on 92.81 % of 1,200 images, 0.50 points more than fp32 (it loses at most 0.97 with "
-            "95 %), not proved to be within the budget.",
+            f"{FAST}, with 92.81 % top-1 on 1,200 images, 0.50 points more than fp32 (loss below 0.97 points "
+            "at 95 % confidence); not proved to be within the budget.",
         ),
         (
             manifest_of(replace(FP32, accuracy=None)),
             "doubt",
-            "CPUs serve fp32.onnx, accuracy not measured, because there are no labelled images (--evaluate).",
+            "CPUs use fp32.onnx, accuracy not measured, because there are no labelled images (--evaluate).",
         ),
         (
             replace(full_manifest(), variants=(replace(FP32, accuracy=None),)),
             "doubt",
-            "CPUs serve fp32.onnx, accuracy not measured, because there are no targets (--evaluate).",
+            "CPUs use fp32.onnx, accuracy not measured, because there are no targets (--evaluate).",
         ),
         (
             of_task("none"),
             "doubt",
-            "CPUs serve fp32.onnx, accuracy not measured, "
+            "CPUs use fp32.onnx, accuracy not measured, "
             "because there are no targets (--evaluate FILE.npz and --metric).",
         ),
         (
             of_task("multilabel"),
             "doubt",
-            "CPUs serve fp32.onnx, accuracy not measured, because there are no targets (--evaluate FILE.npz).",
+            "CPUs use fp32.onnx, accuracy not measured, because there are no targets (--evaluate FILE.npz).",
         ),
         (
             of_task("none", replace(FP32.accuracy, metric="scores.py:close", top1=-0.25, images=1)),
             "good",
-            "CPUs serve fp32.onnx, of scores.py:close -0.25 on 1 sample.",
+            "CPUs use fp32.onnx, with scores.py:close -0.25 on 1 sample.",
         ),
         (
             manifest_of(objections=("10.00 % are right: not better than chance", "--min-accuracy wants 50 %")),
@@ -474,7 +481,7 @@ RIGHT = "right on 93.40 % of 1,200 images"
         (
             manifest_of(replace(FP32, serve=False), FP16),
             "alarm",
-            "GPUs may serve fp16.onnx (fp32.onnx: because; fp16.onnx: because).",
+            "GPUs may use fp16.onnx (fp32.onnx: because; fp16.onnx: because).",
         ),
     ],
 )
@@ -490,7 +497,7 @@ def test_what_the_sentence_says_is_served_may_serve(drawn):
     )
     sentence = verdict_of(manifest_of(*variants)).sentence
     served = {variant.file for variant in variants if variant.serve}
-    named = {variant.file for variant in variants if f"serve {variant.file}" in sentence}
+    named = {variant.file for variant in variants if f"use {variant.file}" in sentence}
     assert named <= served
     assert bool(named) == bool(served)
 

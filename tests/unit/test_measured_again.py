@@ -137,7 +137,7 @@ def test_the_report_marks_them_and_says_what_to_do():
     words = " ".join(page.text.split())
     assert f"17.6 {BUSY_MARK}" in words
     assert f"2.35 {BUSY_MARK}" in words
-    assert "while other processes took up to 63 % of the CPUs" in words
+    assert "while other processes used up to 63 % of the CPUs" in words
     assert "convoy export --remeasure" in words
     assert "fp32.onnx, batch 1: 17.600 ms, while others took 63 % of the CPUs" in words
     assert [given for _, given in page.tags if given.get("class") == "warning"]
