@@ -208,7 +208,7 @@ def _root(
             "--version",
             callback=_print_version,
             is_eager=True,
-            help="Print the versions of Convoy and of what computes here.",
+            help="Print the versions of Convoy and its runtimes.",
         ),
     ] = False,
 ) -> None:

@@ -124,7 +124,7 @@ def summary(manifest: Manifest, *, is_verbose: bool = False) -> Group:
         for variant in manifest.variants
         if variant.audit and (variant.audit.share_in_words or variant.search)
     ]
-    objections = [Text(f"published although: {one}", style="bold red") for one in manifest.objections]
+    objections = [Text(f"published despite: {one}", style="bold red") for one in manifest.objections]
     lines = [*objections, *reasons, *eight, *built, *_told(manifest)]
     if not is_verbose and len(lines) > _MOST_LINES:
         left = len(lines) - (_MOST_LINES - 1)

@@ -129,7 +129,7 @@ def _told(manifest: Manifest) -> list[RenderableType]:
         *([Text(f"weights: {entry}")] if entry else []),
         *([Text(f"preprocessing: {said}")] if said else []),
         *(Text(f"checked: {finding}") for finding in manifest.findings),
-        *(Text(f"published with --force although: {objection}", style="bold red") for objection in manifest.objections),
+        *(Text(f"published with --force despite: {objection}", style="bold red") for objection in manifest.objections),
     ]
 
 

@@ -406,7 +406,7 @@ class ModelControl:
                 *(name, version, info.engine, info.precision, info.device, loaded.load_s, proved.reason),
             )
         for objection in loaded.objections:
-            _log.warning("%s version %d was published with --force although: %s", name, version, objection)
+            _log.warning("%s version %d was published with --force despite: %s", name, version, objection)
         for reason in loaded.skipped:
             if reason not in self._said_of_all:
                 _log.debug("not chosen for %s version %d: %s", name, version, reason)

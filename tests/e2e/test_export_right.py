@@ -150,9 +150,12 @@ def test_shifted_labels_are_named_and_force_is_seen_wherever_the_model_is(digits
     assert not (digits.parent / "store").exists()
     export_digits(digits, "--labels", str(labels), "--force")
     store = digits.parent / "store"
-    assert "published although: 0.00 % of 390 images" in run_convoy("inspect", "digits", "--store", str(store)).stdout
+    assert (
+        "published with --force despite: 0.00 % of 390 images"
+        in run_convoy("inspect", "digits", "--store", str(store)).stdout
+    )
     with start_server(store=store) as server:
-        assert "digits version 1 was published with --force although: 0.00 % of 390 images are right" in server.log
+        assert "digits version 1 was published with --force despite: 0.00 % of 390 images are right" in server.log
         (model,) = server.stats()["models"]
         assert "the labels are shifted by 1" in model["published_although"][0]
         # The page shows what `/stats` says.
