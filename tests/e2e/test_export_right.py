@@ -146,7 +146,7 @@ def test_shifted_labels_are_named_and_force_is_seen_wherever_the_model_is(digits
     labels.write_text("\n".join("1234567890") + "\n")
     refused = export_digits(digits, "--labels", str(labels))
     assert "0.00 % of 390 images are right; the labels are shifted by 1: images of '1' are answered as '2'" in refused
-    assert "--force publishes it anyway" in refused
+    assert "pass --force to publish it anyway" in refused
     assert not (digits.parent / "store").exists()
     export_digits(digits, "--labels", str(labels), "--force")
     store = digits.parent / "store"
