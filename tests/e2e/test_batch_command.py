@@ -330,7 +330,7 @@ def test_a_command_that_is_told_to_end_says_how_to_go_on(many: Path, tmp_path: P
         running.send_signal(number)
         said, _ = running.communicate(timeout=60)
     assert running.returncode == 1
-    assert "the same command goes on" in said
+    assert "run the same command to resume" in said
     assert not any(map(is_alive, workers))
     assert (out / ERRORS).exists()
     batch("digits", many, "--out", out, *ENGINE)
