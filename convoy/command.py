@@ -60,7 +60,9 @@ HELP_GROUPS = (
     *("Arguments", "Basics", "Model", "Network", "Images", "Accuracy", "Optimisation", "Speed", "Load", "Requests"),
     *("Models", "Limits", "Security", "Logging", "Output", "Advanced", "Options"),
 )
-_EPILOG = "Each option can also be set in the environment: --some-option as CONVOY_SOME_OPTION."
+_EPILOG = (
+    "Each option is also an environment variable: --some-option is CONVOY_SOME_OPTION, unless another name is shown."
+)
 _HELP_ALL = "--help-all"
 _MOST_OPTIONS = 20  # as many as fit on one screen
 _KEYWORD = python_inspect.Parameter.KEYWORD_ONLY

@@ -39,7 +39,7 @@ from convoy.export.sources.preprocess import (
     resolve_image,
 )
 from convoy.export.sources.torch_job import INPUT_NAME, WeightsFrom
-from convoy.models.datasets import folder_classes, is_flat_folder, source_labels
+from convoy.models.datasets import folder_classes, is_flat_folder, source_labels, unknown_source
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.plan_cache import plan_folder
 from convoy.models.priorities import ORDINARY_PRIORITIES, Priorities
@@ -334,6 +334,8 @@ def _labels(options: ExportOptions, origin: Origin) -> tuple[tuple[str, ...], st
         return origin.labels, ""
     if built_in := source_labels(source):
         return built_in, ""
+    if not is_array_file(source) and not Path(source).is_dir():
+        raise unknown_source(source)
     is_scored_by_class = options.task in (None, "classify", "multilabel") and options.class_map is None
     if is_scored_by_class and Path(source).is_dir() and _has_classes(source):
         classes = folder_classes(Path(source))

@@ -6,9 +6,10 @@ import io
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from rich.console import Console
 
@@ -104,7 +105,7 @@ def export(
     """
     with tempfile.TemporaryDirectory(prefix="convoy-python-") as temporary:
         folder = Path(temporary)
-        given: dict[str, Any] = {"store": Path(store), **options}
+        given: dict[str, Any] = {"store": Path(store), **_typed(options)}
         in_memory = []
         if name is not None:
             given["name"] = name
@@ -136,6 +137,18 @@ def export(
         manifest = read_manifest(published)
         refuse_missing(asked, manifest, left_out)
         return ExportResult(published, manifest)
+
+
+def _typed(options: dict[str, Any]) -> dict[str, Any]:
+    """The options, with text as paths for fields that are paths. Raises UsageError for unknown options."""
+    kinds = get_type_hints(ExportOptions)
+    if unknown := sorted(options.keys() - kinds.keys()):
+        near = get_close_matches(unknown[0], kinds, 1)
+        raise UsageError(f"unknown option {unknown[0]!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+    is_path = {field for field, kind in kinds.items() if kind is Path or Path in get_args(kind)}
+    return {
+        field: Path(value) if field in is_path and isinstance(value, str) else value for field, value in options.items()
+    }
 
 
 def _preprocessing(preprocess: Any, input_shape: str | None) -> dict[str, str]:

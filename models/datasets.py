@@ -44,7 +44,12 @@ def load(source: str, data_root: Path | None = None) -> Dataset:
         return load_glyphs(data_root or DEFAULT_DATA_ROOT, GlyphSet(training_images=int(number[1])), source)
     if Path(source).is_dir():
         return load_folder(Path(source))
-    raise UsageError(f"there is no data set or folder {source!r}; use one of {', '.join(_SOURCES)}, or a folder")
+    raise unknown_source(source)
+
+
+def unknown_source(source: str) -> UsageError:
+    """The error for a data set that does not exist."""
+    return UsageError(f"there is no data set or folder {source!r}; use one of {', '.join(_SOURCES)}, or a folder")
 
 
 def load_digits(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:

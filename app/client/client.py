@@ -87,10 +87,13 @@ class _BaseClient:
             raise UsageError(f"retries must be at least 0 and at_once at least 1, got {retries} and {at_once}")
         if not callable(headers):
             headers_of(headers)  # raises UsageError
+        key = (api_key or "").strip()  # a key file ends with a line break
+        if not (key.isascii() and key.isprintable()):
+            raise UsageError("the API key has characters that a header cannot carry; check the key")
         self._timeout_s, self._retries, self.at_once = timeout_s, retries, at_once
         whole = whole_url(url)
         kind = _grpc_wire() if whole.startswith("grpc") else HttpWire
-        self._wire = kind(whole, api_key, trust_of(verify, cert), headers, is_async=self._is_async)
+        self._wire = kind(whole, key, trust_of(verify, cert), headers, is_async=self._is_async)
 
     def _tries(self, timeout_s: float | None) -> Tries:
         return Tries(timeout_s or self._timeout_s, self._retries)

@@ -60,13 +60,11 @@ _Papers: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
 class GrpcWire:
     """A server over gRPC. Raises UsageError for an invalid URL, key or trust; does not connect yet."""
 
-    def __init__(self, url: str, api_key: str | None, trust: Trust, own: OwnHeaders | None, *, is_async: bool) -> None:
+    def __init__(self, url: str, api_key: str, trust: Trust, own: OwnHeaders | None, *, is_async: bool) -> None:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
         if parts.path.strip("/") or parts.query or parts.username:
             raise UsageError(f"the URL {url!r} should look like grpc://localhost:8001")
-        if api_key and not (api_key.isascii() and api_key.isprintable()):
-            raise UsageError("the API key has characters that gRPC metadata cannot carry; check the key")
         self._url, self._own = url, own
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._papers = _papers(trust) if parts.scheme == "grpcs" else None

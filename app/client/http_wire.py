@@ -40,14 +40,12 @@ _Pairs: TypeAlias = tuple[tuple[str, str], ...]
 class HttpWire:
     """A server over HTTP. Raises UsageError for an invalid URL or key; does not connect yet."""
 
-    def __init__(self, url: str, api_key: str | None, trust: Trust, own: OwnHeaders | None, *, is_async: bool) -> None:
+    def __init__(self, url: str, api_key: str, trust: Trust, own: OwnHeaders | None, *, is_async: bool) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
-            httpx.URL(url), httpx.Headers(headers)  # both say what is wrong
+            httpx.URL(url)
         except httpx.InvalidURL as error:
             raise UsageError(f"the URL {url!r} is not valid ({error})") from None
-        except UnicodeEncodeError:
-            raise UsageError("the API key has characters that an HTTP header cannot carry; check the key") from None
         verify = trust.context() if isinstance(trust, ClientTls) else trust
         kind = httpx.AsyncClient if is_async else httpx.Client
         # trust_env: a proxy meant for the internet must not be used for localhost.

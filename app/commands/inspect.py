@@ -54,7 +54,8 @@ def run(place: str | None, name: str | None, console: Console, *, has_hashes: bo
     unreadable = [f"{one}: {look.trouble}" for one, look in looks.items() if look.trouble]
     if not versions and not unreadable:
         what = f"model {name!r}" if name is not None else "model"
-        raise UsageError(f"there is no {what} in {store.root}; export one with `convoy export`")
+        advice = "export one with `convoy export`" if place else "this is the demo; name yours with --store"
+        raise UsageError(f"there is no {what} in {store.root}; {advice}")
     broken = 0
     for error in unreadable:
         _print(console, "[bold red]broken[/]  ", error)

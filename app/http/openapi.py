@@ -192,7 +192,8 @@ _PREDICT: _Json = {
             "no-image": {
                 "value": {
                     "error": (
-                        "these bytes are not an image that is accepted; send a JPEG, PNG, WebP, GIF, BMP or TIFF file"
+                        "these bytes are not an image in a supported format; send a JPEG, PNG, WebP, GIF, BMP or TIFF "
+                        "file"
                     ),
                     "code": "invalid_image",
                 }

@@ -7,6 +7,7 @@ folders come first on the path, so it may only be used in the child.
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import sys
 import traceback
@@ -83,17 +84,31 @@ def _hand_over(folder: Path) -> None:
 
 
 def _import(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Registered before it runs, as Python does: dataclasses and circular imports look it up.
-    sys.modules[file.stem] = module
+    name, root = file.stem, file.parent
+    while (root / "__init__.py").exists():  # a module of a package, which may import its siblings relatively
+        name, root = f"{root.name}.{name}", root.parent
     try:
+        if root != file.parent:
+            sys.path.insert(1, str(root))
+            return importlib.import_module(name)
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        # Registered before it runs, as Python does: dataclasses and circular imports look it up.
+        sys.modules[name] = module
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise JobError(f"{file.name} cannot be imported: {blame(error, file)}") from error
+        raise JobError(f"{file.name} cannot be imported: {blame(error, file)}{_advice(error)}") from error
     return module
+
+
+def _advice(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return "; install it, or run the command in the folder that contains it"
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        return "; add an __init__.py to its folder"
+    return ""
 
 
 def blame(error: BaseException, file: Path) -> str:

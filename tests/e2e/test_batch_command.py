@@ -317,7 +317,7 @@ def test_a_killed_command_goes_on(many: Path, tmp_path: Path) -> None:
             one.resume()
         wait_until(lambda: not any(map(is_alive, workers)), "its workers end by themselves")
     assert 0 < len(list(out.glob("part-*.parquet"))) < 10
-    assert "going on" in batch("digits", many, "--out", out, "--workers", 2, *ENGINE)
+    assert "resuming" in batch("digits", many, "--out", out, "--workers", 2, *ENGINE)
     check_all(out, many)
 
 

@@ -176,6 +176,12 @@ def test_a_key_is_asked_for_and_given(locked: Server) -> None:
             client.predict("digits", SEVEN)
         with convoy.Client(url_of(locked, wire), api_key="open sesame") as client:
             assert client.predict("digits", SEVEN).best.label == "7"
+        with convoy.Client(url_of(locked, wire), api_key="open sesame\n") as client:  # as read from a file
+            assert client.predict("digits", SEVEN).best.label == "7"
+        for broken in ("open\nsesame", "séсret"):
+            with pytest.raises(UsageError, match="API key has characters") as caught:
+                convoy.Client(url_of(locked, wire), api_key=broken)
+            assert "sesame" not in str(caught.value)
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])

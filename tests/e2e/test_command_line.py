@@ -89,7 +89,7 @@ def test_help_breaks_no_name_at_80_columns(words: tuple[str, ...]) -> None:
             assert set(parameter.opts) <= said
             usual = f"CONVOY_{parameter.opts[0].removeprefix('--').replace('-', '_').upper()}"
             assert parameter.envvar in {None, usual, *said}
-            assert parameter.envvar is None or "CONVOY_SOME_OPTION." in said
+            assert parameter.envvar is None or "CONVOY_SOME_OPTION," in said
 
 
 def test_help_shows_what_can_be_chosen() -> None:

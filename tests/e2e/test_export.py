@@ -50,6 +50,13 @@ USERS_REPOSITORY = {
             def forward(self, images):
                 return self.inner(images) if images.sum() > 0 else self.inner(-images)
     """,
+    "models/relative.py": """
+        from .blocks import block
+        from torch import nn
+        def make():
+            return nn.Sequential(block(3, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    """,
+    "loose/net.py": "from .blocks import block\n",
     "broken.py": "import a_package_that_nobody_has\n",
 }
 
@@ -117,8 +124,9 @@ def repository(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("front", [pytest.param("uint8", marks=pytest.mark.long), "none"])
-def test_a_users_repository_may_have_packages_of_our_names(repository, measures_little, front, capfd):
-    bundle = export_network(f"{repository}/net.py:make", repository.parent, front=front)
+@pytest.mark.parametrize("file", ["net.py", "models/relative.py"])
+def test_a_users_repository_may_have_packages_of_our_names(repository, measures_little, file, front, capfd):
+    bundle = export_network(f"{repository}/{file}:make", repository.parent, front=front)
     assert bundle.manifest.spec.outputs[0].shape == (5,)
     assert bundle.manifest.spec.inputs[0].shape == ((16, 16, 3) if front == "uint8" else (3, 16, 16))
     assert capfd.readouterr() == ("", "")
@@ -130,6 +138,7 @@ def test_a_users_repository_may_have_packages_of_our_names(repository, measures_
     ("source", "words"),
     [
         ("broken.py:make", "broken.py cannot be imported: ModuleNotFoundError: .*a_package_that_nobody_has.* (line 1)"),
+        ("loose/net.py:make", "attempted relative import .* (line 1); add an __init__.py to its folder"),
         ("net.py:nothing", "net.py has no function 'nothing'; it has "),
         ("net.py:fails", "net.py:fails failed: RuntimeError: no luck (line 10)"),
         ("net.py:returns_a_number", "returned a int; it must return a torch.nn.Module"),

@@ -120,7 +120,11 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"model is a list; pass a torch.nn.Module"):
         convoy.export([], preprocess="imagenet")
     with pytest.raises(UsageError, match="pass --preprocess imagenet"):
-        convoy.export(Brightness(), store=tmp_path)
+        convoy.export(Brightness(), store=str(tmp_path))
+    with pytest.raises(UsageError, match="unknown option 'preproces'; did you mean 'preprocess'"):
+        convoy.export(Brightness(), preproces="imagenet")
+    with pytest.raises(JobError, match="there is no checkpoint at missing"):
+        convoy.export("zoo:simple_cnn", weights="missing.pth", store=str(tmp_path))
 
     class Branches(nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:

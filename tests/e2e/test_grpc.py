@@ -289,7 +289,7 @@ def test_what_is_no_image_is_refused(client: triton.InferenceServerClient, asked
     with pytest.raises(InferenceServerException, match=words) as error:
         client.infer("digits", asked())
     assert error.value.status() == "StatusCode.INVALID_ARGUMENT"
-    with pytest.raises(InferenceServerException, match="the output 'predictions' alone"):
+    with pytest.raises(InferenceServerException, match="the output 'predictions' only"):
         client.infer("digits", picture(digit("one")), outputs=[triton.InferRequestedOutput("logits")])
     with pytest.raises(InferenceServerException, match="top_k must be"):
         client.infer("digits", picture(digit("one")), parameters={"top_k": "none"})

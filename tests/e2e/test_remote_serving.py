@@ -71,7 +71,7 @@ def test_a_models_configuration_decides_what_is_fetched(remote: ObjectStore, tmp
         remote.put("digits/config.pbtxt", b"version_policy { specific { versions: [ 2 ] } }")
         wait_until(lambda: server.seven() == ("2", "7"), "the other version serves")
         remote.put("digits/config.pbtxt", b"version_policy { specific { versions: [ 9 ] } }")
-        wait_until(lambda: "wants version 9" in server.log_so_far, "it is told")
+        wait_until(lambda: "asks for version 9" in server.log_so_far, "it is told")
         assert server.seven() == ("2", "7")
 
 
@@ -106,7 +106,7 @@ def test_a_store_that_is_away_is_no_order_to_unload_and_a_restart_serves_what_ca
     with serve(remote, tmp_path, *POLL) as server:
         assert server.seven() == ("1", "7")
         remote.stop()
-        wait_until(lambda: "cannot be read" in server.log_so_far, "it is missed", 120)
+        wait_until(lambda: "cannot read the store" in server.log_so_far, "it is missed", 120)
         assert server.seven() == ("1", "7")
         assert "cannot be reached" in server.log
     with serve(remote, tmp_path, wait_ready=False) as server:

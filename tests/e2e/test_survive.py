@@ -160,7 +160,7 @@ def test_whoever_is_still_sending_when_the_server_stops_is_answered() -> None:
         wire.send(head("/predictions/digits", {"Content-Length": str(len(image))}) + image[:100])
         wait_until(lambda: server.stats()["inflight_bytes"] > 0, "the body is being read")
         server.signal()
-        wait_until(lambda: "stopping" in server.log_so_far, "the server is told")
+        wait_until(lambda: "shutting down" in server.log_so_far, "the server is told")
         wire.send(image[100:])
         reply = wire.reply()
         assert (reply.status, reply.headers["connection"]) == (200, "close")
@@ -198,7 +198,7 @@ def test_new_requests_are_turned_away_while_old_ones_finish() -> None:
         running = pool.submit(server.infer, 1.0)
         wait_until(lambda: server.stats()["unfinished_requests"] == 1, "it runs")
         server.signal()
-        wait_until(lambda: "stopping" in server.log_so_far, "the server is told")
+        wait_until(lambda: "shutting down" in server.log_so_far, "the server is told")
         refusal = server.infer(2.0)
         check_refused(refusal, 503, "shutting down", code="draining")
         assert refusal.headers["retry-after"] == "1"
@@ -217,7 +217,7 @@ def test_poison_in_a_batch_hurts_nobody_else() -> None:
     with start_fake_server(fake={"latency_ms": 40.0}) as server:
         calls = [lambda value=value: server.infer(value) for value in [0.0, *range(1, 16), 666.0]]
         answers = at_once(calls)
-        check_refused(answers.pop(), 500, "fails on this request", code="model_failed")
+        check_refused(answers.pop(), 500, "failed on this request", code="model_failed")
         for value, answer in enumerate(answers):
             assert answer.json()["outputs"][0]["data"] == [float(value)] * 4
         statistics = server.statistics("rows")["inference_stats"]

@@ -98,7 +98,11 @@ def test_preprocessing_comes_from_a_file(tmp_path):
         ({"input": "2x8x8"}, "with 1 or 3 channels"),
         ({"front": "float"}, "use uint8 or none"),
         ({"labels": Path("nowhere.txt")}, "one class per line"),
-        ({"labels": None, "evaluate": "somewhere"}, "(?s)pass --labels FILE.*--labels labels.txt"),
+        ({"labels": None, "evaluate": "somewhere"}, "no data set or folder 'somewhere'; use one of digits"),
+        (
+            {"source": "zoo:simple_cnn", "labels": None, "random_weights": True},
+            "(?s)pass --labels FILE.*--labels labels.txt",
+        ),
         ({"class_map": Path("map.json")}, "--class-map needs a data set; pass --evaluate"),
         ({"max_batch": 0}, "--max-batch must be from 1"),
         ({"min_accuracy_percent": 90}, "--min-accuracy needs labelled images; pass --evaluate DATA"),
