@@ -1,0 +1,59 @@
+"""A whole set of pictures: how many there are in each part, and of what size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from convoy.models.errors import JobError
+from convoy.models.shapes.drawing import LEAST_PX, MOST_PX, PX, Picture, draw
+
+ShapePart = Literal["train", "val"]
+SHAPE_PARTS: tuple[ShapePart, ...] = get_args(ShapePart)
+TRAINING_IMAGES = 512
+# One picture to be measured on for this many to learn from.
+_TRAIN_PER_VAL = 4
+# Streams keep the parts apart for every seed; a part's number never changes.
+_STREAMS: Mapping[ShapePart, int] = {"train": 0, "val": 1}
+# `shapes`, or `shapes:N` with this many training pictures.
+_NAME = re.compile(r"shapes(?::([0-9]{1,6}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeSet:
+    """The parameters of a set: pictures of `px` x `px`, of which `training_images` are to learn from.
+
+    A quarter as many again are to be measured on. Raises JobError for what cannot be drawn.
+    """
+
+    seed: int = 0
+    px: int = PX
+    training_images: int = TRAINING_IMAGES
+
+    def __post_init__(self) -> None:
+        if not LEAST_PX <= self.px <= MOST_PX:
+            raise JobError(f"pictures of shapes have {LEAST_PX} to {MOST_PX} pixels per side, not {self.px}")
+        if not 1 <= self.training_images <= 100_000:
+            raise JobError(f"shapes have 1 to 100000 training pictures, not {self.training_images}")
+        if not 0 <= self.seed < 2**63:
+            raise JobError(f"the seed of shapes is from 0 to 2**63 - 1, not {self.seed}")
+
+    def images(self, part: ShapePart) -> int:
+        """The number of pictures in a part, at least one."""
+        return self.training_images if part == "train" else -(-self.training_images // _TRAIN_PER_VAL)
+
+
+def named_set(source: str) -> ShapeSet | None:
+    """The set that `shapes` or `shapes:N` names; None for other data sets. Raises JobError for an impossible N."""
+    found = _NAME.fullmatch(source)
+    if found is None:
+        return None
+    return ShapeSet() if found[1] is None else ShapeSet(training_images=int(found[1]))
+
+
+def pictures(wanted: ShapeSet, part: ShapePart) -> Iterator[Picture]:
+    """The pictures of a part, in order, drawn one by one."""
+    for number in range(wanted.images(part)):
+        yield draw(number, wanted.seed, _STREAMS[part], wanted.px)
