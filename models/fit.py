@@ -21,16 +21,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from convoy.models.augment import distort
 from convoy.models.errors import FormRefused
 from convoy.models.train_options import Layout, TrainPrecision
 from convoy.models.training.epochs import EpochRecord
 from convoy.models.training.feed import Feed
 from convoy.models.training.meters import EnergyMeter, peak_memory_bytes, start_peak
+from convoy.models.training.objectives import Classes, Evaluation, Objective
 from convoy.models.training.schedule import Schedule, factor
 from convoy.models.weights.versions import versions_of, with_versions
 
@@ -64,15 +63,6 @@ class FitPlan:
     trained: frozenset[str] | None = None
     channels_last: bool = False
     is_compiled: bool = False
-
-
-class Evaluation(NamedTuple):
-    """`accuracy` is the fraction of images whose highest logit, in float32, is at their label; `loss` is the mean
-    cross-entropy.
-    """
-
-    accuracy: float
-    loss: float
 
 
 class KeptEpoch(NamedTuple):
@@ -121,10 +111,12 @@ def _threads_for(network: nn.Module) -> Iterator[None]:
 class Trainer:
     """One network on one device, trained by `plan`. `records` are the finished epochs, `kept` is the best of them.
 
-    Raises FormRefused if torch cannot compile here.
+    `objective` None means classes, as the plan says. Raises FormRefused if torch cannot compile here.
     """
 
-    def __init__(self, network: nn.Module, plan: FitPlan, device: torch.device) -> None:
+    def __init__(
+        self, network: nn.Module, plan: FitPlan, device: torch.device, objective: Objective | None = None
+    ) -> None:
         self.plan = plan
         self._device = device
         self._on_gpu = device.type == "cuda"
@@ -137,7 +129,7 @@ class Trainer:
         self._optimizer = _optimizer(self._network, plan)
         self._generator = torch.Generator().manual_seed(plan.seed)
         weight = None if plan.class_weights is None else torch.tensor(plan.class_weights, device=device)
-        self._loss = nn.CrossEntropyLoss(weight, label_smoothing=plan.label_smoothing)
+        self._objective = objective or Classes(weight, plan.label_smoothing, mirror=plan.mirror)
         self._average = None if plan.ema_decay is None else _average(self._network, plan.ema_decay)
         # The network itself is measured, averaged and written, so names and results are those of any run.
         self._learner: Callable[..., Any] = _compiled(self._network) if plan.is_compiled else self._network
@@ -179,15 +171,12 @@ class Trainer:
         """Evaluate on all images of `feed`, with the current weights."""
         network = self._answering
         network.eval()
-        right = torch.zeros((), dtype=torch.int64, device=self._device)
-        loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        tally = self._objective.tally()
         with torch.inference_mode():
             for batch in feed.batches(torch.split(torch.arange(len(feed.labels)), self.plan.evaluation_batch)):
                 pixels, wanted = self._on_device(batch)
-                logits = network(self._normalised(pixels))
-                right += (logits.argmax(1) == wanted).sum()
-                loss += functional.cross_entropy(logits, wanted, reduction="sum")
-        return Evaluation(right.item() / len(feed.labels), loss.item() / len(feed.labels))
+                tally.add(network(self._normalised(pixels)), wanted)
+        return tally.evaluation()
 
     def take_kept(self) -> KeptEpoch:
         """Load the weights of the best epoch into the network, and return it."""
@@ -288,9 +277,10 @@ class Trainer:
         return loss
 
     def _step(self, network: Callable[..., Any], pixels: Tensor, wanted: Tensor) -> Tensor:
-        inputs = self._normalised(distort(pixels, self._generator, mirror=self.plan.mirror))
+        pixels, wanted = self._objective.distorted(pixels, wanted, self._generator)
+        inputs = self._normalised(pixels)
         with self._autocast():
-            loss = self._loss_of(network(inputs), wanted)
+            loss = self._objective.loss(network(inputs), wanted)
         self._optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(self._scaler.scale(loss))
         self._scaler.step(self._optimizer)
@@ -299,20 +289,8 @@ class Trainer:
             self._average.update_parameters(self._network)
         return loss.detach()
 
-    def _loss_of(self, outputs: Any, wanted: Tensor) -> Tensor:
-        if isinstance(outputs, Tensor):
-            loss: Tensor = self._loss(outputs.float(), wanted)
-            return loss
-        # GoogLeNet and Inception also learn from auxiliary heads, which their named tuple names.
-        loss = self._loss(outputs.logits.float(), wanted)
-        for name, logits in outputs._asdict().items():
-            if name != "logits" and logits is not None:
-                # The weight of an auxiliary head's loss (Szegedy et al., 2014).
-                loss = loss + 0.3 * self._loss(logits.float(), wanted)
-        return loss
-
     def _on_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Copy images to the device, as float [n, C, H, W] from 0 to 1, and their labels."""
+        """Copy images to the device, as float [n, C, H, W] from 0 to 1, and their targets."""
         images, wanted = batch
         if self._on_gpu:
             # Page-locked memory lets the copy overlap with the previous batch's kernels; it is copied as uint8.

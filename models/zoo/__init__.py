@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from convoy.models.errors import UsageError
+from convoy.models.tasks import DetectionOutputs, Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,17 +19,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ZooEntry:
-    """The builder (`module:function`, called with the number of classes) and the input in pixels."""
+    """The builder (`module:function`, called with the number of classes) and the input in pixels.
+
+    `detection` says how a detector's outputs are read.
+    """
 
     builder: str
     channels: Literal[1, 3]
     height: int
     width: int
+    task: Task = "classify"
+    detection: DetectionOutputs | None = None
 
 
 def _row(module: str, name: str) -> ZooEntry:
     return ZooEntry(f"convoy.models.zoo.{module}:{name}", channels=3, height=32, width=32)
 
+
+def _shapes(name: str, task: Task, detection: DetectionOutputs | None = None) -> ZooEntry:
+    return ZooEntry(f"convoy.models.zoo.{name}:{name}", 3, height=160, width=160, task=task, detection=detection)
+
+
+# In the form that detectors of the YOLO family give since YOLOv8.
+_SHAPES_READ = DetectionOutputs(
+    boxes="detections", layout="yolo_v8", box_form="cxcywh", threshold=0.25, iou_threshold=0.5
+)
 
 _ZOO = {
     "simple_cnn": _row("simple_cnn", "simple_cnn"),
@@ -43,6 +58,8 @@ _ZOO = {
     "ghostnet": _row("ghostnet", "ghostnet"),
     "wide_range_silu": _row("wide_range", "wide_range_silu"),
     "wide_range_hardswish": _row("wide_range", "wide_range_hardswish"),
+    "shapes_detector": _shapes("shapes_detector", "detect", _SHAPES_READ),
+    "shapes_unet": _shapes("shapes_unet", "segment"),
 }
 
 
@@ -63,7 +80,7 @@ def entry(name: str) -> ZooEntry:
 def create(name: str, num_classes: int) -> nn.Module:
     """A freshly initialised network: float32 [N, channels, height, width] -> float32 logits [N, num_classes].
 
-    Raises UsageError for an unknown name or fewer than 2 classes.
+    Networks with another task have other outputs, which their class describes. Raises UsageError for an unknown name or fewer than 2 classes.
     """
     row = entry(name)
     if num_classes < 2:
