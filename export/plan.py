@@ -162,6 +162,9 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     labels_from = ""
     inputs: tuple[TensorSpec, ...] = ()
     if origin is not None:
+        if task in (None, origin.task):
+            task, detection = origin.task or task, detection or origin.detection
+            activation = activation or origin.activation
         if (known_labels := attempt(_labels, options, origin)) is not None:
             labels, labels_from = known_labels
             attempt(_check_labels, options, source, labels)

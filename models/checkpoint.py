@@ -24,7 +24,8 @@ from safetensors.numpy import save
 from convoy.models.errors import BundleError, JobError
 from convoy.models.files import replace_file
 from convoy.models.records import from_jsonable
-from convoy.models.spec import ImageSpec
+from convoy.models.spec import Activation, ImageSpec
+from convoy.models.tasks import DetectionOutputs, Task
 
 _KEY = "convoy"
 _SCHEMA_VERSION = 1
@@ -65,10 +66,22 @@ class TrainingRecord:
     is_frozen: bool
 
 
+# How good a network is at its task, from 0 to 1. F1 counts a box as right if its IoU with an object is at least 0.5.
+MEASURES: Mapping[Task, str] = {
+    "classify": "accuracy",
+    "multilabel": "accuracy",
+    "detect": "F1 at an IoU of 0.5",
+    "segment": "mean IoU",
+    "none": "accuracy",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointHeader:
-    """A checkpoint's header. `test_accuracy` is a fraction from 0 to 1, on the test part. Files of older versions have
-    no `training`.
+    """A checkpoint's header. Files of older versions have no `training`.
+
+    `test_accuracy` is a fraction from 0 to 1, on the test part: what `measure` names. `activation` turns the network's
+    outputs into scores; None means that the graph tells. `detection` says how a detector's outputs are read.
     """
 
     architecture: str
@@ -80,6 +93,14 @@ class CheckpointHeader:
     seed: int
     test_accuracy: float
     training: TrainingRecord | None = None
+    task: Task = "classify"
+    activation: Activation | None = None
+    detection: DetectionOutputs | None = None
+
+    @property
+    def measure(self) -> str:
+        """What `test_accuracy` is, for people."""
+        return MEASURES[self.task]
 
 
 def convoy_version() -> str:

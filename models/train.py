@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from convoy.models import zoo
 from convoy.models.checkout import pip_install
 from convoy.models.checkpoint import (
     CheckpointHeader,
@@ -29,7 +30,9 @@ from convoy.models.checkpoint import (
 from convoy.models.datasets import load
 from convoy.models.errors import FormRefused, JobError, UsageError
 from convoy.models.samples import Dataset
-from convoy.models.train_options import Layout, Optimizer, TrainOptions, TrainPrecision
+from convoy.models.shapes.shape_set import MASK_CLASSES, SHAPES, named_set
+from convoy.models.tasks import Task
+from convoy.models.train_options import TORCHVISION, Layout, Optimizer, TrainOptions, TrainPrecision
 from convoy.models.training.epochs import EpochRecord
 from convoy.models.training.held_out import hold_out
 from convoy.models.training.log import EpochLog, refuse_no_tensorboard
@@ -42,11 +45,14 @@ if TYPE_CHECKING:
 
     from convoy.models.fit import FitPlan, Trainer
     from convoy.models.training.networks import InitialNetwork
+    from convoy.models.training.objectives import Objective
     from convoy.models.training.split_data import SplitData
     from convoy.models.training.unfinished import UnfinishedFile
 
 LEARNING_RATES: dict[Optimizer, float] = {"adamw": 0.004, "sgd": 0.05}
 WEIGHT_DECAYS: dict[Optimizer, float] = {"adamw": 0.05, "sgd": 5e-4}
+EPOCHS: dict[Task, int] = {"classify": 60, "detect": 20, "segment": 20}
+BATCH_SIZES: dict[Task, int] = {"classify": 64, "detect": 16, "segment": 16}
 # A mirrored photograph shows the same thing. A mirrored digit does not, and a class of a user's folder need not.
 _MIRRORED_SOURCES = frozenset({"cifar10"})
 # Larger images are evaluated in batches of the training size, to save memory.
@@ -60,7 +66,7 @@ class TrainProgress:
     `says` is a message to show once.
     """
 
-    stage: Literal["reading images", "training"]
+    stage: Literal["reading images", "drawing images", "training"]
     done: int
     total: int
     last: EpochRecord | None = None
@@ -127,13 +133,14 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
     refuse_unwritable(options.out)
     if options.tensorboard is not None:
         refuse_no_tensorboard()
-    dataset = load(options.dataset, options.data_root)
-    initial = _initial_network(options, dataset.labels, report)
-    data = _split_data(options, dataset, initial, report)
+    shapes = named_set(options.dataset)
+    dataset = load(options.dataset, options.data_root) if shapes is None else None
+    initial = _initial_network(options, _labels(options, dataset), report)
+    data = _data(options, dataset, initial, report)
     plan = _plan(options, data, initial, device)
     if plan.precision == "bf16" and device.type == "cpu" and not _has_bf16():
         _tell(report, "this processor has no BF16 instructions, so training may be slower than in fp32")
-    trainer = fit.Trainer(initial.network, plan, device)
+    trainer = fit.Trainer(initial.network, plan, device, _objective(options, data))
     unfinished = UnfinishedFile(options.beside("resume"), _asked(options, data, initial))
     _take_up(trainer, unfinished, options, report)
     log = EpochLog(options.beside("csv") if options.log else None, options.tensorboard, trainer.records)
@@ -167,7 +174,7 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
         epochs=tuple(trainer.records),
         kept=kept.record,
         is_interrupted=is_interrupted,
-        images_by_class=tuple(data.images_by_class),
+        images_by_class=data.images_by_class,
         page=options.beside("html") if options.log else None,
     )
     _write_page(result)
@@ -233,6 +240,45 @@ def _initial_network(options: TrainOptions, labels: tuple[str, ...], report: Rep
     return networks.InitialNetwork(network, image, is_settled, started_from, head if options.freeze else None)
 
 
+def _labels(options: TrainOptions, dataset: Dataset | None) -> tuple[str, ...]:
+    """The classes of the data set, or those of the shapes if there is none."""
+    if dataset is not None:
+        return dataset.labels
+    return SHAPES if options.task == "detect" else MASK_CLASSES
+
+
+def _data(options: TrainOptions, dataset: Dataset | None, initial: InitialNetwork, report: Report) -> SplitData:
+    """The images of the data set, or drawn shapes if there is none."""
+    if dataset is not None:
+        return _split_data(options, dataset, initial, report)
+    from convoy.models.training.drawn_data import draw_split_data
+
+    return draw_split_data(
+        options.dataset,
+        _labels(options, None),
+        options.task,
+        initial.image,
+        is_settled=initial.is_settled,
+        validation=options.validation,
+        progress=lambda done, total: report(TrainProgress("drawing images", done, total)),
+    )
+
+
+def _objective(options: TrainOptions, data: SplitData) -> Objective | None:
+    """What a detector or a network for masks learns; None for a classifier."""
+    if options.task == "detect":
+        from convoy.models.training.detecting import Boxes
+
+        said = zoo.entry(options.arch).detection
+        assert said is not None
+        return Boxes(data.image.height, said)
+    if options.task == "segment":
+        from convoy.models.training.segmenting import Masks
+
+        return Masks()
+    return None
+
+
 def _split_data(options: TrainOptions, dataset: Dataset, initial: InitialNetwork, report: Report) -> SplitData:
     from convoy.models.training.split_data import read_split_data
 
@@ -281,20 +327,21 @@ def _plan(options: TrainOptions, data: SplitData, initial: InitialNetwork, devic
     is_gpu = device.type == "cuda"
     is_mixed = is_gpu if options.amp is None else options.amp
     image = data.image
+    batch_size = options.batch_size or BATCH_SIZES[options.task]
     is_small = image.height * image.width <= _SMALL_IMAGE_PIXELS
     return fit.FitPlan(
         optimizer=options.optimizer,
         learning_rate=options.learning_rate or default_rate(options),
-        batch_size=options.batch_size,
-        evaluation_batch=_EVALUATION_BATCH if is_small else options.batch_size,
-        epochs=options.epochs,
+        batch_size=batch_size,
+        evaluation_batch=_EVALUATION_BATCH if is_small else batch_size,
+        epochs=options.epochs or EPOCHS[options.task],
         seed=options.seed,
         precision=options.precision or (fit.mixed_precision(device) if is_mixed else "fp32"),
         mirror=options.dataset in _MIRRORED_SOURCES,
         mean=image.mean,
         std=image.std,
         weight_decay=WEIGHT_DECAYS[options.optimizer] if options.weight_decay is None else options.weight_decay,
-        label_smoothing=options.label_smoothing,
+        label_smoothing=options.label_smoothing if options.task == "classify" else 0.0,
         schedule=options.schedule,
         warm_up=WARM_UP_SHARES[options.schedule] if options.warm_up is None else options.warm_up,
         ema_decay=options.ema,
@@ -328,23 +375,20 @@ def _take_up(trainer: Trainer, unfinished: UnfinishedFile, options: TrainOptions
         trainer.restore(found.state, found.run.records, found.run.kept)
     except (RuntimeError, ValueError, KeyError) as error:
         raise JobError(f"{unfinished.path} is from another version of Convoy or torch; remove --resume") from error
-    _tell(report, f"resuming after epoch {len(found.run.records)} of {options.epochs}")
+    _tell(report, f"resuming after epoch {len(found.run.records)} of {trainer.plan.epochs}")
 
 
 def _after_epoch(
     trainer: Trainer, unfinished: UnfinishedFile, log: EpochLog, options: TrainOptions, report: Report
 ) -> Callable[[EpochRecord], None]:
-    report(
-        TrainProgress(
-            "training", len(trainer.records), options.epochs, trainer.records[-1] if trainer.records else None
-        )
-    )
+    epochs = trainer.plan.epochs
+    report(TrainProgress("training", len(trainer.records), epochs, trainer.records[-1] if trainer.records else None))
 
     def keep(record: EpochRecord) -> None:
         assert trainer.kept is not None
         unfinished.keep(trainer.records, trainer.kept.record, trainer.state(), at_once=options.resume)
         log.add(record)
-        report(TrainProgress("training", record.epoch, options.epochs, record))
+        report(TrainProgress("training", record.epoch, epochs, record))
 
     return keep
 
@@ -387,6 +431,7 @@ def _header(
 ) -> CheckpointHeader:
     plan = trainer.plan
     kept = trainer.take_kept().record
+    known = None if options.arch.startswith(TORCHVISION) else zoo.entry(options.arch)
     return CheckpointHeader(
         architecture=options.arch,
         labels=data.labels,
@@ -414,4 +459,7 @@ def _header(
             started_from=started_from,
             is_frozen=plan.trained is not None,
         ),
+        task=options.task,
+        activation=known.activation if known else None,
+        detection=known.detection if known else None,
     )

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from convoy.models.checkpoint import CheckpointHeader
 from convoy.models.errors import JobError
 from convoy.models.page.axis import number
 from convoy.models.train import Compared, Report, TrainProgress, TrainResult, compare, train
@@ -41,7 +42,7 @@ def run(options: TrainOptions, variants: tuple[str, ...] | None, console: Consol
         raise JobError(_what_is_kept(result))
     _say(
         console,
-        f"{100 * result.header.test_accuracy:.2f} % of the test images are right, after {result.total_s:.0f} s on "
+        f"{_quality(result.header.test_accuracy, 'test', result.header)}, after {result.total_s:.0f} s on "
         f"{result.device} in {result.precision}; written to {result.out}",
     )
     _say(console, _cost(result))
@@ -51,8 +52,15 @@ def run(options: TrainOptions, variants: tuple[str, ...] | None, console: Consol
         _say(
             console,
             f"the weights are those of epoch {result.kept.epoch} of {len(result.epochs)}, the best: "
-            f"{100 * result.kept.validation_accuracy:.2f} % of the validation images are right",
+            f"{_quality(result.kept.validation_accuracy, 'validation', result.header)}",
         )
+
+
+def _quality(share: float, part: str, header: CheckpointHeader) -> str:
+    """How good the network is on a part."""
+    if header.task == "classify":
+        return f"{100 * share:.2f} % of the {part} images are right"
+    return f"{header.measure} {share:.3f} on the {part} images"
 
 
 def _say(console: Console, text: str) -> None:
@@ -71,9 +79,9 @@ def _cost(result: TrainResult) -> str:
 def _what_is_kept(result: TrainResult) -> str:
     assert result.header.training is not None
     kept, accuracy = result.kept, result.kept.validation_accuracy
-    best = f"its weights ({100 * result.header.test_accuracy:.2f} % of the test images right) are"
+    best = f"its weights ({_quality(result.header.test_accuracy, 'test', result.header)}) are"
     if accuracy is not None:
-        best = f"the best, epoch {kept.epoch} ({100 * accuracy:.2f} % of the validation images right), is"
+        best = f"the best, epoch {kept.epoch} ({_quality(accuracy, 'validation', result.header)}), is"
     return (
         f"interrupted after epoch {len(result.epochs)} of {result.header.training.epochs}; {best} kept in "
         f"{result.out}; run the same command with --resume to continue"

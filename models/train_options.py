@@ -11,6 +11,8 @@ from typing import Annotated, Literal, get_args, get_type_hints
 from convoy.models import zoo
 from convoy.models.errors import UsageError
 from convoy.models.option import Option
+from convoy.models.shapes.shape_set import named_set
+from convoy.models.tasks import Task
 from convoy.models.training.schedule import Schedule
 from convoy.models.weights.key import refuse_needless_key
 
@@ -34,14 +36,17 @@ class TrainOptions:
     """What to train and how.
 
     `learning_rate` is the peak of the schedule. It, `weight_decay` and `warm_up` default to values that fit the
-    optimiser and the schedule (None). `amp` None means mixed precision on a GPU only, and `channels_last` None that
-    layout there; `precision` names the one that `amp` leaves to the device. `compile` applies to training steps; the
-    network itself is measured and written. `validation` is a share or a folder. `data_root` None is the user's cache.
+    optimiser and the schedule (None), `batch_size` and `epochs` to values that fit the network's task. `amp` None means
+    mixed precision on a GPU only, and `channels_last` None that layout there; `precision` names the one that `amp`
+    leaves to the device. `compile` applies to training steps; the network itself is measured and written. `validation`
+    is a share or a folder. `data_root` None is the user's cache.
 
     Raises UsageError for values out of range.
     """
 
-    dataset: Annotated[str, Option("digits, cifar10, glyphs, or a folder with one folder per class.", is_argument=True)]
+    dataset: Annotated[
+        str, Option("digits, cifar10, glyphs, shapes, or a folder with one folder per class.", is_argument=True)
+    ]
     out: Annotated[Path, Option("Checkpoint to write (.safetensors).", group="Basics")]
     arch: Annotated[str, Option("Network of the zoo, or torchvision:NAME.", group="Basics")] = "simple_cnn"
     image_size: Annotated[
@@ -74,15 +79,19 @@ class TrainOptions:
         Option("Share of the run with a rising learning rate.", name="--lr-warm-up", group="Optimisation"),
     ] = None
     weight_decay: Annotated[float | None, Option("Weight decay; default: by optimiser.", group="Optimisation")] = None
-    label_smoothing: Annotated[float, Option("Label smoothing, from 0 to 1.", group="Optimisation")] = 0.05
+    label_smoothing: Annotated[float, Option("Label smoothing of classifiers, from 0 to 1.", group="Optimisation")] = (
+        0.05
+    )
     class_weights: Annotated[
         ClassWeights, Option("balanced: weight images by the rarity of their class.", group="Optimisation")
     ] = "none"
     ema: Annotated[
         float | None, Option("Decay of a moving average of the weights, such as 0.99.", group="Optimisation")
     ] = None
-    batch_size: Annotated[int, Option("Images per step.", group="Basics")] = 64
-    epochs: Annotated[int, Option("Passes over the training images.", group="Basics")] = 60
+    batch_size: Annotated[int | None, Option("Images per step; default: 64, for shapes 16.", group="Basics")] = None
+    epochs: Annotated[
+        int | None, Option("Passes over the training images; default: 60, for shapes 20.", group="Basics")
+    ] = None
     seed: Annotated[int, Option("Seed of weights, order and augmentation.", group="Optimisation")] = 0
     validation: Annotated[
         str | None,
@@ -132,14 +141,38 @@ class TrainOptions:
             raise UsageError(f"--ema is a decay between 0 and 1, such as 0.99, got {self.ema}")
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
             raise UsageError(f"--lr must be above 0, got {self.learning_rate}")
-        if self.batch_size < 1 or self.epochs < 1:
-            raise UsageError(f"--batch-size and --epochs must be at least 1, got {self.batch_size} and {self.epochs}")
+        for option, number in (("--batch-size", self.batch_size), ("--epochs", self.epochs)):
+            if number is not None and number < 1:
+                raise UsageError(f"{option} must be at least 1, got {number}")
+        self._refuse_other_task()
         if self.validation is not None:
             parse_validation(self.validation)
         if not 0 <= self.loader_workers <= 1024:
             raise UsageError(f"--loader-workers must be from 0 to 1024, got {self.loader_workers}")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed must be from 0 to 2**63 - 1, got {self.seed}")
+
+    @property
+    def task(self) -> Task:
+        """What the network is for."""
+        return "classify" if self.arch.startswith(TORCHVISION) else zoo.entry(self.arch).task
+
+    def _refuse_other_task(self) -> None:
+        """Raise UsageError if network and data set are for different tasks, or an option does not fit the task."""
+        networks = " or ".join(f"--arch {name}" for name in zoo.names() if zoo.entry(name).task != "classify")
+        is_shapes = named_set(self.dataset) is not None
+        if is_shapes and self.task == "classify":
+            raise UsageError(f"shapes have boxes and masks, but {self.arch} is a classifier; pass {networks}")
+        if not is_shapes and self.task != "classify":
+            raise UsageError(f"{self.arch} learns from the data set shapes, not from {self.dataset}; pass shapes")
+        if not is_shapes:
+            return
+        if self.class_weights != "none":
+            raise UsageError(f"--class-weights {self.class_weights} is for classifiers; remove it")
+        if self.loader_workers:
+            raise UsageError("--loader-workers decode files, and shapes are drawn; remove it")
+        if self.validation is not None and isinstance(parse_validation(self.validation), Path):
+            raise UsageError(f"--validation {self.validation}: for shapes it is a share; pass one such as 0.1")
 
     def beside(self, ending: str) -> Path:
         """The file of this training with `ending`, beside the checkpoint: `cnn.training.ENDING`."""

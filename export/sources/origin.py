@@ -24,7 +24,8 @@ from convoy.export.sources.user_code import parse_call
 from convoy.models import zoo
 from convoy.models.checkpoint import CheckpointHeader, read_checkpoint_header
 from convoy.models.errors import JobError, UsageError
-from convoy.models.spec import ImageSpec
+from convoy.models.spec import Activation, ImageSpec
+from convoy.models.tasks import DetectionOutputs, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,8 @@ class Origin:
     """`size` is the network's input size if it is known; if `image` is None, `why_no_image` says why.
 
     `labels` are those of the weights. `are_labels_sure` is False if they belong to the published weights and others are
-    loaded, whose number of classes only torch can tell.
+    loaded, whose number of classes only torch can tell. `task`, `activation` and `detection` are those of the zoo's
+    networks, and None where the outputs or the graph must tell.
     """
 
     source: ModelSource
@@ -168,6 +170,9 @@ class Origin:
     labels: tuple[str, ...]
     are_labels_sure: bool
     stated: Stated | None = None
+    task: Task | None = None
+    activation: Activation | None = None
+    detection: DetectionOutputs | None = None
 
 
 def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | None, mistakes: Mistakes) -> Origin:
@@ -189,10 +194,15 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
     header = _header(weights, source) if weights else None
     if header is not None:
         size_px, test = _zoo_size(source), header.split.get("test")
+        found = Origin(source, weights, weights_from, size_px, header.image, "", header.labels, True)
+        if header.task != "classify":
+            return replace(found, task=header.task, activation=header.activation, detection=header.detection)
         stated = Stated(100 * header.test_accuracy, header.dataset, test.sha256 if test else None)
-        return Origin(source, weights, weights_from, size_px, header.image, "", header.labels, True, stated)
+        return replace(found, stated=stated)
     why = "the checkpoint does not say" if weights else "the network does not say"
     plain = Origin(source, weights, weights_from, _zoo_size(source), None, why, (), True)
+    if source.kind == "zoo" and (row := zoo.entry(source.name)).task != "classify":
+        return replace(plain, task=row.task, activation=row.activation, detection=row.detection)
     is_told = options.preprocess is not None and options.labels is not None and options.weights != PUBLISHED
     if not source.has_registry or is_told:
         return plain

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from convoy.models.errors import JobError
 from convoy.models.shapes.coco import write_folder
-from convoy.models.shapes.drawing import PX
-from convoy.models.shapes.shape_set import TRAINING_IMAGES, ShapeSet
+from convoy.models.shapes.shape_set import PX, TRAINING_IMAGES, ShapeSet
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -21,8 +21,8 @@ from PIL import Image
 
 from convoy.models.errors import JobError
 from convoy.models.samples import encode_png
-from convoy.models.shapes.drawing import SHAPES, Picture
-from convoy.models.shapes.shape_set import SHAPE_PARTS, ShapePart, ShapeSet, pictures
+from convoy.models.shapes.drawing import Picture, pictures
+from convoy.models.shapes.shape_set import SHAPE_PARTS, SHAPES, ShapePart, ShapeSet
 
 
 def write_folder(folder: Path, wanted: ShapeSet) -> None:

@@ -8,22 +8,20 @@ larger one.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-SHAPES = ("circle", "square", "triangle", "star")
-# The classes of a mask's pixels, by number.
-MASK_CLASSES = ("background", *SHAPES)
-PX = 160
-LEAST_PX, MOST_PX = 64, 1024
-MOST_SHAPES = 6
+from convoy.models.shapes.shape_set import MOST_SHAPES, PX, SHAPES, ShapePart, ShapeSet
 
 Pixels = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
 
+# Streams keep the parts apart for every seed; a part's number never changes.
+_STREAMS: Mapping[ShapePart, int] = {"train": 0, "val": 1}
 # The distance from the middle of a shape to its corners, in percent of a picture's side.
 _RADIUS_PERCENT = (7, 20)
 # A star's inner corners, in percent of its radius.
@@ -80,6 +78,12 @@ class _Shape:
     def inside(self) -> npt.NDArray[np.bool_]:
         """The pixels that belong to it: at least half covered."""
         return 2 * self.coverage >= _POINTS**2
+
+
+def pictures(wanted: ShapeSet, part: ShapePart) -> Iterator[Picture]:
+    """The pictures of a part, in order, drawn one by one."""
+    for number in range(wanted.images(part)):
+        yield draw(number, wanted.seed, _STREAMS[part], wanted.px)
 
 
 def draw(number: int, seed: int, stream: int, px: int = PX) -> Picture:

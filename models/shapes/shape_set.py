@@ -1,22 +1,27 @@
-"""A whole set of pictures: how many there are in each part, and of what size."""
+"""A whole set of pictures: how many there are in each part, and of what size. Needs no numpy."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from convoy.models.errors import JobError
-from convoy.models.shapes.drawing import LEAST_PX, MOST_PX, PX, Picture, draw
+
+SHAPES = ("circle", "square", "triangle", "star")
+# The classes of a mask's pixels, by number.
+MASK_CLASSES = ("background", *SHAPES)
+# The side of a picture.
+PX = 160
+LEAST_PX, MOST_PX = 64, 1024
+# In one picture.
+MOST_SHAPES = 6
 
 ShapePart = Literal["train", "val"]
 SHAPE_PARTS: tuple[ShapePart, ...] = get_args(ShapePart)
 TRAINING_IMAGES = 512
 # One picture to be measured on for this many to learn from.
 _TRAIN_PER_VAL = 4
-# Streams keep the parts apart for every seed; a part's number never changes.
-_STREAMS: Mapping[ShapePart, int] = {"train": 0, "val": 1}
 # `shapes`, or `shapes:N` with this many training pictures.
 _NAME = re.compile(r"shapes(?::([0-9]{1,6}))?")
 
@@ -51,9 +56,3 @@ def named_set(source: str) -> ShapeSet | None:
     if found is None:
         return None
     return ShapeSet() if found[1] is None else ShapeSet(training_images=int(found[1]))
-
-
-def pictures(wanted: ShapeSet, part: ShapePart) -> Iterator[Picture]:
-    """The pictures of a part, in order, drawn one by one."""
-    for number in range(wanted.images(part)):
-        yield draw(number, wanted.seed, _STREAMS[part], wanted.px)

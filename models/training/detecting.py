@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from convoy.models.boxes import suppressed
+from convoy.models.boxes import InputBoxes, find_boxes
 from convoy.models.tasks import DetectionOutputs
 from convoy.models.training.objectives import Evaluation, Tally, turn, turned
 from convoy.models.zoo.shapes_detector import STRIDE_PX, corners
@@ -24,7 +24,6 @@ _RADIUS_CELLS = 1.5
 _BOX_WEIGHT = 2.0
 # An object is found by a box of its class that overlaps it by at least this much.
 FOUND_IOU = 0.5
-_MOST_BOXES = 100
 
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.int64]
@@ -78,6 +77,11 @@ class Boxes:
 
     def tally(self) -> Tally:
         return _Found(self, self._said)
+
+    def detections(self, answer: Floats) -> InputBoxes:
+        """The detections in one image's answer [4 + C, K], by the server's own code."""
+        said, window = self._said, (self._px, self._px)
+        return find_boxes({said.boxes: answer}, said, "none", window, said.threshold, said.max_boxes)
 
 
 def _predicted(outputs: Any, px: int) -> _Predicted:
@@ -140,42 +144,31 @@ class _Found:
     """True and false detections, and objects, of one evaluation."""
 
     def __init__(self, objective: Boxes, said: DetectionOutputs) -> None:
-        self._objective = objective
-        self._said = said
+        self._objective, self._said = objective, said
         self._images, self._loss = 0, 0.0
         self._right, self._detected, self._objects = 0, 0, 0
 
     def add(self, outputs: Any, wanted: Tensor) -> None:
         self._images += len(wanted)
         self._loss += float(self._objective.loss(outputs, wanted)) * len(wanted)
-        for answer, objects in zip(outputs["detections"].float().cpu().numpy(), wanted.cpu().numpy(), strict=True):
+        answers = outputs[self._said.boxes].float().cpu().numpy()
+        for answer, objects in zip(answers, wanted.cpu().numpy(), strict=True):
             objects = objects[objects[:, 0] >= 0]
-            boxes, classes = self._detections(answer)
-            self._right += matched(boxes, classes, objects[:, 1:], objects[:, 0].astype(np.int64))
-            self._detected += len(boxes)
+            found = self._objective.detections(answer)
+            self._right += matched(found, objects[:, 1:], objects[:, 0].astype(np.int64))
+            self._detected += len(found.classes)
             self._objects += len(objects)
-
-    def _detections(self, answer: Floats) -> tuple[Floats, Integers]:
-        """Corners and classes of one image's detections, best first."""
-        scores = answer[4:]
-        classes, cells = np.nonzero(scores >= self._said.threshold)
-        order = np.argsort(-scores[classes, cells], kind="stable")
-        classes, cells = classes[order].astype(np.int64), cells[order]
-        middle, size = answer[:2, cells].T, answer[2:4, cells].T
-        boxes = np.concatenate([middle - size / 2, middle + size / 2], axis=1)
-        kept = suppressed(boxes, classes, self._said.iou_threshold or 1.0, _MOST_BOXES)
-        return boxes[kept], classes[kept]
 
     def evaluation(self) -> Evaluation:
         f1 = 2 * self._right / max(1, self._detected + self._objects)
         return Evaluation(f1, self._loss / self._images)
 
 
-def matched(boxes: Floats, classes: Integers, objects: Floats, kinds: Integers) -> int:
-    """How many of the detections [n, 4], best first, find an object [m, 4] of their class, each of them once."""
+def matched(found: InputBoxes, objects: Floats, kinds: Integers) -> int:
+    """How many detections find an object [m, 4] of their class. The best find first, and each object is found once."""
     left = list(range(len(objects)))
     right = 0
-    for box, kind in zip(boxes, classes, strict=True):
+    for box, kind in zip(found.corners, found.classes, strict=True):
         overlaps = {index: _iou_of(box, objects[index]) for index in left if kinds[index] == kind}
         best = max(overlaps, key=overlaps.__getitem__, default=None)
         if best is not None and overlaps[best] >= FOUND_IOU:

@@ -68,7 +68,11 @@ def _stopped(story: TrainingStory) -> Element | None:
 
 def _cards(story: TrainingStory) -> Iterator[Element]:
     header, epochs, kept = story.header, story.epochs, story.kept
-    yield card("test accuracy", words.percent(header.test_accuracy), f"of {header.split['test'].images:,} images")
+    of_test = f"of {header.split['test'].images:,} images"
+    if header.task == "classify":
+        yield card("test accuracy", words.percent(header.test_accuracy), of_test)
+    else:
+        yield card(f"test {header.measure}", words.percent(header.test_accuracy), of_test)
     if kept.validation_accuracy is None:
         yield card("weights", f"epoch {kept.epoch}", "the last; nothing was held out to choose")
     else:
@@ -131,11 +135,14 @@ def _accuracy(story: TrainingStory) -> Element | None:
         return None
     lowest, highest = min(value for _, value in seen), max(value for _, value in seen)
     room = max(1.0, 0.08 * (highest - lowest))
+    what, axis = "Share of the validation images that are right", "validation images right, %"
+    if story.header.task != "classify":
+        what, axis = f"The {story.header.measure} of the validation images", f"{story.header.measure}, %"
     chart = Chart(
-        "Accuracy",
-        f"Share of the validation images that are right after each epoch; at most {highest:.2f} %.",
+        "Accuracy" if story.header.task == "classify" else "Quality",
+        f"{what} after each epoch; at most {highest:.2f} %.",
         _x(story),
-        Axis("validation images right, %", max(0.0, lowest - room), min(100.0, highest + room)),
+        Axis(axis, max(0.0, lowest - room), min(100.0, highest + room)),
     )
     _draw(chart, seen, "k1")
     _mark_best(chart, story, 100 * story.kept.validation_accuracy)
@@ -168,7 +175,7 @@ def _epochs(story: TrainingStory) -> Element:
         "epoch",
         "loss",
         "validation loss",
-        "validation, right",
+        "validation, right" if story.header.task == "classify" else "validation, quality",
         "learning rate",
         "s",
         "images / s",

@@ -14,6 +14,9 @@ from torch.nn import functional
 
 from convoy.models.training.objectives import Evaluation, Tally, turn, turned
 
+# Most pixels are background and easy; with equal weights the network learns the classes late.
+_BACKGROUND_WEIGHT = 0.25
+
 
 class Masks:
     """`wanted` is uint8 [n, H, W], a class for each pixel; outputs are logits [n, C, H, W].
@@ -27,7 +30,9 @@ class Masks:
 
     def loss(self, outputs: Any, wanted: Tensor) -> Tensor:
         logits, classes = outputs.float(), wanted.long()
-        return functional.cross_entropy(logits, classes) + dice_loss(logits, classes)
+        weight = torch.ones(logits.shape[1], device=logits.device)
+        weight[0] = _BACKGROUND_WEIGHT
+        return functional.cross_entropy(logits, classes, weight) + dice_loss(logits, classes)
 
     def tally(self) -> Tally:
         return _Pixels(self)

@@ -20,7 +20,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SplitData:
-    """`image` has the mean and deviation that the network uses; `skipped` names broken images."""
+    """`image` has the mean and deviation that the network uses; `skipped` names broken images. `images_by_class` counts
+    the training images in which each class occurs.
+    """
 
     dataset: str
     labels: tuple[str, ...]
@@ -30,11 +32,7 @@ class SplitData:
     test: Feed
     split: dict[str, PartRecord]
     skipped: tuple[str, ...]
-
-    @property
-    def images_by_class(self) -> list[int]:
-        """The number of training images of each class."""
-        return torch.bincount(self.training.labels, minlength=len(self.labels)).tolist()
+    images_by_class: tuple[int, ...]
 
 
 class _ReadPart(NamedTuple):
@@ -65,12 +63,13 @@ def read_split_data(
     return SplitData(
         dataset=dataset.name,
         labels=dataset.labels,
-        image=image if is_settled else _with_statistics(image, training.surveys or []),
+        image=image if is_settled else with_statistics(image, training.surveys or []),
         training=training.feed,
         validation=None if validation is None else validation.feed,
         test=test.feed,
         split=split_record(dataset, held_out),
         skipped=tuple(name for part in (training, validation, test) if part is not None for name in part.skipped),
+        images_by_class=tuple(torch.bincount(training.feed.labels, minlength=len(dataset.labels)).tolist()),
     )
 
 
@@ -105,7 +104,7 @@ def split_record(dataset: Dataset, held_out: HeldOut) -> dict[str, PartRecord]:
     return {name: PartRecord(len(samples), content_sha256(samples)) for name, samples in parts.items()}
 
 
-def _with_statistics(image: ImageSpec, surveys: Sequence[Survey]) -> ImageSpec:
+def with_statistics(image: ImageSpec, surveys: Sequence[Survey]) -> ImageSpec:
     """Mean and deviation per channel over all pixels; never 0, so that a constant channel does not divide by zero."""
     mean = np.mean([one.mean for one in surveys], axis=0) / 255
     square = np.mean([one.square for one in surveys], axis=0) / 255**2

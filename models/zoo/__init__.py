@@ -16,12 +16,14 @@ from convoy.models.tasks import DetectionOutputs, Task
 if TYPE_CHECKING:
     from torch import nn
 
+    from convoy.models.spec import Activation
+
 
 @dataclass(frozen=True, slots=True)
 class ZooEntry:
     """The builder (`module:function`, called with the number of classes) and the input in pixels.
 
-    `detection` says how a detector's outputs are read.
+    `activation` None means that the graph tells; `detection` says how a detector's outputs are read.
     """
 
     builder: str
@@ -29,6 +31,7 @@ class ZooEntry:
     height: int
     width: int
     task: Task = "classify"
+    activation: Activation | None = None
     detection: DetectionOutputs | None = None
 
 
@@ -36,14 +39,8 @@ def _row(module: str, name: str) -> ZooEntry:
     return ZooEntry(f"convoy.models.zoo.{module}:{name}", channels=3, height=32, width=32)
 
 
-def _shapes(name: str, task: Task, detection: DetectionOutputs | None = None) -> ZooEntry:
-    return ZooEntry(f"convoy.models.zoo.{name}:{name}", 3, height=160, width=160, task=task, detection=detection)
-
-
 # In the form that detectors of the YOLO family give since YOLOv8.
-_SHAPES_READ = DetectionOutputs(
-    boxes="detections", layout="yolo_v8", box_form="cxcywh", threshold=0.25, iou_threshold=0.5
-)
+_SHAPES_READ = DetectionOutputs(boxes="detections", layout="yolo_v8", threshold=0.25, iou_threshold=0.5)
 
 _ZOO = {
     "simple_cnn": _row("simple_cnn", "simple_cnn"),
@@ -58,8 +55,10 @@ _ZOO = {
     "ghostnet": _row("ghostnet", "ghostnet"),
     "wide_range_silu": _row("wide_range", "wide_range_silu"),
     "wide_range_hardswish": _row("wide_range", "wide_range_hardswish"),
-    "shapes_detector": _shapes("shapes_detector", "detect", _SHAPES_READ),
-    "shapes_unet": _shapes("shapes_unet", "segment"),
+    "shapes_detector": ZooEntry(
+        "convoy.models.zoo.shapes_detector:shapes_detector", 3, 160, 160, "detect", "none", _SHAPES_READ
+    ),
+    "shapes_unet": ZooEntry("convoy.models.zoo.shapes_unet:shapes_unet", 3, 160, 160, "segment", "softmax"),
 }
 
 
@@ -80,7 +79,8 @@ def entry(name: str) -> ZooEntry:
 def create(name: str, num_classes: int) -> nn.Module:
     """A freshly initialised network: float32 [N, channels, height, width] -> float32 logits [N, num_classes].
 
-    Networks with another task have other outputs, which their class describes. Raises UsageError for an unknown name or fewer than 2 classes.
+    Networks with another task have other outputs, which their class describes. Raises UsageError for an unknown name or
+    fewer than 2 classes.
     """
     row = entry(name)
     if num_classes < 2:

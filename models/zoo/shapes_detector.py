@@ -45,8 +45,10 @@ class ShapesDetector(nn.Module):
         self.join16 = _block(64, 48)
         self.join8 = _block(48, 48)
         self.boxes = nn.Sequential(_block(48, 48), nn.Conv2d(48, 4, 1))
-        self.scores = nn.Sequential(_block(48, 48), nn.Conv2d(48, num_classes, 1))
-        nn.init.constant_(self.scores[-1].bias, -math.log(1 / _PRIOR - 1))
+        last = nn.Conv2d(48, num_classes, 1)
+        assert last.bias is not None
+        nn.init.constant_(last.bias, -math.log(1 / _PRIOR - 1))
+        self.scores = nn.Sequential(_block(48, 48), last)
 
     def forward(self, images: Tensor) -> Tensor | dict[str, Tensor]:
         cells8 = self.cells8(self.stem(images))

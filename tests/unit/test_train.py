@@ -85,6 +85,7 @@ def test_the_zoo_names_what_it_has() -> None:
         *("simple_cnn", "resnet18", "mobilenet_v2", "mobilenet_v3"),
         *("efficientnet_b0", "regnet", "convnext", "densenet"),
         *("repvgg", "ghostnet", "wide_range_silu", "wide_range_hardswish"),
+        *("shapes_detector", "shapes_unet"),
     )
     with pytest.raises(UsageError, match="at least 2 classes, got 1"):
         zoo.create("simple_cnn", 1)
