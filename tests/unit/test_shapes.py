@@ -68,6 +68,11 @@ def test_run_lengths_repeat_the_mask(height: int, width: int, data: st.DataObjec
     assert all(length > 0 for length in lengths[1:])
 
 
+def read_pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
 def test_a_set_is_written_as_coco_with_masks_the_same_each_time(tmp_path: Path, capsys: Any) -> None:
     asked = ["--seed", "7", "--px", str(LEAST_PX), "--images", "8"]
     for name in ("one", "two"):
@@ -81,8 +86,8 @@ def test_a_set_is_written_as_coco_with_masks_the_same_each_time(tmp_path: Path, 
     assert [(one["id"], one["name"]) for one in document["categories"]] == list(enumerate(SHAPES, start=1))
     numbers = {one["file_name"]: one["id"] for one in document["images"]}
     for name, number in numbers.items():
-        assert Image.open(tmp_path / "one/images" / name).size == (LEAST_PX, LEAST_PX)
-        mask = np.asarray(Image.open(tmp_path / "one/masks" / name))
+        pixels, mask = (read_pixels(tmp_path / "one" / kind / name) for kind in ("images", "masks"))
+        assert pixels.shape == (LEAST_PX, LEAST_PX, 3)
         objects = [one for one in document["annotations"] if one["image_id"] == number]
         areas = np.bincount(mask.ravel(), minlength=len(MASK_CLASSES))[1:]
         for kind in range(len(SHAPES)):
@@ -226,7 +231,7 @@ def test_training_lowers_the_loss_and_the_header_tells_export_everything(
 ) -> None:
     from convoy.models.train import train
 
-    result = train(short(tmp_path, arch, epochs=3, validation="0.25"))
+    result = train(short(tmp_path, arch, epochs=5, warm_up=0.1, validation="0.25"))
     assert result.epochs[-1].loss < result.epochs[0].loss
     assert all(0 <= (one.validation_accuracy or 0) <= 1 for one in result.epochs)
     header = read_checkpoint_header(result.out)
@@ -239,7 +244,7 @@ def test_training_lowers_the_loss_and_the_header_tells_export_everything(
     plan = make_plan(ExportOptions(f"zoo:{arch}", name="shapes", weights=result.out))
     assert (plan.task, plan.activation, plan.detection) == (header.task, header.activation, header.detection)
     assert (plan.labels, plan.image, plan.stated) == (labels, header.image, None)
-    again = train(short(tmp_path, arch, epochs=3, validation="0.25", out=tmp_path / "again.safetensors"))
+    again = train(short(tmp_path, arch, epochs=5, warm_up=0.1, validation="0.25", out=tmp_path / "again.safetensors"))
     assert again.out.read_bytes() == result.out.read_bytes()
 
 
