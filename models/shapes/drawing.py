@@ -23,7 +23,9 @@ Ints = npt.NDArray[np.int32]
 # Streams keep the parts apart for every seed; a part's number never changes.
 _STREAMS: Mapping[ShapePart, int] = {"train": 0, "val": 1}
 # The distance from the middle of a shape to its corners, in percent of a picture's side.
-_RADIUS_PERCENT = (7, 20)
+_RADIUS_PERCENT = (9, 22)
+# Shapes stand upright, but for this much.
+_TILT_DEGREES = 20
 # A star's inner corners, in percent of its radius.
 _STAR_PERCENT = 45
 # At least this much of a shape is visible, in percent.
@@ -147,7 +149,7 @@ def _placed(chance: _Chance, instances: Pixels, shapes: list[_Shape], px: int) -
     for _ in range(_ATTEMPTS):
         kind = chance.between(0, len(SHAPES) - 1)
         radius = chance.between(least, most)
-        coverage = _coverage(kind, radius, chance.between(0, 359))
+        coverage = _coverage(kind, radius, chance.between(-_TILT_DEGREES, _TILT_DEGREES))
         side = len(coverage)
         shape = _Shape(kind, coverage, chance.between(0, px - side), chance.between(0, px - side))
         after = instances[shape.place].copy()
@@ -178,12 +180,12 @@ def _coverage(kind: int, radius: int, degrees: int) -> Ints:
 
 
 def _corners(kind: int, middle: int, reach: int, degrees: int) -> list[tuple[int, int]]:
-    corners = {"square": 4, "triangle": 3, "star": 10}[SHAPES[kind]]
+    corners, first = {"square": (4, 45), "triangle": (3, -90), "star": (10, -90)}[SHAPES[kind]]
     points = []
     for corner in range(corners):
         is_inner = SHAPES[kind] == "star" and corner % 2
         length = reach * _STAR_PERCENT / 100 if is_inner else reach
-        angle = math.radians(degrees + 360 * corner / corners)
+        angle = math.radians(first + degrees + 360 * corner / corners)
         points.append((middle + round(length * math.cos(angle)), middle + round(length * math.sin(angle))))
     return points
 

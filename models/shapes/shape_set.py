@@ -15,7 +15,7 @@ MASK_CLASSES = ("background", *SHAPES)
 PX = 160
 LEAST_PX, MOST_PX = 64, 1024
 # In one picture.
-MOST_SHAPES = 6
+MOST_SHAPES = 5
 
 ShapePart = Literal["train", "val"]
 SHAPE_PARTS: tuple[ShapePart, ...] = get_args(ShapePart)

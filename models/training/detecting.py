@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from convoy.models.boxes import InputBoxes, find_boxes
 from convoy.models.tasks import DetectionOutputs
-from convoy.models.training.objectives import Evaluation, Tally, turn, turned
+from convoy.models.training.objectives import Evaluation, Tally, mirror, mirrored
 from convoy.models.zoo.shapes_detector import STRIDE_PX, corners
 
 _RADIUS_CELLS = 1.5
@@ -55,17 +55,11 @@ class Boxes:
         self._said = said
 
     def distorted(self, images: Tensor, wanted: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        turns = turned(len(images), generator)
-        return turn(images, turns), self._turned(wanted, turns)
-
-    def _turned(self, wanted: Tensor, turns: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        chosen = mirrored(len(images), generator)
         kind, x1, y1, x2, y2 = wanted.unbind(2)
-        across, down, transposed = (choice.to(wanted.device)[:, None] for choice in turns)
+        across = chosen.to(wanted.device)[:, None]
         x1, x2 = torch.where(across, self._px - x2, x1), torch.where(across, self._px - x1, x2)
-        y1, y2 = torch.where(down, self._px - y2, y1), torch.where(down, self._px - y1, y2)
-        x1, y1 = torch.where(transposed, y1, x1), torch.where(transposed, x1, y1)
-        x2, y2 = torch.where(transposed, y2, x2), torch.where(transposed, x2, y2)
-        return torch.stack([kind, x1, y1, x2, y2], dim=2)
+        return mirror(images, chosen), torch.stack([kind, x1, y1, x2, y2], dim=2)
 
     def loss(self, outputs: Any, wanted: Tensor) -> Tensor:
         predicted = _predicted(outputs, self._px)
@@ -113,8 +107,11 @@ def _score_loss(predicted: _Predicted, assigned: _Assigned) -> Tensor:
     """Binary cross-entropy over all cells and classes, summed. An object's class learns how well the box fits."""
     classes = predicted.logits.shape[1]
     is_class = functional.one_hot(assigned.classes, classes).transpose(1, 2) * assigned.learns[:, None]
-    fit = _iou(predicted.boxes.detach(), assigned.boxes).clamp(0, 1)
-    return functional.binary_cross_entropy_with_logits(predicted.logits, is_class * fit[:, None], reduction="sum")
+    target = is_class * _iou(predicted.boxes.detach(), assigned.boxes).clamp(0, 1)[:, None]
+    loss = functional.binary_cross_entropy_with_logits(predicted.logits, target, reduction="sum")
+    # The least that these targets allow: without it the loss would rise while boxes begin to fit.
+    least = torch.special.entr(target) + torch.special.entr(1 - target)
+    return loss - least.sum()
 
 
 def _iou(first: Tensor, second: Tensor) -> Tensor:

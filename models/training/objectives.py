@@ -93,18 +93,12 @@ class _RightOnes:
         return Evaluation(float(self._right) / self._images, float(self._loss) / self._images)
 
 
-def turned(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Which of `count` images are mirrored left to right, top to bottom, and transposed: three bool [count].
-
-    Together these are the eight symmetries of a square.
-    """
-    choices = torch.randint(2, (3, count), generator=generator, dtype=torch.uint8).bool()
-    return choices[0], choices[1], choices[2]
+def mirrored(count: int, generator: torch.Generator) -> Tensor:
+    """Which of `count` images are mirrored left to right: every second one, bool [count]."""
+    return torch.randint(2, (count,), generator=generator, dtype=torch.uint8).bool()
 
 
-def turn(images: Tensor, turns: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Square images or masks [n, ..., s, s], each turned as `turned` chose."""
-    for choice, dims in zip(turns, ((-1,), (-2,), None), strict=True):
-        chosen = choice.to(images.device).reshape(-1, *[1] * (images.ndim - 1))
-        images = torch.where(chosen, images.flip(dims) if dims else images.transpose(-1, -2), images)
-    return images
+def mirror(images: Tensor, chosen: Tensor) -> Tensor:
+    """Images or masks [n, ..., W], of which the `chosen` are mirrored left to right."""
+    chosen = chosen.to(images.device).reshape(-1, *[1] * (images.ndim - 1))
+    return torch.where(chosen, images.flip(-1), images)

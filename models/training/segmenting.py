@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from convoy.models.training.objectives import Evaluation, Tally, turn, turned
+from convoy.models.training.objectives import Evaluation, Tally, mirror, mirrored
 
 # Most pixels are background and easy; with equal weights the network learns the classes late.
-_BACKGROUND_WEIGHT = 0.25
+_BACKGROUND_WEIGHT = 0.2
 
 
 class Masks:
@@ -25,8 +25,8 @@ class Masks:
     """
 
     def distorted(self, images: Tensor, wanted: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        turns = turned(len(images), generator)
-        return turn(images, turns), turn(wanted, turns)
+        chosen = mirrored(len(images), generator)
+        return mirror(images, chosen), mirror(wanted, chosen)
 
     def loss(self, outputs: Any, wanted: Tensor) -> Tensor:
         logits, classes = outputs.float(), wanted.long()

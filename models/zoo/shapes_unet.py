@@ -31,29 +31,32 @@ class _Up(nn.Module):
 
 
 class ShapesUNet(nn.Module):
-    """float32 [N, 3, H, W], normalised, H and W multiples of 16 -> float32 logits [N, num_classes, H, W].
+    """float32 [N, 3, H, W], normalised, H and W multiples of 32 -> float32 logits [N, num_classes, H, W].
 
     Class 0 is the background.
     """
 
     def __init__(self, num_classes: int = 5) -> None:
         super().__init__()
-        self.down2 = _block(3, 16, 2)
-        self.down4 = nn.Sequential(_block(16, 24, 2), _block(24, 24))
+        self.down2 = _block(3, 12, 2)
+        self.down4 = _block(12, 24, 2)
         self.down8 = nn.Sequential(_block(24, 40, 2), _block(40, 40))
-        self.down16 = nn.Sequential(_block(40, 64, 2), _block(64, 64))
-        self.up8 = _Up(64, 40, 40)
+        self.down16 = nn.Sequential(_block(40, 56, 2), _block(56, 56))
+        self.down32 = _block(56, 56, 2)
+        self.up16 = _Up(56, 56, 40)
+        self.up8 = _Up(40, 40, 40)
         self.up4 = _Up(40, 24, 24)
-        self.up2 = _Up(24, 16, 12)
+        self.up2 = _Up(24, 12, 12)
         # Features at full size would cost more than all the rest.
         self.classifier = nn.ConvTranspose2d(12, num_classes, 2, stride=2)
 
     def forward(self, images: Tensor) -> Tensor:
-        half = self.down2(images)
-        quarter = self.down4(half)
-        eighth = self.down8(quarter)
-        cells = self.up8(self.down16(eighth), eighth)
-        logits: Tensor = self.classifier(self.up2(self.up4(cells, quarter), half))
+        by2 = self.down2(images)
+        by4 = self.down4(by2)
+        by8 = self.down8(by4)
+        by16 = self.down16(by8)
+        up8 = self.up8(self.up16(self.down32(by16), by16), by8)
+        logits: Tensor = self.classifier(self.up2(self.up4(up8, by4), by2))
         return logits
 
 

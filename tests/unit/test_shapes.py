@@ -186,7 +186,7 @@ def test_a_detector_that_answers_what_it_was_assigned_finds_every_object(torch: 
 
 
 @pytest.mark.slow
-def test_targets_turn_with_their_pictures(torch: Any) -> None:
+def test_targets_are_mirrored_with_their_pictures(torch: Any) -> None:
     from convoy.models.training.detecting import Boxes
     from convoy.models.training.segmenting import Masks
 
