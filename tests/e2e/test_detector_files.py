@@ -19,7 +19,7 @@ from convoy.export.sources.onnx_metadata import stated_model
 from convoy.export.sources.preprocess import InputSize
 from convoy.models.bundle import Manifest, read_manifest
 from convoy.models.errors import JobError, UsageError
-from tests.support.detector_files import METADATA, SIDE, write_detector
+from tests.support.detector_files import METADATA, SIDE, STRIDE, write_detector
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measures_little")]
 OF_YOLOV5 = {"stride": "8", "names": "['red', 'blue']"}
@@ -63,18 +63,24 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[convoy.Engine]:
 @pytest.mark.parametrize("name", ["v8", "any", "v5", "final", "told"])
 @pytest.mark.parametrize("size", [(64, 64), (400, 200), (90, 300), (20, 33)])
 def test_boxes_are_where_the_picture_has_them(engine: convoy.Engine, name: str, size: tuple[int, int]) -> None:
-    """A cell of the network is an eighth of the longer side; the letterbox's grey has no colour."""
-    cell = max(size) / 8
-    top, left = (max(size) - size[1]) / 2 % cell, (max(size) - size[0]) / 2 % cell
-    x = left and cell - left
-    y = top and cell - top
-    red = tuple(round(side) for side in (x + cell, y, x + 2 * cell, y + cell))
-    blue = tuple(round(side) for side in (x, y + cell, x + cell, y + 2 * cell))
+    """Two cells of the network, painted where they are in the picture; the letterbox's grey has no colour."""
+    ratio = SIDE / max(size)
+    scaled = [round(side * ratio) for side in size]
+    first = [-(-round((SIDE - side) / 2 - 0.1) // STRIDE) for side in scaled]  # the first whole cell of the picture
+
+    def of_cell(column: int, row: int) -> tuple[int, ...]:
+        edges = []
+        for place, side, px in zip((column, row), scaled, size, strict=True):
+            pad = round((SIDE - side) / 2 - 0.1)
+            edges.append([round(((place + end) * STRIDE - pad) * px / side) for end in (0, 1)])
+        return edges[0][0], edges[1][0], edges[0][1], edges[1][1]
+
+    red, blue = of_cell(first[0], first[1]), of_cell(first[0] + 1, first[1] + 1)
     found = engine.detect(name, picture(size, (red, "red"), (blue, "blue")), threshold=0.6)  # type: ignore[arg-type]
     labels = [None, None] if name == "told" else ["red", "blue"]
     assert sorted((one.class_id, one.label) for one in found.detections) == list(enumerate(labels))
     for one in found.detections:
-        np.testing.assert_allclose(one.box, red if one.class_id == 0 else blue, atol=max(0.6, cell / 12))
+        np.testing.assert_allclose(one.box, red if one.class_id == 0 else blue, atol=0.51)
 
 
 def test_one_command_says_what_it_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
