@@ -39,7 +39,7 @@ class Case:
 
     @property
     def is_detector(self) -> bool:
-        return self.name.startswith(("ssd", "retina"))
+        return self.name.startswith(("ssd", "retina", "fcos"))
 
 
 CASES = (
@@ -48,6 +48,7 @@ CASES = (
     Case("lraspp_mobilenet_v3_large", 64, ("fp16", "int8")),
     Case("ssdlite320_mobilenet_v3_large", 320, ("fp16",)),
     Case("retinanet_resnet50_fpn", 128),
+    Case("fcos_resnet50_fpn", 128),
 )
 
 
