@@ -55,17 +55,30 @@ class ClassShare:
     share: float
 
 
-@dataclass(slots=True)
-class Detection:
-    """One object: (x1, y1, x2, y2) in pixels of the picture, from its upper left corner, rounded to hundredths.
+class Box(NamedTuple):
+    """The upper left corner (x1, y1) and the lower right corner (x2, y2), in pixels of the picture.
 
-    The label is None if the model has none for the class.
+    The origin is the picture's upper left corner. The server rounds to hundredths of a pixel.
     """
 
-    box: tuple[float, float, float, float]
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+
+@dataclass(slots=True)
+class Detection:
+    """One object with its box. The label is None if the model has none for the class."""
+
     class_id: int
     label: str | None
     score: float
+    box: Box
+
+    def document(self) -> dict[str, object]:
+        """The object as JSON, as `/predictions` returns it."""
+        return {"class_id": self.class_id, "label": self.label, "score": self.score, "box": self.box._asdict()}
 
 
 @dataclass(frozen=True, slots=True)

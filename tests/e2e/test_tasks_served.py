@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,6 +146,14 @@ def test_several_pictures_have_a_map_each_and_no_png(server: Server) -> None:
     ("query", "words"),
     [
         ("stretched?format=gif", "format must be json or png"),
+        ("flags?format=gif", "format must be json, got"),
+        ("raw?format=png", "format=png is for class maps, but 'raw' has the task 'detect'; use json or coco"),
+        ("stretched?format=coco", "format=coco is for boxes, but 'stretched' has the task 'segment'; use json or png"),
+        ("flags?format=coco", "format=coco is for boxes"),
+        *[(f"raw?iou={bad}", "iou must be a number above 0 and at most 1") for bad in ("0", "1.01", "-1", "x", "nan")],
+        ("final?iou=0.5", "the boxes of 'final' leave its graph final"),
+        ("flags?iou=0.5", "iou is for boxes, but 'flags' has the task 'multilabel'"),
+        ("stretched?iou=0.5", "iou is for boxes"),
         ("stretched?top_k=3", "top_k is for classes"),
         ("stretched?threshold=0.1", "threshold"),
         ("raw?threshold=2x", "threshold"),
@@ -162,13 +171,19 @@ def test_words_that_mean_nothing_to_the_task_are_refused(server: Server, query: 
 def test_boxes_are_in_pixels_of_the_picture(server: Server) -> None:
     """Of one class the better of two that overlap stays, and what is beyond the picture is cut off."""
     picture = saved(Image.new("RGB", (128, 32)))
-    document = server.post("/predictions/raw", content=picture).json()
-    assert document["detections"] == [
-        {"box": [16, 4, 48, 20], "class_id": 0, "label": "cat", "score": 0.9},
-        {"box": [16, 4, 48, 20], "class_id": 1, "label": "dog", "score": 0.7},
-        {"box": [0, 30, 128, 32], "class_id": 1, "label": "dog", "score": 0.3},
+    answer = server.post("/predictions/raw", content=picture)
+    assert answer.json()["detections"] == [
+        {"class_id": 0, "label": "cat", "score": 0.9, "box": {"x1": 16, "y1": 4, "x2": 48, "y2": 20}},
+        {"class_id": 1, "label": "dog", "score": 0.7, "box": {"x1": 16, "y1": 4, "x2": 48, "y2": 20}},
+        {"class_id": 1, "label": "dog", "score": 0.3, "box": {"x1": 0, "y1": 30, "x2": 128, "y2": 32}},
     ]
-    for query, scores in (("threshold=0.5", [0.9, 0.7]), ("top_k=1", [0.9]), ("threshold=0.95", [])):
+    order = [answer.text.index(f'"{name}"') for name in ("class_id", "label", "score", "box", "x1", "y1", "x2", "y2")]
+    assert order == sorted(order)
+    # The two cats overlap by 15 / 17.
+    for query, scores in (
+        *(("threshold=0.5", [0.9, 0.7]), ("top_k=1", [0.9]), ("threshold=0.95", [])),
+        *(("iou=0.9", [0.9, 0.8, 0.7, 0.3]), ("iou=0.85&threshold=0.5", [0.9, 0.7]), ("iou=1", [0.9, 0.8, 0.7, 0.3])),
+    ):
         found = server.post(f"/predictions/raw?{query}", content=picture).json()["detections"]
         assert [one["score"] for one in found] == pytest.approx(scores)
 
@@ -176,7 +191,7 @@ def test_boxes_are_in_pixels_of_the_picture(server: Server) -> None:
 def test_boxes_of_a_cropped_picture_that_the_graph_has_suppressed(server: Server) -> None:
     """A picture of 160 x 80 is scaled to 80 x 40, of which the network sees 40 x 32 from (20, 4) on."""
     found = server.post("/predictions/final", content=saved(Image.new("RGB", (160, 80)))).json()["detections"]
-    assert [(one["class_id"], one["label"], one["score"], one["box"]) for one in found] == [
+    assert [(one["class_id"], one["label"], one["score"], list(one["box"].values())) for one in found] == [
         (1, None, pytest.approx(0.6), [56, 16, 88, 48]),
         (0, None, pytest.approx(0.5), [58, 16, 90, 48]),
     ]
@@ -187,6 +202,31 @@ def test_a_detector_that_cannot_be_batched_answers_the_same(server: Server) -> N
     documents = [server.post(f"/predictions/{name}", content=picture).json() for name in ("raw", "alone")]
     raw, alone = ([(one["box"], one["class_id"]) for one in document["detections"]] for document in documents)
     assert raw == alone
+
+
+def test_boxes_as_results_of_coco(server: Server) -> None:
+    """As its page says: [left, top, width, height], and the image by its number."""
+    picture = saved(Image.new("RGB", (128, 32)))
+    expected = [
+        {"image_id": 0, "category_id": 0, "bbox": [16, 4, 32, 16], "score": 0.9},
+        {"image_id": 0, "category_id": 1, "bbox": [16, 4, 32, 16], "score": 0.7},
+    ]
+    url = "/predictions/raw?format=coco&threshold=0.5"
+    assert server.post(url, content=picture).json() == expected
+
+    def named(*names: str) -> list[tuple[str, tuple[str, bytes]]]:
+        return [("file", (name, picture)) for name in names]
+
+    records = server.post(url, files=named("val/000000397133.jpg", "straße.v2.png", "9" * 30 + ".png")).json()
+    ids = [one["image_id"] for one in records]
+    assert ids == [397133, 397133, "straße.v2", "straße.v2", "9" * 30, "9" * 30]
+    assert [{**one, "image_id": 0} for one in records] == expected * 3
+    in_base64 = b64encode(picture).decode()
+    records = server.post(url, json={"instances": [in_base64, in_base64]}).json()
+    assert [one["image_id"] for one in records] == [0, 0, 1, 1]
+    check_refused(server.post(url, files=named("a.png", "b/a.jpg")), 400, "several are named 'a'")
+    broken = [*named("7.png"), ("file", ("8.png", b"no picture"))]
+    check_refused(server.post(url, files=broken), 400, "the file '8' failed", "not an image", "all files or none")
 
 
 # The others
@@ -232,9 +272,13 @@ def test_python_gets_the_same_boxes(engine: convoy.Engine, server: Server) -> No
     picture = Image.new("RGB", (128, 32))
     document = server.post("/predictions/raw?threshold=0.5", content=saved(picture)).json()["detections"]
     for found in (engine.detect("raw", picture, threshold=0.5), *engine.detect("raw", [picture], threshold=0.5)):
-        assert [{"box": list(one.box), "class_id": one.class_id, "label": one.label} for one in found.detections] == [
-            {name: one[name] for name in ("box", "class_id", "label")} for one in document
-        ]
+        assert [one.document() for one in found.detections] == document
+        x1, y1, x2, y2 = found.detections[0].box
+        assert (x1, y1, x2, y2) == (16, 4, 48, 20)
+    assert [one.score for one in engine.detect("raw", picture, iou=0.9).detections][1] == pytest.approx(0.8)
+    for model, iou, words in (("raw", 0.0, "above 0"), ("raw", "x", "above 0"), ("final", 0.5, "graph final")):
+        with pytest.raises(InvalidRequest, match=words):
+            engine.detect(model, picture, iou=iou)  # type: ignore[arg-type]
     assert len(engine.detect("raw", picture, top_k=1).detections) == 1
 
 
@@ -278,7 +322,7 @@ def test_a_handle_of_rays_asks_the_same(engine: convoy.Engine) -> None:
     handle, picture = Here(), flag(128, 32, "red", "blue")
     mapped = engine._loop.result(lambda: handle.segment(picture, model="stretched"))
     assert mapped.class_map.tolist() == engine.segment("stretched", picture).class_map.tolist()
-    (found,) = engine._loop.result(lambda: handle.detect([picture], model="raw", top_k=1))
+    (found,) = engine._loop.result(lambda: handle.detect([picture], model="raw", top_k=1, iou=0.9))
     assert found.detections == engine.detect("raw", picture, top_k=1).detections
     assert handle._ways.by_handle == 2
     with pytest.raises(InvalidRequest, match=r"call detect\(\)"):
@@ -321,6 +365,9 @@ def test_the_client_gives_what_the_engine_gives(server: Server, engine: convoy.E
         picture = Image.new("RGB", (128, 32))
         assert client.detect("raw", picture).detections == engine.detect("raw", picture).detections
         assert [one.score for one in client.detect("raw", picture, top_k=1).detections] == pytest.approx([0.9])
+        assert len(client.detect("raw", picture, iou=0.9).detections) == 4
+        with pytest.raises(InvalidRequest, match="iou must be a number above 0"):
+            client.detect("raw", picture, iou=2.0)
         with pytest.raises(InvalidRequest, match=r"'raw' has another task; call detect\(\)"):
             client.predict("raw", picture)
         with pytest.raises(InvalidRequest, match="/infer"):
