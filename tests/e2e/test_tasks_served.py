@@ -342,6 +342,40 @@ def test_predict_prints_boxes_and_classes(server: Server, tmp_path: Path) -> Non
     check_ended(run_convoy("predict", "stretched", str(path), "--url", server.url), 0, "75.0 %", "blue")
 
 
+def test_predict_draws_what_it_finds(server: Server, tmp_path: Path) -> None:
+    """In a picture that is enlarged five times; and it says all at once why it cannot."""
+    path, out = tmp_path / "one.png", tmp_path / "drawn.png"
+
+    def drawn(model: str, picture: Image.Image, *options: str) -> np.ndarray:
+        path.write_bytes(saved(picture))
+        done = run_convoy("predict", model, str(path), "--url", server.url, "--draw", str(out), *options)
+        check_ended(done, 0, str(path))
+        return np.asarray(Image.open(out)).astype(int)
+
+    boxes = drawn("raw", Image.new("RGB", (128, 32)), "--threshold", "0.8", "--iou", "0.9")
+    assert boxes.shape == (160, 640, 3)
+    assert boxes[50, 80].tolist() == boxes[99, 200].tolist() != [0, 0, 0], (
+        "the lines of the left edge and the lower one"
+    )
+    assert boxes[60, 150].tolist() == boxes[120, 600].tolist() == [0, 0, 0], "what is inside, and what is outside"
+    red, _, _, blue = (tuple(RGB[name]) for name in ("red", "black", "black", "blue"))
+    blended = drawn("stretched", flag(128, 32, "red", "blue"))
+    for x, colour in ((300, red), (600, blue)):
+        assert blended[150, x].tolist() != list(colour)
+        assert np.abs(blended[150, x] - colour).max() < 200
+    assert (drawn("flags", Image.new("RGB", (128, 32)), "--threshold", "90") > 0).any()
+    folder = run_convoy("predict", "raw", str(path), str(path), "--url", server.url, "--draw", str(tmp_path))
+    check_ended(folder, 2, "--draw is for one image, not 2", "is a folder; pass a file in it")
+    nowhere = run_convoy("predict", "raw", str(path), "--url", server.url, "--draw", str(tmp_path / "no" / "a.xyz"))
+    check_ended(nowhere, 2, "cannot write files that end in '.xyz'", "a folder that does not exist")
+    check_ended(
+        run_convoy("predict", "raw", str(path), "--url", server.url, "--draw", str(path)),
+        2,
+        "overwrite the image itself",
+    )
+    check_ended(run_convoy("predict", "raw", str(path), "--url", server.url, "--iou", "2"), 2, "--iou must be above 0")
+
+
 def test_batch_says_that_it_labels_with_classes(filled_store: StoreFolder, tmp_path: Path) -> None:
     (tmp_path / "one.png").write_bytes(saved(Image.new("RGB", (20, 20))))
     ended = run_convoy(

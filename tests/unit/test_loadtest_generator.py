@@ -267,7 +267,7 @@ TWO_FLOATS = struct.pack("<2f", 1, 2)
         ("predictions", b'{"model": "m", "detections": []}'),
         (
             "predictions",
-            b'{"model": "m", "detections": [{"class_id": 1, "score": 0.5, "box": {"x1": 0, "y1": 0, "x2": 1, "y2": 1}}]}',
+            b'{"model": "m", "detections": [{"class_id": 1, "score": 0.5, "box": {}}]}',
         ),
         ("predictions", b'{"model": "m", "segmentation": {"classes": [{"class_id": 1, "share": 1.0, "rle": {}}]}}'),
         ("infer", outputs(JSON_OUTPUT)),
