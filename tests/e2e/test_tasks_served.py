@@ -396,7 +396,14 @@ def test_the_client_gives_what_the_engine_gives(server: Server, engine: convoy.E
         np.testing.assert_array_equal(there.class_map, here.class_map)
         assert there.class_map.dtype == np.uint8
         assert (there.classes, there.unseen_share) == (here.classes, pytest.approx(here.unseen_share))
+        assert str(there) == "stretched version 1: 2 classes in 121 x 50 pixels\n  blue 75.2 %\n  red 24.8 %"
         picture = Image.new("RGB", (128, 32))
+        shown = str(client.detect("raw", picture, top_k=2)).splitlines()
+        assert shown == [
+            "raw version 1: 2 objects",
+            "  cat 0.900 from (16, 4) to (48, 20)",
+            "  dog 0.700 from (16, 4) to (48, 20)",
+        ]
         assert client.detect("raw", picture).detections == engine.detect("raw", picture).detections
         assert [one.score for one in client.detect("raw", picture, top_k=1).detections] == pytest.approx([0.9])
         assert len(client.detect("raw", picture, iou=0.9).detections) == 4
