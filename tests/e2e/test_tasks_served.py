@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
@@ -338,6 +339,9 @@ def test_predict_prints_boxes_and_classes(server: Server, tmp_path: Path) -> Non
     boxes = run_convoy("predict", "raw", str(path), "--url", server.url, "--top-k", "2")
     check_ended(boxes, 0, "16, 4, 48, 20", "dog")
     assert "30, 128" not in boxes.stdout
+    line = json.loads(run_convoy("predict", "raw", str(path), "--url", server.url, "--top-k", "1", "--json").stdout)
+    box = {"x1": 16, "y1": 4, "x2": 48, "y2": 20}
+    assert line["detections"] == [{"class_id": 0, "label": "cat", "score": pytest.approx(0.9), "box": box}]
     path.write_bytes(saved(flag(120, 50, "red", "blue", "blue", "blue")))
     check_ended(run_convoy("predict", "stretched", str(path), "--url", server.url), 0, "75.0 %", "blue")
 
