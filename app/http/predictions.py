@@ -136,22 +136,7 @@ class PredictionsRoute(HotRoute):
             elif is_json(body.view, content_type):
                 files = await self._split_json(call, body)
             if not isinstance(files, memoryview):
-                if wanted.finish is as_png:
-                    raise InvalidRequest("a PNG has the class map of one image; send one alone, or ask for JSON")
-                image_ids = [
-                    image_id_of(file.name, index) if isinstance(file, FormFile) else index
-                    for index, file in enumerate(files)
-                ]
-                if wanted.finish is as_coco:
-                    _check_distinct(image_ids)
-                asking = [
-                    self._predict_file(call, served, body, file, _in_file(wanted, image_id))
-                    for file, image_id in zip(files, image_ids, strict=True)
-                ]
-                outcomes = await _all_of(call, asking)
-                if wanted.finish is as_coco:
-                    return _all_records(call, image_ids, outcomes)
-                return _several(call, envelope(served), outcomes)
+                return await self._answer_files(call, served, body, files, wanted)
             picture = EncodedPicture(files, (body,))
         seen = await self._predictor.predict(call, served, picture, Terms(), wanted, is_alone=True)
         headers = (seen.timing.header(),)
@@ -160,6 +145,27 @@ class PredictionsRoute(HotRoute):
         if wanted.finish is as_coco:
             return Reply(200, (orjson.dumps(seen.found),), headers=headers)
         return Reply(200, (orjson.dumps({**envelope(served), **answer_document(wanted, seen)}),), headers=headers)
+
+    async def _answer_files(
+        self, call: Call, served: Served, body: Slot, files: list[FormFile] | list[memoryview | str], wanted: Wanted
+    ) -> Reply:
+        """Raises RequestError for what no file can have."""
+        if wanted.finish is as_png:
+            raise InvalidRequest("a PNG has the class map of one image; send one alone, or ask for JSON")
+        image_ids = [
+            image_id_of(file.name, position) if isinstance(file, FormFile) else position
+            for position, file in enumerate(files)
+        ]
+        if wanted.finish is as_coco:
+            _check_distinct(image_ids)
+        asking = [
+            self._predict_file(call, served, body, file, _in_file(wanted, image_id))
+            for file, image_id in zip(files, image_ids, strict=True)
+        ]
+        outcomes = await _all_of(call, asking)
+        if wanted.finish is as_coco:
+            return _all_records(call, image_ids, outcomes)
+        return _several(call, envelope(served), outcomes)
 
     async def _split_json(self, call: Call, body: Slot) -> memoryview | list[memoryview | str]:
         """Raises RequestError."""
