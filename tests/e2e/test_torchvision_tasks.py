@@ -135,7 +135,7 @@ def assert_same_map(answered: np.ndarray, classes: np.ndarray, margins: np.ndarr
 
 def assert_same_boxes(answered: list[dict[str, Any]], expected: np.ndarray) -> None:
     assert len(answered) == len(expected) > 10
-    mine = np.array([[one["class_id"], *one["box"], one["score"]] for one in answered])
+    mine = np.array([[one["class_id"], *one["box"].values(), one["score"]] for one in answered])
     # Those of equal scores have no order of their own.
     distances = np.abs(mine[:, None] - expected[None]).max(axis=2)
     assert sorted(distances.argmin(axis=1).tolist()) == list(range(len(expected)))
