@@ -16,6 +16,7 @@ from pathlib import Path
 from convoy.app.engines.dimensions import Size
 from convoy.export.class_names import distinct
 from convoy.export.options import ExportOptions, MissingOption, Mistakes
+from convoy.export.sources.onnx_metadata import StatedModel, stated_model
 from convoy.export.sources.onnx_source import image_channels, image_size
 from convoy.export.sources.preprocess import InputSize, resized
 from convoy.export.sources.torch_job import Inquiry, SourceKind, WeightsFrom
@@ -24,8 +25,7 @@ from convoy.export.sources.user_code import parse_call
 from convoy.models import zoo
 from convoy.models.checkpoint import CheckpointHeader, read_checkpoint_header
 from convoy.models.errors import JobError, UsageError
-from convoy.models.spec import Activation, ImageSpec
-from convoy.models.tasks import DetectionOutputs, Task
+from convoy.models.spec import ImageSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,8 @@ class Origin:
     """`size` is the network's input size if it is known; if `image` is None, `why_no_image` says why.
 
     `labels` are those of the weights. `are_labels_sure` is False if they belong to the published weights and others are
-    loaded, whose number of classes only torch can tell. `task`, `activation` and `detection` are those of the zoo's
-    networks, and None where the outputs or the graph must tell.
+    loaded, whose number of classes only torch can tell. `model` is what an ONNX file, a checkpoint or the
+    zoo says of a network that is not a classifier.
     """
 
     source: ModelSource
@@ -170,9 +170,7 @@ class Origin:
     labels: tuple[str, ...]
     are_labels_sure: bool
     stated: Stated | None = None
-    task: Task | None = None
-    activation: Activation | None = None
-    detection: DetectionOutputs | None = None
+    model: StatedModel | None = None
 
 
 def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | None, mistakes: Mistakes) -> Origin:
@@ -189,20 +187,19 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
     else:
         weights, weights_from = given()
     if source.carries_weights:
-        known = image_size(source.file) if source.kind == "onnx" and source.file else None
-        return Origin(source, source.file, "network", known, None, "the file does not say", (), True)
+        known = image_size(source.path) if source.kind == "onnx" else None
+        plain = Origin(source, source.file, "network", known, None, "the file does not say", (), True)
+        is_read = source.kind == "onnx" and options.task != "none"
+        model = stated_model(source.path, size or known) if is_read else None
+        return plain if model is None else replace(plain, image=model.image, labels=model.labels, model=model)
     header = _header(weights, source) if weights else None
     if header is not None:
-        size_px, test = _zoo_size(source), header.split.get("test")
-        found = Origin(source, weights, weights_from, size_px, header.image, "", header.labels, True)
-        if header.task != "classify":
-            return replace(found, task=header.task, activation=header.activation, detection=header.detection)
-        stated = Stated(100 * header.test_accuracy, header.dataset, test.sha256 if test else None)
-        return replace(found, stated=stated)
+        found = Origin(source, weights, weights_from, _zoo_size(source), header.image, "", header.labels, True)
+        return replace(found, stated=_stated_accuracy(header), model=_model_of(header))
     why = "the checkpoint does not say" if weights else "the network does not say"
     plain = Origin(source, weights, weights_from, _zoo_size(source), None, why, (), True)
-    if source.kind == "zoo" and (row := zoo.entry(source.name)).task != "classify":
-        return replace(plain, task=row.task, activation=row.activation, detection=row.detection)
+    if source.kind == "zoo":
+        return replace(plain, model=_model_of_zoo(source.name))
     is_told = options.preprocess is not None and options.labels is not None and options.weights != PUBLISHED
     if not source.has_registry or is_told:
         return plain
@@ -215,6 +212,30 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
         labels=distinct(said.labels),
         are_labels_sure=weights_from == "registry",
     )
+
+
+def _stated_accuracy(header: CheckpointHeader) -> Stated | None:
+    """What export's own measurement must repeat: the top-1 of a classifier."""
+    if header.task != "classify":
+        return None
+    test = header.split.get("test")
+    return Stated(100 * header.test_accuracy, header.dataset, test.sha256 if test else None)
+
+
+def _model_of(header: CheckpointHeader) -> StatedModel | None:
+    """How the outputs of a network are read that is not a classifier."""
+    if header.task == "classify":
+        return None
+    said = header.task, header.image, header.labels, header.detection, header.activation
+    return StatedModel("the checkpoint", *said)
+
+
+def _model_of_zoo(name: str) -> StatedModel | None:
+    row = zoo.entry(name)
+    if row.task == "classify":
+        return None
+    image = ImageSpec.plain(row.height, row.width, row.channels, "uint8_nhwc")
+    return StatedModel("the zoo", row.task, image, (), row.detection, row.activation)
 
 
 def channels_of(source: ModelSource, size: Size) -> int:
