@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 LEARNING_RATES: dict[Optimizer, float] = {"adamw": 0.004, "sgd": 0.05}
 WEIGHT_DECAYS: dict[Optimizer, float] = {"adamw": 0.05, "sgd": 5e-4}
-EPOCHS: dict[Task, int] = {"classify": 60, "detect": 20, "segment": 20}
+EPOCHS: dict[Task, int] = {"classify": 60, "detect": 12, "segment": 12}
 BATCH_SIZES: dict[Task, int] = {"classify": 64, "detect": 16, "segment": 16}
 # A mirrored photograph shows the same thing. A mirrored digit does not, and a class of a user's folder need not.
 _MIRRORED_SOURCES = frozenset({"cifar10"})

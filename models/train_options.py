@@ -90,7 +90,7 @@ class TrainOptions:
     ] = None
     batch_size: Annotated[int | None, Option("Images per step; default: 64, for shapes 16.", group="Basics")] = None
     epochs: Annotated[
-        int | None, Option("Passes over the training images; default: 60, for shapes 20.", group="Basics")
+        int | None, Option("Passes over the training images; default: 60, for shapes 12.", group="Basics")
     ] = None
     seed: Annotated[int, Option("Seed of weights, order and augmentation.", group="Optimisation")] = 0
     validation: Annotated[

@@ -35,8 +35,12 @@ _ATTEMPTS = 8
 # Drawn points per pixel and side.
 _POINTS = 4
 _MOST_NOISE = 16
-# The least distance of a shape's colour from the background's: the sum over three channels.
-_LEAST_CONTRAST = 150
+# The colour of each kind, about which shapes vary: with outlines alone, networks would learn for an hour.
+_COLOURS = {"circle": (215, 65, 65), "square": (65, 185, 75), "triangle": (75, 90, 215), "star": (220, 205, 65)}
+_COLOUR_RANGE = 45
+# The background is nearly grey: its channels differ by less than those of any shape.
+_TINT = 25
+_SLOPE = 40
 _NOISE_BYTES = 4
 # The mean and deviation of the sum of this many uniform bytes.
 _NOISE_MEAN, _NOISE_DEVIATION = 510, 148
@@ -91,16 +95,14 @@ def pictures(wanted: ShapeSet, part: ShapePart) -> Iterator[Picture]:
 def draw(number: int, seed: int, stream: int, px: int = PX) -> Picture:
     """Picture `number` of `seed`. `stream` separates the parts of a set. It has one shape at least."""
     chance = _Chance(np.random.PCG64(np.random.SeedSequence([seed, stream, px, number])))
-    ground = _ground(chance, px)
-    middle = ground[px // 2, px // 2]
-    picture = ground
+    picture = _ground(chance, px)
     instances = np.zeros((px, px), np.uint8)
     shapes: list[_Shape] = []
     for _ in range(chance.between(1, MOST_SHAPES)):
         shape = _placed(chance, instances, shapes, px)
-        colour = _colour(chance, middle)
         if shape is None:
             continue
+        colour = _colour(chance, shape.kind)
         under = picture[shape.place]
         part = shape.coverage[..., None]
         picture[shape.place] = under + (colour - under) * part // _POINTS**2
@@ -133,9 +135,10 @@ class _Chance:
 
 
 def _ground(chance: _Chance, px: int) -> Ints:
-    """A background whose colour changes linearly between four corners, [px, px, 3]."""
-    base = [chance.between(0, 255) for _ in range(3)]
-    corners = np.array([[one + chance.between(-50, 50) for one in base] for _ in range(4)], np.int32)
+    """A background whose brightness changes linearly between four corners, [px, px, 3]."""
+    grey = chance.between(_SLOPE, 255 - _SLOPE)
+    base = np.array([grey + chance.between(-_TINT, _TINT) for _ in range(3)], np.int32)
+    corners = [base + chance.between(-_SLOPE, _SLOPE) for _ in range(4)]
     along = np.arange(px, dtype=np.int32)[:, None]
     top, bottom = (corners[at] * (px - 1 - along) // (px - 1) + corners[at + 1] * along // (px - 1) for at in (0, 2))
     down = along[:, None]
@@ -190,12 +193,9 @@ def _corners(kind: int, middle: int, reach: int, degrees: int) -> list[tuple[int
     return points
 
 
-def _colour(chance: _Chance, ground: Ints) -> Ints:
-    """A colour unlike the background's, [3]."""
-    colour = np.array([chance.between(0, 255) for _ in range(3)], np.int32)
-    while np.abs(colour - ground).sum() < _LEAST_CONTRAST:
-        colour = np.array([chance.between(0, 255) for _ in range(3)], np.int32)
-    return colour
+def _colour(chance: _Chance, kind: int) -> Ints:
+    """A colour for a shape of this kind, [3]."""
+    return np.array([one + chance.between(-_COLOUR_RANGE, _COLOUR_RANGE) for one in _COLOURS[SHAPES[kind]]], np.int32)
 
 
 def _noise(chance: _Chance, px: int) -> Ints:

@@ -108,9 +108,9 @@ def _score_loss(predicted: _Predicted, assigned: _Assigned) -> Tensor:
     classes = predicted.logits.shape[1]
     is_class = functional.one_hot(assigned.classes, classes).transpose(1, 2) * assigned.learns[:, None]
     target = is_class * _iou(predicted.boxes.detach(), assigned.boxes).clamp(0, 1)[:, None]
-    loss = functional.binary_cross_entropy_with_logits(predicted.logits, target, reduction="sum")
+    loss: Tensor = functional.binary_cross_entropy_with_logits(predicted.logits, target, reduction="sum")
     # The least that these targets allow: without it the loss would rise while boxes begin to fit.
-    least = torch.special.entr(target) + torch.special.entr(1 - target)
+    least: Tensor = torch.special.entr(target) + torch.special.entr(1 - target)
     return loss - least.sum()
 
 

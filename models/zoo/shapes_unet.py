@@ -43,8 +43,8 @@ class ShapesUNet(nn.Module):
         self.down8 = nn.Sequential(_block(24, 40, 2), _block(40, 40))
         self.down16 = nn.Sequential(_block(40, 56, 2), _block(56, 56))
         self.down32 = _block(56, 56, 2)
-        self.up16 = _Up(56, 56, 40)
-        self.up8 = _Up(40, 40, 40)
+        self.up16 = _Up(56, 56, 36)
+        self.up8 = _Up(36, 40, 40)
         self.up4 = _Up(40, 24, 24)
         self.up2 = _Up(24, 12, 12)
         # Features at full size would cost more than all the rest.

@@ -231,7 +231,7 @@ def test_training_lowers_the_loss_and_the_header_tells_export_everything(
 ) -> None:
     from convoy.models.train import train
 
-    result = train(short(tmp_path, arch, epochs=5, warm_up=0.1, validation="0.25"))
+    result = train(short(tmp_path, arch, epochs=3, warm_up=0.1, validation="0.25"))
     assert result.epochs[-1].loss < result.epochs[0].loss
     assert all(0 <= (one.validation_accuracy or 0) <= 1 for one in result.epochs)
     header = read_checkpoint_header(result.out)
@@ -244,7 +244,7 @@ def test_training_lowers_the_loss_and_the_header_tells_export_everything(
     plan = make_plan(ExportOptions(f"zoo:{arch}", name="shapes", weights=result.out))
     assert (plan.task, plan.activation, plan.detection) == (header.task, header.activation, header.detection)
     assert (plan.labels, plan.image, plan.stated) == (labels, header.image, None)
-    again = train(short(tmp_path, arch, epochs=5, warm_up=0.1, validation="0.25", out=tmp_path / "again.safetensors"))
+    again = train(short(tmp_path, arch, epochs=3, warm_up=0.1, validation="0.25", out=tmp_path / "again.safetensors"))
     assert again.out.read_bytes() == result.out.read_bytes()
 
 
