@@ -28,9 +28,9 @@ _NAME = re.compile(r"shapes(?::([0-9]{1,6}))?")
 
 @dataclass(frozen=True, slots=True)
 class ShapeSet:
-    """The parameters of a set: pictures of `px` x `px`, of which `training_images` are to learn from.
+    """The parameters of a set: pictures of `px` x `px`, `training_images` of them to learn from.
 
-    A quarter as many again are to be measured on. Raises JobError for what cannot be drawn.
+    A quarter as many again are to measure on. Raises JobError for what cannot be drawn.
     """
 
     seed: int = 0

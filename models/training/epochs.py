@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
     """`epoch` counts from 1; `learning_rate` is that of its first step. Losses are means over images: for training
-    images as in training, for validation images the plain cross-entropy; accuracy is a fraction.
+    images as in training, for validation images the objective's plain loss. `validation_accuracy` is the objective's
+    measure, from 0 to 1.
 
     `epoch_s` is training alone, without validation. Fields are None without a validation part, or if the machine does
     not tell.

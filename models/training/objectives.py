@@ -99,6 +99,6 @@ def mirrored(count: int, generator: torch.Generator) -> Tensor:
 
 
 def mirror(images: Tensor, chosen: Tensor) -> Tensor:
-    """Images or masks [n, ..., W], of which the `chosen` are mirrored left to right."""
+    """Mirror the `chosen` of images or masks [n, ..., W] left to right."""
     chosen = chosen.to(images.device).reshape(-1, *[1] * (images.ndim - 1))
     return torch.where(chosen, images.flip(-1), images)

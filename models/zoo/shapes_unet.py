@@ -1,6 +1,6 @@
 """A small U-Net: each pixel's class, from what is around it and from the picture's fine detail.
 
-Source: Ronneberger et al., U-Net, 2015; with batch normalisation, padding, and strides in place of pools.
+Source: Ronneberger et al., U-Net, 2015; with batch normalisation and padding, and strides instead of pools.
 """
 
 from __future__ import annotations
