@@ -21,6 +21,8 @@ from convoy.models.shapes.__main__ import main
 from convoy.models.shapes.coco import run_lengths
 from convoy.models.shapes.drawing import draw
 from convoy.models.shapes.shape_set import LEAST_PX, MASK_CLASSES, MOST_SHAPES, SHAPES, ShapeSet, named_set
+from convoy.models.spec import TensorSpec
+from convoy.models.tasks import SegmentationOutput
 from convoy.models.train_options import TrainOptions
 
 # --- pictures and files; no torch needed
@@ -246,6 +248,39 @@ def test_training_lowers_the_loss_and_the_header_tells_export_everything(
     assert (plan.labels, plan.image, plan.stated) == (labels, header.image, None)
     again = train(short(tmp_path, arch, epochs=3, warm_up=0.1, validation="0.25", out=tmp_path / "again.safetensors"))
     assert again.out.read_bytes() == result.out.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "classes", "shape"),
+    [("shapes_detector", 4, (8, 400)), ("shapes_unet", 5, (5, 160, 160))],
+)
+def test_exported_with_random_weights_it_answers_any_batch_in_the_declared_layout(
+    tmp_path: Path, torch: Any, arch: str, classes: int, shape: tuple[int, ...]
+) -> None:
+    import onnxruntime
+
+    network = zoo.create(arch, classes).eval()
+    file = tmp_path / "network.onnx"
+    batch = {0: torch.export.Dim("batch", min=1, max=8)}
+    images = torch.rand(2, 3, 160, 160)
+    torch.onnx.export(network, (images,), file, dynamo=True, dynamic_shapes=(batch,), verbose=False)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    for count in (1, 5):
+        some = torch.rand(count, 3, 160, 160)
+        (answer,) = session.run(None, {session.get_inputs()[0].name: some.numpy()})
+        assert answer.shape == (count, *shape)
+        with torch.inference_mode():
+            expected = network(some)
+        expected = expected["detections"] if arch == "shapes_detector" else expected
+        np.testing.assert_allclose(answer, expected.numpy(), rtol=1e-3, atol=1e-3)
+    said = zoo.entry(arch).detection
+    if said is not None:
+        assert said.check([TensorSpec(said.boxes, "FP32", shape)]) == classes
+        assert (answer[:, 2:4] > 0).all()
+        assert ((answer[:, 4:] >= 0) & (answer[:, 4:] <= 1)).all()
+    else:
+        assert SegmentationOutput("map").check([TensorSpec("map", "FP32", shape)]) == classes
 
 
 @pytest.mark.long
