@@ -138,7 +138,7 @@ def _ground(chance: _Chance, px: int) -> Ints:
     """A background whose brightness changes linearly between four corners, [px, px, 3]."""
     grey = chance.between(_SLOPE, 255 - _SLOPE)
     base = np.array([grey + chance.between(-_TINT, _TINT) for _ in range(3)], np.int32)
-    corners = [base + chance.between(-_SLOPE, _SLOPE) for _ in range(4)]
+    corners = np.array([base + chance.between(-_SLOPE, _SLOPE) for _ in range(4)], np.int32)
     along = np.arange(px, dtype=np.int32)[:, None]
     top, bottom = (corners[at] * (px - 1 - along) // (px - 1) + corners[at + 1] * along // (px - 1) for at in (0, 2))
     down = along[:, None]
