@@ -22,7 +22,18 @@ MODELS, EXPORT, LOADTEST, APP = "convoy.models", "convoy.export", "convoy.loadte
 # Rooms inside `models` that train, or read weights for a network; everything else there is vocabulary.
 TRAINING = tuple(
     f"{MODELS}.{name}"
-    for name in ("zoo", "datasets", "glyphs", "train", "train_command", "fit", "augment", "training", "weights")
+    for name in (
+        "zoo",
+        "annotations",
+        "datasets",
+        "glyphs",
+        "train",
+        "train_command",
+        "fit",
+        "augment",
+        "training",
+        "weights",
+    )
 )
 VOCABULARY_LIBRARIES = {"numpy", "PIL", "safetensors", "simplejpeg", "yaml"}
 
