@@ -244,12 +244,12 @@ def _prove_and_publish(
     purpose = purpose_of(asked, outputs, labels=plan.labels, takes_images=is_of_images, detection=detection)
     if plan.task is None:
         progress.say(f"task: {purpose.task}{f', {purpose.remark}' if purpose.remark else ''} (--task)")
+    unused = ""
+    if plan.metric is None:
+        data, unused = fitting(data, purpose.task)
     decision = _decision(plan, purpose, data, torch, folder / REFERENCE.file)
     spec = _spec(plan, torch, purpose, outputs, decision)
     with metric_judge(plan.metric, spec) as judge:
-        unused = ""
-        if plan.metric is None:
-            data, unused = fitting(data, spec.task)
         if data.evaluation and data.evaluation.has_targets and not judge.scores_targets:
             unused = f"the targets of {data.evaluation.source} say nothing where the task is {spec.task}; pass --metric"
         torch = torch.with_remarks(purpose.remark, unused)

@@ -326,12 +326,13 @@ def _labels(options: ExportOptions, origin: Origin) -> tuple[tuple[str, ...], st
     They come from `--labels`, or the weights, or the data that is evaluated. A folder that has only classes of the
     published weights does not replace their labels.
     """
-    if options.labels is not None:
-        return read_labels(options.labels), ""
-    if origin.labels and origin.are_labels_sure:
-        return origin.labels, ""
     source = options.evaluate
     annotated = next((one for one in (source, options.calibrate) if one and is_annotated(one)), None)
+    if options.labels is not None:
+        # Many detectors know one class.
+        return read_labels(options.labels, 1 if annotated or options.task == "detect" else 2), ""
+    if origin.labels and origin.are_labels_sure:
+        return origin.labels, ""
     if annotated is not None:
         return _annotated_labels(annotated, options, origin)
     if source is None:

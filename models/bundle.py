@@ -390,6 +390,21 @@ class Manifest:
         unmeasured = TOP_1 if self.spec.task == "classify" else "score"
         return next((variant.accuracy.metric for variant in self.variants if variant.accuracy), unmeasured)
 
+    @property
+    def heading(self) -> str:
+        """The name of what `Accuracy.headline` shows, in at most eight characters if possible."""
+        name = next((one.accuracy.headline[0] for one in self.variants if one.accuracy), self.metric)
+        return "mAP" if name.startswith("mAP") else name
+
+    @property
+    def set_lines(self) -> list[str]:
+        """A line for each measure of the whole set, with its value for every variant."""
+        scored = [(one.file, one.accuracy.set_metrics) for one in self.variants if one.accuracy]
+        names = list(scored[0][1]) if scored else []
+        return [
+            f"{name}: {', '.join(f'{file} {own[name]:.4f}' for file, own in scored if name in own)}" for name in names
+        ]
+
     def variant(self, file: str) -> Variant:
         """The variant stored in `file`. Raises KeyError."""
         for candidate in self.variants:

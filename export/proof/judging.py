@@ -4,8 +4,8 @@ known.
     task         similarity                                      score, with targets
     classify     the same best class                             right or wrong (top-1)         targets [n]
     multilabel   the share of classes on the same side           the share that is right        targets [n, classes]
-    segment      the share of pixels of the same class           the mean IoU of classes        targets [n, h, w]
-    detect       F1 of the best boxes, matched by class and IoU  average precision of an image  targets [n, m, 5 or 6]
+    segment      the share of pixels of the same class           the mean IoU per image         targets [n, h, w]
+    detect       F1 of the best boxes, matched by class and IoU  average precision per image    targets [n, m, 5 or 6]
     none         1 less the relative error of the worst output   only by --metric
 
 A user's function, `--metric file.py:function`, may compute the score instead:
@@ -386,7 +386,7 @@ def _of_segment(spec: ModelSpec) -> _Parts:
         pixels = class_pixels(maps, targets)
         return {"scores": image_mean_iou(**pixels), **pixels}
 
-    return "mean IoU of an image", like, score, "agrees with fp32 on {0:.1f} % of the pixels of"
+    return "mean IoU per image", like, score, "agrees with fp32 on {0:.1f} % of the pixels of"
 
 
 def _of_detect(spec: ModelSpec) -> _Parts:
@@ -400,7 +400,7 @@ def _of_detect(spec: ModelSpec) -> _Parts:
         return boxes_against(answers, targets, spec)
 
     alike = "finds {0:.1f} % (F1) of fp32's boxes on"
-    return "AP of an image", partial(boxes_f1, spec=spec), score, alike
+    return "AP per image", partial(boxes_f1, spec=spec), score, alike
 
 
 def _of_none(spec: ModelSpec) -> _Parts:

@@ -125,8 +125,8 @@ def write_masks(root: Path, shown: Sequence[Picture], part: str = "val") -> None
 
 
 def write_detector(path: Path, gains: Sequence[float] = (1.0, 1.0), *, small: float = 1.0) -> Path:
-    """float32 [N, 3, 32, 32] in 0..1 -> `boxes` [N, 16, 4] in pixels, `scores` [N, 16, 2]: the share of each colour in the cell,
-    times its gain.
+    """float32 [N, 3, 32, 32] in 0..1 -> `boxes` [N, 16, 4] in pixels, `scores` [N, 16, 2]: the share of each colour in
+    the cell, times its gain.
 
     A class with a gain below 0.06 is not found. With `small` below 1, green passes through values so much smaller than
     red's, in a network that computes the same but cannot do so in 8 bits with one scale.

@@ -1,4 +1,4 @@
-"""Mean average precision against pycocotools, on random sets and on those that its rules decide; the score of an image."""
+"""Mean average precision against pycocotools, on random sets and where its rules decide; the score of an image."""
 
 from __future__ import annotations
 
