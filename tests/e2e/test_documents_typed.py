@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 from convoy.models.tasks import DetectionOutputs
+from tests.support.annotated_images import pictures, write_coco, write_detector
 from tests.support.certificates import Authority
 from tests.support.documents import PAGES, Block, all_blocks, blocks, name_of, parts, run_example
 from tests.support.load_records import load_record
@@ -127,7 +128,7 @@ def runs(folder: Path) -> None:
 
 
 def weights(folder: Path) -> None:
-    """A trained network, and the files of a network for signals."""
+    """A trained network, the files of a network for signals, and a detector with annotated images."""
     (folder / "net.py").write_text(SIGNALS)
     (folder / "scores.py").write_text("def close(outputs, targets):\n    return -abs(outputs[:, 0] - targets)\n")
     random = np.random.default_rng(0)
@@ -135,6 +136,10 @@ def weights(folder: Path) -> None:
         signal, age = random.standard_normal((40, 2, 1000), np.float32), random.integers(0, 90, (40, 1))
         np.savez(folder / f"{name}.npz", signal=signal, age=age, targets=np.zeros(40, np.float32))
     subprocess.run([sys.executable, "net.py"], cwd=folder, check=True)
+    write_detector(folder / "detector.onnx")
+    shown = pictures(60)
+    write_coco(folder / "coco", shown[:30], "train")
+    write_coco(folder / "coco", shown[30:], "val")
     convoy(folder, "train", "digits", "--arch", "simple_cnn", "--epochs", "5", "--out", "digits.safetensors")
 
 

@@ -128,8 +128,8 @@ def write_detector(path: Path, gains: Sequence[float] = (1.0, 1.0), *, small: fl
     """float32 [N, 3, 32, 32] in 0..1 -> `boxes` [N, 16, 4] in pixels, `scores` [N, 16, 2]: the share of each colour in
     the cell, times its gain.
 
-    A class with a gain below 0.06 is not found. With `small` below 1, green passes through values so much smaller than
-    red's, in a network that computes the same but cannot do so in 8 bits with one scale.
+    A class with a gain below 0.05 is not found. With `small` below 1, green passes a tanh, where it is nearly linear,
+    as values so much smaller than red's that 8 bits with one scale for both lose it.
     """
     mean = np.zeros((2, 3, CELL_PX, CELL_PX), np.float32)
     for label in range(2):
@@ -149,7 +149,8 @@ def write_detector(path: Path, gains: Sequence[float] = (1.0, 1.0), *, small: fl
     }
     nodes = [
         helper.make_node("Conv", ["images", "mean"], ["means"], "means", strides=[CELL_PX, CELL_PX]),
-        helper.make_node("Conv", ["means", "back"], ["grid"], "back"),
+        helper.make_node("Tanh" if small < 1 else "Identity", ["means"], ["between"], "between"),
+        helper.make_node("Conv", ["between", "back"], ["grid"], "back"),
         helper.make_node("Reshape", ["grid", "shape"], ["rows"], "reshape"),
         helper.make_node("Transpose", ["rows"], ["scores"], "last", perm=[0, 2, 1]),
         # Boxes for each sample of the batch.
