@@ -56,10 +56,10 @@ def match(found: Found, wanted: Wanted) -> Matches:
     """Match the detections of one image, class by class. Beyond `MAX_DETECTIONS` of a class they are ignored."""
     shape = len(IOU_THRESHOLDS), len(found.scores)
     is_right, is_ignored = np.zeros(shape, bool), np.zeros(shape, bool)
-    for label in np.unique(found.classes):
-        rows = np.flatnonzero(found.classes == label)
-        is_ignored[:, rows[MAX_DETECTIONS:]] = True
-        rows = rows[:MAX_DETECTIONS]
+    if len(found.scores) > MAX_DETECTIONS:
+        is_ignored[:, _beyond_most(found.classes)] = True
+    for label in np.intersect1d(found.classes, wanted.classes):
+        rows = np.flatnonzero(found.classes == label)[:MAX_DETECTIONS]
         own = np.flatnonzero(wanted.classes == label)
         # Objects before crowds: a crowd counts only for a detection that fits no object.
         own = own[np.argsort(wanted.is_crowd[own], kind="stable")]
@@ -67,6 +67,14 @@ def match(found: Found, wanted: Wanted) -> Matches:
             overlaps = _overlaps(found.boxes[rows], wanted.boxes[own], wanted.is_crowd[own])
             is_right[:, rows], is_ignored[:, rows] = _matched(overlaps, wanted.is_crowd[own])
     return Matches(is_right, is_ignored)
+
+
+def _beyond_most(classes: Integers) -> Booleans:
+    """Which detections, best first, come after the first `MAX_DETECTIONS` of their class."""
+    is_beyond = np.zeros(len(classes), bool)
+    for label in np.unique(classes):
+        is_beyond[np.flatnonzero(classes == label)[MAX_DETECTIONS:]] = True
+    return is_beyond
 
 
 def _overlaps(boxes: Floats, others: Floats, is_crowd: Booleans) -> Floats:

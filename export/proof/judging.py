@@ -383,10 +383,23 @@ def _of_segment(spec: ModelSpec) -> _Parts:
             maps = of_size(maps, targets.shape[1:])
         if targets.shape != maps.shape or targets.dtype.kind not in "iub":
             raise _unfit(targets, maps.shape[1:])
+        _refuse_beyond(targets[targets != UNLABELLED], spec)
         pixels = class_pixels(maps, targets)
         return {"scores": image_mean_iou(**pixels), **pixels}
 
     return "mean IoU per image", like, score, "agrees with fp32 on {0:.1f} % of the pixels of"
+
+
+def _refuse_beyond(classes: np.ndarray, spec: ModelSpec) -> None:
+    """Raise JobError if targets name a class that the network does not have."""
+    head = spec.segmentation or spec.detection
+    assert head is not None, "only segmenters and detectors have such targets; this is a bug"
+    known = head.check(spec.outputs)
+    if known is not None and classes.max(initial=-1) >= max(known, 2 if spec.segmentation else 1):
+        raise JobError(
+            f"the targets have class {int(classes.max())}, and the network has {known} classes, from 0; number the "
+            "classes as the network does, or pass --labels in the order of its outputs"
+        )
 
 
 def _of_detect(spec: ModelSpec) -> _Parts:
@@ -397,6 +410,7 @@ def _of_detect(spec: ModelSpec) -> _Parts:
                 "the box (x1, y1, x2, y2) in pixels of the input, and the class, -1 in unused rows; save them so, or "
                 "pass --metric"
             )
+        _refuse_beyond(targets[..., 4], spec)
         return boxes_against(answers, targets, spec)
 
     alike = "finds {0:.1f} % (F1) of fp32's boxes on"

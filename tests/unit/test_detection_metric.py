@@ -22,6 +22,11 @@ from convoy.export.proof.detection_metric import (
     match,
     mean_average_precision,
 )
+from convoy.export.proof.judging import judge_of
+from convoy.export.proof.outcomes import DetectionOutcomes
+from convoy.models.errors import JobError
+from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
+from convoy.models.tasks import DetectionOutputs
 
 coco: Any = pytest.importorskip("pycocotools.coco")
 cocoeval: Any = pytest.importorskip("pycocotools.cocoeval")
@@ -182,3 +187,73 @@ def test_an_image_without_the_best_right_box_has_a_lower_score(seed):
         kept = np.arange(len(right)) != int(right.argmax())
         # Another box may take its place, but with a lower score.
         assert score_of((Found(*(array[kept] for array in one)), wanted)) <= score_of((one, wanted)) + 1e-12
+
+
+def answered(found: Found, most: int) -> dict[str, np.ndarray]:
+    """One sample's outputs of a network with `most` rows; unused ones have a score of 0."""
+    rows = np.zeros((most, 6))
+    rows[: len(found.scores)] = np.column_stack([found.boxes, found.classes, found.scores])
+    order = np.random.default_rng(0).permutation(most)
+    return {
+        "boxes": rows[order, :4].astype(np.float32),
+        "scores": rows[order, 5].astype(np.float32),
+        "labels": rows[order, 4].astype(np.int64),
+    }
+
+
+def target(wanted: Wanted, most: int) -> np.ndarray:
+    rows = np.full((most, 6), -1.0)
+    rows[: len(wanted.classes)] = np.column_stack([wanted.boxes, wanted.classes, wanted.is_crowd])
+    return rows
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_the_judge_of_detectors_has_the_map_of_pycocotools_batch_by_batch(seed):
+    generator = np.random.default_rng(seed)
+    pictures = [picture(generator, whole=True) for _ in range(7)]
+    # Scores in a float32 network, each its own, because a network gives rows in any order.
+    scores = [generator.permutation(1000)[: len(found.scores)] / 1024 + 0.01 for found, _ in pictures]
+    pictures = [
+        (found._replace(scores=np.sort(own.astype(np.float32).astype(float))[::-1]), wanted)
+        for own, (found, wanted) in zip(scores, pictures, strict=True)
+    ]
+    if not any((~wanted.is_crowd).any() for _, wanted in pictures):
+        return
+    names = {"boxes": ("FP32", (30, 4)), "scores": ("FP32", (30,)), "labels": ("INT64", (30,))}
+    outputs = tuple(TensorSpec(name, *one) for name, one in names.items())
+    said = DetectionOutputs("boxes", "scores", "labels")
+    spec = ModelSpec("m", (TensorSpec("x", "FP32", (4,)),), outputs, 4, None, "none", (), task="detect", detection=said)
+    judge, parts = judge_of(spec), []
+    for some in (pictures[:3], pictures[3:4], pictures[4:]):
+        one_by_one = [answered(found, 30) for found, _ in some]
+        answers = {name: np.stack([one[name] for one in one_by_one]) for name in names}
+        parts.append(judge.judged(answers, answers, np.stack([target(wanted, 12) for _, wanted in some])))
+    whole = DetectionOutcomes.joined(parts)
+    assert whole.set_metrics == pytest.approx(theirs(pictures), abs=1e-6)
+    # As the cache keeps them.
+    assert judge.restored(whole.arrays()).set_metrics == whole.set_metrics
+    assert np.allclose(
+        whole.scores, [score_of((Found(*(array[found.scores >= 0.05] for array in found)), w)) for found, w in pictures]
+    )
+
+
+def test_boxes_are_clipped_to_the_picture_and_not_to_its_padding():
+    spec = ModelSpec(
+        "m",
+        (TensorSpec("images", "UINT8", (100, 100, 3)),),
+        (TensorSpec("boxes", "FP32", (1, 4)), TensorSpec("scores", "FP32", (1,))),
+        4,
+        ImageSpec.plain(100, 100, 3, "uint8_nhwc"),
+        "none",
+        (),
+        task="detect",
+        detection=DetectionOutputs("boxes", "scores"),
+    )
+    # A picture in the middle, with a padding of 25 above and below.
+    answers = {"boxes": np.array([[[0, 5, 40, 60]]], np.float32), "scores": np.array([[0.9]], np.float32)}
+    objects = np.array([[[0, 25, 100, 75, -1, 2], [0, 25, 40, 60, 0, 0]]], float)
+    assert judge_of(spec).judged(answers, answers, objects).scores.tolist() == [1.0]
+    assert judge_of(spec).judged(answers, answers, objects[:, 1:]).scores.tolist() == [pytest.approx(0.3)]
+    with pytest.raises(JobError, match=r"a detector's are \[objects, 5\]: the box"):
+        judge_of(spec).judged(answers, answers, np.zeros((1, 3)))
