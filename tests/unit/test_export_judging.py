@@ -450,7 +450,7 @@ RIGHT = "with 93.40 % top-1 on 1,200 images"
         (
             replace(full_manifest(), variants=(replace(FP32, accuracy=None),)),
             "doubt",
-            "CPUs use fp32.onnx, accuracy not measured, because there are no targets (--evaluate).",
+            "CPUs use fp32.onnx, accuracy not measured, because there are no targets (--evaluate FILE.npz).",
         ),
         (
             of_task("none"),
@@ -461,7 +461,7 @@ RIGHT = "with 93.40 % top-1 on 1,200 images"
         (
             of_task("multilabel"),
             "doubt",
-            "CPUs use fp32.onnx, accuracy not measured, because there are no targets (--evaluate).",
+            "CPUs use fp32.onnx, accuracy not measured, because there are no targets (--evaluate FILE.npz).",
         ),
         (
             of_task("none", replace(FP32.accuracy, metric="scores.py:close", top1=-0.25, images=1)),
