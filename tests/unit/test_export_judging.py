@@ -450,7 +450,7 @@ RIGHT = "with 93.40 % top-1 on 1,200 images"
         (
             replace(full_manifest(), variants=(replace(FP32, accuracy=None),)),
             "doubt",
-            "CPUs use fp32.onnx, accuracy not measured, because there are no targets (--evaluate FILE.npz).",
+            "CPUs use fp32.onnx, accuracy not measured, because there are no targets (--evaluate).",
         ),
         (
             of_task("none"),
