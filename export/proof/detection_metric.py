@@ -64,8 +64,8 @@ def match(found: Found, wanted: Wanted) -> Matches:
         # Objects before crowds: a crowd counts only for a detection that fits no object.
         own = own[np.argsort(wanted.is_crowd[own], kind="stable")]
         if len(own):
-            overlaps = _overlaps(found.boxes[rows], wanted.boxes[own], wanted.is_crowd[own])
-            is_right[:, rows], is_ignored[:, rows] = _matched(overlaps, wanted.is_crowd[own])
+            shares = overlaps(found.boxes[rows], wanted.boxes[own], wanted.is_crowd[own])
+            is_right[:, rows], is_ignored[:, rows] = _matched(shares, wanted.is_crowd[own])
     return Matches(is_right, is_ignored)
 
 
@@ -77,31 +77,35 @@ def _beyond_most(classes: Integers) -> Booleans:
     return is_beyond
 
 
-def _overlaps(boxes: Floats, others: Floats, is_crowd: Booleans) -> Floats:
-    """IoU [n, m]; with a crowd, the share of the detection that lies in it."""
+def overlaps(boxes: Floats, others: Floats, is_crowd: Booleans | None = None) -> Floats:
+    """IoU [n, m] of boxes [n, 4] and others [m, 4], 0 for boxes without an area; with a crowd, the share of the box
+    that lies in it.
+    """
     low = np.maximum(boxes[:, None, :2], others[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
     both = (high - low).clip(0).prod(axis=2)
     areas, other_areas = ((one[:, 2:] - one[:, :2]).clip(0).prod(axis=1) for one in (boxes, others))
-    either = np.where(is_crowd[None, :], areas[:, None], areas[:, None] + other_areas[None, :] - both)
+    either = areas[:, None] + other_areas[None, :] - both
+    if is_crowd is not None:
+        either = np.where(is_crowd[None, :], areas[:, None], either)
     shares: Floats = np.divide(both, either, out=np.zeros_like(both), where=either > 0)
     return shares
 
 
-def _matched(overlaps: Floats, is_crowd: Booleans) -> tuple[Booleans, Booleans]:
+def _matched(shares: Floats, is_crowd: Booleans) -> tuple[Booleans, Booleans]:
     """The same as `Matches` for one class; the objects come before the crowds."""
-    count, objects = len(overlaps), int((~is_crowd).sum())
+    count, objects = len(shares), int((~is_crowd).sum())
     is_right, is_ignored = np.zeros((2, len(IOU_THRESHOLDS), count), bool)
     free = np.ones((len(IOU_THRESHOLDS), objects), bool)
     thresholds = IOU_THRESHOLDS[:, None]
     # Most detections of low scores are near nothing.
-    for row in np.flatnonzero((overlaps >= IOU_THRESHOLDS[0]).any(axis=1)):
-        fits = free & (overlaps[row, :objects] >= thresholds)
+    for row in np.flatnonzero((shares >= IOU_THRESHOLDS[0]).any(axis=1)):
+        fits = free & (shares[row, :objects] >= thresholds)
         is_right[:, row] = fits.any(axis=1)
-        is_ignored[:, row] = ~is_right[:, row] & (overlaps[row, objects:] >= thresholds).any(axis=1)
+        is_ignored[:, row] = ~is_right[:, row] & (shares[row, objects:] >= thresholds).any(axis=1)
         matched = np.flatnonzero(is_right[:, row])
         if len(matched):
-            values = np.where(fits[matched], overlaps[row, :objects], -1.0)
+            values = np.where(fits[matched], shares[row, :objects], -1.0)
             # Of equals the last, as in pycocotools.
             free[matched, objects - 1 - values[:, ::-1].argmax(axis=1)] = False
     return is_right, is_ignored

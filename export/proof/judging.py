@@ -33,15 +33,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from convoy.export.proof.detection_metric import (
-    IOU_THRESHOLDS,
-    MAX_DETECTIONS,
-    Found,
-    Matches,
-    Wanted,
-    image_score,
-    match,
-)
+from convoy.export.proof.box_scores import boxes_against, window_of
+from convoy.export.proof.detection_metric import overlaps
 from convoy.export.proof.ending import declared_shares
 from convoy.export.proof.metric_child import OUT, TARGETS, read_frame, write_frame
 from convoy.export.proof.outcomes import (
@@ -54,7 +47,7 @@ from convoy.export.proof.outcomes import (
 from convoy.export.rows import Rows, count_of
 from convoy.export.sources.torch_job import one_line
 from convoy.export.sources.torch_process import child_process
-from convoy.export.targets import CROWD, PICTURE, UNLABELLED
+from convoy.export.targets import UNLABELLED
 from convoy.models.activation import class_numbers
 from convoy.models.boxes import InputBoxes, find_boxes
 from convoy.models.bundle import TOP_1
@@ -126,61 +119,6 @@ def of_size(maps: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     return maps[:, rows][:, :, columns]
 
 
-def boxes_against(answers: Rows, targets: np.ndarray, spec: ModelSpec) -> dict[str, np.ndarray]:
-    """The fields of `DetectionOutcomes` beside agreements and errors, for `targets` of `convoy.export.targets`.
-
-    The scores of images are of the boxes that a server would answer. The matches go down to a score of 0.001, where
-    published mean average precisions usually end.
-    """
-    samples = [_against(answers, target, spec, sample) for sample, target in enumerate(targets)]
-    return {name: np.stack([one[name] for one in samples]) for name in samples[0]}
-
-
-def _against(answers: Rows, target: np.ndarray, spec: ModelSpec, sample: int) -> dict[str, np.ndarray]:
-    said = spec.detection
-    assert said is not None, "only detectors have boxes; this is a bug"
-    found, wanted = _found(answers, target, spec, said, sample), _wanted(target)
-    matches, count = match(found, wanted), len(found.scores)
-    answered = min(int((found.scores >= said.threshold).sum()), said.max_boxes)
-    served = Found(found.boxes[:answered], found.classes[:answered], found.scores[:answered])
-    is_object = ~wanted.is_crowd
-    score = image_score(served, Matches(*(one[:, :answered] for one in matches)), int(is_object.sum()))
-    filled = {
-        "found_scores": np.full(MAX_DETECTIONS, -1.0),
-        "found_classes": np.full(MAX_DETECTIONS, -1),
-        "right": np.zeros(MAX_DETECTIONS, np.uint16),
-        "ignored": np.zeros(MAX_DETECTIONS, np.uint16),
-        "wanted": np.full(len(target), -1),
-    }
-    bits = 1 << np.arange(len(IOU_THRESHOLDS), dtype=np.uint16)
-    filled["found_scores"][:count], filled["found_classes"][:count] = found.scores, found.classes
-    filled["right"][:count], filled["ignored"][:count] = (bits @ one.astype(np.uint16) for one in matches)
-    filled["wanted"][: int(is_object.sum())] = wanted.classes[is_object]
-    return {"scores": np.array(score), **filled}
-
-
-def _found(answers: Rows, target: np.ndarray, spec: ModelSpec, said: DetectionOutputs, sample: int) -> Found:
-    """The boxes of one sample, clipped to its picture, as a server clips them; none if it would answer an error."""
-    values = {name: answers[name][sample] for name in said.names}
-    window = _window(spec)
-    threshold = min(LEAST_SCORE, said.threshold)
-    try:
-        boxes, classes, scores = find_boxes(values, said, spec.activation, window, threshold, MAX_DETECTIONS)
-    except ModelFailed:
-        return Found(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0))
-    if spec.image is not None:
-        pictures = target[target[:, 5] == PICTURE, :4] if target.shape[1] > 5 else target[:0, :4]
-        low, high = (pictures[0, :2], pictures[0, 2:]) if len(pictures) else (np.zeros(2), np.array(window))
-        boxes = boxes.clip(np.tile(low, 2), np.tile(high, 2))
-    return Found(boxes, classes, scores.astype(np.float64))
-
-
-def _wanted(target: np.ndarray) -> Wanted:
-    rows = target[target[:, 4] >= 0].astype(np.float64)
-    is_crowd = rows[:, 5] == CROWD if rows.shape[1] > 5 else np.zeros(len(rows), bool)
-    return Wanted(rows[:, :4], rows[:, 4].astype(np.int64), is_crowd)
-
-
 def boxes_f1(answers: Rows, others: Rows, spec: ModelSpec) -> np.ndarray:
     """float64 [n]: how well the boxes of two answers match, as F1 = 2 matched / all of both.
 
@@ -200,7 +138,7 @@ def _f1(answers: Rows, others: Rows, spec: ModelSpec, said: DetectionOutputs, sa
     both = len(found.corners) + len(wanted.corners)
     if not both:
         return 1.0
-    is_near = _iou(found.corners, wanted.corners) >= 0.5
+    is_near = overlaps(found.corners, wanted.corners) >= 0.5
     is_near &= found.classes[:, None] == wanted.classes[None, :]
     free, matched = np.ones(len(wanted.corners), bool), 0
     for row in is_near:
@@ -213,26 +151,10 @@ def _f1(answers: Rows, others: Rows, spec: ModelSpec, said: DetectionOutputs, sa
 def _boxes(rows: Rows, spec: ModelSpec, said: DetectionOutputs, sample: int) -> InputBoxes:
     """Raises ModelFailed."""
     values = {name: rows[name][sample] for name in said.names}
-    window = _window(spec)
+    window = window_of(spec)
     found = find_boxes(values, said, spec.activation, window, said.threshold, said.max_boxes)
     # An untrained network's boxes do not reach the threshold; then the best ones count.
     return found if len(found.scores) else find_boxes(values, said, spec.activation, window, 0.0, said.max_boxes)
-
-
-def _window(spec: ModelSpec) -> tuple[int, int]:
-    """Width and height of the input. Without an image they may be any: overlaps are the same on every scale."""
-    return (1, 1) if spec.image is None else (spec.image.width, spec.image.height)
-
-
-def _iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Intersection over union of all pairs; 0 for boxes without an area."""
-    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
-    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
-    both = (high - low).clip(0).prod(axis=2)
-    areas, other_areas = ((one[:, 2:] - one[:, :2]).clip(0).prod(axis=1) for one in (boxes, others))
-    either = areas[:, None] + other_areas[None, :] - both
-    shares: np.ndarray = np.divide(both, either, out=np.zeros_like(both), where=either > 0)
-    return shares
 
 
 Like = Callable[[Rows, Rows], np.ndarray]
@@ -242,8 +164,6 @@ ScoreOf = Callable[[Rows, np.ndarray], Mapping[str, np.ndarray]]
 _Parts = tuple[str, Like, ScoreOf | None, str]
 # Of these, scores of samples give measures of the set.
 _OUTCOMES: Mapping[str, type[ScoredOutcomes]] = {"segment": SegmentationOutcomes, "detect": DetectionOutcomes}
-# Of boxes in a mean average precision.
-LEAST_SCORE = 0.001
 _SAME_CLASS = "agrees with fp32 on {0:.1f} % of"
 
 
@@ -395,7 +315,7 @@ def _refuse_beyond(classes: np.ndarray, spec: ModelSpec) -> None:
     head = spec.segmentation or spec.detection
     assert head is not None, "only segmenters and detectors have such targets; this is a bug"
     known = head.check(spec.outputs)
-    if known is not None and classes.max(initial=-1) >= max(known, 2 if spec.segmentation else 1):
+    if known is not None and classes.max(initial=0) >= max(known, 2 if spec.segmentation else 1):
         raise JobError(
             f"the targets have class {int(classes.max())}, and the network has {known} classes, from 0; number the "
             "classes as the network does, or pass --labels in the order of its outputs"
