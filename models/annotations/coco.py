@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,8 @@ def _corners(box: _Box) -> list[float]:
 
 
 def _size(image: _Image) -> Extent | None:
-    if isinstance(image.width, int) and isinstance(image.height, int) and image.width > 0 and image.height > 0:
+    # Some tools write 0 for what they do not know.
+    if isinstance(image.width, int) and isinstance(image.height, int) and min(image.width, image.height) > 0:
         return image.width, image.height
     return None
 
@@ -189,11 +191,12 @@ class _ImageFinder:
         if not isinstance(name, str) or not name:
             raise BadAnnotation(f"file_name must be text, got {shown(name)}")
         for place, folder in enumerate(self._folders):
-            if (folder / name).is_file():
+            # Unlike a path's own method, this is false for names that no file can have.
+            if os.path.isfile(folder / name):  # noqa: PTH113
                 # The next one probably lies beside it.
                 self._folders.insert(0, self._folders.pop(place))
                 return folder / name
-        raise BadAnnotation(f"there is no image {name!r} in {some([str(folder) for folder in self._folders[:3]])}")
+        raise BadAnnotation(f"there is no image {shown(name)} in {some([str(folder) for folder in self._folders[:3]])}")
 
 
 def _image_folders(file: Path, root: Path, part: str) -> Iterator[Path]:

@@ -27,7 +27,7 @@ SPLITS: Mapping[str, Split] = {
     "validation": "val",
     "test": "test",
 }
-_MOST_SHOWN = 5
+_MOST_SHOWN, _MOST_PX = 5, 1e9
 # Exports write six decimals, and rounding may exceed the edge a little.
 _MOST_FRACTION = 1.01
 
@@ -118,14 +118,15 @@ def in_pixels(annotation: Annotation, size: Extent) -> Objects:
 
 
 def numbers(values: object, count: int, what: str) -> list[float]:
-    """`count` finite numbers. Raises BadAnnotation."""
+    """`count` finite numbers below 1e9. Raises BadAnnotation."""
     if not isinstance(values, list | tuple) or len(values) != count or not all(map(_is_number, values)):
         raise BadAnnotation(f"{what} must be {count} numbers, got {shown(values)}")
     return [float(value) for value in values]
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+    # No image has more pixels along a side, and larger integers do not fit into arrays.
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_MOST_PX < value < _MOST_PX
 
 
 def refuse_beyond_image(fractions: npt.NDArray[np.float64]) -> None:

@@ -86,7 +86,7 @@ def _rows(file: Path, faults: Faults) -> tuple[list[_Row], Extent | None]:
                 raise BadAnnotation("the object has no name")
             rows.append((_corners(element), name, (element.findtext("difficult") or "0").strip() == "1"))
     size = [_number(root.findtext(f"size/{side}")) for side in ("width", "height")]
-    is_known = all(value and value > 0 and value == int(value) for value in size)
+    is_known = all(value and value > 0 and value.is_integer() for value in size)
     return rows, (int(size[0] or 0), int(size[1] or 0)) if is_known else None
 
 

@@ -6,6 +6,7 @@ folder with `images/` and `labels/` does without. Polygons of segmentation label
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from convoy.models.errors import JobError, UsageError
 from convoy.models.samples import Objects
 from convoy.models.yaml_file import read_yaml
 
+# Without names for them; more is a mistake.
+_MOST_CLASSES = 1_000_000
 _YAML_NAMES = ("data.yaml", "data.yml", "dataset.yaml")
 
 
@@ -100,7 +103,7 @@ def _root(file: Path, path: object) -> Path:
     if path is None:
         return file.parent
     places = (file.parent / str(path), Path(str(path)))
-    return next((place for place in places if place.is_dir()), file.parent)
+    return next((place for place in places if os.path.isdir(place)), file.parent)  # noqa: PTH112
 
 
 def _images(file: Path, root: Path, key: str, value: Any) -> list[Path]:
@@ -109,7 +112,8 @@ def _images(file: Path, root: Path, key: str, value: Any) -> list[Path]:
     for name in value if isinstance(value, list) else [value]:
         # Roboflow writes `../train/images` for a folder beside the file.
         places = [root / str(name), root / str(name).removeprefix("../"), file.parent / str(name)]
-        place = next((one for one in places if one.exists()), None)
+        # Unlike a path's own method, this is false for names that no file can have.
+        place = next((one for one in places if os.path.exists(one)), None)  # noqa: PTH110
         if place is None:
             if key == "test":
                 continue
@@ -164,7 +168,7 @@ def _object(words: Sequence[str], labels: Sequence[str]) -> tuple[int, list[floa
         label, values = float(words[0]), np.array([float(word) for word in words[1:]])
     except ValueError:
         raise BadAnnotation(f"{shown(' '.join(words))} has a word that is not a number") from None
-    if label != int(label) or label < 0 or (labels and label >= len(labels)):
+    if not label.is_integer() or not 0 <= label < (len(labels) or _MOST_CLASSES):
         known = f"from 0 to {len(labels) - 1}" if labels else "a whole number from 0"
         raise BadAnnotation(f"the class {words[0]} is not {known}")
     if len(values) != 4 and (len(values) < 6 or len(values) % 2):

@@ -146,12 +146,21 @@ def many_mistakes(whole: dict[str, Any]) -> None:
     whole["images"][1]["file_name"] = "gone.png"
 
 
+def odd_names(whole: dict[str, Any]) -> None:
+    for image, name in zip(whole["images"], ("x" * 5000, "a\0b", None, ""), strict=True):
+        image["file_name"] = name
+
+
 COCO_MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "several": (
         many_mistakes,
         r"annotations\[0\] \(id 1\): bbox must be 4 numbers, got \[1, 2, 3\]; annotations\[1\] \(id 2\): bbox has a "
         r"negative size.*annotations\[2\] \(id 3\): there is no category 99; annotations\[3\] \(id 4\): there is no "
         r"image 5; images\[1\] \(id 101\): there is no image 'gone.png' in ",
+    ),
+    "odd names": (
+        odd_names,
+        r"images\[0\].*there is no image 'xxx.*images\[1\].*images\[2\].*must be text.*images\[3\]",
     ),
     "another size": (
         lambda whole: whole["images"][0].update(width=65),
@@ -268,3 +277,44 @@ def test_folders_of_classes_and_built_in_data_are_not_annotated(tmp_path):
         (tmp_path / label).mkdir()
         Image.new("RGB", (4, 4)).save(tmp_path / label / "1.png")
     assert not any(map(is_annotated, (str(tmp_path), "digits", str(tmp_path / "gone"), "rows.npz")))
+
+
+FILES = {
+    "coco": "annotations/instances_val.json",
+    "yolo": "labels/val/val-1.txt",
+    "yolo by roboflow": "data.yaml",
+    "voc": "Annotations/val-1.xml",
+}
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_whatever_a_file_of_annotations_holds_is_read_or_refused(tmp_path, form):
+    """Bytes that are changed, left out or swapped for odd ones raise nothing but a JobError."""
+    source = FORMS[form](tmp_path)
+    file, generator = source / FILES[form], np.random.default_rng(5)
+    content, refused = file.read_bytes(), 0
+    odd = (
+        b"",
+        b"null",
+        b"-1",
+        b"1e999",
+        b'"x"',
+        b"[]",
+        b"{}",
+        b"\xff",
+        b"\0",
+        b"NaN",
+        b"9" * 30,
+        b"<!DOCTYPE a>",
+        b"\n",
+    )
+    for _ in range(80):
+        start = int(generator.integers(0, len(content)))
+        end = start + int(generator.integers(0, 12))
+        file.write_bytes(content[:start] + odd[generator.integers(0, len(odd))] + content[end:])
+        try:
+            loaded(source)
+        except JobError as error:
+            refused += 1
+            assert len(str(error)) < 3_000
+    assert refused > 10
