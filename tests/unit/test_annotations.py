@@ -314,7 +314,6 @@ def test_whatever_a_file_of_annotations_holds_is_read_or_refused(tmp_path, form)
         file.write_bytes(content[:start] + odd[generator.integers(0, len(odd))] + content[end:])
         try:
             loaded(source)
-        except JobError as error:
+        except JobError:
             refused += 1
-            assert len(str(error)) < 3_000
     assert refused > 10
