@@ -19,13 +19,14 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from convoy.export.proof.ending import Ending
 from convoy.export.rows import Rows
+from convoy.models.boxes import raw_scores
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import OIP_NAMES, Activation, TensorSpec
 from convoy.models.tasks import DetectionOutputs, SegmentationOutput, Task
@@ -62,7 +63,7 @@ def purpose_of(
         if asked == "segment":
             return Purpose(asked, segmentation=_segmentation(outputs))
         if asked == "detect":
-            return Purpose(asked, detection=detection or _detection(outputs))
+            return Purpose(asked, detection=_located(detection, outputs, labels) if detection else _detection(outputs))
     except BundleError as error:
         raise JobError(f"{error}; pass another --task") from error
     if asked != "none" and not _is_class_row(outputs[0]):
@@ -109,13 +110,27 @@ def _segmentation(outputs: Sequence[TensorSpec]) -> SegmentationOutput:
     return SegmentationOutput(_first_map(outputs))
 
 
+def _located(detection: DetectionOutputs, outputs: Sequence[TensorSpec], labels: Sequence[str]) -> DetectionOutputs:
+    """The same with the names of its outputs, if only the layout is known. Raises BundleError."""
+    if not detection.boxes:
+        scores = outputs[1].name if detection.layout == "detr" and len(outputs) > 1 else None
+        detection = replace(detection, boxes=outputs[0].name, scores=scores)
+    classes = detection.check(outputs)
+    if labels and classes not in (None, len(labels)):
+        raise BundleError(
+            f"there are {len(labels)} labels, but read as {detection.layout} {_listed(outputs)} has {classes} classes"
+        )
+    return detection
+
+
 def _detection(outputs: Sequence[TensorSpec]) -> DetectionOutputs:
     """By name, because shapes alone do not distinguish boxes from other arrays with four columns."""
     named = {one.name: one for one in outputs}
     if _BOXES not in named or _SCORES not in named:
         raise JobError(
             f"--task detect wants outputs that are called {_BOXES} [N, K, 4] and {_SCORES} [N, K, classes], or [N, K] "
-            f"with {_LABELS} [N, K], and there is {_listed(outputs)}; name them so, in a dict that forward() returns"
+            f"with {_LABELS} [N, K], and there is {_listed(outputs)}; name them so, or say with --detection how they "
+            "are read"
         )
     has_labels = _LABELS in named
     found = DetectionOutputs(
@@ -229,8 +244,8 @@ def activation_of(purpose: Purpose, reference: Rows, asked: Activation | None) -
         )
         return Decision(found, f"the scores of each pixel {_SHOWN[look]}")
     if purpose.detection is not None:
-        name = purpose.detection.scores
-        look = look_of(reference[name].reshape(-1, reference[name].shape[-1]))
+        name = purpose.detection.scores or purpose.detection.boxes
+        look = look_of(raw_scores(reference, purpose.detection))
         if asked is None and look in ("free", "log_shares"):
             raise JobError(
                 f"it is unclear whether the scores of boxes in {name} are logits of a softmax or of sigmoids; "

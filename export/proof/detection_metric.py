@@ -64,7 +64,7 @@ def match(found: Found, wanted: Wanted) -> Matches:
         # Objects before crowds: a crowd counts only for a detection that fits no object.
         own = own[np.argsort(wanted.is_crowd[own], kind="stable")]
         if len(own):
-            shares = overlaps(found.boxes[rows], wanted.boxes[own], wanted.is_crowd[own])
+            shares = _overlaps(found.boxes[rows], wanted.boxes[own], wanted.is_crowd[own])
             is_right[:, rows], is_ignored[:, rows] = _matched(shares, wanted.is_crowd[own])
     return Matches(is_right, is_ignored)
 
@@ -77,17 +77,13 @@ def _beyond_most(classes: Integers) -> Booleans:
     return is_beyond
 
 
-def overlaps(boxes: Floats, others: Floats, is_crowd: Booleans | None = None) -> Floats:
-    """IoU [n, m] of boxes [n, 4] and others [m, 4], 0 for boxes without an area; with a crowd, the share of the box
-    that lies in it.
-    """
+def _overlaps(boxes: Floats, others: Floats, is_crowd: Booleans) -> Floats:
+    """IoU [n, m], 0 for boxes without an area; with a crowd, the share of the box that lies in it."""
     low = np.maximum(boxes[:, None, :2], others[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
     both = (high - low).clip(0).prod(axis=2)
     areas, other_areas = ((one[:, 2:] - one[:, :2]).clip(0).prod(axis=1) for one in (boxes, others))
-    either = areas[:, None] + other_areas[None, :] - both
-    if is_crowd is not None:
-        either = np.where(is_crowd[None, :], areas[:, None], either)
+    either = np.where(is_crowd[None, :], areas[:, None], areas[:, None] + other_areas[None, :] - both)
     shares: Floats = np.divide(both, either, out=np.zeros_like(both), where=either > 0)
     return shares
 

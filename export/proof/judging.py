@@ -34,7 +34,6 @@ from typing import IO, Any
 import numpy as np
 
 from convoy.export.proof.box_scores import boxes_against, window_of
-from convoy.export.proof.detection_metric import overlaps
 from convoy.export.proof.ending import declared_shares
 from convoy.export.proof.metric_child import OUT, TARGETS, read_frame, write_frame
 from convoy.export.proof.outcomes import (
@@ -49,7 +48,7 @@ from convoy.export.sources.torch_job import one_line
 from convoy.export.sources.torch_process import child_process
 from convoy.export.targets import UNLABELLED
 from convoy.models.activation import class_numbers
-from convoy.models.boxes import InputBoxes, find_boxes
+from convoy.models.boxes import InputBoxes, find_boxes, intersection_over_union
 from convoy.models.bundle import TOP_1
 from convoy.models.errors import JobError, ModelFailed
 from convoy.models.spec import Activation, ModelSpec
@@ -138,7 +137,7 @@ def _f1(answers: Rows, others: Rows, spec: ModelSpec, said: DetectionOutputs, sa
     both = len(found.corners) + len(wanted.corners)
     if not both:
         return 1.0
-    is_near = overlaps(found.corners, wanted.corners) >= 0.5
+    is_near = intersection_over_union(found.corners, wanted.corners) >= 0.5
     is_near &= found.classes[:, None] == wanted.classes[None, :]
     free, matched = np.ones(len(wanted.corners), bool), 0
     for row in is_near:
