@@ -13,6 +13,7 @@ import pytest
 from export_fixtures import export, make_quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from rich.console import Console
 
 from convoy.app.commands.inspect import run as inspect
@@ -54,6 +55,7 @@ from tests.support.annotated_images import (
     write_segmenter,
     write_yolo,
 )
+from tests.support.detector_files import write_detector as write_yolo_file
 
 IMAGE = ImageSpec.plain(SIDE_PX, SIDE_PX, 3, "float32_nchw")
 SPEC = ModelSpec(
@@ -139,6 +141,34 @@ def test_a_variant_that_finds_nothing_of_a_class_halves_the_map(tmp_path, coco):
     _, lossy = (score.accuracy for score in measured(tmp_path, coco, gains=(1.0, 0.0)))
     assert lossy.set_metrics == {"mAP@50": 0.5, "mAP@50:95": 0.5}
     assert not AccuracyGate(1.0).passes(lossy)
+
+
+def write_wide_pictures(root: Path, part: str, count: int, seed: int) -> None:
+    """A YOLO folder of 400x200 pictures with red and blue squares of 50, which a letterbox turns into cells of 8."""
+    generator = np.random.default_rng(seed)
+    for number in range(count):
+        image = Image.new("RGB", (400, 200), (90, 90, 90 + number % 2))
+        lines = []
+        for cell in generator.choice(32, 3, replace=False).tolist():
+            column, row, label = cell % 8, cell // 8, int(generator.integers(0, 2))
+            image.paste(("blue", "red")[label], (50 * column, 50 * row, 50 * column + 50, 50 * row + 50))
+            lines.append(f"{label} {(column + 0.5) / 8} {(row + 0.5) / 4} {1 / 8} {1 / 4}")
+        for folder in ("images", "labels"):
+            (root / folder / part).mkdir(parents=True, exist_ok=True)
+        image.save(root / "images" / part / f"{number}.png")
+        (root / "labels" / part / f"{number}.txt").write_text("\n".join(lines))
+
+
+def test_a_yolo_with_its_own_labels_and_a_letterbox_is_right_on_a_yolo_folder(tmp_path):
+    """One command: the file says its preprocessing, its layout and its classes, and the data names them otherwise."""
+    for part, count, seed in (("train", 12, 1), ("val", 30, 2)):
+        write_wide_pictures(tmp_path / "data", part, count, seed)
+    (tmp_path / "data" / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [blue, red]\n")
+    network = write_yolo_file(tmp_path / "yolo.onnx", batch="batch")
+    bundle = export(tmp_path, network, data=str(tmp_path / "data"), precisions="int8")
+    assert (bundle.manifest.spec.labels, bundle.manifest.spec.image.resize_mode) == (("red", "blue"), "letterbox")
+    for variant in bundle.manifest.variants:
+        assert variant.accuracy.set_metrics == pytest.approx({"mAP@50": 1.0, "mAP@50:95": 1.0}, abs=0.02)
 
 
 def test_8_bits_that_lose_boxes_are_refused(tmp_path, coco):
