@@ -48,7 +48,7 @@ from convoy.export.sources.torch_job import one_line
 from convoy.export.sources.torch_process import child_process
 from convoy.export.targets import UNLABELLED
 from convoy.models.activation import class_numbers
-from convoy.models.boxes import InputBoxes, find_boxes, intersection_over_union
+from convoy.models.boxes import InputBoxes, find_boxes, in_order_of, intersection_over_union
 from convoy.models.bundle import TOP_1
 from convoy.models.errors import JobError, ModelFailed
 from convoy.models.spec import Activation, ModelSpec
@@ -221,6 +221,7 @@ class ScoreJudge:
     alike: str
     shares: Collection[str] = ()
     scored: type[ScoredOutcomes] = ScoredOutcomes
+    detection: DetectionOutputs | None = None
 
     @property
     def scores_targets(self) -> bool:
@@ -228,7 +229,10 @@ class ScoreJudge:
 
     def judged(self, answers: Rows, reference: Rows, targets: np.ndarray | None) -> ScoredOutcomes:
         agreements = self.like(answers, reference).astype(np.float64)
-        errors = errors_by_output(answers, reference, self.shares)
+        # A list of boxes in another order is not another answer.
+        said = self.detection
+        compared = in_order_of(reference, answers, said) if said is not None and said.is_list else answers
+        errors = errors_by_output(compared, reference, self.shares)
         if self.score is None or targets is None:
             return ScoredOutcomes(agreements, agreements, errors)
         return self.scored(agreements=agreements, errors=errors, **self.score(answers, targets))
@@ -251,7 +255,9 @@ def judge_of(spec: ModelSpec) -> Judge:
         return ClassJudge(spec)
     metric, like, score, alike = _TASKS[spec.task](spec)
     key = f"{spec.task} {spec.activation} {spec.detection}"
-    return ScoreJudge(metric, key, like, score, alike, _shares(spec), _OUTCOMES.get(spec.task, ScoredOutcomes))
+    return ScoreJudge(
+        metric, key, like, score, alike, _shares(spec), _OUTCOMES.get(spec.task, ScoredOutcomes), spec.detection
+    )
 
 
 def _shares(spec: ModelSpec) -> tuple[str, ...]:
