@@ -327,7 +327,7 @@ def test_a_network_that_magnifies_rounding_may_differ_by_some_roundings(fp32):
             check_against_torch(fp32, {"images": SAMPLES}, reference, rounding=rounding)
     check_against_torch(fp32, {"images": SAMPLES}, reference, rounding={"logits": 1e-4})
     reference = {"logits": reference["logits"] * np.float32(1.003)}  # no network is that bad
-    with pytest.raises(JobError, match="allowed is 0.002"):
+    with pytest.raises(JobError, match=r"allowed is 0\.002"):
         check_against_torch(fp32, {"images": SAMPLES}, reference, rounding={"logits": 0.5})
 
 
