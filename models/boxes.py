@@ -33,6 +33,18 @@ class InputBoxes(NamedTuple):
     scores: Floats
 
 
+class _Head(NamedTuple):
+    """One sample's rows: boxes float [K, at least 4] and scores float [K, C] or [K]; `labels` [K] if they are given.
+
+    `likely` are the rows that can reach the threshold, None for all; `scores` then has only these, activated.
+    """
+
+    boxes: Floats
+    scores: Floats
+    labels: npt.NDArray[np.generic] | None = None
+    likely: Integers | None = None
+
+
 @dataclass(slots=True)
 class _Candidates:
     """The best rows that reach the threshold, best first, with their classes and scores."""
@@ -51,15 +63,54 @@ def find_boxes(
     `values` has the declared outputs by name, without the batch dimension; `window` is the width and height of the
     network's input. Raises ModelFailed if a score or box is not a number.
     """
-    found = _candidates(values, said, activation, threshold)
-    boxes = _corners(values[said.boxes], found.rows, said, window)
+    head = _head(values, said, activation, threshold)
+    found = _candidates(head, said, activation if head.likely is None else "none", threshold)
+    boxes = _corners(head.boxes, found.rows, said, window)
     if not np.isfinite(boxes).all():
         raise ModelFailed(NAN)
     if said.iou_threshold is None:
         kept = np.arange(min(most, len(boxes)))
     else:
-        kept = suppressed(boxes, found.classes, said.iou_threshold, most)
+        classes = np.zeros_like(found.classes) if said.class_agnostic else found.classes
+        kept = suppressed(boxes, classes, said.iou_threshold, most)
     return InputBoxes(boxes[kept], found.classes[kept], found.scores[kept])
+
+
+def _head(values: Values, said: DetectionOutputs, activation: Activation, threshold: float) -> _Head:
+    """The rows of any layout; views where possible. Raises ModelFailed."""
+    boxes, scores = _split(values, said)
+    if said.count is not None:
+        scores = scores[: max(0, int(values[said.count].reshape(-1)[0]))]
+    if said.layout == "end_to_end":
+        return _Head(boxes, scores, boxes[:, 5])
+    if said.layout != "yolo_v5":
+        return _Head(boxes, scores, None if said.labels is None else values[said.labels])
+    # A score is at most the objectness, so that few rows are left to multiply.
+    objectness = activate(boxes[:, 4], activation)
+    if np.isnan(objectness).any():
+        raise ModelFailed(NAN)
+    likely = np.flatnonzero(objectness >= threshold)
+    return _Head(boxes, activate(scores[likely], activation) * objectness[likely, None], None, likely)
+
+
+def _split(values: Values, said: DetectionOutputs) -> tuple[Floats, Floats]:
+    """Boxes [K, at least 4] and scores, [K, C] or [K], as the network gives them; views."""
+    boxes: Floats = values[said.boxes]  # type: ignore[assignment]
+    if said.scores is not None:
+        return boxes, values[said.scores]  # type: ignore[return-value]
+    if said.layout == "yolo_v8":
+        boxes = boxes.T
+    if said.layout == "end_to_end":
+        return boxes, boxes[:, 4]
+    first = 5 if said.layout == "yolo_v5" else 4
+    return boxes, boxes[:, first : None if said.classes is None else first + said.classes]
+
+
+def raw_scores(answers: Values, said: DetectionOutputs) -> Floats:
+    """The scores of all boxes of all samples [n, ...] before the activation, [boxes, classes] or [boxes, 1]."""
+    samples = len(answers[said.boxes])
+    found = [_split({name: answers[name][one] for name in said.names}, said)[1] for one in range(samples)]
+    return np.concatenate([scores.reshape(len(scores), -1) for scores in found])
 
 
 def suppressed(boxes: Floats, classes: Integers, iou_threshold: float, most: int) -> Integers:
@@ -68,21 +119,45 @@ def suppressed(boxes: Floats, classes: Integers, iou_threshold: float, most: int
     Greedy non-maximum suppression: a box is dropped if it overlaps a better remaining box of its class by more than
     `iou_threshold`. Boxes without an area overlap nothing.
     """
-    x1, y1, x2, y2 = boxes.astype(np.float64).T
-    areas = (x2 - x1).clip(0) * (y2 - y1).clip(0)
-    left = np.arange(len(boxes))
-    kept: list[int] = []
-    while len(left) and len(kept) < most:
-        best, left = left[0], left[1:]
-        kept.append(int(best))
-        wide = (np.minimum(x2[left], x2[best]) - np.maximum(x1[left], x1[best])).clip(0)
-        high = (np.minimum(y2[left], y2[best]) - np.maximum(y1[left], y1[best])).clip(0)
-        shared = wide * high
-        union = areas[left] + areas[best] - shared
-        # A division, as in other implementations: a product rounds differently at the threshold.
-        is_near = np.divide(shared, union, out=np.zeros_like(union), where=union > 0) > iou_threshold
-        left = left[~(is_near & (classes[left] == classes[best]))]
-    return np.array(kept, np.int64)
+    corners = boxes.astype(np.float64)
+    kept = np.zeros(0, np.int64)
+    for start in range(0, len(boxes), _BLOCK):
+        block = np.arange(start, min(start + _BLOCK, len(boxes)))
+        block = block[~_overlap(corners, classes, block, kept, iou_threshold).any(axis=1)]
+        overlap = _overlap(corners, classes, block, block, iou_threshold)
+        is_left = np.ones(len(block), bool)
+        for i in range(len(block)):
+            if is_left[i]:
+                is_left[i + 1 :] &= ~overlap[i, i + 1 :]
+        kept = np.concatenate([kept, block[is_left]])
+        if len(kept) >= most:
+            break
+    return kept[:most]
+
+
+# Boxes that are compared with each other at once.
+_BLOCK = 256
+
+
+def _overlap(
+    corners: Floats, classes: Integers, rows: Integers, others: Integers, iou_threshold: float
+) -> npt.NDArray[np.bool_]:
+    """Whether two boxes are of one class and overlap by more than the threshold, [rows, others]."""
+    is_same = classes[rows][:, None] == classes[others][None, :]
+    return is_same & (intersection_over_union(corners[rows], corners[others]) > iou_threshold)
+
+
+def intersection_over_union(boxes: Floats, others: Floats) -> Floats:
+    """Of all pairs of boxes [n, 4] and [m, 4], float [n, m]; 0 for boxes without an area."""
+    x1, y1, x2, y2 = (column[:, None] for column in boxes.T)
+    other_x1, other_y1, other_x2, other_y2 = others.T
+    both = (np.minimum(x2, other_x2) - np.maximum(x1, other_x1)).clip(0)
+    both *= (np.minimum(y2, other_y2) - np.maximum(y1, other_y1)).clip(0)
+    areas, other_areas = ((one[:, 2:] - one[:, :2]).clip(0).prod(axis=1) for one in (boxes, others))
+    either = areas[:, None] + other_areas - both
+    # A division, as in other implementations: a product rounds differently at the threshold.
+    shares: Floats = np.divide(both, either, out=np.zeros_like(both), where=either > 0)
+    return shares
 
 
 @lru_cache(maxsize=32)
@@ -99,33 +174,40 @@ def _on_grid(level: AnchorLevel) -> npt.NDArray[np.float64]:
     return anchors.reshape(-1, 4)
 
 
-def _candidates(values: Values, said: DetectionOutputs, activation: Activation, threshold: float) -> _Candidates:
+def _candidates(head: _Head, said: DetectionOutputs, activation: Activation, threshold: float) -> _Candidates:
     """The best rows that reach the threshold. Raises ModelFailed."""
-    scores: Floats = values[said.scores]  # type: ignore[assignment]
-    if said.count is not None:
-        scores = scores[: max(0, int(values[said.count].reshape(-1)[0]))]
-    scores = scores.astype(np.float32, copy=False)
+    scores = head.scores.astype(np.float32, copy=False)
     is_sigmoid = activation == "sigmoid"
-    if not is_sigmoid:
+    if activation == "softmax":
         scores = activate(scores, activation)
     if scores.size and np.isnan(scores.max()):
         raise ModelFailed(NAN)
-    per_row = scores.shape[1] if scores.ndim == 2 else 1
-    flat = scores.reshape(-1)
     # A sigmoid of all scores would be slow. Scores near the threshold are checked again below, because float32 may be
     # off by this much.
-    places = np.flatnonzero(flat >= (_logit(threshold - 1e-6) if is_sigmoid else threshold))
-    rows, classes = np.divmod(places, per_row)
-    if said.labels is not None:
-        classes = values[said.labels][rows].astype(np.int64)
+    least = _logit(threshold - 1e-6) if is_sigmoid else threshold
+    if scores.ndim == 1:
+        rows = np.flatnonzero(scores >= least)
+        reached = scores[rows]
+        classes = np.zeros_like(rows) if head.labels is None else head.labels[rows].astype(np.int64)
+    elif said.is_multi_label:
+        rows, classes = np.nonzero(scores >= least)
+        reached = scores[rows, classes]
+    else:
+        if said.background is not None:
+            scores = scores.copy()
+            scores[:, said.background] = -math.inf
+        rows = np.flatnonzero(scores.max(axis=1, initial=-math.inf) >= least)
+        classes = scores[rows].argmax(axis=1)
+        reached = scores[rows, classes]
     is_object = classes >= 0
     if said.background is not None:
         is_object &= classes != said.background
-    rows, classes, reached = rows[is_object], classes[is_object], flat[places[is_object]]
+    rows, classes, reached = rows[is_object], classes[is_object], reached[is_object]
     order = _best(reached, said.max_candidates)
     best = activate(reached[order], "sigmoid") if is_sigmoid else reached[order]
     is_enough = (best >= threshold) & (best > 0)
     order = order[is_enough]
+    rows = rows if head.likely is None else head.likely[rows]
     return _Candidates(rows[order], classes[order], best[is_enough])
 
 
@@ -138,26 +220,42 @@ def _best(values: Floats, most: int) -> Integers:
     return best
 
 
-def _corners(
-    values: npt.NDArray[np.generic], rows: Integers, said: DetectionOutputs, window: Extent
-) -> npt.NDArray[np.float64]:
+def _corners(boxes: Floats, rows: Integers, said: DetectionOutputs, window: Extent) -> npt.NDArray[np.float64]:
     """The boxes of these rows, (x1, y1, x2, y2) in pixels of the network's input, float64 [N, 4]."""
-    boxes = values[rows].astype(np.float64)
+    picked = boxes[rows, :4].astype(np.float64)
     if said.anchors:
         anchors = anchor_boxes(said.anchors)[rows]
-        moved = boxes / np.array(said.anchor_weights)
+        moved = picked / np.array(said.anchor_weights)
         centres = anchors[:, :2] + moved[:, :2] * anchors[:, 2:]
         # The output of an untrained network would overflow. The limit is Detectron's and torchvision's.
         sizes = anchors[:, 2:] * np.exp(np.minimum(moved[:, 2:], math.log(1000 / 16)))
         return np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1)
-    if said.box_unit == "fractions":
-        boxes *= np.tile(window, 2)
-    if said.box_form == "xywh":
-        boxes[:, 2:] += boxes[:, :2]
-    elif said.box_form == "cxcywh":
-        boxes[:, :2] -= boxes[:, 2:] / 2
-        boxes[:, 2:] += boxes[:, :2]
-    return boxes
+    if said.strides:
+        cells = grid_cells(said.strides, window)
+        if len(cells) != len(boxes):
+            raise ModelFailed(f"the output has {len(boxes)} boxes, but the grids of its strides have {len(cells)}")
+        picked[:, :2] += cells[rows, :2]
+        picked[:, 2:] = np.exp(np.minimum(picked[:, 2:], math.log(1e6)))
+        picked *= cells[rows, 2:]
+    form = {"separate": said.box_form, "end_to_end": "xyxy"}.get(said.layout, "cxcywh")
+    if said.are_fractions:
+        picked *= np.tile(window, 2)
+    if form == "xywh":
+        picked[:, 2:] += picked[:, :2]
+    elif form == "cxcywh":
+        picked[:, :2] -= picked[:, 2:] / 2
+        picked[:, 2:] += picked[:, :2]
+    return picked
+
+
+@lru_cache(maxsize=32)
+def grid_cells(strides: tuple[int, ...], window: Extent) -> npt.NDArray[np.float64]:
+    """Column, row and stride [K, 3] of each cell of a grid-based head, row by row, one grid after the other."""
+    grids = []
+    for stride in strides:
+        rows, columns = np.mgrid[: window[1] // stride, : window[0] // stride]
+        grids.append(np.stack([columns.ravel(), rows.ravel(), np.full(rows.size, stride)], axis=1))
+    return np.concatenate(grids).astype(np.float64)
 
 
 def _logit(share: float) -> float:

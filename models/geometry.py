@@ -1,8 +1,9 @@
 """The position of the network's input in the original picture, in both directions.
 
-Rule 9 of `images.py` in numbers: the size after resizing and the part that the crop keeps; and the mapping of boxes and
-class maps from the input to the picture. Sizes are (width, height) of the picture as a viewer shows it, after its EXIF
-orientation. Coordinates are of edges and not of pixel centres: pixel i covers i to i + 1.
+Rule 9 of `images.py` in numbers: the size after resizing, and the part that the crop keeps or the padding around it;
+and the mapping of boxes and class maps from the input to the picture. Sizes are (width, height) of the picture as a
+viewer shows it, after its EXIF orientation. Coordinates are of edges and not of pixel centres: pixel i covers i to
+i + 1.
 """
 
 from __future__ import annotations
@@ -20,17 +21,29 @@ UNSEEN = 255
 
 
 def full_size(size: Extent, image: ImageSpec) -> Extent:
-    """The size to which a picture is resized before the crop."""
+    """The size to which a picture is resized before the crop or the padding."""
     if image.resize_mode == "exact":
         return image.width, image.height
     width, height = size
+    if image.resize_mode == "letterbox":
+        scale = min(image.height / height, image.width / width)
+        scale = scale if image.scale_up else min(scale, 1.0)
+        return max(1, round(width * scale)), max(1, round(height * scale))
     if width <= height:
         return image.resize_px, int(image.resize_px * height / width)
     return int(image.resize_px * width / height), image.resize_px
 
 
 def crop_corner(full: Extent, image: ImageSpec) -> Extent:
-    """Left and top of the crop. torchvision's CenterCrop rounds halves to even, as Python does."""
+    """Left and top of the input in the resized picture; below 0 by the padding of a letterbox.
+
+    torchvision's CenterCrop rounds halves to even, as Python does. Ultralytics' LetterBox puts the larger half of the
+    padding to the right and below.
+    """
+    if image.resize_mode == "letterbox":
+        if image.pad_position == "top_left":
+            return 0, 0
+        return -round((image.width - full[0]) / 2 - 0.1), -round((image.height - full[1]) / 2 - 0.1)
     return round((full[0] - image.width) / 2), round((full[1] - image.height) / 2)
 
 

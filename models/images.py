@@ -17,9 +17,11 @@ The rules, in the order in which they are applied:
     8. Colour   CMYK, YCbCr, palettes and grey become RGB; for a one-channel model everything becomes grey
                 (ITU-R 601 luma). Colour profiles are ignored, as in training pipelines.
     9. Resize   "exact": directly to height x width. "shorter_side": torchvision's `Resize` (the longer side is
-                truncated, not rounded) and then its `CenterCrop`. With `antialias` these are Pillow's filters,
+                truncated, not rounded) and then its `CenterCrop`. "letterbox": scaled to fit, both sides rounded, and
+                padded, as Ultralytics' LetterBox or YOLOX. With `antialias` these are Pillow's filters,
                 bit for bit what torchvision gives for PIL images; without, plain sampling as torch's
-                `interpolate(antialias=False)` on tensors. "nearest" is Pillow's in both cases.
+                `interpolate(antialias=False)` on tensors and, within one level, as cv2's INTER_LINEAR. "nearest" is
+                Pillow's in both cases.
     10. Values  Front "uint8_nhwc" writes the pixels; "float32_nchw" writes (x / 255 - mean) / std.
 
 Pillow's JPEG draft mode (a smaller decode by scaled DCT) is not used: it is another filter than the one in training,
@@ -54,7 +56,7 @@ from convoy.models.headers import JPEG_SEGMENT, Header, read_header
 from convoy.models.jpeg import LARGE_PIXELS, large_jpeg, large_jpeg_bytes, plain_jpeg
 from convoy.models.kept_memory import KeptMemory
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec
-from convoy.models.windowed import resized_window, sample_without_antialias
+from convoy.models.windowed import Box, resized_window, sample_without_antialias
 
 # 64 million pixels is more than today's 50-megapixel cameras; Pillow needs 256 MB to decode them.
 DEFAULT_MAX_PIXELS = 64_000_000
@@ -352,11 +354,20 @@ def _resized(source: Image.Image, image: ImageSpec) -> bytes:
     """Rule 9: the pixels as uint8 [height, width, channels]."""
     width, height = full_size(source.size, image)
     left, top = crop_corner((width, height), image)
-    window = (left, top, left + image.width, top + image.height)
+    if image.resize_mode == "letterbox":
+        canvas = np.full((image.height, image.width, image.channels), image.pad_value, np.uint8)
+        pixels = np.frombuffer(_window(source, (width, height), (0, 0, width, height), image), np.uint8)
+        canvas[-top : height - top, -left : width - left] = pixels.reshape(height, width, image.channels)
+        return canvas.tobytes()
+    return _window(source, (width, height), (left, top, left + image.width, top + image.height), image)
+
+
+def _window(source: Image.Image, size: Extent, window: Box, image: ImageSpec) -> bytes:
+    """The part `window` of the picture resized to `size`, uint8 [height, width, channels]."""
     if image.antialias or image.interpolation == "nearest":
         kernel = Image.Resampling[image.interpolation.upper()]
-        return resized_window(source, (width, height), window, kernel).tobytes("raw", _RAW_MODES[image.channels])
-    return sample_without_antialias(np.asarray(source), (width, height), window, image.interpolation).tobytes()
+        return resized_window(source, size, window, kernel).tobytes("raw", _RAW_MODES[image.channels])
+    return sample_without_antialias(np.asarray(source), size, window, image.interpolation).tobytes()
 
 
 def _or(names: tuple[str, ...]) -> str:

@@ -42,7 +42,8 @@ OIP_NAMES: dict[np.dtype[np.generic], str] = {
 }
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-ResizeMode = Literal["shorter_side", "exact"]
+ResizeMode = Literal["shorter_side", "exact", "letterbox"]
+PadPosition = Literal["center", "top_left"]
 Front = Literal["uint8_nhwc", "float32_nchw"]
 Activation = Literal["softmax", "sigmoid", "none"]
 
@@ -106,10 +107,14 @@ class ImageSpec:
     """How encoded bytes become the model's one image input.
 
     `resize_mode` "shorter_side" scales so that the shorter side is `resize_px` and then crops the centre to `height` x
-    `width`; "exact" scales directly to `height` x `width` and ignores `resize_px`. `mean` and `std` apply to values
-    scaled to [0, 1], one per channel. With front "uint8_nhwc" they are already inside the graph and the tensor is uint8
-    [N, height, width, channels]; with "float32_nchw" the host applies them and the tensor is float32 [N, channels,
-    height, width].
+    `width`; "exact" scales directly to `height` x `width` and ignores `resize_px`. "letterbox" keeps the proportions,
+    scales until the picture just fits into `height` x `width`, and fills the rest with `pad_value`, 0 to 255; the
+    picture is in the centre ("center", as Ultralytics' LetterBox) or in the corner ("top_left", as YOLOX). Without
+    `scale_up`, smaller pictures keep their size. The last three fields matter for "letterbox" only.
+
+    `mean` and `std` apply to values scaled to [0, 1], one per channel. With front "uint8_nhwc" they are already inside
+    the graph and the tensor is uint8 [N, height, width, channels]; with "float32_nchw" the host applies them and the
+    tensor is float32 [N, channels, height, width].
     """
 
     height: int
@@ -122,8 +127,13 @@ class ImageSpec:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     front: Front
+    pad_value: int = 114
+    pad_position: PadPosition = "center"
+    scale_up: bool = True
 
     def __post_init__(self) -> None:
+        if not 0 <= self.pad_value <= 255:
+            raise BundleError(f"image pad_value must be from 0 to 255, got {self.pad_value}")
         if min(self.height, self.width, self.resize_px) < 1:
             raise BundleError("image height, width and resize_px must be at least 1")
         if len(self.mean) != self.channels or len(self.std) != self.channels:

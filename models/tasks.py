@@ -21,6 +21,8 @@ CLASS_TASKS: tuple[Task, ...] = ("classify", "multilabel")
 BoxForm = Literal["xyxy", "xywh", "cxcywh"]
 # In pixels of the network's input, or as shares of its width and height.
 BoxUnit = Literal["pixels", "fractions"]
+# What a detector's outputs are; see `DetectionOutputs`.
+Layout = Literal["separate", "yolo_v5", "yolo_v8", "end_to_end", "detr"]
 
 # A class map has one byte per pixel; the last value marks pixels that the network did not see.
 MAX_MAP_CLASSES = 255
@@ -99,20 +101,35 @@ class AnchorLevel:
 class DetectionOutputs:
     """The outputs that hold boxes, and the steps that turn them into detections.
 
-    `boxes` is float [K, 4], read by `box_form` and `box_unit`. With `anchors` it holds the difference from the anchor
-    of its row, (dx, dy, dw, dh) times `anchor_weights`: the centre moved by dx widths and dy heights, the size times e
-    to the dw and dh, of which at most ln(1000 / 16) counts (Girshick et al., 2014). `scores` is float [K, C], a score
-    per class, or [K]; then `labels` is integer [K], or None if there is one class. `count`, integer [] or [1], is the
-    number of valid rows; without it all are valid. Rows with a label below 0 or a score of 0 are padding.
+    `layout` says what the outputs of one sample are; K is the number of boxes, C of classes:
+
+        separate     `boxes` float [K, 4], read by `box_form` and `box_unit`; `scores` float [K, C], or [K] with
+                     `labels` integer [K], or [K] for one class. `count`, integer [] or [1], is the number of valid
+                     rows; without it all are valid.
+        yolo_v5      `boxes` float [K, 5 + C]: cx, cy, w, h, objectness, classes (YOLOv5, YOLOv7, YOLOX). With
+                     `strides` the grid is not decoded: centres are offsets from the cell, sizes logarithms, both in
+                     strides (YOLOX).
+        yolo_v8      `boxes` float [4 + C, K]: cx, cy, w, h, classes (YOLOv8, YOLOv9, YOLO11, YOLO12)
+        end_to_end   `boxes` float [K, 6]: x1, y1, x2, y2, score, class (YOLOv10, YOLO26, exports with nms=True)
+        detr         `boxes` float [K, 4]: cx, cy, w, h as fractions, and `scores` float [K, C]; or without `scores`
+                     `boxes` float [K, 4 + C] (DETR, RT-DETR, RF-DETR)
+
+    The YOLO layouts are in pixels of the network's input, or fractions if `box_unit` says so. `classes` is C if further
+    values follow, such as the coefficients of masks. With `anchors`, `boxes` [K, 4] holds the difference from the
+    anchor of its row, (dx, dy, dw, dh) times `anchor_weights`: the centre moved by dx widths and dy heights, the size
+    times e to the dw and dh, of which at most ln(1000 / 16) counts (Girshick et al., 2014). Rows with a label below 0
+    or a score of 0 are padding.
 
     `background` is the class that stands for no object. `threshold` is the default minimum score, after the spec's
-    activation. `iou_threshold` is how much boxes of one class may overlap (intersection over union) before the lower
-    score is dropped; None if the graph does that itself. At most `max_candidates` boxes, the best, go into that step,
-    and at most `max_boxes` come out by default.
+    activation. With `multi_label`, a box counts for each class that reaches the threshold, otherwise for its best; by
+    default only layouts with separate scores do. `iou_threshold` is how much boxes of one class (of any class, if
+    `class_agnostic`) may overlap, as intersection over union, before the lower score is dropped; None if the graph does
+    that itself. At most `max_candidates` boxes, the best, go into that step, and at most `max_boxes` come out by
+    default.
     """
 
     boxes: str
-    scores: str
+    scores: str | None = None
     labels: str | None = None
     count: str | None = None
     box_form: BoxForm = "xyxy"
@@ -124,6 +141,11 @@ class DetectionOutputs:
     iou_threshold: float | None = None
     max_candidates: int = 4_000
     max_boxes: int = 100
+    layout: Layout = "separate"
+    classes: int | None = None
+    strides: tuple[int, ...] = ()
+    multi_label: bool | None = None
+    class_agnostic: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1 or not 0 < (1.0 if self.iou_threshold is None else self.iou_threshold) <= 1:
@@ -134,16 +156,73 @@ class DetectionOutputs:
             raise BundleError("detect: anchor_weights must be four numbers above 0, for dx, dy, dw and dh")
         if self.anchors and (self.box_form, self.box_unit) != ("xyxy", "pixels"):
             raise BundleError("detect: boxes that differ from anchors have no box_form and box_unit of their own")
+        if self.classes is not None and self.classes < 1:
+            raise BundleError(f"detect: classes must be at least 1, got {self.classes}")
+        self._check_fields()
+
+    def _check_fields(self) -> None:
+        """Refuse fields that the layout has no use for. Raises BundleError."""
+        separate = {"labels": self.labels, "count": self.count, "anchors": self.anchors or None}
+        unused = {name for name, value in separate.items() if value is not None} if self.layout != "separate" else set()
+        if self.layout not in ("separate", "detr") and self.scores is not None:
+            unused.add("scores")
+        if self.strides and self.layout != "yolo_v5":
+            unused.add("strides")
+        if unused:
+            raise BundleError(f"detect: the layout {self.layout} has no {', '.join(sorted(unused))}; remove it")
+        if self.layout == "separate" and self.scores is None:
+            raise BundleError("detect: the layout separate needs the name of the output with the scores; add scores")
+        if min(self.strides, default=1) < 1:
+            raise BundleError("detect: strides must be at least 1")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The needed outputs: boxes, scores, and labels and count if there are any."""
+        """The needed outputs: boxes, and scores, labels and count if there are any."""
         return tuple(name for name in (self.boxes, self.scores, self.labels, self.count) if name is not None)
+
+    @property
+    def are_fractions(self) -> bool:
+        """Whether boxes are shares of the input's width and height."""
+        return self.box_unit == "fractions" or self.layout == "detr"
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether a box counts for each class that reaches the threshold."""
+        return self.scores is not None if self.multi_label is None else self.multi_label
 
     def check(self, outputs: Sequence[_Tensor]) -> int | None:
         """The number of classes of the scores, None if their shape does not tell. Raises BundleError."""
         boxes = _found("detect", "boxes", self.boxes, outputs)
-        scores = _found("detect", "scores", self.scores, outputs)
+        if self.scores is None:
+            classes = self._classes_of(boxes)
+        else:
+            classes = self._check_separate(boxes, _found("detect", "scores", self.scores, outputs), outputs)
+        if self.background is not None and not 0 <= self.background < (classes or math.inf):
+            raise BundleError(
+                f"detect: background {self.background} is none of the {classes} classes of output "
+                f"{self.scores or self.boxes!r}"
+            )
+        return classes
+
+    def _classes_of(self, output: _Tensor) -> int | None:
+        """The number of classes of a layout with one output. Raises BundleError."""
+        before, axis = _ONE_OUTPUT[self.layout]
+        form = _FORMS[self.layout]
+        if len(output.shape) != 2 or output.dtype not in _FLOATS:
+            raise _unfit("detect", output, f"float {form} for the layout {self.layout}")
+        values = output.shape[axis]
+        if self.layout == "end_to_end":
+            if values < 6:
+                raise _unfit("detect", output, f"float {form} for the layout {self.layout}")
+            return self.classes
+        least = before + (self.classes or 1)
+        if values < 0:
+            return self.classes
+        if values < least:
+            raise _unfit("detect", output, f"float {form} with {least} values or more for the layout {self.layout}")
+        return self.classes or values - before
+
+    def _check_separate(self, boxes: _Tensor, scores: _Tensor, outputs: Sequence[_Tensor]) -> int | None:
         if len(boxes.shape) != 2 or boxes.shape[1] != 4 or boxes.dtype not in _FLOATS:
             raise _unfit("detect", boxes, "float [boxes, 4]")
         if len(scores.shape) not in (1, 2) or scores.dtype not in _FLOATS or 0 in scores.shape:
@@ -171,12 +250,22 @@ class DetectionOutputs:
             shapes = ", ".join(f"{one.name!r} {list(one.shape)}" for one in rows)
             anchors = f", and there are {sum(level.anchors for level in self.anchors)} anchors" if self.anchors else ""
             raise BundleError(f"detect: the outputs are not of one number of boxes: {shapes}{anchors}")
-        if self.background is not None and not 0 <= self.background < (classes or math.inf):
-            raise BundleError(
-                f"detect: background {self.background} is none of the classes of output {scores.name!r} "
-                f"{list(scores.shape)}"
-            )
         return classes
+
+
+# For layouts with one output: the values before the scores, and the axis along which a box's values lie.
+_ONE_OUTPUT: dict[Layout, tuple[int, int]] = {
+    "yolo_v5": (5, 1),
+    "yolo_v8": (4, 0),
+    "end_to_end": (6, 1),
+    "detr": (4, 1),
+}
+_FORMS: dict[Layout, str] = {
+    "yolo_v5": "[boxes, 5 + classes]",
+    "yolo_v8": "[4 + classes, boxes]",
+    "end_to_end": "[boxes, 6]",
+    "detr": "[boxes, 4 + classes]",
+}
 
 
 def _found(task: str, what: str, name: str, outputs: Sequence[_Tensor]) -> _Tensor:

@@ -109,21 +109,27 @@ def sample_without_antialias(
     `KERNELS`. Only the pixels that the window needs are read.
     """
     left, top, right, bottom = window
+    channels = pixels.shape[2] if pixels.ndim == 3 else 1
     columns, column_weights = _taps(pixels.shape[1], size[0], range(left, right), kernel)
     rows, row_weights = _taps(pixels.shape[0], size[1], range(top, bottom), kernel)
-    result = np.zeros((len(rows), len(columns), *pixels.shape[2:]))
+    # numpy picks single bytes from long rows several times as fast as pixels of three bytes.
+    places = (columns[..., None] * channels + np.arange(channels)).reshape(len(columns), -1, channels)
+    lines = pixels.reshape(pixels.shape[0], -1)
+    result = np.zeros((len(rows), len(columns) * channels), np.float32)
     for i in range(rows.shape[1]):
-        line = pixels[rows[:, i]]
+        line = lines[rows[:, i]]
+        resized = np.zeros_like(result)
         for j in range(columns.shape[1]):
-            weights = row_weights[:, i, None] * column_weights[None, :, j]
-            result += line[:, columns[:, j]] * (weights[..., None] if pixels.ndim == 3 else weights)
-    return np.clip(np.rint(result), 0, 255).astype(np.uint8)
+            resized += line.take(places[:, j].ravel(), axis=1) * np.repeat(column_weights[:, j], channels)
+        result += resized * row_weights[:, i, None]
+    return np.clip(np.rint(result), 0, 255).astype(np.uint8).reshape(len(rows), len(columns), *pixels.shape[2:])
 
 
-def _taps(in_px: int, out_px: int, wanted: range, kernel: str) -> tuple[npt.NDArray[np.intp], Floats]:
+def _taps(in_px: int, out_px: int, wanted: range, kernel: str) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float32]]:
     """Input indices [len(wanted), 2 * reach] along one axis and their weights, which sum to 1."""
     weight, reach = KERNELS[kernel]
     centres = (np.arange(wanted.start, wanted.stop) + 0.5) * (in_px / out_px) - 0.5
     taps = np.floor(centres)[:, None] + np.arange(1 - reach, 1 + reach)
     weights = weight(centres[:, None] - taps)
-    return taps.clip(0, in_px - 1).astype(np.intp), weights / weights.sum(axis=1, keepdims=True)
+    weights /= weights.sum(axis=1, keepdims=True)
+    return taps.clip(0, in_px - 1).astype(np.intp), weights.astype(np.float32)

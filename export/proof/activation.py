@@ -26,6 +26,7 @@ import numpy as np
 
 from convoy.export.proof.ending import Ending
 from convoy.export.rows import Rows
+from convoy.models.boxes import raw_scores
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import OIP_NAMES, Activation, TensorSpec
 from convoy.models.tasks import DetectionOutputs, SegmentationOutput, Task
@@ -229,8 +230,8 @@ def activation_of(purpose: Purpose, reference: Rows, asked: Activation | None) -
         )
         return Decision(found, f"the scores of each pixel {_SHOWN[look]}")
     if purpose.detection is not None:
-        name = purpose.detection.scores
-        look = look_of(reference[name].reshape(-1, reference[name].shape[-1]))
+        name = purpose.detection.scores or purpose.detection.boxes
+        look = look_of(raw_scores(reference, purpose.detection))
         if asked is None and look in ("free", "log_shares"):
             raise JobError(
                 f"it is unclear whether the scores of boxes in {name} are logits of a softmax or of sigmoids; "

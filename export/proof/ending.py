@@ -204,7 +204,7 @@ def normalised_outputs(graph: Path, spec: ModelSpec, reference: Rows) -> frozens
     """
     reader = _RangeReader(onnx.load(str(graph), load_external_data=False).graph)
     declared = declared_shares(spec)
-    if spec.detection is not None and spec.detection.box_unit != "pixels":
+    if spec.detection is not None and spec.detection.are_fractions:
         declared |= {spec.detection.boxes}
     return frozenset(
         name
@@ -218,7 +218,7 @@ def declared_shares(spec: ModelSpec) -> frozenset[str]:
     if spec.activation != "none":
         return frozenset()
     if spec.detection is not None:
-        return frozenset({spec.detection.scores})
+        return frozenset({spec.detection.scores} if spec.detection.scores is not None else ())
     return frozenset({spec.outputs[0].name} if spec.gives_classes else ())
 
 

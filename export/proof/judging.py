@@ -40,7 +40,7 @@ from convoy.export.rows import Rows, count_of
 from convoy.export.sources.torch_job import one_line
 from convoy.export.sources.torch_process import child_process
 from convoy.models.activation import class_numbers
-from convoy.models.boxes import InputBoxes, find_boxes
+from convoy.models.boxes import InputBoxes, find_boxes, intersection_over_union
 from convoy.models.bundle import TOP_1
 from convoy.models.errors import JobError, ModelFailed
 from convoy.models.spec import Activation, ModelSpec
@@ -106,7 +106,7 @@ def _f1(answers: Rows, others: Rows, spec: ModelSpec, said: DetectionOutputs, sa
     both = len(found.corners) + len(wanted.corners)
     if not both:
         return 1.0
-    is_near = _iou(found.corners, wanted.corners) >= 0.5
+    is_near = intersection_over_union(found.corners, wanted.corners) >= 0.5
     is_near &= found.classes[:, None] == wanted.classes[None, :]
     free, matched = np.ones(len(wanted.corners), bool), 0
     for row in is_near:
@@ -124,17 +124,6 @@ def _boxes(rows: Rows, spec: ModelSpec, said: DetectionOutputs, sample: int) -> 
     found = find_boxes(values, said, spec.activation, window, said.threshold, said.max_boxes)
     # An untrained network's boxes do not reach the threshold; then the best ones count.
     return found if len(found.scores) else find_boxes(values, said, spec.activation, window, 0.0, said.max_boxes)
-
-
-def _iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Intersection over union of all pairs; 0 for boxes without an area."""
-    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
-    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
-    both = (high - low).clip(0).prod(axis=2)
-    areas, other_areas = ((one[:, 2:] - one[:, :2]).clip(0).prod(axis=1) for one in (boxes, others))
-    either = areas[:, None] + other_areas[None, :] - both
-    shares: np.ndarray = np.divide(both, either, out=np.zeros_like(both), where=either > 0)
-    return shares
 
 
 Like = Callable[[Rows, Rows], np.ndarray]

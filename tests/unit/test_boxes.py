@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from convoy.app.pictures.answering import detections
 from convoy.models.boxes import anchor_boxes, suppressed
-from convoy.models.errors import ModelFailed
+from convoy.models.errors import BundleError, ModelFailed
 from convoy.models.geometry import ImagePlacement
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 from convoy.models.tasks import AnchorLevel, DetectionOutputs
@@ -127,6 +127,93 @@ def test_every_form_of_a_box(form: Any, unit: Any, box: list[float]) -> None:
     said = DetectionOutputs("boxes", "scores", box_form=form, box_unit=unit)
     twice = ImagePlacement.of((400, 200), IMAGE)
     assert [one[0] for one in found(said, placement=twice, boxes=[box], scores=[1.0])] == [(40, 20, 120, 100)]
+
+
+LAYOUTS = ("yolo_v5", "yolo_v8", "end_to_end", "detr", "detr in one tensor")
+
+
+@given(st.sampled_from(LAYOUTS), st.integers(0, 2**32), st.sampled_from(["none", "sigmoid"]), st.booleans())
+def test_every_layout_says_the_same(layout: str, seed: int, activation: Any, agnostic: bool) -> None:
+    """Boxes and the best class of each, written out as separate outputs, give what the layout's own tensor does."""
+    generator = np.random.default_rng(seed)
+    boxes = generator.uniform(0, 90, (40, 4)).astype(np.float32)
+    boxes[:, 2:] = boxes[:, :2] + generator.uniform(1, 60, (40, 2))
+    scores = generator.uniform(0.01, 0.99, (40, 3)).astype(np.float32)
+    centred = np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
+    logits = np.log(scores / (1 - scores)) if activation == "sigmoid" else scores
+    said = DetectionOutputs("boxes", layout=layout.split()[0], iou_threshold=0.5, class_agnostic=agnostic, max_boxes=40)  # type: ignore[arg-type]
+    best = scores.max(axis=1)
+    arrays: dict[str, Any]
+    if layout == "yolo_v5":
+        objectness = generator.uniform(0.01, 0.99, (40, 1)).astype(np.float32)
+        best = (scores * objectness).max(axis=1)
+        own = np.log(objectness / (1 - objectness)) if activation == "sigmoid" else objectness
+        arrays = {"boxes": np.concatenate([centred, own, logits], axis=1)}
+    elif layout == "yolo_v8":
+        masks = generator.normal(0, 9, (40, 5))
+        said = replace(said, classes=3)
+        arrays = {"boxes": np.concatenate([centred, logits, masks], axis=1).T}
+    elif layout == "end_to_end":
+        numbers = scores.argmax(axis=1)[:, None]
+        arrays = {"boxes": np.concatenate([boxes, logits.max(axis=1, keepdims=True), numbers], axis=1)}
+    else:
+        shares = centred / [200, 100, 200, 100]
+        arrays = {"boxes": np.concatenate([shares, logits], axis=1)}
+        if layout == "detr":
+            said, arrays = replace(said, scores="scores", multi_label=False), {"boxes": shares, "scores": logits}
+    plain = {"boxes": boxes, "scores": best, "labels": scores.argmax(axis=1)}
+    expected = found(
+        DetectionOutputs("boxes", "scores", labels="labels", iou_threshold=0.5, max_boxes=40, class_agnostic=agnostic),
+        **plain,
+        threshold=0.3,
+    )
+    answered = found(said, activation, **arrays, threshold=0.3)
+    assert [one[1:3] for one in answered] == [one[1:3] for one in expected]
+    np.testing.assert_allclose([one[3] for one in answered], [one[3] for one in expected], atol=2e-4)
+    np.testing.assert_allclose(
+        np.reshape([one[0] for one in answered], (-1, 4)), np.reshape([one[0] for one in expected], (-1, 4)), atol=0.02
+    )
+
+
+def test_a_grid_that_the_graph_leaves_to_us() -> None:
+    """YOLOX: by its formulas, one cell at a time; 200x100 px have 25x12 and 12x6 cells."""
+    generator = np.random.default_rng(2)
+    raw = generator.normal(0, 0.5, (25 * 12 + 12 * 6, 7)).astype(np.float32)
+    raw[:, 4:] = generator.uniform(0.3, 1, (len(raw), 3))
+    said = DetectionOutputs("boxes", layout="yolo_v5", strides=(8, 16), max_boxes=1000, threshold=0.0)
+    wide = ImagePlacement.of((200, 100), IMAGE)._replace(picture=(2000, 1000), full=(2000, 1000), corner=(500, 500))
+    cells = [(c, r, s) for s in (8, 16) for r in range(100 // s) for c in range(200 // s)]
+    expected = []
+    for (column, row, stride), (x, y, w, h, objectness, *classes) in zip(cells, raw.tolist(), strict=True):
+        cx, cy, width, height = (x + column) * stride, (y + row) * stride, math.exp(w) * stride, math.exp(h) * stride
+        box = [cx - width / 2, cy - height / 2, cx + width / 2, cy + height / 2]
+        expected.append(([side + 500 for side in box], objectness * max(classes)))
+    expected.sort(key=lambda one: -one[1])
+    answered = found(said, placement=wide, boxes=raw)
+    np.testing.assert_allclose([one[3] for one in answered], [one[1] for one in expected], atol=1e-4)
+    np.testing.assert_allclose([one[0] for one in answered[:50]], [one[0] for one in expected[:50]], atol=0.02)
+    with pytest.raises(ModelFailed, match="the output has 371 boxes, but the grids of its strides have 372"):
+        found(said, boxes=raw[1:])
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape", "words"),
+    [
+        ({}, (84, 100), "layout separate needs the name of the output with the scores"),
+        ({"layout": "yolo_v8", "scores": "s"}, (84, 100), "layout yolo_v8 has no scores; remove it"),
+        ({"layout": "yolo_v8", "strides": [8]}, (84, 100), "layout yolo_v8 has no strides; remove it"),
+        ({"layout": "end_to_end", "labels": "l", "count": "c"}, (300, 6), "has no count, labels; remove it"),
+        ({"layout": "yolo_v8", "classes": 0}, (84, 100), "classes must be at least 1"),
+        ({"layout": "yolo_v8"}, (4, 100), r"must be float \[4 \+ classes, boxes\] with 5 values or more"),
+        ({"layout": "yolo_v8", "classes": 90}, (84, 100), "with 94 values or more"),
+        ({"layout": "end_to_end"}, (100, 5), r"must be float \[boxes, 6\]"),
+        ({"layout": "yolo_v5"}, (100,), r"must be float \[boxes, 5 \+ classes\]"),
+        ({"layout": "yolo_v8", "background": 80}, (84, 100), "background 80 is none of the 80 classes"),
+    ],
+)
+def test_what_a_layout_cannot_be_is_refused(fields: dict[str, Any], shape: tuple[int, ...], words: str) -> None:
+    with pytest.raises(BundleError, match=words):
+        DetectionOutputs("boxes", **fields).check([TensorSpec("boxes", "FP32", shape)])
 
 
 def test_what_differs_from_anchors() -> None:

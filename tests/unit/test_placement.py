@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from PIL import Image
 
 from convoy.models.geometry import UNSEEN, ImagePlacement, crop_corner, full_size
 from convoy.models.images import preprocess
-from convoy.models.spec import ImageSpec
+from convoy.models.spec import ImageSpec, Interpolation, PadPosition
 from convoy.models.windowed import resized_window
 
 sides = st.integers(1, 700)
@@ -31,8 +33,16 @@ def exact(height: int, width: int) -> ImageSpec:
     return ImageSpec.plain(height, width, 3, "uint8_nhwc")
 
 
+def letterbox(height: int, width: int, position: PadPosition = "center", *, scale_up: bool = True) -> ImageSpec:
+    plain = replace(ImageSpec.plain(height, width, 3, "uint8_nhwc"), resize_mode="letterbox", antialias=False)
+    return replace(plain, pad_position=position, scale_up=scale_up)
+
+
 small = st.integers(1, 64)
+positions: st.SearchStrategy[PadPosition] = st.sampled_from(["center", "top_left"])
+letterboxes = st.builds(letterbox, small, small, positions, scale_up=st.booleans())
 images = st.one_of(
+    letterboxes,
     st.builds(exact, small, small),
     st.builds(lambda more, height, width: shorter_side(max(height, width) + more, height, width), small, small, small),
 )
@@ -50,6 +60,43 @@ def test_a_box_comes_back_to_where_it_was(size: tuple[int, int], image: ImageSpe
     boxes = np.array([shares]) * [*size, *size]
     back = ImagePlacement.of(size, image).boxes_on_picture(to_input(boxes, size, image))
     np.testing.assert_allclose(back, boxes, rtol=0, atol=1e-9 * max(size))
+
+
+@given(
+    st.tuples(st.integers(1, 4000), st.integers(1, 3000)),
+    letterboxes,
+    st.lists(st.floats(0, 1), min_size=4, max_size=4),
+)
+def test_a_box_comes_back_through_a_letterbox(size: tuple[int, int], image: ImageSpec, shares: list[float]) -> None:
+    """To half a pixel of the picture or of the input, whichever is larger, with Ultralytics' own sums on the way."""
+    ratio = min(image.height / size[1], image.width / size[0])
+    ratio = ratio if image.scale_up else min(ratio, 1.0)
+    width, height = (max(1, round(side * ratio)) for side in size)
+    pads = ((image.width - width) / 2, (image.height - height) / 2)
+    left, top = (round(pad - 0.1) for pad in pads) if image.pad_position == "center" else (0, 0)
+    boxes = np.array([shares[:4]]) * [*size, *size]
+    at_input = boxes * ([width / size[0], height / size[1]] * 2) + [left, top, left, top]
+    assert left + width + round(pads[0] + 0.1) == image.width or image.pad_position == "top_left"
+    back = ImagePlacement.of(size, image).boxes_on_picture(at_input)
+    np.testing.assert_allclose(back, boxes, rtol=0, atol=1e-9 * max(size))
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_a_letterbox_is_the_one_of_cv2(interpolation: Interpolation) -> None:
+    rng = np.random.default_rng(3)
+    fixed = ((4000, 3000), (1, 1), (1, 90), (640, 640), (1300, 21))
+    for size in (*fixed, *(tuple(map(int, rng.integers(9, 900, 2))) for _ in range(40))):
+        image = replace(letterbox(96, 160), interpolation=interpolation, pad_value=int(rng.integers(0, 256)))
+        width, height = full_size(size, image)
+        pixels = cv2.blur(rng.integers(0, 256, (size[1], size[0], 3), np.uint8), (3, 3))
+        kernel = cv2.INTER_LINEAR if interpolation == "bilinear" else cv2.INTER_CUBIC
+        resized = cv2.resize(pixels, (width, height), interpolation=kernel)
+        across, down = (160 - width) / 2, (96 - height) / 2
+        edges = round(down - 0.1), round(down + 0.1), round(across - 0.1), round(across + 0.1)
+        expected = cv2.copyMakeBorder(resized, *edges, cv2.BORDER_CONSTANT, value=(image.pad_value,) * 3)
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+        assert np.abs(preprocess(file.getvalue(), image).astype(int) - expected).max() <= 1, size
 
 
 @given(sizes, images)
@@ -78,11 +125,13 @@ def test_a_class_map_covers_what_the_crop_shows_and_nothing_else(
     assert placed.reshape(-1)[is_seen & is_clear].tolist() == (numbers[found[:, 1], found[:, 0]] % 200).tolist()
 
 
-@pytest.mark.parametrize("image", [exact(20, 30), shorter_side(40, 20, 30)], ids=["exact", "crop"])
+@pytest.mark.parametrize(
+    "image", [exact(20, 30), shorter_side(40, 20, 30), letterbox(20, 30)], ids=["exact", "crop", "letterbox"]
+)
 @pytest.mark.parametrize("size", [(80, 80), (160, 80), (80, 240)])
 def test_what_is_painted_in_the_picture_is_found_where_it_was(image: ImageSpec, size: tuple[int, int]) -> None:
     """The way there is the real preprocessing, with nearest pixels so that edges stay sharp."""
-    sharp = ImageSpec(*(image.height, image.width, 3, image.resize_mode, image.resize_px, "nearest", True), *MEAN_STD)
+    sharp = replace(image, interpolation="nearest", antialias=True, pad_value=0)
     box = (size[0] // 2 - 12, size[1] // 2 - 8, size[0] // 2 + 20, size[1] // 2 + 16)
     picture = Image.new("RGB", size, "black")
     picture.paste("white", box)
@@ -98,9 +147,6 @@ def test_what_is_painted_in_the_picture_is_found_where_it_was(image: ImageSpec, 
     on_picture = placement.map_on_picture(is_white.astype(np.uint8))
     wrong = (on_picture != UNSEEN) & (on_picture != (np.asarray(picture)[:, :, 0] > 128))
     assert wrong.sum() <= 2 * (32 + 24) * one_px
-
-
-MEAN_STD = ((0.0,) * 3, (1.0,) * 3, "uint8_nhwc")
 
 
 BILINEAR = Image.Resampling.BILINEAR
