@@ -13,7 +13,8 @@ FOLDER then holds:
   raw outputs on them. For a detector without its own suppression also `candidates_NN` float32 [N, 6], (x1, y1, x2, y2,
   score, class) in pixels of the input, in the order of the anchors, before suppression, and `kept_NN`, those of their
   rows that remain after torchvision's `batched_nms`, best first
-- `NAME.json`: per picture the answers of `YOLO("NAME.onnx").predict(rect=False)`, as [x1, y1, x2, y2, score, class]
+- `NAME.json`: per picture the answer of `YOLO("NAME.onnx").predict(rect=False)`: its `threshold`, which is lower for
+  plain pictures, and its `boxes`, [x1, y1, x2, y2, score, class] in pixels of the picture
 - with `--train-s`, shapes-yolo11n, trained on drawn shapes; `shapes/`, their pictures and labels in YOLO's form; and
   `shapes-yolo11n.map.json`, its mean average precision there by `YOLO.val`
 """
@@ -44,8 +45,8 @@ from ultralytics.data.augment import LetterBox
 
 SIDE_PX = 320
 THRESHOLD, IOU_THRESHOLD, MAX_BOXES = 0.25, 0.7, 300
-# The defaults of `predict`, said aloud.
-CHOICES = {"conf": THRESHOLD, "iou": IOU_THRESHOLD, "max_det": MAX_BOXES, "agnostic_nms": False}
+# On enlarged small pictures, which are plain, a network that has learned nothing finds little.
+PLAIN_PX, PLAIN_THRESHOLD = 100, 0.02
 # The share of anchors whose best class reaches the threshold in a network that has learned nothing.
 SHARE_FOUND = 0.02
 SHAPES = ("rectangle", "circle", "triangle")
@@ -54,8 +55,8 @@ SIZES_PX = (
     (1, 1),
     (2, 3),
     (31, 33),
-    (1, 200),
-    (200, 1),
+    (1, 90),
+    (90, 1),
     (97, 61),
     (320, 320),
     (319, 321),
@@ -89,7 +90,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "yolo11n-half": ("yolo11n.yaml", {"quantize": 16}),
     "rtdetr-l": ("rtdetr-l.yaml", {}),
 }
-SMALL = ("yolov8n", "yolo11n", "yolov5nu", "yolov10n")
+SMALL = ("yolov8n", "yolov5nu", "yolov10n", "yolo11n-nms")
 # Networks whose outputs are boxes and scores per anchor, [4 + C, K], to suppress.
 RAW = ("yolov8n", "yolo11n", "yolov5nu", "yolo11n-dynamic", "yolo11n-half", "shapes-yolo11n")
 
@@ -172,7 +173,7 @@ def spread(network: torch.nn.Module, pictures: torch.Tensor) -> None:
         classes, boxes = (getattr(head, part + name, None) for name in ("cv3", "cv2"))
         if classes is not None:
             _scale([one[-1] for one in classes], network, pictures, deviation=1.0, share=SHARE_FOUND)
-            _scale([one[-1] for one in boxes], network, pictures, deviation=1.5, share=None)
+            _scale([one[-1] for one in boxes], network, pictures, deviation=0.5, share=None)
 
 
 def _scale(
@@ -247,12 +248,14 @@ def candidates(output: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return torch.cat([corners, scores[:, None], classes[:, None].float()], 1).numpy(), kept.numpy()
 
 
-def answers(path: Path, paths: list[Path], side_px: int = SIDE_PX) -> list[list[list[float]]]:
+def answers(path: Path, paths: list[Path], side_px: int = SIDE_PX) -> list[dict[str, Any]]:
     model = YOLO(str(path), task="detect")
     found = []
-    for one in paths:
-        (result,) = model.predict(str(one), rect=False, imgsz=side_px, device="cpu", verbose=False, **CHOICES)
-        found.append(result.boxes.data.tolist())
+    for one, size in zip(paths, SIZES_PX, strict=True):
+        threshold = PLAIN_THRESHOLD if max(size) <= PLAIN_PX else THRESHOLD
+        choices = {"conf": threshold, "iou": IOU_THRESHOLD, "max_det": MAX_BOXES, "rect": False, "imgsz": side_px}
+        (result,) = model.predict(str(one), **choices, device="cpu", verbose=False)
+        found.append({"threshold": threshold, "boxes": result.boxes.data.tolist()})
     return found
 
 

@@ -1,0 +1,158 @@
+"""YOLOs as Ultralytics exports them, read and served here, beside Ultralytics' own answers to the same pictures.
+
+How its `predict` (8.4) works, where that matters for the comparison:
+
+- It reads a file with OpenCV, as BGR, with the EXIF orientation applied and alpha dropped; we composite alpha
+  onto white. JPEG decoders differ by a level, so that the pictures here are PNGs.
+- A letterbox scales with cv2.INTER_LINEAR, both sides rounded, and pads with 114; of an odd padding the smaller half is
+  left and above. `rect=True`, the default, pads to a multiple of the stride only if the file is dynamic.
+- A box counts for its best class (`multi_label` is for validation only) if its score is above `conf` = 0.25; ours if it is
+  at least that.
+- Suppression is torchvision's per class, at an IoU of `iou` = 0.7: boxes are moved by 7680 px times the class. Float32
+  then rounds coordinates to 1/32 px at class 79, which can decide a close call. `max_det` = 300 remain.
+- `scale_boxes` uses the rounded size and padding of the letterbox, and clips to the picture.
+- Exports with `nms=True` and end-to-end heads (YOLOv10, YOLO26) suppress nothing further; conf and iou of the graph are
+  those of the export.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from convoy.models.boxes import InputBoxes, find_boxes, suppressed
+from convoy.models.bundle import read_manifest
+from convoy.models.images import preprocess
+from convoy.models.spec import ImageSpec
+from convoy.models.tasks import DetectionOutputs
+from tests.support.quick_exports import measure_little
+from tests.support.servers import Server, run_convoy, start_server
+from tests.yolo.environment import make_models
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+# Ultralytics' own names of what is here: anchors with and without objectness in their past, a head without suppression,
+# and one with it in the graph.
+MODELS = ("yolov8n", "yolov5nu", "yolov10n", "yolo11n-nms")
+RAW = ("yolov8n", "yolov5nu")
+SIDE_PX, THRESHOLD, IOU_THRESHOLD, MAX_BOXES = 320, 0.25, 0.7, 300
+SAID = DetectionOutputs(
+    "output0", layout="yolo_v8", threshold=THRESHOLD, iou_threshold=IOU_THRESHOLD, max_candidates=30_000, max_boxes=300
+)
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """What Ultralytics made of one network: see tests/yolo/make_models.py."""
+
+    folder: Path
+    name: str
+
+    @property
+    def file(self) -> Path:
+        return self.folder / f"{self.name}.onnx"
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        with np.load(self.file.with_suffix(".npz")) as archive:
+            return dict(archive)
+
+    @cached_property
+    def answers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.file.with_suffix(".json").read_text())
+        return found
+
+    @property
+    def pictures(self) -> list[Path]:
+        return sorted((self.folder / "pictures").glob("*.png"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("ultralytics")
+    make_models(made, "--models", *MODELS)
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """All of them, exported without an option."""
+    store = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patches:
+        measure_little(patches)
+        for name in MODELS:
+            done = run_convoy("export", str(folder / f"{name}.onnx"), "--store", str(store), timeout_s=200.0)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert read_manifest(store / name / "1").spec.task == "detect"
+    with start_server(store=store) as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_its_raw_outputs_have_the_same_candidates_and_boxes(folder: Path, name: str) -> None:
+    theirs = Theirs(folder, name)
+    suppressed_boxes = 0
+    for place, output in enumerate(theirs.arrays["output0"]):
+        candidates, kept = theirs.arrays[f"candidates_{place:02}"], theirs.arrays[f"kept_{place:02}"]
+        best_first = candidates[(-candidates[:, 4]).argsort(kind="stable")]
+        everything = ours(output, 30_000, iou_threshold=None)
+        assert np.array_equal(everything.classes, best_first[:, 5].astype(int))
+        np.testing.assert_allclose(everything.scores, best_first[:, 4], rtol=1e-4)
+        np.testing.assert_allclose(everything.corners, best_first[:, :4], rtol=1e-4, atol=1e-3)
+        rows = suppressed(best_first[:, :4], best_first[:, 5], IOU_THRESHOLD, MAX_BOXES)
+        assert np.array_equal(best_first[rows], candidates[kept])
+        found = ours(output, MAX_BOXES)
+        np.testing.assert_allclose(found.corners, candidates[kept, :4], rtol=1e-4, atol=1e-3)
+        suppressed_boxes += len(candidates) - len(kept) if len(kept) < MAX_BOXES else 0
+    assert suppressed_boxes > 10, "what is compared here should happen"
+
+
+def ours(output: np.ndarray, most: int, iou_threshold: float | None = IOU_THRESHOLD) -> InputBoxes:
+    said = replace(SAID, iou_threshold=iou_threshold)
+    return find_boxes({"output0": output}, said, "none", (SIDE_PX, SIDE_PX), THRESHOLD, most)
+
+
+def test_its_letterbox_is_ours(folder: Path) -> None:
+    theirs = Theirs(folder, MODELS[0])
+    plain = ImageSpec.plain(SIDE_PX, SIDE_PX, 3, "uint8_nhwc")
+    image = replace(plain, resize_mode="letterbox", interpolation="bilinear", antialias=False)
+    for path, expected in zip(theirs.pictures, theirs.arrays["input"], strict=True):
+        pixels = preprocess(path.read_bytes(), image).transpose(2, 0, 1).astype(np.float32)
+        assert np.abs(pixels - expected * 255).max() < 1.01, path.name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_served_export_answers_as_its_predict(server: Server, folder: Path, name: str) -> None:
+    theirs = Theirs(folder, name)
+    found = 0
+    with server.client() as client:
+        for path, expected in zip(theirs.pictures, theirs.answers, strict=True):
+            asked = {"threshold": expected["threshold"]}
+            reply = client.post(f"/predictions/{name}", content=path.read_bytes(), params=asked)
+            assert reply.status_code == 200, reply.text
+            assert_same_boxes(reply.json()["detections"], np.array(expected["boxes"]).reshape(-1, 6))
+            found += len(expected["boxes"])
+    assert found > 500
+
+
+def assert_same_boxes(answered: list[dict[str, Any]], expected: np.ndarray) -> None:
+    """One box here for each box there: of its class, at most 1 px and a score of 0.001 away."""
+    mine = np.array([[*corners(one["box"]), one["score"], one["class_id"]] for one in answered]).reshape(-1, 6)
+    assert len(mine) == len(expected)
+    if not len(mine):
+        return
+    limits = np.array([1, 1, 1, 1, 1e-3, 0.5])
+    distances = (np.abs(mine[:, None] - expected[None]) / limits).max(axis=2)
+    assert sorted(distances.argmin(axis=1).tolist()) == list(range(len(expected)))
+    assert distances.min(axis=1).max() <= 1
+
+
+def corners(box: Any) -> list[float]:
+    return list(box.values()) if isinstance(box, dict) else box
