@@ -12,7 +12,7 @@ FOLDER then holds:
 - `NAME.npz`: `input` float32 [P, 3, S, S], the pictures as Ultralytics prepares them; `output0` (and `output1`), the
   raw outputs on them. For a detector without its own suppression also `candidates_NN` float32 [N, 6], (x1, y1, x2, y2,
   score, class) in pixels of the input, in the order of the anchors, before suppression, and `kept_NN`, those of their
-  rows that remain after torchvision's `batched_nms`, best first
+  rows that remain after torchvision's `nms` of each class, best first
 - `NAME.json`: per picture the answer of `YOLO("NAME.onnx").predict(rect=False)`: its `threshold`, which is lower for
   plain pictures, and its `boxes`, [x1, y1, x2, y2, score, class] in pixels of the picture
 - with `--train-s`, shapes-yolo11n, trained on drawn shapes; `shapes/`, their pictures and labels in YOLO's form; and
@@ -43,7 +43,7 @@ from PIL import Image, ImageDraw
 from ultralytics import RTDETR, YOLO
 from ultralytics.data.augment import LetterBox
 
-SIDE_PX = 320
+SIDE_PX, TRAINED_PX = 320, 160
 THRESHOLD, IOU_THRESHOLD, MAX_BOXES = 0.25, 0.7, 300
 # On enlarged small pictures, which are plain, a network that has learned nothing finds little.
 PLAIN_PX, PLAIN_THRESHOLD = 100, 0.02
@@ -78,8 +78,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "yolov8n": ("yolov8n.yaml", {}),
     "yolo11n": ("yolo11n.yaml", {}),
     "yolov5nu": ("yolov5n.yaml", {}),
-    "yolov10n": ("yolov10n.yaml", {}),
-    "yolo26n": ("yolo26n.yaml", {}),
+    "yolov10n": ("yolov10n.yaml", {"nms": False}),
+    "yolo26n": ("yolo26n.yaml", {"nms": False}),
+    "yolo26n-anchors": ("yolo26n.yaml", {}),
     "yolo11n-seg": ("yolo11n-seg.yaml", {}),
     "yolo11n-pose": ("yolo11n-pose.yaml", {}),
     "yolo11n-obb": ("yolo11n-obb.yaml", {}),
@@ -207,8 +208,8 @@ def untrained(description: str, pictures: np.ndarray) -> YOLO:
     return model
 
 
-def trained(data: Path, seconds: float, folder: Path) -> YOLO:
-    """YOLO11n from its description, trained for this long on a CPU."""
+def trained(data: Path, seconds: float, folder: Path, start: str) -> YOLO:
+    """YOLO11n from its description (or weights, `start`), trained for this long on a CPU."""
     schedule = {
         "epochs": 1000,
         "time": seconds / 3600,
@@ -217,9 +218,9 @@ def trained(data: Path, seconds: float, folder: Path) -> YOLO:
         "optimizer": "AdamW",
         "lr0": 2e-3,
     }
-    pictures = {"data": str(data), "imgsz": 160, "mosaic": 0.5, "close_mosaic": 0, "workers": 0, "plots": False}
+    pictures = {"data": str(data), "imgsz": TRAINED_PX, "mosaic": 0.5, "close_mosaic": 0, "workers": 0, "plots": False}
     place = {"project": str(folder), "name": "run", "exist_ok": True, "device": "cpu", "amp": False, "seed": 0}
-    YOLO("yolo11n.yaml").train(**schedule, **pictures, **place, val=False, verbose=False)
+    YOLO(start).train(**schedule, **pictures, **place, val=False, verbose=False)
     return YOLO(str(folder / "run" / "weights" / "last.pt"))
 
 
@@ -244,8 +245,14 @@ def candidates(output: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     is_above = scores > THRESHOLD
     rows, scores, classes = rows[is_above], scores[is_above], classes[is_above]
     corners = torchvision.ops.box_convert(rows[:, :4], "cxcywh", "xyxy")
-    kept = torchvision.ops.batched_nms(corners, scores, classes, IOU_THRESHOLD)[:MAX_BOXES]
-    return torch.cat([corners, scores[:, None], classes[:, None].float()], 1).numpy(), kept.numpy()
+    # Class by class: `batched_nms` moves the boxes of each class elsewhere, which rounds them.
+    is_kept = torch.zeros(len(corners), dtype=torch.bool)
+    for one in classes.unique():
+        (of_class,) = torch.where(classes == one)
+        is_kept[of_class[torchvision.ops.nms(corners[of_class], scores[of_class], IOU_THRESHOLD)]] = True
+    kept = [row for row in scores.argsort(descending=True, stable=True).tolist() if is_kept[row]][:MAX_BOXES]
+    found = torch.cat([corners, scores[:, None], classes[:, None].float()], 1)
+    return found.numpy(), np.array(kept, np.int64)
 
 
 def answers(path: Path, paths: list[Path], side_px: int = SIDE_PX) -> list[dict[str, Any]]:
@@ -272,7 +279,9 @@ def record(path: Path, paths: list[Path], pictures: np.ndarray) -> None:
 def precision(path: Path, data: Path) -> None:
     """Writes the mean average precision of the file on the data set's validation part, all pictures letterboxed."""
     model = YOLO(str(path), task="detect")
-    measured = model.val(data=str(data), imgsz=SIDE_PX, batch=1, rect=False, device="cpu", plots=False, verbose=False)
+    measured = model.val(
+        data=str(data), imgsz=TRAINED_PX, batch=1, rect=False, device="cpu", plots=False, verbose=False
+    )
     found = {"map50_95": float(measured.box.map), "map50": float(measured.box.map50)}
     path.with_suffix(".map.json").write_text(json.dumps(found))
     print(f"{path.stem}: {found}", flush=True)
@@ -283,6 +292,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--models", nargs="*", default=SMALL, choices=MODELS)
     parser.add_argument("--train-s", type=float, default=0, help="seconds to train shapes-yolo11n for")
+    parser.add_argument("--train-from", default="yolo11n.yaml", help="a description, or weights to go on from")
     options = parser.parse_args()
     torch.set_num_threads(1)
     folder: Path = options.folder.resolve()
@@ -298,9 +308,9 @@ def main() -> None:
         record(folder / f"{name}.onnx", paths, pictures)
         print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
     if options.train_s:
-        model = trained(draw_data_set(folder / "shapes"), options.train_s, folder / "training")
-        export(model, folder / "shapes-yolo11n.onnx")
-        record(folder / "shapes-yolo11n.onnx", paths, pictures)
+        model = trained(draw_data_set(folder / "shapes"), options.train_s, folder / "training", options.train_from)
+        export(model, folder / "shapes-yolo11n.onnx", TRAINED_PX)
+        record(folder / "shapes-yolo11n.onnx", paths, prepared(paths, TRAINED_PX))
         precision(folder / "shapes-yolo11n.onnx", folder / "shapes" / "data.yaml")
 
 
