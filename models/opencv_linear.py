@@ -20,6 +20,8 @@ import numpy.typing as npt
 Pixels = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int32]
 _ONE = 2048
+# Rows of the result that are computed at once, so that what is between stays in the cache.
+_BLOCK_ROWS = 32
 
 
 class _Taps(NamedTuple):
@@ -30,6 +32,18 @@ class _Taps(NamedTuple):
     first_weight: Integers
     second_weight: Integers
 
+    def part(self, start: int, end: int) -> _Taps:
+        """Those of some output pixels."""
+        part = slice(start, end)
+        return _Taps(self.first[part], self.second[part], self.first_weight[part], self.second_weight[part])
+
+    def for_bytes(self, channels: int) -> _Taps:
+        """The same for the bytes of a row of pixels."""
+        if channels == 1:
+            return self
+        first, second = ((one[:, None] * channels + np.arange(channels)).ravel() for one in self[:2])
+        return _Taps(first, second, *(np.repeat(one, channels) for one in self[2:]))
+
 
 def resize_linear(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     """`pixels`, uint8 [height, width] or [height, width, channels], resized to `size` (width, height)."""
@@ -39,36 +53,40 @@ def resize_linear(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     if (width, height) == (2 * size[0], 2 * size[1]):
         return _halved(pixels)
     columns, rows = _taps(width, size[0], repeats_border=False), _taps(height, size[1], repeats_border=True)
-    used, places = np.unique(np.concatenate([rows.first, rows.second]), return_inverse=True)
     # numpy picks single bytes from long rows several times as fast as pixels of three bytes.
-    along = _along_rows(pixels.reshape(height, -1)[used], columns, channels[0] if channels else 1)
-    result = along[places[: size[1]]] * rows.first_weight[:, None]
+    columns = columns.for_bytes(channels[0] if channels else 1)
+    lines, result = pixels.reshape(height, -1), np.empty((size[1], len(columns.first)), np.uint8)
+    room = np.empty((min(2 * _BLOCK_ROWS, 2 * size[1]), lines.shape[1]), np.uint8)
+    for start in range(0, size[1], _BLOCK_ROWS):
+        result[start : start + _BLOCK_ROWS] = _block(lines, columns, rows.part(start, start + _BLOCK_ROWS), room)
+    return result.reshape(size[1], size[0], *channels)
+
+
+def _block(lines: Pixels, columns: _Taps, rows: _Taps, room: Pixels) -> Integers:
+    """Some rows of the result, from 0 to 255. `room` is for the lines that they need."""
+    used, places = np.unique(np.concatenate([rows.first, rows.second]), return_inverse=True)
+    picked = np.take(lines, used, axis=0, out=room[: len(used)], mode="clip")  # "raise" would copy once more
+    along: Integers = np.multiply(picked.take(columns.first, axis=1), columns.first_weight)
+    along += np.multiply(picked.take(columns.second, axis=1), columns.second_weight)
+    along >>= 4
+    result: Integers = along[places[: len(rows.first)]]
+    result *= rows.first_weight[:, None]
     result >>= 16
-    other = along[places[size[1] :]] * rows.second_weight[:, None]
+    other = along[places[len(rows.first) :]]
+    other *= rows.second_weight[:, None]
     other >>= 16
     result += other
     result += 2
     result >>= 2
-    return result.astype(np.uint8).reshape(size[1], size[0], *channels)
-
-
-def _along_rows(lines: Pixels, columns: _Taps, channels: int) -> Integers:
-    """The weighted sums [rows, width * channels] of pairs of pixels, without their last 4 bits."""
-
-    def picked(indices: npt.NDArray[np.intp], weights: Integers) -> Integers:
-        places = (indices[:, None] * channels + np.arange(channels)).ravel()
-        sums: Integers = lines.take(places, axis=1) * np.repeat(weights, channels)
-        return sums
-
-    sums = picked(columns.first, columns.first_weight)
-    sums += picked(columns.second, columns.second_weight)
-    sums >>= 4
-    return sums
+    return result
 
 
 def _halved(pixels: Pixels) -> Pixels:
-    sums = sum(pixels[row::2, column::2].astype(np.uint16) for row in (0, 1) for column in (0, 1))
-    return ((sums + 2) >> 2).astype(np.uint8)  # type: ignore[operator, union-attr]
+    sums = np.full((pixels.shape[0] // 2, pixels.shape[1] // 2, *pixels.shape[2:]), 2, np.uint16)
+    for row in (0, 1):
+        for column in (0, 1):
+            sums += pixels[row::2, column::2]
+    return (sums >> 2).astype(np.uint8)
 
 
 def _taps(in_px: int, out_px: int, *, repeats_border: bool) -> _Taps:

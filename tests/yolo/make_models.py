@@ -256,7 +256,7 @@ def candidates(output: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def answers(path: Path, paths: list[Path], side_px: int = SIDE_PX) -> list[dict[str, Any]]:
-    model = YOLO(str(path), task="detect")
+    model = (RTDETR if "rtdetr" in path.stem else YOLO)(str(path))
     found = []
     for one, size in zip(paths, SIZES_PX, strict=True):
         threshold = PLAIN_THRESHOLD if max(size) <= PLAIN_PX else THRESHOLD
