@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from convoy.app.python.records import ModelSummary as ModelSummary
     from convoy.export.python import ExportResult as ExportResult
     from convoy.export.python import export as export
+    from convoy.models.answers import Box as Box
     from convoy.models.answers import Classification as Classification
     from convoy.models.answers import ClassShare as ClassShare
     from convoy.models.answers import Detection as Detection
@@ -40,6 +41,7 @@ if os.path.isfile(os.path.join(os.path.dirname(__file__), "app")):  # noqa: PTH1
 
 _PLACES = {
     "AsyncClient": "convoy.app.client.client:AsyncClient",
+    "Box": "convoy.models.answers:Box",
     "Classification": "convoy.models.answers:Classification",
     "Client": "convoy.app.client.client:Client",
     "ClassShare": "convoy.models.answers:ClassShare",
@@ -56,6 +58,7 @@ _PLACES = {
 }
 __all__ = [
     "AsyncClient",
+    "Box",
     "ClassShare",
     "Classification",
     "Client",

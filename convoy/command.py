@@ -302,6 +302,16 @@ def predict(
     top_k: Annotated[
         int | None, typer.Option(help="Classes or boxes to show per image; by default five classes, or all boxes.")
     ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Lowest score to show; by default the model's, or none for classes.")
+    ] = None,
+    iou: Annotated[
+        float | None,
+        typer.Option(help="How much boxes of a class may overlap, above 0 and at most 1; by default the model's."),
+    ] = None,
+    draw: Annotated[
+        Path | None, typer.Option(help="Draw boxes, class map or classes into a copy of the image: a new file.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="A line of JSON per image, as they come.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds for each image, tries included.")] = 60.0,
     api_key_file: KeyFile = None,
@@ -315,7 +325,8 @@ def predict(
 
     tls = _client_tls(ca_file, client_cert_file, client_key_file)
     with Client(url, api_key=_read_key(api_key_file), timeout_s=timeout, verify=tls or True) as client:
-        raise typer.Exit(ask(client, name, images, top_k, as_json=json))
+        asked = ask(client, name, images, top_k, threshold=threshold, iou=iou, draw=draw, as_json=json)
+        raise typer.Exit(asked)
 
 
 @_of_record(

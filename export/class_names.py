@@ -20,8 +20,11 @@ _FORM = 'it as in {"n01440764": "tench", "n01443537": 1}'
 _CLASS_MAP = TypeAdapter(dict[str, StrictInt | StrictStr])
 
 
-def read_labels(path: Path) -> tuple[str, ...]:
-    """One class per line, or ImageNet's if `path` is that word and not a file. Raises UsageError, JobError."""
+def read_labels(path: Path, least: int = 2) -> tuple[str, ...]:
+    """At least `least` classes, one per line; or ImageNet's if `path` is that word and not a file.
+
+    Raises UsageError, JobError.
+    """
     if path == Path("imagenet") and not path.is_file():
         # From any of torchvision's networks: all weights have the same classes in the same order.
         return distinct(ask(Inquiry("torchvision", "resnet50")).labels)
@@ -34,8 +37,8 @@ def read_labels(path: Path) -> tuple[str, ...]:
     doubles = sorted({line for line in lines if lines.count(line) > 1})
     if doubles:
         raise UsageError(f"--labels {path}: {doubles[0]!r} appears twice; class names must be unique")
-    if len(lines) < 2:
-        raise UsageError(f"--labels {path}: {len(lines)} classes; at least 2 are needed, one per line")
+    if len(lines) < least:
+        raise UsageError(f"--labels {path}: {len(lines)} classes; at least {least} are needed, one per line")
     return lines
 
 

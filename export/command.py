@@ -60,6 +60,7 @@ from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanit
 from convoy.export.proof.verify import ON_NOISE, Score, check_against_torch, compared_batches, observe
 from convoy.export.report.mistakes import find_mistakes
 from convoy.export.rows import count_of
+from convoy.export.sources.onnx_metadata import StatedModel
 from convoy.export.sources.onnx_plain import export_plain, is_plain
 from convoy.export.sources.onnx_sizes import free_sizes, listed
 from convoy.export.sources.origin import default_name, parse_source
@@ -186,6 +187,28 @@ def _understood(plan: ExportPlan) -> Iterator[str]:
     if plan.labels_from:
         found = f"{len(plan.labels)} folders of {plan.labels_from}"
         yield f"labels: the {found} in alphabetical order, {some(plan.labels)} (--labels)"
+    if plan.model is not None:
+        yield from _stated(plan, plan.model)
+
+
+def _stated(plan: ExportPlan, model: StatedModel) -> Iterator[str]:
+    """The same for what an ONNX file says of itself."""
+    image, boxes = plan.image, plan.detection
+    asked = plan.asked
+    if image is not None and asked.preprocess is None:
+        size = f"{image.channels}x{image.height}x{image.width}"
+        how = {"letterbox": "letterbox into", "exact": "resized to", "shorter_side": "resized and cropped to"}
+        yield f"images: {how[image.resize_mode]} {size}, from {model.source} (--preprocess, --input)"
+    if model.labels and asked.labels is None:
+        yield f"labels: {len(model.labels)} of the file, {some(model.labels)} (--labels)"
+    if boxes is not None and asked.detection is None:
+        overlap = "suppressed by the graph" if boxes.iou_threshold is None else f"IoU at most {boxes.iou_threshold:g}"
+        yield (
+            f"boxes: {boxes.boxes} is {boxes.layout}, score at least {boxes.threshold:g}, {overlap}, at most "
+            f"{boxes.max_boxes} (--detection)"
+        )
+    if asked.task is None:
+        yield f"task: {model.task}{f', {model.remark}' if model.remark else ''} (--task)"
 
 
 def _without_fp8(
@@ -245,7 +268,8 @@ def _prove_and_publish(
         unused = ""
         if data.evaluation and data.evaluation.has_targets and not judge.scores_targets:
             unused = f"the targets of {data.evaluation.source} say nothing where the task is {spec.task}; pass --metric"
-        torch = torch.with_remarks(purpose.remark, unused)
+        remark = plan.model.remark if plan.model else ""
+        torch = torch.with_remarks(remark, purpose.remark, unused)
         return _prove(plan, recipes, data, torch, spec, decision, gate, judge, progress, cache, signer, left_out)
 
 
@@ -270,7 +294,7 @@ def _prove(
         recipes, torch = _without_openvino(recipes, torch, spec, is_named=plan.asked.precisions is not None)
     expected = _expected(plan, data)
     with opened(spec, [REFERENCE], folder) as (fp32,):
-        known = (Answered(data.samples, torch.reference), *torch.elsewhere)
+        known = (Answered(data.samples, torch.reference, torch.rounding), *torch.elsewhere)
         normalised = normalised_outputs(fp32.path, spec, torch.reference)
         check = partial(_errors, torch=torch, known=known, normalised=normalised)
         count = len(compared_batches(fp32)) * sum(count_of(one.samples) for one in (*known, torch.noise) if one)
@@ -324,9 +348,9 @@ def _errors(
 ) -> dict[str, float]:
     """The largest error of each output against the original's answers. Raises JobError if one is too large."""
     check = partial(check_against_torch, candidate, step=step, normalised=normalised, original=torch.original)
-    found = [check(one.samples, one.reference) for one in known]
-    if torch.noise is not None:
-        found.append(check(torch.noise.samples, torch.noise.reference, on=ON_NOISE))
+    found = [check(one.samples, one.reference, rounding=one.rounding) for one in known]
+    if (noise := torch.noise) is not None:
+        found.append(check(noise.samples, noise.reference, on=ON_NOISE, rounding=noise.rounding))
     return {name: max(one[name] for one in found) for name in torch.reference}
 
 

@@ -59,7 +59,11 @@ class ExportOptions:
         ),
     ] = None
     detection: Annotated[
-        Path | None, Option("JSON file that says how the outputs of a detector become boxes.", group="Model")
+        Path | None,
+        Option(
+            "How outputs become boxes: yolo_v5, yolo_v8, end_to_end, detr, or a JSON file.",
+            group="Model",
+        ),
     ] = None
     labels: Annotated[
         Path | None,
@@ -68,8 +72,8 @@ class ExportOptions:
     preprocess: Annotated[
         str | None,
         Option(
-            "How images are prepared: imagenet, inception, clip, cifar10, mnist, unit (0..1), raw (0..255), "
-            "file.py:transform (torchvision), timm:NAME, or a JSON file (Convoy's, timm's or transformers').",
+            "How images are prepared: imagenet, inception, clip, cifar10, mnist, unit (0..1), raw (0..255), letterbox "
+            "(YOLO), file.py:transform (torchvision), timm:NAME, or a JSON file (Convoy's, timm's or transformers').",
             group="Basics",
         ),
     ] = None

@@ -19,6 +19,7 @@ from convoy.export.class_names import read_class_map, read_labels
 from convoy.export.config_file import as_command
 from convoy.export.options import ExportOptions, MissingOption, Mistakes
 from convoy.export.proof.sanity import Claim, Expectations
+from convoy.export.sources.onnx_metadata import StatedModel, usual_detection
 from convoy.export.sources.onnx_source import tensor_inputs
 from convoy.export.sources.origin import (
     ModelSource,
@@ -47,9 +48,10 @@ from convoy.models.records import from_jsonable
 from convoy.models.samples import NO_OTHER_NAMES
 from convoy.models.spec import OIP_NAMES, Activation, Front, ImageSpec, TensorSpec
 from convoy.models.store import Store, check_name
-from convoy.models.tasks import DetectionOutputs, Task
+from convoy.models.tasks import DetectionOutputs, Layout, Task
 from convoy.models.weights.key import refuse_needless_key
 
+LAYOUTS = tuple(name for name in get_args(Layout) if name != "separate")
 _TENSOR = re.compile(r"(?:([A-Za-z_][\w.]*)=)?([1-9]\d{0,8}(?:x[1-9]\d{0,8})*)(?::(\w+))?")
 
 
@@ -71,11 +73,19 @@ def parse_tensors(text: str) -> tuple[TensorSpec, ...]:
     return tuple(specs)
 
 
-_FORM = 'write it as in {"boxes": "boxes", "scores": "scores", "box_form": "cxcywh", "iou_threshold": 0.5}'
+_FORM = (
+    f"pass {', '.join(LAYOUTS)}, or "
+    + 'write it as in {"boxes": "boxes", "scores": "scores", "box_form": "cxcywh", "iou_threshold": 0.5}'
+)
 
 
-def read_detection_file(path: Path) -> DetectionOutputs:
-    """Omitted fields have `DetectionOutputs`' defaults. Raises UsageError."""
+def read_detection(path: Path) -> DetectionOutputs:
+    """A layout by name, whose `boxes` is empty, or a file; its omitted fields have `DetectionOutputs`' defaults.
+
+    Raises UsageError.
+    """
+    if str(path) in LAYOUTS and not path.exists():
+        return usual_detection(cast(Layout, str(path)), "")
     try:
         return from_jsonable(DetectionOutputs, json.loads(path.read_text(encoding="utf-8")), "detection")
     except OSError as error:
@@ -101,7 +111,7 @@ class ExportPlan:
 
     `image` None means that the network takes `inputs` that are not images, or that the preprocessing is unknown. `task`
     None means that it must be determined. `detection` is how boxes are read, if the user gives it. `metric` is the
-    user's file and the function in it.
+    user's file and the function in it. `model` is what an ONNX file says of itself.
     """
 
     asked: ExportOptions
@@ -126,6 +136,7 @@ class ExportPlan:
     task: Task | None = None
     detection: DetectionOutputs | None = None
     metric: tuple[Path, str] | None = None
+    model: StatedModel | None = None
 
     @property
     def samples(self) -> str:
@@ -151,7 +162,7 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     changes = attempt(parse_changes, *steps) or ImageChanges()
     metric = attempt(parse_function, options.metric, "--metric") if options.metric is not None else None
     task = attempt(_task, options)
-    detection = attempt(read_detection_file, options.detection) if options.detection is not None else None
+    detection = attempt(read_detection, options.detection) if options.detection is not None else None
     attempt(_check_combinations, options)
     expected = attempt(_expectations, options) or Expectations()
     activation = attempt(parse_activation, options.activation)
@@ -161,6 +172,9 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     labels: tuple[str, ...] = ()
     labels_from = ""
     inputs: tuple[TensorSpec, ...] = ()
+    model = origin.model if origin is not None else None
+    if model is not None and task in (None, model.task):
+        task, detection, activation = model.task, detection or model.detection, activation or model.activation
     if origin is not None:
         if (known_labels := attempt(_labels, options, origin)) is not None:
             labels, labels_from = known_labels
@@ -196,6 +210,7 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         task="detect" if detection else task,
         detection=detection,
         metric=metric,
+        model=model,
     )
 
 
@@ -326,7 +341,8 @@ def _labels(options: ExportOptions, origin: Origin) -> tuple[tuple[str, ...], st
     published weights does not replace their labels.
     """
     if options.labels is not None:
-        return read_labels(options.labels), ""
+        is_detector = options.task == "detect" or options.detection is not None
+        return read_labels(options.labels, least=1 if is_detector or origin.model is not None else 2), ""
     if origin.labels and origin.are_labels_sure:
         return origin.labels, ""
     source = options.evaluate

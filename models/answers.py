@@ -5,6 +5,7 @@ Plain data. Needs only numpy, so that the client can be installed alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -42,6 +43,9 @@ class Prediction:
     label: str | None
     score: float
 
+    def __str__(self) -> str:
+        return f"{_name(self)} {self.score:.3f}"
+
 
 @dataclass(slots=True)
 class ClassShare:
@@ -54,18 +58,56 @@ class ClassShare:
     label: str | None
     share: float
 
+    def __str__(self) -> str:
+        return f"{_name(self)} {100 * self.share:.1f} %"
+
+
+class Box(NamedTuple):
+    """The upper left corner (x1, y1) and the lower right corner (x2, y2), in pixels of the picture.
+
+    The origin is the picture's upper left corner. The server rounds to hundredths of a pixel.
+    """
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
 
 @dataclass(slots=True)
 class Detection:
-    """One object: (x1, y1, x2, y2) in pixels of the picture, from its upper left corner, rounded to hundredths.
+    """One object with its box. The label is None if the model has none for the class."""
 
-    The label is None if the model has none for the class.
-    """
-
-    box: tuple[float, float, float, float]
     class_id: int
     label: str | None
     score: float
+    box: Box
+
+    def document(self) -> dict[str, object]:
+        """The object as JSON, as `/predictions` returns it."""
+        return {"class_id": self.class_id, "label": self.label, "score": self.score, "box": self.box._asdict()}
+
+    def __str__(self) -> str:
+        x1, y1, x2, y2 = self.box
+        return f"{_name(self)} {self.score:.3f} from ({x1:g}, {y1:g}) to ({x2:g}, {y2:g})"
+
+
+# `print` shows at most this many things of an answer; programs read the fields.
+_MOST_LINES = 20
+
+
+def _name(one: Prediction | ClassShare | Detection) -> str:
+    return f"class {one.class_id}" if one.label is None else one.label
+
+
+def _shown(answer: Classification | Segmentation | Detections, head: str, rows: Sequence[object]) -> str:
+    """An answer for people: the model, then a line for each thing in the image, or why there is none."""
+    model = f"{answer.model} version {answer.version}"
+    if answer.error is not None:
+        return f"{model}: {answer.error}"
+    left = len(rows) - _MOST_LINES
+    rest = [f"and {left} more"] if left > 0 else []
+    return "\n  ".join([f"{model}: {head}", *map(str, rows[:_MOST_LINES]), *rest])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +130,9 @@ class Classification:
             raise self.error
         return self.predictions[0]
 
+    def __str__(self) -> str:
+        return _shown(self, _counted(self.predictions, "class", "classes"), self.predictions)
+
 
 @dataclass(frozen=True, slots=True)
 class Segmentation:
@@ -106,6 +151,12 @@ class Segmentation:
     timing_ms: Timing | None = None
     error: RequestError | None = None
 
+    def __str__(self) -> str:
+        height, width = self.class_map.shape
+        most_first = sorted(self.classes, key=lambda one: -one.share)
+        classes = _counted(self.classes, "class", "classes")
+        return _shown(self, f"{classes} in {width} x {height} pixels", most_first)
+
 
 @dataclass(frozen=True, slots=True)
 class Detections:
@@ -116,6 +167,13 @@ class Detections:
     detections: tuple[Detection, ...] = ()
     timing_ms: Timing | None = None
     error: RequestError | None = None
+
+    def __str__(self) -> str:
+        return _shown(self, _counted(self.detections, "object", "objects"), self.detections)
+
+
+def _counted(rows: Sequence[object], one: str, several: str) -> str:
+    return f"{len(rows)} {one if len(rows) == 1 else several}"
 
 
 # The result for each of several images.

@@ -113,6 +113,62 @@ def raw_scores(answers: Values, said: DetectionOutputs) -> Floats:
     return np.concatenate([scores.reshape(len(scores), -1) for scores in found])
 
 
+# Rounding moves boxes by less than this share of the largest coordinate, and scores by less than this.
+_MOVED = 1e-3
+# Where the graph chooses boxes, this share may be chosen otherwise: an overlap may lie at the threshold.
+_CHOSEN_OTHERWISE = 0.02
+
+
+def in_order_of(expected: Values, answers: Values, said: DetectionOutputs) -> dict[str, npt.NDArray[np.generic]]:
+    """The answers [n, K, ...] of a graph that chooses its boxes, with each sample's rows in the order of `expected`.
+
+    Two right implementations differ in the order of boxes whose scores are equal but for rounding, and in the last
+    ones. Such rows without a counterpart are taken from `expected`. If more than a few others have none, the sample's
+    rows stay as they are.
+    """
+    ordered = {name: array.copy() for name, array in answers.items()}
+    listed = [name for name in said.names if name != said.count]
+    for sample in range(len(expected[said.boxes])):
+        wanted, own = ({name: one[name][sample] for name in said.names} for one in (expected, answers))
+        places = _counterparts(wanted, own, said)
+        if places is None:
+            continue
+        is_found = places >= 0
+        for name in listed:
+            ordered[name][sample] = expected[name][sample]
+            ordered[name][sample][is_found] = answers[name][sample][places[is_found]]
+        if said.count is not None:
+            ordered[said.count][sample] = expected[said.count][sample]
+    return ordered
+
+
+def _counterparts(expected: Values, answers: Values, said: DetectionOutputs) -> Integers | None:
+    """For each expected row [K] the answers' row that is the same but for rounding, or -1.
+
+    None if too many have none.
+    """
+    (boxes, scores), (own_boxes, own_scores) = _split(expected, said), _split(answers, said)
+    classes, own_classes = (
+        one[:, 5] if said.labels is None else values[said.labels]
+        for one, values in ((boxes, expected), (own_boxes, answers))
+    )
+    if len(boxes) != len(own_boxes):
+        return None
+    far = _MOVED * max(1e-6, float(np.abs(boxes[:, :4]).max(initial=0)))
+    is_same = classes[:, None] == own_classes[None, :]
+    is_same &= np.abs(scores[:, None] - own_scores[None, :]) <= _MOVED
+    for axis in range(4):
+        is_same &= np.abs(boxes[:, None, axis] - own_boxes[None, :, axis]) <= far
+    places, is_free = np.full(len(boxes), -1), np.ones(len(boxes), bool)
+    for row in range(len(boxes)):
+        found = np.flatnonzero(is_same[row] & is_free)
+        if len(found):
+            nearest = found[np.abs(own_boxes[found, :4] - boxes[row, :4]).sum(axis=1).argmin()]
+            places[row], is_free[nearest] = nearest, False
+    is_lost = (places < 0) & (scores > scores.min(initial=math.inf) + _MOVED)
+    return places if is_lost.sum() <= _CHOSEN_OTHERWISE * len(boxes) else None
+
+
 def suppressed(boxes: Floats, classes: Integers, iou_threshold: float, most: int) -> Integers:
     """The rows of boxes [N, 4], best first, that remain after suppression, at most `most`.
 
@@ -143,8 +199,9 @@ def _overlap(
     corners: Floats, classes: Integers, rows: Integers, others: Integers, iou_threshold: float
 ) -> npt.NDArray[np.bool_]:
     """Whether two boxes are of one class and overlap by more than the threshold, [rows, others]."""
-    is_same = classes[rows][:, None] == classes[others][None, :]
-    return is_same & (intersection_over_union(corners[rows], corners[others]) > iou_threshold)
+    is_same: npt.NDArray[np.bool_] = classes[rows][:, None] == classes[others][None, :]
+    is_same &= intersection_over_union(corners[rows], corners[others]) > iou_threshold
+    return is_same
 
 
 def intersection_over_union(boxes: Floats, others: Floats) -> Floats:

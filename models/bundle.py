@@ -28,6 +28,7 @@ from convoy.models.errors import BundleError
 from convoy.models.files import is_file_name, open_regular, read_small
 from convoy.models.records import RecordError, from_jsonable, to_jsonable
 from convoy.models.spec import ModelSpec
+from convoy.models.tasks import DetectionOutputs
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -385,11 +386,12 @@ class Manifest:
 class Canary:
     """Real held-out inputs and their recorded fp32 outputs.
 
-    Both map tensor name to an array whose first dimension is the sample.
+    Both map tensor name to an array whose first dimension is the sample. `detection` says how a detector's are read.
     """
 
     inputs: dict[str, np.ndarray]
     outputs: dict[str, np.ndarray]
+    detection: DetectionOutputs | None = None
 
     @property
     def samples(self) -> int:
@@ -414,6 +416,7 @@ class Bundle:
         return Canary(
             inputs={k.removeprefix("input:"): v for k, v in tensors.items() if k.startswith("input:")},
             outputs={k.removeprefix("output:"): v for k, v in tensors.items() if k.startswith("output:")},
+            detection=self.manifest.spec.detection,
         )
 
 

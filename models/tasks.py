@@ -181,6 +181,11 @@ class DetectionOutputs:
         return tuple(name for name in (self.boxes, self.scores, self.labels, self.count) if name is not None)
 
     @property
+    def is_list(self) -> bool:
+        """Whether the graph itself chooses the boxes, so that rounding may change their order."""
+        return self.layout == "end_to_end" or self.labels is not None
+
+    @property
     def are_fractions(self) -> bool:
         """Whether boxes are shares of the input's width and height."""
         return self.box_unit == "fractions" or self.layout == "detr"

@@ -183,13 +183,16 @@ class Client(_BaseClient):
         version: int | str | None = None,
         top_k: int | None = None,
         threshold: float | None = None,
+        iou: float | None = None,
         timeout_s: float | None = None,
     ) -> Detections:
-        """Find objects in an image, with boxes in its own pixels. None means the model's defaults. Raises as `predict`
-        does.
+        """Find objects in an image, with boxes in its own pixels. None means the model's defaults.
+
+        Boxes of a class that overlap by more than `iou` (intersection over union, above 0 and at most 1) are
+        suppressed. Raises as `predict` does, and InvalidRequest for `iou` if the model's graph suppresses boxes itself.
         """
-        sight = self.look(model, image, version=version, top_k=top_k, threshold=threshold, timeout_s=timeout_s)
-        return _of_kind(sight, Detections)
+        found = self.look(model, image, version=version, top_k=top_k, threshold=threshold, iou=iou, timeout_s=timeout_s)
+        return _of_kind(found, Detections)
 
     def look(
         self,
@@ -199,10 +202,11 @@ class Client(_BaseClient):
         version: int | str | None = None,
         top_k: int | None = None,
         threshold: float | None = None,
+        iou: float | None = None,
         timeout_s: float | None = None,
     ) -> Sight:
         """Predict by the model's task, whichever it is. Raises as `predict` does."""
-        return self._ask(self._wire.look(model, _text(version), encoded(image), top_k, threshold), timeout_s)
+        return self._ask(self._wire.look(model, _text(version), encoded(image), top_k, threshold, iou), timeout_s)
 
     def infer(
         self,
@@ -292,11 +296,14 @@ class AsyncClient(_BaseClient):
         version: int | str | None = None,
         top_k: int | None = None,
         threshold: float | None = None,
+        iou: float | None = None,
         timeout_s: float | None = None,
     ) -> Detections:
         """Like `Client.detect`."""
-        sight = await self.look(model, image, version=version, top_k=top_k, threshold=threshold, timeout_s=timeout_s)
-        return _of_kind(sight, Detections)
+        found = await self.look(
+            model, image, version=version, top_k=top_k, threshold=threshold, iou=iou, timeout_s=timeout_s
+        )
+        return _of_kind(found, Detections)
 
     async def look(
         self,
@@ -306,11 +313,12 @@ class AsyncClient(_BaseClient):
         version: int | str | None = None,
         top_k: int | None = None,
         threshold: float | None = None,
+        iou: float | None = None,
         timeout_s: float | None = None,
     ) -> Sight:
         """Like `Client.look`."""
         body = await asyncio.to_thread(encoded, image)  # it may be a file on a slow disk, or pixels to encode
-        return await self._ask(self._wire.look(model, _text(version), body, top_k, threshold), timeout_s)
+        return await self._ask(self._wire.look(model, _text(version), body, top_k, threshold, iou), timeout_s)
 
     async def infer(
         self,

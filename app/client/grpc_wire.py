@@ -74,7 +74,13 @@ class GrpcWire:
             self._open(grpc)
 
     def look(
-        self, model: str, version: str | None, image: bytes, top_k: int | None, threshold: float | None
+        self,
+        model: str,
+        version: str | None,
+        image: bytes,
+        top_k: int | None,
+        threshold: float | None,
+        iou: float | None,
     ) -> WireQuestion[Sight]:
         """Predict by the model's task."""
         request = _request(model, version)
@@ -84,6 +90,8 @@ class GrpcWire:
             request.parameters["top_k"].int64_param = top_k
         if threshold is not None:
             request.parameters["threshold"].double_param = threshold
+        if iou is not None:
+            request.parameters["iou"].double_param = iou
         return _asked("ModelInfer", request, _sight)
 
     def infer(

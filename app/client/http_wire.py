@@ -53,13 +53,18 @@ class HttpWire:
         self._own = own
 
     def look(
-        self, model: str, version: str | None, image: bytes, top_k: int | None, threshold: float | None
+        self,
+        model: str,
+        version: str | None,
+        image: bytes,
+        top_k: int | None,
+        threshold: float | None,
+        iou: float | None,
     ) -> WireQuestion[Sight]:
         """Predict by the model's task."""
         path = "/".join(("/predictions", *(quote(part, safe="") for part in (model, version) if part is not None)))
-        asked = [
-            (name, f"{value}") for name, value in (("top_k", top_k), ("threshold", threshold)) if value is not None
-        ]
+        options = (("top_k", top_k), ("threshold", threshold), ("iou", iou))
+        asked = [(name, f"{value}") for name, value in options if value is not None]
         return WireQuestion(
             lambda left_s: self._request(left_s, path, image, (*asked, _within(left_s)), _BYTES),
             lambda response: sight_of(_document(response)),

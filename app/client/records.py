@@ -14,7 +14,16 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from convoy.app.python.values import datatype_of, named_arrays, string_bytes
-from convoy.models.answers import Classification, ClassShare, Detection, Detections, Prediction, Segmentation, Timing
+from convoy.models.answers import (
+    Box,
+    Classification,
+    ClassShare,
+    Detection,
+    Detections,
+    Prediction,
+    Segmentation,
+    Timing,
+)
 from convoy.models.errors import (
     BodyTooLarge,
     DeadlineExceeded,
@@ -112,8 +121,8 @@ def _class(row: Any) -> tuple[int, str | None]:
 
 
 def _detection(row: Any) -> Detection:
-    x1, y1, x2, y2 = map(float, row["box"])
-    return Detection((x1, y1, x2, y2), *_class(row), float(row["score"]))
+    box = Box(*(float(row["box"][side]) for side in Box._fields))
+    return Detection(*_class(row), float(row["score"]), box)
 
 
 def models_of(rows: Any) -> tuple[RemoteModel, ...]:

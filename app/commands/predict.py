@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import glob
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -20,6 +21,7 @@ from rich.table import Table
 
 from convoy.app.client.client import Client
 from convoy.app.client.records import NOT_A_SERVER, Sight
+from convoy.app.commands.drawing import check_drawing, write_drawing
 from convoy.models.answers import Classification, ClassShare, Detection, Detections, Prediction, Segmentation
 from convoy.models.errors import (
     ConvoyError,
@@ -50,6 +52,9 @@ def predict(
     images: Sequence[str],
     top_k: int | None,
     *,
+    threshold: float | None = None,
+    iou: float | None = None,
+    draw: Path | None = None,
     as_json: bool = False,
     console: Console | None = None,
     errors: Console | None = None,
@@ -57,24 +62,32 @@ def predict(
 ) -> int:
     """Predict each image and print the result: a table, or JSON lines as they come.
 
-    Prints the `top_k` best classes or boxes, or the share of each class; None leaves `top_k` to the server. `images`
-    are files, folders (recursively), patterns, and `-` for an image from stdin. One that cannot be read or is refused
-    is one line on stderr, and the others continue. Returns the exit code, which is 1 then. Raises JobError if
-    continuing is pointless (no server, unknown model, wrong key), and UsageError for wrong usage.
+    Prints the `top_k` best classes or boxes that reach `threshold`, or the share of each class. Boxes of a class that
+    overlap by more than `iou` are suppressed. None leaves a number to the server. `images` are files, folders
+    (recursively), patterns, and `-` for an image from stdin. One that cannot be read or is refused is one line on
+    stderr, and the others continue. Returns the exit code, which is 1 then. With `draw`, what was found in the only
+    image is also drawn into a copy of it. Raises JobError if continuing is pointless (no server, unknown model, wrong
+    key) or the drawing cannot be written, and UsageError for wrong usage.
     """
     if top_k is not None and top_k < 1:
         raise UsageError(f"--top-k must be at least 1, not {top_k}")
+    if iou is not None and not 0 < iou <= 1:
+        raise UsageError(f"--iou must be above 0 and at most 1, not {iou:g}")
     console, errors = console or Console(), errors or Console(stderr=True)
     given = list(_images(images, sys.stdin.buffer if stdin is None else stdin))
+    if draw is not None:
+        check_drawing(draw, [one.image for one in given])
     headings: tuple[str, ...] = ()
     shown: list[tuple[str, _Rows]] = []
     failed = 0
-    for one, found in _in_order(client, model, given, top_k):
+    for one, found in _in_order(client, given, partial(client.look, model, top_k=top_k, threshold=threshold, iou=iou)):
         if found.error is not None:
             failed += 1
             words = str(found.error)
             line = words if one.name in words else f"{one.name}: {words}"
             errors.print(escape(line), style="red", soft_wrap=True)
+        elif draw is not None:
+            write_drawing(draw, one.image, found)
         if as_json:
             console.out(_json_line(one.name, found), highlight=False)
         elif found.error is None:
@@ -85,12 +98,14 @@ def predict(
     return 1 if failed else 0
 
 
-def _in_order(client: Client, model: str, given: Sequence[Given], top_k: int | None) -> Iterator[tuple[Given, Sight]]:
+def _in_order(
+    client: Client, given: Sequence[Given], look: Callable[[Path | bytes], Sight]
+) -> Iterator[tuple[Given, Sight]]:
     """Each image with its result or its error. Raises JobError for errors that would affect every image."""
 
     def ask(one: Given) -> Sight:
         try:
-            return client.look(model, one.image, top_k=top_k)
+            return look(one.image)
         except NotFound as error:
             raise JobError(
                 str(error) if "; available: " in str(error) else f"{error}; {_what_is_served(client)}"
@@ -100,7 +115,7 @@ def _in_order(client: Client, model: str, given: Sequence[Given], top_k: int | N
         except (Unavailable, DeadlineExceeded) as error:
             raise JobError(str(error)) from None
         except RequestError as error:
-            return Classification(model, 0, (), error=error)
+            return Classification("", 0, (), error=error)  # only its error is read
 
     with ThreadPoolExecutor(client.at_once) as threads:
         # Not all at once: there may be a million of them.
@@ -145,7 +160,7 @@ def _json_line(name: str, found: Sight) -> str:
         case Classification():
             answer["predictions"] = found.predictions
         case Detections():
-            answer["detections"] = found.detections
+            answer["detections"] = [one.document() for one in found.detections]
         case Segmentation():
             answer["segmentation"] = {"classes": found.classes, "unseen_share": found.unseen_share}
     answer["timing_ms"] = None if found.timing_ms is None else found.timing_ms._asdict()

@@ -26,6 +26,7 @@ from convoy.app.http.gate import needs_key, takes_admin_token
 from convoy.app.http.infer import InferRoute
 from convoy.app.http.pages import seven
 from convoy.app.http.predictions import PredictionsRoute
+from convoy.models.answers import Box
 from convoy.models.spec import NUMPY_DTYPES
 
 _Json = dict[str, Any]
@@ -65,10 +66,17 @@ _PREDICTION = obj(
     score={"type": "number"},
 )
 _DETECTION = obj(
-    *("box", "class_id", "label", "score"),
-    box={**array({"type": "number"}), "minItems": 4, "maxItems": 4},
+    *("class_id", "label", "score", "box"),
     class_id={"type": "integer"},
     label={"type": ["string", "null"]},
+    score={"type": "number"},
+    box=obj(*Box._fields, **{side: {"type": "number"} for side in Box._fields}),
+)
+_COCO_RECORD = obj(
+    *("image_id", "category_id", "bbox", "score"),
+    image_id={"type": ["integer", "string"]},
+    category_id={"type": "integer"},
+    bbox={**array({"type": "number"}), "minItems": 4, "maxItems": 4},
     score={"type": "number"},
 )
 _WHOLE_NUMBERS = array({"type": "integer", "minimum": 0})
@@ -136,8 +144,9 @@ _PREDICT: _Json = {
     "summary": "What is in an image, or in several in a form or in JSON: classes, boxes, or a class of each pixel",
     "description": (
         "By the model's task. Predictions: the best top_k classes, five by default; with a threshold, all that "
-        "score at least that, or top_k of them. Detections: boxes (x1, y1, x2, y2) in pixels of the upright "
-        "picture, the best top_k of those that score at least the threshold, both by default as the model says. "
+        "score at least that, or top_k of them. Detections: boxes with corners (x1, y1) and (x2, y2) in pixels of the "
+        "upright picture, the best top_k of those that score at least the threshold and overlap by at most iou, all "
+        "three by default as the model says; with format=coco, an array of COCO's result records. "
         "Segmentation: the class of each pixel of the upright picture, as run lengths of COCO, or as a palette "
         "PNG for format=png or Accept: image/png, in which 255 is what the network was not shown."
     ),
@@ -147,7 +156,8 @@ _PREDICT: _Json = {
             "examples": {MAIN: {"value": 1}, "form": {"value": 1}},
         },
         _query("threshold", {"type": "number"}),
-        _query("format", {"type": "string", "enum": ["json", "png"]}),
+        _query("iou", {"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
+        _query("format", {"type": "string", "enum": ["json", "png", "coco"]}),
         _TIMEOUT,
     ],
     "requestBody": {
@@ -180,7 +190,7 @@ _PREDICT: _Json = {
     "responses": _responses(
         {
             "application/json": {
-                "schema": _PREDICTED,
+                "schema": {"anyOf": [_PREDICTED, array(_COCO_RECORD)]},
                 "examples": {
                     MAIN: {"value": {**_SERVED, **_DIGIT}},
                     "form": {"value": {**_SERVED, "results": [_DIGIT]}},

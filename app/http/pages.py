@@ -21,7 +21,19 @@ from convoy.models.errors import NotFound
 
 _PARTS = Path(__file__).with_name("page_parts")
 # In this order. Only `begin` runs anything at once.
-_SCRIPTS = ("format", "elements", "server", "charts", "time_split", "store", "opened", "overview", "picture", "begin")
+_SCRIPTS = (
+    "format",
+    "elements",
+    "server",
+    "charts",
+    "time_split",
+    "store",
+    "opened",
+    "overview",
+    "overlay",
+    "picture",
+    "begin",
+)
 
 
 @cache

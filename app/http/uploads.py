@@ -11,8 +11,9 @@ from __future__ import annotations
 import binascii
 import logging
 import re
+from contextlib import suppress
 from email.message import Message
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 from python_multipart import MultipartParser
@@ -30,6 +31,13 @@ _READ_BYTES = 64 << 10
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
+class FormFile(NamedTuple):
+    """A file of a form, with the name that its client gave; empty if there is none that can be read."""
+
+    name: str
+    content: memoryview
+
+
 def boundary_of(content_type: bytes) -> bytes | None:
     """The boundary of a multipart form, or None for every other content type."""
     try:
@@ -39,8 +47,8 @@ def boundary_of(content_type: bytes) -> bytes | None:
     return options.get(b"boundary", b"") if kind == b"multipart/form-data" else None
 
 
-def split_files(form: memoryview, boundary: bytes) -> list[memoryview]:
-    """Views of every part with a file name, in order; `form` is overwritten. Raises InvalidRequest."""
+def split_files(form: memoryview, boundary: bytes) -> list[FormFile]:
+    """Every part with a file name, in order, as views of `form`, which is overwritten. Raises InvalidRequest."""
     if not boundary:
         raise InvalidRequest("the content type multipart/form-data has no boundary that can be read")
     collector = _Collector(form)
@@ -66,13 +74,19 @@ def _first_boundary(form: memoryview, boundary: bytes) -> int:
     return line_end + 2 if line_end >= 0 else 0
 
 
-def _has_file_name(disposition: bytes) -> bool:
+def _file_name(disposition: bytes) -> str | None:
+    """None for a field that is not a file."""
     message = Message()
     message["content-disposition"] = disposition.decode("latin-1")
     try:
-        return message.get_param("filename", header="content-disposition") is not None
+        if message.get_param("filename", header="content-disposition") is None:
+            return None
+        name = message.get_filename("")
     except (TypeError, ValueError):  # a name in numbered pieces with invalid numbers is a name
-        return True
+        return ""
+    with suppress(UnicodeEncodeError):  # already decoded, if the header says how
+        name = name.encode("latin-1").decode("utf-8", "replace")
+    return name.encode("utf-8", "replace").decode()
 
 
 class _Collector:
@@ -83,12 +97,12 @@ class _Collector:
     """
 
     def __init__(self, form: memoryview) -> None:
-        self.files: list[memoryview] = []
+        self.files: list[FormFile] = []
         self.is_complete = False
         self._form = form
         self._written = 0
         self._file_start = 0
-        self._is_file = False
+        self._name: str | None = None
         self._field = self._value = b""
 
     def callbacks(self) -> MultipartCallbacks:
@@ -103,7 +117,7 @@ class _Collector:
         }
 
     def _begin(self) -> None:
-        self._is_file, self._file_start = False, self._written
+        self._name, self._file_start = None, self._written
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
         self._field += data[start:end]
@@ -113,17 +127,17 @@ class _Collector:
 
     def _end_header(self) -> None:
         if self._field.lower() == b"content-disposition":
-            self._is_file = _has_file_name(self._value)
+            self._name = _file_name(self._value)
         self._field = self._value = b""
 
     def _data(self, data: bytes, start: int, end: int) -> None:
-        if self._is_file:
+        if self._name is not None:
             self._form[self._written : self._written + end - start] = data[start:end]
             self._written += end - start
 
     def _end(self) -> None:
-        if self._is_file:
-            self.files.append(self._form[self._file_start : self._written])
+        if self._name is not None:
+            self.files.append(FormFile(self._name, self._form[self._file_start : self._written]))
         if len(self.files) > MAX_FILES:
             raise InvalidRequest(f"the multipart form has more than {MAX_FILES} files; send several forms")
 

@@ -28,6 +28,7 @@ from convoy.app.engines.measure import (
 )
 from convoy.app.engines.select import measured_here
 from convoy.app.engines.table import row_named
+from convoy.models.boxes import in_order_of
 from convoy.models.bundle import Accuracy, Canary, LatencyPoint, Variant
 from convoy.models.errors import JobError
 from convoy.models.tensors import as_numbers, random_values
@@ -105,8 +106,11 @@ class CanaryCheck:
             outputs = run_arrays(engine, inputs)
         except EngineFailure as failure:
             raise CanaryFailed(f"the canary did not run: {failure}") from failure
-        for name, expected in self.canary.outputs.items():
-            rows_expected = self._rows(expected, rows)
+        wanted = {name: self._rows(array, rows) for name, array in self.canary.outputs.items()}
+        said = self.canary.detection
+        if said is not None and said.is_list and self.batched:
+            outputs = in_order_of(wanted, outputs, said)
+        for name, rows_expected in wanted.items():
             # A probability of a millionth is as good as none, and half precision cannot represent it.
             least_size = 0.01 if name in self.shares else 0.0
             error = _worst_relative_error(outputs[name], rows_expected, least_size, per_row=self.batched)

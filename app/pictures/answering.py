@@ -9,7 +9,7 @@ import io
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from PIL import Image
 
 from convoy.app.engines.batch import Answer
 from convoy.models.activation import NAN, ClassNumbers, activate, class_numbers
-from convoy.models.answers import ClassShare, Detection, Prediction
+from convoy.models.answers import Box, ClassShare, Detection, Prediction
 from convoy.models.boxes import find_boxes
 from convoy.models.errors import InvalidRequest, ModelFailed
 from convoy.models.geometry import UNSEEN, Extent, ImagePlacement
@@ -191,24 +191,30 @@ _VOC_PALETTE = _voc_palette()
 
 
 def detections(
-    answers: Mapping[str, Answer], spec: ModelSpec, placement: ImagePlacement, threshold: float | None, most: int | None
+    answers: Mapping[str, Answer],
+    spec: ModelSpec,
+    placement: ImagePlacement,
+    threshold: float | None,
+    most: int | None,
+    iou: float | None = None,
 ) -> list[Detection]:
     """The objects in one sample, best first. Raises ModelFailed if a score or box is not a number.
 
-    `answers` has the outputs that the spec declares, by name. `threshold` and `most` default to the spec's.
+    `answers` has the outputs that the spec declares, by name. `threshold`, `most` and `iou` (how much boxes of a class
+    may overlap) default to the spec's.
     """
     said = spec.detection
     assert said is not None, "a detector has this; this is a bug"
+    if iou is not None:
+        said = replace(said, iou_threshold=iou)
     threshold = said.threshold if threshold is None else threshold
     most = said.max_boxes if most is None else most
     values = {name: _one_sample(answer, spec, name) for name, answer in answers.items()}
     found = find_boxes(values, said, spec.activation, placement.window, threshold, most)
     placed = placement.boxes_on_picture(found.corners).round(2).tolist()
     return [
-        Detection((x1, y1, x2, y2), number, _label(spec, number), score)
-        for (x1, y1, x2, y2), number, score in zip(
-            placed, found.classes.tolist(), _six_decimals(found.scores), strict=True
-        )
+        Detection(number, _label(spec, number), score, Box(*corners))
+        for corners, number, score in zip(placed, found.classes.tolist(), _six_decimals(found.scores), strict=True)
     ]
 
 
@@ -222,13 +228,14 @@ def _one_sample(answer: Answer, spec: ModelSpec, name: str) -> npt.NDArray[np.ge
 class Wanted(NamedTuple):
     """What a client wants to know about a picture.
 
-    The best `top_k` classes or boxes (None: all) that reach `threshold`. `finish` converts the result further in the
-    same thread.
+    The best `top_k` classes or boxes (None: all) that reach `threshold`. Boxes of a class that overlap by more than
+    `iou` are suppressed. `finish` converts the result further in the same thread.
     """
 
     answering: Answering
     top_k: int | None = None
     threshold: float | None = None
+    iou: float | None = None
     finish: Callable[[Any], Any] | None = None
 
 
@@ -284,10 +291,11 @@ class _Boxes(Answering):
         assert spec.detection is not None, "the spec has seen to it; this is a bug"
         return tuple([spec.output_index(name) for name in spec.detection.names])
 
-    def read(self, answers: Sequence[Answer], spec: ModelSpec, size: Extent, wanted: Wanted) -> list[Detection]:
+    def read(self, answers: Sequence[Answer], spec: ModelSpec, size: Extent, wanted: Wanted) -> Any:
         assert spec.detection is not None, "the spec has seen to it; this is a bug"
         by_name = dict(zip(spec.detection.names, answers, strict=True))
-        return detections(by_name, spec, _placement(size, spec), wanted.threshold, wanted.top_k)
+        found = detections(by_name, spec, _placement(size, spec), wanted.threshold, wanted.top_k, wanted.iou)
+        return found if wanted.finish is None else wanted.finish(found)
 
     def working_bytes(self, spec: ModelSpec, size: Extent) -> int:
         # As far as the sizes of outputs are fixed.

@@ -19,6 +19,7 @@ from convoy.app.calls.call import Call, Terms
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.pictures.answering import (
     ANSWERING,
+    BOXES,
     CLASS_MAP,
     CLASSES,
     SegmentedPicture,
@@ -30,6 +31,7 @@ from convoy.app.pictures.predictor import (
     MOST_TOP_K,
     EncodedPicture,
     Predicted,
+    check_iou,
     check_threshold,
     check_top_k,
     wanted_classes,
@@ -37,6 +39,7 @@ from convoy.app.pictures.predictor import (
 from convoy.app.protocol.inference import terms_of, wrong_request
 from convoy.app.protocol.tensors import RawRequest, SharedBytes, Target, TensorIn, TensorOut, brief
 from convoy.app.scheduling.request import TensorRef
+from convoy.models.answers import Detection
 from convoy.models.errors import InvalidRequest
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import pack
@@ -52,8 +55,9 @@ def check_takes_pictures(served: Served) -> None:
         raise InvalidRequest(f"'{name}' {why}; send tensors to /v2/models/{name}/versions/{version}/infer")
 
 
-def wanted_of(served: Served, top_k: object, threshold: object) -> Wanted:
+def wanted_of(served: Served, top_k: object, threshold: object, iou: object) -> Wanted:
     """Parse the options for a picture, given as numbers, text or None. Raises InvalidRequest."""
+    overlap = None if iou is None else check_iou(_decimal(iou), iou, served)
     answering = ANSWERING[served.spec.task]
     if answering is CLASS_MAP:
         for word, given in (("top_k", top_k), ("threshold", threshold)):
@@ -63,7 +67,7 @@ def wanted_of(served: Served, top_k: object, threshold: object) -> Wanted:
         return Wanted(CLASS_MAP, finish=_map_document)
     least = _threshold(threshold, served)
     most = _top_k(top_k)
-    return wanted_classes(most, least) if answering is CLASSES else Wanted(answering, most, least)
+    return wanted_classes(most, least) if answering is CLASSES else Wanted(BOXES, most, least, overlap, _box_documents)
 
 
 def answer_document(wanted: Wanted, predicted: Predicted) -> Document:
@@ -77,13 +81,15 @@ def envelope(served: Served) -> Document:
 
 
 def _threshold(given: object, served: Served) -> float | None:
-    if given is None:
-        return None
-    threshold = math.nan
+    return None if given is None else check_threshold(_decimal(given), given, served)
+
+
+def _decimal(given: object) -> float:
+    """A number, or text that is one; NaN for everything else."""
     if isinstance(given, str | int | float) and not isinstance(given, bool):
-        with suppress(ValueError):
-            threshold = float(given)
-    return check_threshold(threshold, given, served)
+        with suppress(ValueError, OverflowError):
+            return float(given)
+    return math.nan
 
 
 def _top_k(given: object) -> int | None:
@@ -92,6 +98,11 @@ def _top_k(given: object) -> int | None:
         digits = given.lstrip("0") if is_number else ""
         return check_top_k(int(digits or 0) if len(digits) <= len(str(MOST_TOP_K)) else MOST_TOP_K, given)
     return None if given is None else check_top_k(given, given)
+
+
+def _box_documents(found: list[Detection]) -> orjson.Fragment:
+    """Encoded in the thread that reads the boxes; there may be thousands."""
+    return orjson.Fragment(orjson.dumps([one.document() for one in found]))
 
 
 def _map_document(found: SegmentedPicture) -> orjson.Fragment:
@@ -128,7 +139,8 @@ def picture_request(asked: RawRequest, served: Served, call: Call) -> PictureReq
     check_takes_pictures(served)
     if len(asked.inputs) != 1:
         raise wrong_request(asked.id, f"an image is the only input of its request, got {len(asked.inputs)} inputs")
-    wanted = wanted_of(served, asked.parameters.get("top_k"), asked.parameters.get("threshold"))
+    given = asked.parameters
+    wanted = wanted_of(served, given.get("top_k"), given.get("threshold"), given.get("iou"))
     key = wanted.answering.key
     if any(one.name != key or one.parameters for one in asked.outputs) or len(asked.outputs) > 1:
         raise wrong_request(asked.id, f"an image is answered by the output '{key}' only; remove 'outputs'")

@@ -189,6 +189,22 @@ def check_threshold(threshold: SupportsFloat, given: object, served: Served) -> 
     return score
 
 
+def check_iou(iou: SupportsFloat, given: object, served: Served) -> float:
+    """Check how much boxes may overlap; `given` is its form in the request. Raises InvalidRequest."""
+    name, detection = served.key.model, served.spec.detection
+    if detection is None:
+        raise InvalidRequest(f"iou is for boxes, but '{name}' has the task '{served.spec.task}'; remove it")
+    if detection.iou_threshold is None:
+        raise InvalidRequest(
+            f"iou is for models whose overlapping boxes Convoy suppresses, but the boxes of '{name}' leave its graph "
+            "final; remove iou, or filter by threshold"
+        )
+    share = _number(iou)
+    if not 0 < share <= 1:
+        raise InvalidRequest(f"iou must be a number above 0 and at most 1, got {_brief(given)}")
+    return share
+
+
 def check_timeout_ms(timeout_ms: SupportsFloat, given: object) -> float:
     """Check a `timeout_ms` of any type; `given` is its form in the request. Raises InvalidRequest."""
     milliseconds = _number(timeout_ms)

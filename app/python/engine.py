@@ -208,14 +208,17 @@ class PythonEngine:
         version: int | str | None = None,
         top_k: int | None = None,
         threshold: float | None = None,
+        iou: float | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
         """Find objects in images, with boxes in the image's own pixels, as `POST /predictions/{model}` does.
 
         Takes images and raises errors as `predict` does. With several images, each has its `detections` or its `error`.
-        `top_k` and `threshold` default to the values that the model declares.
+        `top_k`, `threshold` and `iou` default to the values that the model declares. Boxes of a class that overlap by
+        more than `iou` (intersection over union, above 0 and at most 1) are suppressed; InvalidRequest if the model's
+        graph does that itself.
         """
-        return self._ask(Asked.of(model, version, timeout_ms), images, Question(Detections, top_k, threshold))
+        return self._ask(Asked.of(model, version, timeout_ms), images, Question(Detections, top_k, threshold, iou))
 
     async def adetect(
         self,
@@ -225,10 +228,13 @@ class PythonEngine:
         version: int | str | None = None,
         top_k: int | None = None,
         threshold: float | None = None,
+        iou: float | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
         """`detect` for `await`. Cancelling removes what waits from the queue."""
-        return await self._aask(Asked.of(model, version, timeout_ms), images, Question(Detections, top_k, threshold))
+        return await self._aask(
+            Asked.of(model, version, timeout_ms), images, Question(Detections, top_k, threshold, iou)
+        )
 
     def _ask(
         self, asked: Asked, images: OneImage | Iterable[OneImage], question: Question[ImageAnswer]

@@ -32,6 +32,7 @@ from convoy.app.pictures.decoder import Decoder, DecodeWork
 from convoy.app.pictures.predictor import (
     Predicted,
     Predictor,
+    check_iou,
     check_threshold,
     check_timeout_ms,
     check_top_k,
@@ -71,13 +72,22 @@ class Asked(NamedTuple):
 
 
 class Question(Generic[ImageAnswer]):
-    """A question about every image of a call: the best `top_k` that reach `threshold`, as a `record`."""
+    """A question about every image of a call: the best `top_k` that reach `threshold`, as a `record`.
 
-    def __init__(self, record: type[ImageAnswer], top_k: int | None = None, threshold: float | None = None) -> None:
+    `iou` is how much boxes of a class may overlap.
+    """
+
+    def __init__(
+        self,
+        record: type[ImageAnswer],
+        top_k: int | None = None,
+        threshold: float | None = None,
+        iou: float | None = None,
+    ) -> None:
         """Raises InvalidRequest."""
         self._record: type[Any] = record
         self._top_k = None if top_k is None else check_top_k(top_k, top_k)
-        self._threshold = threshold
+        self._threshold, self._iou = threshold, iou
 
     def wanted(self, served: Served) -> Wanted:
         """The question for a version. Raises InvalidRequest if the version cannot answer it."""
@@ -92,7 +102,8 @@ class Question(Generic[ImageAnswer]):
             threshold = check_threshold(threshold, threshold, served)
         if own is CLASSES:
             return wanted_classes(self._top_k, threshold)
-        return Wanted(own, self._top_k, threshold)
+        iou = None if self._iou is None else check_iou(self._iou, self._iou, served)
+        return Wanted(own, self._top_k, threshold, iou)
 
     def answer(self, key: ModelKey, predicted: Predicted) -> ImageAnswer:
         """Make the record of a result."""

@@ -63,10 +63,11 @@ class HandleCalls:
         version: int | str | None = None,
         top_k: int | None = None,
         threshold: float | None = None,
+        iou: float | None = None,
         timeout_ms: float | None = None,
     ) -> Detections | list[Detections]:
         """Like `convoy.Engine.detect`."""
-        asked, question = self._asked(model, version, timeout_ms), Question(Detections, top_k, threshold)
+        asked, question = self._asked(model, version, timeout_ms), Question(Detections, top_k, threshold, iou)
         return await self._asking.ask(asked, one_or_several(images), question)
 
     async def infer(

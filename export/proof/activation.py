@@ -19,7 +19,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -63,7 +63,7 @@ def purpose_of(
         if asked == "segment":
             return Purpose(asked, segmentation=_segmentation(outputs))
         if asked == "detect":
-            return Purpose(asked, detection=detection or _detection(outputs))
+            return Purpose(asked, detection=_located(detection, outputs, labels) if detection else _detection(outputs))
     except BundleError as error:
         raise JobError(f"{error}; pass another --task") from error
     if asked != "none" and not _is_class_row(outputs[0]):
@@ -110,13 +110,27 @@ def _segmentation(outputs: Sequence[TensorSpec]) -> SegmentationOutput:
     return SegmentationOutput(_first_map(outputs))
 
 
+def _located(detection: DetectionOutputs, outputs: Sequence[TensorSpec], labels: Sequence[str]) -> DetectionOutputs:
+    """The same with the names of its outputs, if only the layout is known. Raises BundleError."""
+    if not detection.boxes:
+        scores = outputs[1].name if detection.layout == "detr" and len(outputs) > 1 else None
+        detection = replace(detection, boxes=outputs[0].name, scores=scores)
+    classes = detection.check(outputs)
+    if labels and classes not in (None, len(labels)):
+        raise BundleError(
+            f"there are {len(labels)} labels, but read as {detection.layout} {_listed(outputs)} has {classes} classes"
+        )
+    return detection
+
+
 def _detection(outputs: Sequence[TensorSpec]) -> DetectionOutputs:
     """By name, because shapes alone do not distinguish boxes from other arrays with four columns."""
     named = {one.name: one for one in outputs}
     if _BOXES not in named or _SCORES not in named:
         raise JobError(
             f"--task detect wants outputs that are called {_BOXES} [N, K, 4] and {_SCORES} [N, K, classes], or [N, K] "
-            f"with {_LABELS} [N, K], and there is {_listed(outputs)}; name them so, in a dict that forward() returns"
+            f"with {_LABELS} [N, K], and there is {_listed(outputs)}; name them so, or say with --detection how they "
+            "are read"
         )
     has_labels = _LABELS in named
     found = DetectionOutputs(

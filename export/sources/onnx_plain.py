@@ -25,6 +25,7 @@ from convoy.export.ahead import accepted
 from convoy.export.arrays import is_array_file
 from convoy.export.assemble import publish, signer_of
 from convoy.export.class_names import read_labels
+from convoy.export.config_file import as_command
 from convoy.export.options import ExportOptions
 from convoy.export.plan import check_max_batch, parse_activation, priorities_of
 from convoy.export.profiling.profile import measured_everywhere
@@ -35,9 +36,11 @@ from convoy.export.proof.verify import MAX_FP32_ERROR
 from convoy.export.rows import count_of, joined, noise_of_both_signs, picked
 from convoy.export.sources import onnx_file
 from convoy.export.sources.onnx_file import DoesNotRunError, Original
+from convoy.export.sources.onnx_metadata import likely_layout, stated_model
 from convoy.export.sources.onnx_sizes import PROVED_BATCH, Batching, FreeInput, listed, settle, write_batched
+from convoy.export.sources.onnx_source import image_size
 from convoy.export.sources.origin import ModelSource, parse_source
-from convoy.export.sources.preprocess import parse_input
+from convoy.export.sources.preprocess import is_of_tensors, parse_input
 from convoy.export.variants.precision import REFERENCE
 from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
 from convoy.models.bundle import Canary, Provenance, Variant, sha256_file
@@ -49,10 +52,34 @@ from convoy.models.store import Store, check_name, disk_errors
 
 
 def is_plain(options: ExportOptions) -> bool:
-    """Whether the source is an ONNX file without any option about images, and without arrays to run it on."""
+    """Whether the source is an ONNX file that says nothing about images, without any option about them, and without
+    arrays to run it on.
+
+    Raises UsageError with the complete command if it looks like a detector.
+    """
     steps = (options.preprocess, options.mean, options.std, options.resize, options.crop, options.interpolation)
     has_arrays = any(source and is_array_file(source) for source in (options.calibrate, options.evaluate))
-    return options.source.endswith(".onnx") and all(step is None for step in steps) and not has_arrays
+    if not options.source.endswith(".onnx") or any(step is not None for step in steps) or has_arrays:
+        return False
+    path = Path(options.source)
+    if options.task == "none" or not path.is_file():
+        return True
+    asked = parse_input(options.input).of_pictures if options.input and not is_of_tensors(options.input) else None
+    size = asked or image_size(path)
+    if size is None:
+        return True
+    if stated_model(path, size) is not None:
+        return False
+    if (layout := likely_layout(path, size)) is not None:
+        missing = {"--preprocess": "letterbox"}
+        missing |= {"--detection": layout} if options.detection is None else {}
+        missing |= {"--labels": "labels.txt"} if options.labels is None else {}
+        raise UsageError(
+            f"{path.name} looks like a detector (its output is like {layout}'s), but does not say how images are "
+            "prepared; say it, or pass --task none to serve its tensors\n"
+            f"for example: {as_command(options, missing)}"
+        )
+    return True
 
 
 def export_plain(options: ExportOptions, progress: Progress, repeated_by: str) -> Path:

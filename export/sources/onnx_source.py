@@ -18,6 +18,7 @@ import onnx
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.dimensions import Size
 from convoy.app.engines.onnxruntime import open_session, read_signature
+from convoy.export.proof.outcomes import relative_errors
 from convoy.export.rows import Rows, count_of
 from convoy.export.sources import onnx_file
 from convoy.export.sources.onnx_file import DoesNotRunError, Original
@@ -27,6 +28,8 @@ from convoy.export.sources.torch_job import ANY_BATCH, INPUT_NAME, ONNX, OTHER_S
 from convoy.models.errors import JobError
 from convoy.models.spec import ImageSpec, TensorSpec, fits
 
+# Images that show how far rounding moves the outputs.
+_ROUNDED = 8
 _AS_TENSORS = "leave --preprocess out to serve it with its own tensors"
 
 
@@ -96,9 +99,10 @@ def wrap(
     model = onnx.load(str(target), load_external_data=False)
     _add_front(model.graph, found, image, batched=batching.batched, is_free=bool(elsewhere))
     target.write_bytes(model.SerializeToString())
-    reference = _finite_answers(original, found, _normalised(samples[INPUT_NAME], image))
+    normalised = _normalised(samples[INPUT_NAME], image)
+    reference = _finite_answers(original, found, normalised)
     _check_rows(original, reference, count_of(samples))
-    normalised = _normalised(noise[INPUT_NAME], image)
+    noisy = _normalised(noise[INPUT_NAME], image)
     return TorchResult(
         target,
         reference,
@@ -107,8 +111,25 @@ def wrap(
         remark="; ".join(filter(None, (batching.reason, _why_fixed(found, image, others, elsewhere)))),
         original=f"{shown} in ONNX Runtime",
         elsewhere=elsewhere,
-        noise=_on_noise(noise, lambda: _answers(original, found, normalised)),
+        noise=_on_noise(noise, lambda: _answers(original, found, noisy), lambda: _moved(original, found, noisy)),
+        rounding=_rounding(_moved(original, found, normalised), reference),
     )
+
+
+def _moved(original: Path, found: _ImageInput, images: np.ndarray) -> Rows:
+    """The answers to a few of the images, each value off by up to a unit in its last place."""
+    few = images[:_ROUNDED]
+    off = np.random.default_rng(0).uniform(-1, 1, few.shape).astype(np.float32)
+    return _answers(original, found, few * (1 + np.finfo(np.float32).eps * off))
+
+
+def _rounding(moved: Rows, reference: Rows) -> dict[str, float]:
+    """How far rounding moved each output, ||a - b|| / ||b||, at most of any sample."""
+    return {
+        name: float(relative_errors(array, reference[name][: len(array)]).max())
+        for name, array in moved.items()
+        if array.dtype.kind == "f"
+    }
 
 
 def _elsewhere(
@@ -211,13 +232,16 @@ def take(original: Path, shown: str, samples: Rows, folder: Path, noise: Rows) -
     )
 
 
-def _on_noise(noise: Rows, answer: Callable[[], Rows]) -> Answered | None:
-    """None if the original does not run on it, or not to a row per sample."""
+def _on_noise(noise: Rows, answer: Callable[[], Rows], moved: Callable[[], Rows] | None = None) -> Answered | None:
+    """None if the original does not run on it, or not to a row per sample. `moved` are its answers to rounded noise."""
     try:
         answers = answer()
+        rounded = moved() if moved is not None else {}
     except DoesNotRunError:
         return None
-    return Answered(noise, answers) if all(len(one) == count_of(noise) for one in answers.values()) else None
+    if any(len(one) != count_of(noise) for one in answers.values()):
+        return None
+    return Answered(noise, answers, _rounding(rounded, answers))
 
 
 def _check_outputs(path: Path) -> None:

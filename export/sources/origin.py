@@ -16,6 +16,7 @@ from pathlib import Path
 from convoy.app.engines.dimensions import Size
 from convoy.export.class_names import distinct
 from convoy.export.options import ExportOptions, MissingOption, Mistakes
+from convoy.export.sources.onnx_metadata import StatedModel, stated_model
 from convoy.export.sources.onnx_source import image_channels, image_size
 from convoy.export.sources.preprocess import InputSize, resized
 from convoy.export.sources.torch_job import Inquiry, SourceKind, WeightsFrom
@@ -156,7 +157,7 @@ class Origin:
     """`size` is the network's input size if it is known; if `image` is None, `why_no_image` says why.
 
     `labels` are those of the weights. `are_labels_sure` is False if they belong to the published weights and others are
-    loaded, whose number of classes only torch can tell.
+    loaded, whose number of classes only torch can tell. `model` is what an ONNX file says of itself.
     """
 
     source: ModelSource
@@ -168,6 +169,7 @@ class Origin:
     labels: tuple[str, ...]
     are_labels_sure: bool
     stated: Stated | None = None
+    model: StatedModel | None = None
 
 
 def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | None, mistakes: Mistakes) -> Origin:
@@ -184,8 +186,11 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
     else:
         weights, weights_from = given()
     if source.carries_weights:
-        known = image_size(source.file) if source.kind == "onnx" and source.file else None
-        return Origin(source, source.file, "network", known, None, "the file does not say", (), True)
+        known = image_size(source.path) if source.kind == "onnx" else None
+        plain = Origin(source, source.file, "network", known, None, "the file does not say", (), True)
+        is_read = source.kind == "onnx" and options.task != "none"
+        model = stated_model(source.path, size or known) if is_read else None
+        return plain if model is None else replace(plain, image=model.image, labels=model.labels, model=model)
     header = _header(weights, source) if weights else None
     if header is not None:
         size_px, test = _zoo_size(source), header.split.get("test")

@@ -127,12 +127,13 @@ def resolve_image(
     why_no_header: str,
     changes: ImageChanges,
     find_channels: Callable[[Size], int],
+    likely_preset: str = "imagenet",
 ) -> ImageSpec:
     """The image specification.
 
     `size` is the user's, `default_size` the network's if known, `header` that of the checkpoint or the registry.
     `changes` take precedence, and `find_channels` is called if they do not determine grey or colour. Raises UsageError
-    if they contradict each other or leave something open.
+    if they contradict each other or leave something open; then `likely_preset` is the advice.
     """
     known = size or default_size
     if preprocess is None:
@@ -144,7 +145,7 @@ def resolve_image(
             raise MissingOption(
                 f"preprocessing unknown: {why_no_header}; "
                 f"pass --preprocess {', '.join(PRESETS)}, file.py:transform, timm:NAME or FILE.json",
-                *("--preprocess", "imagenet"),
+                *("--preprocess", likely_preset),
             )
     elif preprocess in PRESETS:
         image = preset(preprocess, known, front)
@@ -177,7 +178,7 @@ class Preset(NamedTuple):
     """A usual preparation. `mean` and `std` apply to values in 0..1, one for all channels or one per channel.
 
     `px` is the usual side of the input, None if there is none. `resize_share` is the shorter side before the crop over
-    the crop's side, None if images are scaled directly to the input's size.
+    the crop's side, None if images are scaled directly to the input's size or, with `is_letterbox`, into it.
     """
 
     mean: tuple[float, ...]
@@ -185,6 +186,7 @@ class Preset(NamedTuple):
     px: int | None = None
     resize_share: float | None = None
     interpolation: Interpolation = "bilinear"
+    is_letterbox: bool = False
 
 
 PRESETS: dict[str, Preset] = {
@@ -199,6 +201,8 @@ PRESETS: dict[str, Preset] = {
     # Values in 0..1 and in 0..255, without a mean.
     "unit": Preset((0.0,), (1.0,)),
     "raw": Preset((0.0,), (1 / 255,)),
+    # YOLO: resized to fit as OpenCV does, without antialias, and padded with grey.
+    "letterbox": Preset((0.0,), (1.0,), 640, is_letterbox=True),
 }
 
 
@@ -218,10 +222,10 @@ def preset(name: str, size: InputSize | None, front: Front) -> ImageSpec:
         height=size.height,
         width=size.width,
         channels=size.channels,
-        resize_mode="shorter_side" if recipe.resize_share else "exact",
+        resize_mode="letterbox" if recipe.is_letterbox else "shorter_side" if recipe.resize_share else "exact",
         resize_px=round(side * (recipe.resize_share or 1)),
         interpolation=recipe.interpolation,
-        antialias=True,
+        antialias=not recipe.is_letterbox,
         mean=_per_channel(recipe.mean, size.channels),
         std=_per_channel(recipe.std, size.channels),
         front=front,
@@ -299,9 +303,10 @@ def _changed(image: ImageSpec, changes: ImageChanges) -> ImageSpec:
         mode, resize_px = "exact", max(size.height, size.width)
     elif changes.resize_px is not None:
         mode, resize_px = "shorter_side", changes.resize_px
-    elif mode == "exact" and changes.crop not in (None, Size(image.height, image.width)):
+    elif mode != "shorter_side" and changes.crop not in (None, Size(image.height, image.width)):
+        how = "exactly" if mode == "exact" else "fit into"
         raise UsageError(
-            f"--crop has no effect, because images are resized to exactly {image.height}x{image.width}; also pass "
+            f"--crop has no effect, because images are resized to {how} {image.height}x{image.width}; also pass "
             "--resize"
         )
     try:

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Va
 
 from convoy.export.sources.published_recipes import is_timm, is_transformers, timm_image, transformers_image
 from convoy.models.errors import JobError, UsageError
-from convoy.models.spec import Front, ImageSpec, Interpolation, ResizeMode
+from convoy.models.spec import Front, ImageSpec, Interpolation, PadPosition, ResizeMode
 
 _Px = Annotated[int, Field(ge=1)]
 _EXAMPLE: dict[str, JsonValue] = {
@@ -74,12 +74,12 @@ class PreprocessFile(BaseModel):
     channels: Literal[1, 3] = Field(description="1 for grey, 3 for RGB.")
     resize_mode: ResizeMode = Field(
         description="shorter_side: scale until the shorter side is resize_px, then cut height x width out of the "
-        "centre. exact: scale straight to height x width."
+        "centre. exact: scale straight to height x width. letterbox: scale until it fits into height x width, and pad."
     )
     resize_px: Annotated[_Px | None, AfterValidator(_is_no_less_than_the_crop)] = Field(
         None,
         validate_default=True,
-        description="Pixels of the shorter side before the cut; not used where resize_mode is exact.",
+        description="Pixels of the shorter side before the cut; only for the resize_mode shorter_side.",
     )
     interpolation: Interpolation = Field(description="How pixels are computed when an image is scaled.")
     antialias: bool = Field(description="Whether scaling down takes all pixels into account, as Pillow does.")
@@ -89,6 +89,11 @@ class PreprocessFile(BaseModel):
     std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], AfterValidator(_is_one_per_channel)] = Field(
         min_length=1, max_length=3, description="The difference is divided by it; one per channel."
     )
+    pad_value: Annotated[int, Field(ge=0, le=255)] = Field(114, description="Grey of a letterbox's padding, 0 to 255.")
+    pad_position: PadPosition = Field(
+        "center", description="Place of the image in a letterbox: center, as Ultralytics, or top_left, as YOLOX."
+    )
+    scale_up: bool = Field(True, description="Whether a letterbox enlarges images that are smaller.")
 
 
 def read_preprocess_file(path: Path, front: Front) -> ImageSpec:

@@ -10,7 +10,8 @@ Needs no torch; both sides import it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -98,10 +99,14 @@ class TorchOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The original's answers to samples of one size, by the names of outputs and inputs."""
+    """The original's answers to samples of one size, by the names of outputs and inputs.
+
+    `rounding` is how far rounding of the samples alone moves each output, ||a - b|| / ||b||; empty if it is unknown.
+    """
 
     samples: Rows
     reference: Rows
+    rounding: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ class TorchResult:
     most `max_batch` samples per run, and `remark` is a further note. `original` names what gave the answers;
     `weights_entry` is as in `TorchOutcome`. `noise` has its answers to noise of both signs; None if it does not run on
     noise. `elsewhere` has the answers at other sizes for a graph of dynamic height and width; empty if they are fixed.
-    `task` and `detection` are as in `TorchOutcome`.
+    `task` and `detection` are as in `TorchOutcome`, `rounding` as in `Answered`.
     """
 
     onnx: Path
@@ -126,6 +131,7 @@ class TorchResult:
     task: Task | None = None
     detection: DetectionOutputs | None = None
     noise: Answered | None = None
+    rounding: Mapping[str, float] = field(default_factory=dict)
 
     def with_remarks(self, *remarks: str) -> TorchResult:
         """The same with further remarks; empty ones are ignored."""

@@ -226,13 +226,14 @@ OWN_CNN: tuple[tuple[str, Judge], ...] = (
 class Scene(NamedTuple):
     """What a page's reader has.
 
-    `ready` makes the folder. `is_served`: the demo is served before the page begins. `env` is for what would take
-    minutes otherwise. `codes` are the exit codes that the page allows. `judges`: what commands that begin so print is
-    compared by these.
+    `ready` makes the folder. `is_served`: the demo is served before the page begins, with the options `serve`. `env`
+    is for what would take minutes otherwise. `codes` are the exit codes that the page allows. `judges`: what commands
+    that begin so print is compared by these.
     """
 
     ready: Callable[[Path], None] = digits
     is_served: bool = True
+    serve: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     codes: tuple[int, ...] = (0,)
     judges: tuple[tuple[str, Judge], ...] = ()
@@ -252,6 +253,7 @@ SCENES = {
     "SECURITY.md": Scene(certified, is_served=False),
     "docs/batch.md": Scene(shards, is_served=False),
     "docs/bundles.md": Scene(signed, is_served=False),
+    "docs/client.md": Scene(street, serve=("--store", "store")),
     "docs/configuration.md": Scene(configured, is_served=False),
     "docs/deploy/observability/README.md": Scene(dashboards, is_served=False),
     "docs/python.md": Scene(street, is_served=False),
@@ -308,7 +310,7 @@ def test_what_the_page_says_can_be_typed(page: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         reader = Reader(tmp_path, scene, stack)
         if scene.is_served:
-            reader.serve([])
+            reader.serve([*scene.serve])
         for block in blocks(ROOT / page):
             if block.language == "python":
                 for example in to_type(block):

@@ -13,15 +13,20 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
+from convoy.models.tasks import DetectionOutputs
 from tests.support.browser import DESKTOP, PHONE, open_page, start_browser
 from tests.support.fake_server import POISON
+from tests.support.pictures import saved
 from tests.support.servers import Server, rows_request, start_fake_server, start_server, wait_until
 from tests.support.stores import DATA, DEMO, StoreFolder, digit
+from tests.support.task_models import FixedOutput, add_colours, add_detector, stretched
 
 slow = pytest.mark.slow
 INFER = "/v2/models/rows/infer"
@@ -262,6 +267,61 @@ def test_an_image_that_is_chosen_dropped_or_pasted_has_its_five_best_classes(dig
         assert answer.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 32
         assert re.search(r"compute\s+[\d.]+ ms", answer.locator(".split").inner_text())
         assert "ms in the server" in answer.inner_text()
+
+
+@slow
+@pytest.mark.parametrize(("scheme", "size"), [("light", DESKTOP), ("dark", PHONE)])
+def test_boxes_and_class_maps_lie_over_the_picture(
+    browser: Browser, store: StoreFolder, scheme: Literal["light", "dark"], size: tuple[int, int]
+) -> None:
+    """In their places, with sliders that are moved by keys and ask the server nothing."""
+    boxes = np.array([[8, 4, 24, 20], [32, 16, 64, 32], [0, 0, 9, 9]], np.float32)
+    fixed = [FixedOutput("boxes", boxes), FixedOutput("scores", np.array([0.9, 0.5, 0.2], np.float32))]
+    add_detector(store.root, "boxes", stretched(32, 64), DetectionOutputs("boxes", "scores"), fixed, labels=("a cat",))
+    add_colours(store.root, "map", stretched(32, 64))
+    picture = Image.new("RGB", (128, 64))
+    picture.paste((255, 0, 0), (64, 0, 128, 64))
+    file = {"name": "half.png", "mimeType": "image/png", "buffer": saved(picture)}
+    with start_server(store=store.root) as server, open_page(browser, server.url, size, scheme) as page:
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url) if "/predictions/" in request.url else None)
+        page.locator("#asked").select_option("boxes/1")
+        page.set_input_files("#file", file)  # type: ignore[arg-type]
+        drawn, slider, said = page.locator(".layer i"), page.get_by_role("slider"), page.locator(".slider output")
+        expect(drawn).to_have_text(["a cat 0.50", "a cat 0.90"])  # the best is on top; one is below the usual 0.30
+        expect(said).to_have_text("0.30: 2 of 3 boxes")
+        frame, best = page.locator(".thumbnail").bounding_box(), drawn.last.bounding_box()
+        assert frame is not None
+        assert best is not None
+        whole, at = (frame["width"] - 2, frame["height"] - 2), (best["x"] - frame["x"] - 1, best["y"] - frame["y"] - 1)
+        assert at == pytest.approx((whole[0] / 8, whole[1] / 8), abs=1.5)
+        assert (best["width"], best["height"]) == pytest.approx((whole[0] / 4, whole[1] / 2), abs=1.5)
+        expect(page.get_by_role("slider", name="Score at least")).to_be_visible()
+        slider.focus()
+        page.keyboard.press("Home")
+        expect(drawn).to_have_count(3)
+        for _ in range(40):
+            page.keyboard.press("ArrowRight")
+        expect(said).to_have_text("0.60: 1 of 3 boxes")
+        expect(page.locator("#answer .top li")).to_have_count(1)
+        page.keyboard.press("End")
+        expect(drawn).to_have_count(0)
+
+        page.locator("#asked").select_option("map/1")  # with the same picture
+        expect(page.get_by_role("img", name="Class map: black, red")).to_be_visible()
+        pixels = page.locator("canvas.layer").evaluate(
+            "map => [[10, 10], [100, 50]].map(at => [...map.getContext('2d').getImageData(...at, 1, 1).data])"
+        )
+        (black, red) = (page.locator("#answer .track i").nth(number) for number in range(2))
+        for pixel, bar in zip(pixels, (black, red), strict=True):
+            colour = bar.evaluate("bar => getComputedStyle(bar).backgroundColor")
+            assert (colour, pixel[3]) == (f"rgb({pixel[0]}, {pixel[1]}, {pixel[2]})", 255)
+        slider.focus()
+        page.keyboard.press("Home")
+        expect(said).to_have_text("0 %")
+        expect(page.locator("canvas.layer")).to_have_css("opacity", "0")
+        assert len(asked) == 2
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is beside the window"
 
 
 @slow

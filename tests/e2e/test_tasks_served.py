@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,6 +147,14 @@ def test_several_pictures_have_a_map_each_and_no_png(server: Server) -> None:
     ("query", "words"),
     [
         ("stretched?format=gif", "format must be json or png"),
+        ("flags?format=gif", "format must be json, got"),
+        ("raw?format=png", "format=png is for class maps, but 'raw' has the task 'detect'; use json or coco"),
+        ("stretched?format=coco", "format=coco is for boxes, but 'stretched' has the task 'segment'; use json or png"),
+        ("flags?format=coco", "format=coco is for boxes"),
+        *[(f"raw?iou={bad}", "iou must be a number above 0 and at most 1") for bad in ("0", "1.01", "-1", "x", "nan")],
+        ("final?iou=0.5", "the boxes of 'final' leave its graph final"),
+        ("flags?iou=0.5", "iou is for boxes, but 'flags' has the task 'multilabel'"),
+        ("stretched?iou=0.5", "iou is for boxes"),
         ("stretched?top_k=3", "top_k is for classes"),
         ("stretched?threshold=0.1", "threshold"),
         ("raw?threshold=2x", "threshold"),
@@ -162,13 +172,19 @@ def test_words_that_mean_nothing_to_the_task_are_refused(server: Server, query: 
 def test_boxes_are_in_pixels_of_the_picture(server: Server) -> None:
     """Of one class the better of two that overlap stays, and what is beyond the picture is cut off."""
     picture = saved(Image.new("RGB", (128, 32)))
-    document = server.post("/predictions/raw", content=picture).json()
-    assert document["detections"] == [
-        {"box": [16, 4, 48, 20], "class_id": 0, "label": "cat", "score": 0.9},
-        {"box": [16, 4, 48, 20], "class_id": 1, "label": "dog", "score": 0.7},
-        {"box": [0, 30, 128, 32], "class_id": 1, "label": "dog", "score": 0.3},
+    answer = server.post("/predictions/raw", content=picture)
+    assert answer.json()["detections"] == [
+        {"class_id": 0, "label": "cat", "score": 0.9, "box": {"x1": 16, "y1": 4, "x2": 48, "y2": 20}},
+        {"class_id": 1, "label": "dog", "score": 0.7, "box": {"x1": 16, "y1": 4, "x2": 48, "y2": 20}},
+        {"class_id": 1, "label": "dog", "score": 0.3, "box": {"x1": 0, "y1": 30, "x2": 128, "y2": 32}},
     ]
-    for query, scores in (("threshold=0.5", [0.9, 0.7]), ("top_k=1", [0.9]), ("threshold=0.95", [])):
+    order = [answer.text.index(f'"{name}"') for name in ("class_id", "label", "score", "box", "x1", "y1", "x2", "y2")]
+    assert order == sorted(order)
+    # The two cats overlap by 15 / 17.
+    for query, scores in (
+        *(("threshold=0.5", [0.9, 0.7]), ("top_k=1", [0.9]), ("threshold=0.95", [])),
+        *(("iou=0.9", [0.9, 0.8, 0.7, 0.3]), ("iou=0.85&threshold=0.5", [0.9, 0.7]), ("iou=1", [0.9, 0.8, 0.7, 0.3])),
+    ):
         found = server.post(f"/predictions/raw?{query}", content=picture).json()["detections"]
         assert [one["score"] for one in found] == pytest.approx(scores)
 
@@ -176,7 +192,7 @@ def test_boxes_are_in_pixels_of_the_picture(server: Server) -> None:
 def test_boxes_of_a_cropped_picture_that_the_graph_has_suppressed(server: Server) -> None:
     """A picture of 160 x 80 is scaled to 80 x 40, of which the network sees 40 x 32 from (20, 4) on."""
     found = server.post("/predictions/final", content=saved(Image.new("RGB", (160, 80)))).json()["detections"]
-    assert [(one["class_id"], one["label"], one["score"], one["box"]) for one in found] == [
+    assert [(one["class_id"], one["label"], one["score"], list(one["box"].values())) for one in found] == [
         (1, None, pytest.approx(0.6), [56, 16, 88, 48]),
         (0, None, pytest.approx(0.5), [58, 16, 90, 48]),
     ]
@@ -187,6 +203,31 @@ def test_a_detector_that_cannot_be_batched_answers_the_same(server: Server) -> N
     documents = [server.post(f"/predictions/{name}", content=picture).json() for name in ("raw", "alone")]
     raw, alone = ([(one["box"], one["class_id"]) for one in document["detections"]] for document in documents)
     assert raw == alone
+
+
+def test_boxes_as_results_of_coco(server: Server) -> None:
+    """As its page says: [left, top, width, height], and the image by its number."""
+    picture = saved(Image.new("RGB", (128, 32)))
+    expected = [
+        {"image_id": 0, "category_id": 0, "bbox": [16, 4, 32, 16], "score": 0.9},
+        {"image_id": 0, "category_id": 1, "bbox": [16, 4, 32, 16], "score": 0.7},
+    ]
+    url = "/predictions/raw?format=coco&threshold=0.5"
+    assert server.post(url, content=picture).json() == expected
+
+    def named(*names: str) -> list[tuple[str, tuple[str, bytes]]]:
+        return [("file", (name, picture)) for name in names]
+
+    records = server.post(url, files=named("val/000000397133.jpg", "straße.v2.png", "9" * 30 + ".png")).json()
+    ids = [one["image_id"] for one in records]
+    assert ids == [397133, 397133, "straße.v2", "straße.v2", "9" * 30, "9" * 30]
+    assert [{**one, "image_id": 0} for one in records] == expected * 3
+    in_base64 = b64encode(picture).decode()
+    records = server.post(url, json={"instances": [in_base64, in_base64]}).json()
+    assert [one["image_id"] for one in records] == [0, 0, 1, 1]
+    check_refused(server.post(url, files=named("a.png", "b/a.jpg")), 400, "several are named 'a'")
+    broken = [*named("7.png"), ("file", ("8.png", b"no picture"))]
+    check_refused(server.post(url, files=broken), 400, "the file '8' failed", "not an image", "all files or none")
 
 
 # The others
@@ -232,9 +273,13 @@ def test_python_gets_the_same_boxes(engine: convoy.Engine, server: Server) -> No
     picture = Image.new("RGB", (128, 32))
     document = server.post("/predictions/raw?threshold=0.5", content=saved(picture)).json()["detections"]
     for found in (engine.detect("raw", picture, threshold=0.5), *engine.detect("raw", [picture], threshold=0.5)):
-        assert [{"box": list(one.box), "class_id": one.class_id, "label": one.label} for one in found.detections] == [
-            {name: one[name] for name in ("box", "class_id", "label")} for one in document
-        ]
+        assert [one.document() for one in found.detections] == document
+        x1, y1, x2, y2 = found.detections[0].box
+        assert (x1, y1, x2, y2) == (16, 4, 48, 20)
+    assert [one.score for one in engine.detect("raw", picture, iou=0.9).detections][1] == pytest.approx(0.8)
+    for model, iou, words in (("raw", 0.0, "above 0"), ("raw", "x", "above 0"), ("final", 0.5, "graph final")):
+        with pytest.raises(InvalidRequest, match=words):
+            engine.detect(model, picture, iou=iou)  # type: ignore[arg-type]
     assert len(engine.detect("raw", picture, top_k=1).detections) == 1
 
 
@@ -278,7 +323,7 @@ def test_a_handle_of_rays_asks_the_same(engine: convoy.Engine) -> None:
     handle, picture = Here(), flag(128, 32, "red", "blue")
     mapped = engine._loop.result(lambda: handle.segment(picture, model="stretched"))
     assert mapped.class_map.tolist() == engine.segment("stretched", picture).class_map.tolist()
-    (found,) = engine._loop.result(lambda: handle.detect([picture], model="raw", top_k=1))
+    (found,) = engine._loop.result(lambda: handle.detect([picture], model="raw", top_k=1, iou=0.9))
     assert found.detections == engine.detect("raw", picture, top_k=1).detections
     assert handle._ways.by_handle == 2
     with pytest.raises(InvalidRequest, match=r"call detect\(\)"):
@@ -294,8 +339,45 @@ def test_predict_prints_boxes_and_classes(server: Server, tmp_path: Path) -> Non
     boxes = run_convoy("predict", "raw", str(path), "--url", server.url, "--top-k", "2")
     check_ended(boxes, 0, "16, 4, 48, 20", "dog")
     assert "30, 128" not in boxes.stdout
+    line = json.loads(run_convoy("predict", "raw", str(path), "--url", server.url, "--top-k", "1", "--json").stdout)
+    box = {"x1": 16, "y1": 4, "x2": 48, "y2": 20}
+    assert line["detections"] == [{"class_id": 0, "label": "cat", "score": pytest.approx(0.9), "box": box}]
     path.write_bytes(saved(flag(120, 50, "red", "blue", "blue", "blue")))
     check_ended(run_convoy("predict", "stretched", str(path), "--url", server.url), 0, "75.0 %", "blue")
+
+
+def test_predict_draws_what_it_finds(server: Server, tmp_path: Path) -> None:
+    """In a picture that is enlarged five times; and it says all at once why it cannot."""
+    path, out = tmp_path / "one.png", tmp_path / "drawn.png"
+
+    def drawn(model: str, picture: Image.Image, *options: str) -> np.ndarray:
+        path.write_bytes(saved(picture))
+        done = run_convoy("predict", model, str(path), "--url", server.url, "--draw", str(out), *options)
+        check_ended(done, 0, str(path))
+        return np.asarray(Image.open(out)).astype(int)
+
+    boxes = drawn("raw", Image.new("RGB", (128, 32)), "--threshold", "0.8", "--iou", "0.9")
+    assert boxes.shape == (160, 640, 3)
+    assert boxes[50, 80].tolist() == boxes[99, 200].tolist() != [0, 0, 0], (
+        "the lines of the left edge and the lower one"
+    )
+    assert boxes[60, 150].tolist() == boxes[120, 600].tolist() == [0, 0, 0], "what is inside, and what is outside"
+    red, _, _, blue = (tuple(RGB[name]) for name in ("red", "black", "black", "blue"))
+    blended = drawn("stretched", flag(128, 32, "red", "blue"))
+    for x, colour in ((300, red), (600, blue)):
+        assert blended[150, x].tolist() != list(colour)
+        assert np.abs(blended[150, x] - colour).max() < 200
+    assert (drawn("flags", Image.new("RGB", (128, 32)), "--threshold", "90") > 0).any()
+    folder = run_convoy("predict", "raw", str(path), str(path), "--url", server.url, "--draw", str(tmp_path))
+    check_ended(folder, 2, "--draw is for one image, not 2", "is a folder; pass a file in it")
+    nowhere = run_convoy("predict", "raw", str(path), "--url", server.url, "--draw", str(tmp_path / "no" / "a.xyz"))
+    check_ended(nowhere, 2, "cannot write files that end in '.xyz'", "a folder that does not exist")
+    check_ended(
+        run_convoy("predict", "raw", str(path), "--url", server.url, "--draw", str(path)),
+        2,
+        "overwrite the image itself",
+    )
+    check_ended(run_convoy("predict", "raw", str(path), "--url", server.url, "--iou", "2"), 2, "--iou must be above 0")
 
 
 def test_batch_says_that_it_labels_with_classes(filled_store: StoreFolder, tmp_path: Path) -> None:
@@ -318,9 +400,19 @@ def test_the_client_gives_what_the_engine_gives(server: Server, engine: convoy.E
         np.testing.assert_array_equal(there.class_map, here.class_map)
         assert there.class_map.dtype == np.uint8
         assert (there.classes, there.unseen_share) == (here.classes, pytest.approx(here.unseen_share))
+        assert str(there) == "stretched version 1: 2 classes in 121 x 50 pixels\n  blue 75.2 %\n  red 24.8 %"
         picture = Image.new("RGB", (128, 32))
+        shown = str(client.detect("raw", picture, top_k=2)).splitlines()
+        assert shown == [
+            "raw version 1: 2 objects",
+            "  cat 0.900 from (16, 4) to (48, 20)",
+            "  dog 0.700 from (16, 4) to (48, 20)",
+        ]
         assert client.detect("raw", picture).detections == engine.detect("raw", picture).detections
         assert [one.score for one in client.detect("raw", picture, top_k=1).detections] == pytest.approx([0.9])
+        assert len(client.detect("raw", picture, iou=0.9).detections) == 4
+        with pytest.raises(InvalidRequest, match="iou must be a number above 0"):
+            client.detect("raw", picture, iou=2.0)
         with pytest.raises(InvalidRequest, match=r"'raw' has another task; call detect\(\)"):
             client.predict("raw", picture)
         with pytest.raises(InvalidRequest, match="/infer"):

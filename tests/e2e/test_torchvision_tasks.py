@@ -39,7 +39,7 @@ class Case:
 
     @property
     def is_detector(self) -> bool:
-        return self.name.startswith(("ssd", "retina"))
+        return self.name.startswith(("ssd", "retina", "fcos"))
 
 
 CASES = (
@@ -48,6 +48,7 @@ CASES = (
     Case("lraspp_mobilenet_v3_large", 64, ("fp16", "int8")),
     Case("ssdlite320_mobilenet_v3_large", 320, ("fp16",)),
     Case("retinanet_resnet50_fpn", 128),
+    Case("fcos_resnet50_fpn", 128),
 )
 
 
@@ -134,7 +135,7 @@ def assert_same_map(answered: np.ndarray, classes: np.ndarray, margins: np.ndarr
 
 def assert_same_boxes(answered: list[dict[str, Any]], expected: np.ndarray) -> None:
     assert len(answered) == len(expected) > 10
-    mine = np.array([[one["class_id"], *one["box"], one["score"]] for one in answered])
+    mine = np.array([[one["class_id"], *one["box"].values(), one["score"]] for one in answered])
     # Those of equal scores have no order of their own.
     distances = np.abs(mine[:, None] - expected[None]).max(axis=2)
     assert sorted(distances.argmin(axis=1).tolist()) == list(range(len(expected)))

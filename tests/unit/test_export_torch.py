@@ -163,7 +163,10 @@ def test_what_a_network_keeps_of_its_weights_is_forgotten_when_they_are_drawn():
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("name", "px"), [("ssdlite320_mobilenet_v3_large", 320), ("retinanet_resnet50_fpn", 128)])
+@pytest.mark.parametrize(
+    ("name", "px"),
+    [("ssdlite320_mobilenet_v3_large", 320), ("retinanet_resnet50_fpn", 128), ("fcos_resnet50_fpn", 128)],
+)
 def test_what_is_left_of_overlaps_is_torchvisions(name, px):
     from tests.support.torchvision_nets import THRESHOLD, detector, normalised
 

@@ -265,7 +265,10 @@ TWO_FLOATS = struct.pack("<2f", 1, 2)
     [
         ("predictions", PREDICTION),
         ("predictions", b'{"model": "m", "detections": []}'),
-        ("predictions", b'{"model": "m", "detections": [{"box": [0, 0, 1, 1], "class_id": 1, "score": 0.5}]}'),
+        (
+            "predictions",
+            b'{"model": "m", "detections": [{"class_id": 1, "score": 0.5, "box": {}}]}',
+        ),
         ("predictions", b'{"model": "m", "segmentation": {"classes": [{"class_id": 1, "share": 1.0, "rle": {}}]}}'),
         ("infer", outputs(JSON_OUTPUT)),
         ("infer", outputs({**JSON_OUTPUT, "data": [[1.0, 2.0]]})),

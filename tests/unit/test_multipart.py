@@ -37,7 +37,7 @@ def test_files_come_out_as_they_went_in_however_the_form_is_read(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multipart, "_READ_BYTES", read_bytes)
         if expected:
-            assert [bytes(file) for file in split_files(memoryview(form(parts)), BOUNDARY)] == expected
+            assert [bytes(file.content) for file in split_files(memoryview(form(parts)), BOUNDARY)] == expected
         else:
             with pytest.raises(InvalidRequest):
                 split_files(memoryview(form(parts)), BOUNDARY)

@@ -39,7 +39,7 @@ def text_of(console: Console) -> str:
 def asked(names: list[str], label: str = "seven") -> str:
     """What `convoy predict` prints for these names of images."""
     answer = Classification("digits", 1, (Prediction(7, label, 0.9876), Prediction(1, "one", 0.01)))
-    client: Any = SimpleNamespace(look=lambda model, image, top_k: answer, at_once=2)
+    client: Any = SimpleNamespace(look=lambda model, image, top_k, threshold, iou: answer, at_once=2)
     console = narrow()
     assert predict(client, "digits", names, None, console=console) == 0
     return text_of(console)

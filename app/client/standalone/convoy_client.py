@@ -3,6 +3,7 @@
 from convoy.app.client.client import AsyncClient, Client
 from convoy.app.client.records import RemoteModel
 from convoy.models.answers import (
+    Box,
     Classification,
     ClassShare,
     Detection,
@@ -14,6 +15,7 @@ from convoy.models.errors import ConvoyError, RequestError
 
 __all__ = [
     "AsyncClient",
+    "Box",
     "ClassShare",
     "Classification",
     "Client",

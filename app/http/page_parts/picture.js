@@ -60,30 +60,24 @@ async function tryPicture(file) {
 function showThumbnail(file) {
   const image = element("img", { src: picture.url, alt: `Image ${file.name || "from the clipboard"}` });
   const frame = element("div", { className: "thumbnail" }, image), text = element("span");
+  const node = element("div", { className: "shown" }, frame, text);
   image.addEventListener("load", () => frame.classList.toggle("small", image.naturalWidth <= 64));
   image.addEventListener("error", () => { frame.hidden = true; });
-  return { node: element("div", { className: "shown" }, frame, text), frame, image, text };
+  return { node, frame, image, text };
 }
 
-function showFound(found, { frame, image, text }, tookMs) {
-  const classes = found.predictions ?? found.detections ?? found.segmentation?.classes.map(one => ({ ...one, score: one.share })) ?? [];
-  const best = [...classes].sort((one, other) => other.score - one.score).slice(0, 5), name = one => one.label ?? `class ${one.class_id}`;
-  text.replaceChildren(...(best.length ? [element("b", {}, name(best[0])), element("small", {}, `${found.model}, version ${found.version}`)] : ["Nothing found."]));
-  const list = bars(best.map(one => [name(one), one.score, one.score.toFixed(4)]));
-  list.classList.add("top");
-  list.setAttribute("aria-label", found.detections ? "Top five boxes" : "Top five classes");
+function showFound(found, shown, tookMs) {
+  const { detections, segmentation, predictions = [] } = found, classes = segmentation?.classes.map(one => ({ ...one, score: one.share }));
+  const [best] = [...(detections ?? classes ?? predictions)].sort((one, other) => other.score - one.score);
+  shown.text.replaceChildren(...(best ? [element("b", {}, nameOf(best)), element("small", {}, `${found.model}, version ${found.version}`)] : ["Nothing found."]));
+  overlay.repaint = () => {};
+  let what = null;
+  if (detections?.length) what = boxesOver(detections, shown);
+  else if (segmentation) what = mapOver(segmentation, shown);
+  else if (predictions.length) what = topFive(predictions.map(one => [nameOf(one), one.score, one.score.toFixed(4)]), "Top five classes");
   const { total, ...stages } = found.timing_ms, split = timeSplit({ ...withRest(stages, total), way: Math.max(0, tookMs - total) });
   const heading = element("h3", {}, `${milliseconds(tookMs)} ms in total, ${milliseconds(total)} ms in the server`);
-  byId("answer").append(list, element("div", {}, heading, split));
-  const draw = () => frame.append(...(found.detections ?? []).slice(0, 5).map(one => boxOn(image, one)));
-  if (image.complete) draw();
-  else image.addEventListener("load", draw, { once: true });
-}
-
-function boxOn({ naturalWidth, naturalHeight }, { box: [left, top, right, bottom], label, class_id }) {
-  const node = element("i", { title: label ?? `class ${class_id}` }), share = (part, whole) => `${(100 * part) / whole}%`;
-  Object.assign(node.style, { left: share(left, naturalWidth), top: share(top, naturalHeight), width: share(right - left, naturalWidth), height: share(bottom - top, naturalHeight) });
-  return node;
+  byId("answer").append(...(what ? [what] : []), element("div", {}, heading, split));
 }
 
 function imageIn(transfer) {
@@ -100,6 +94,7 @@ function takePictures() {
     tryPicture(picture.file);
   });
   byId("copy-curl").addEventListener("click", copyCurl);
+  dark.addEventListener("change", () => overlay.repaint());
   addEventListener("paste", event => {
     const file = imageIn(event.clipboardData);
     if (file) {

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchvision.models.detection.fcos import FCOS
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.models.detection.ssd import SSD
@@ -32,10 +33,10 @@ class Detector(nn.Module):
         self.detection = DetectionOutputs(
             boxes="boxes",
             scores="scores",
-            # The first class of SSD is the background; RetinaNet's are all objects.
+            # The first class of SSD is the background; the others' are all objects.
             background=0 if self.is_ssd else None,
             # The server's default: below it, torchvision's detectors hardly ever mean an object.
-            threshold=0.05,
+            threshold=max(0.05, float(model.score_thresh)),
             iou_threshold=float(model.nms_thresh),
             max_candidates=10_000,
             max_boxes=int(model.detections_per_img),
@@ -48,11 +49,22 @@ class Detector(nn.Module):
         found = self.model.head(maps)
         height, width = int(images.shape[2]), int(images.shape[3])
         (anchors,) = self.model.anchor_generator(ImageList(images[:1], [(height, width)]), maps)
-        logits = found["cls_logits"]
+        logits, moved = found["cls_logits"], found["bbox_regression"]
+        if isinstance(self.model, FCOS):
+            # The geometric mean of class and centre-ness (Tian et al., 2020).
+            scores = torch.sqrt(torch.sigmoid(logits) * torch.sigmoid(found["bbox_ctrness"]))
+            return {"boxes": _by_sides(moved, anchors, height, width), "scores": scores}
         return {
-            "boxes": _decoded(found["bbox_regression"], anchors, self.model.box_coder, height, width),
+            "boxes": _decoded(moved, anchors, self.model.box_coder, height, width),
             "scores": torch.softmax(logits, dim=-1) if self.is_ssd else torch.sigmoid(logits),
         }
+
+
+def _by_sides(sides: torch.Tensor, anchors: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Corners [N, K, 4] in the picture, from the distances to the four sides in sizes of the anchors [K, 4]."""
+    centres = (anchors[:, :2] + anchors[:, 2:]) / 2
+    sizes = anchors[:, 2:] - anchors[:, :2]
+    return _within(centres - sides[..., :2] * sizes, centres + sides[..., 2:] * sizes, height, width)
 
 
 def _decoded(moved: torch.Tensor, anchors: torch.Tensor, coder: Any, height: int, width: int) -> torch.Tensor:
@@ -62,18 +74,23 @@ def _decoded(moved: torch.Tensor, anchors: torch.Tensor, coder: Any, height: int
     moved = moved / torch.tensor(coder.weights)
     middle = moved[..., :2] * sizes + centres
     half = 0.5 * torch.exp(moved[..., 2:].clamp(max=coder.bbox_xform_clip)) * sizes
+    return _within(middle - half, middle + half, height, width)
+
+
+def _within(low: torch.Tensor, high: torch.Tensor, height: int, width: int) -> torch.Tensor:
     # Each coordinate has its own bound, and a clip takes one.
-    x1, y1, x2, y2 = torch.cat([middle - half, middle + half], dim=-1).unbind(-1)
+    x1, y1, x2, y2 = torch.cat([low, high], dim=-1).unbind(-1)
     corners = [x1.clamp(0, width), y1.clamp(0, height), x2.clamp(0, width), y2.clamp(0, height)]
     return torch.stack(corners, dim=-1)
 
 
 def as_detector(model: Any, name: str) -> Detector:
     """Raises JobError for one that cannot be batched."""
-    if not isinstance(model, SSD | RetinaNet):
+    if not isinstance(model, SSD | RetinaNet | FCOS):
         raise JobError(
             f"torchvision:{name} cannot be batched: it gives each picture boxes of another number, and chooses them "
-            "within the network; export ssdlite320_mobilenet_v3_large, ssd300_vgg16 or retinanet_resnet50_fpn"
+            "within the network; export ssdlite320_mobilenet_v3_large, ssd300_vgg16, retinanet_resnet50_fpn or "
+            "fcos_resnet50_fpn"
         )
     return Detector(model)
 
