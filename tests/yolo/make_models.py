@@ -46,9 +46,10 @@ from ultralytics.data.augment import LetterBox
 SIDE_PX, TRAINED_PX = 320, 160
 THRESHOLD, IOU_THRESHOLD, MAX_BOXES = 0.25, 0.7, 300
 # On enlarged small pictures, which are plain, a network that has learned nothing finds little.
-PLAIN_PX, PLAIN_THRESHOLD = 100, 0.02
-# The share of anchors whose best class reaches the threshold in a network that has learned nothing.
-SHARE_FOUND = 0.02
+PLAIN_PX, PLAIN_THRESHOLD = 100, 0.12
+# In a network that has learned nothing: the share of anchors whose best class reaches the threshold, in the median
+# picture, and how far the best logit is above it.
+SHARE_FOUND, MOST_LOGIT = 0.02, 4.0
 SHAPES = ("rectangle", "circle", "triangle")
 # Width and height. The ends of the range, tall and wide, odd sides, the side of the input, less and more than it.
 SIZES_PX = (
@@ -157,8 +158,7 @@ def prepared(paths: list[Path], side_px: int = SIDE_PX) -> np.ndarray:
 
 def spread(network: torch.nn.Module, pictures: torch.Tensor) -> None:
     """Gives a network that has learned nothing something to find: statistics of its batch norms from the pictures, then
-    weights and biases of the last convolutions of its head, so that logits of classes have a deviation of 1 and
-    SHARE_FOUND of the anchors reach the threshold with their best class, in half of the pictures."""
+    weights and biases of the last convolutions of its head."""
     norms = [one for one in network.modules() if isinstance(one, torch.nn.BatchNorm2d)]
     for norm in norms:
         norm.reset_running_stats()
@@ -173,31 +173,39 @@ def spread(network: torch.nn.Module, pictures: torch.Tensor) -> None:
     for part in ("", "one2one_"):
         classes, boxes = (getattr(head, part + name, None) for name in ("cv3", "cv2"))
         if classes is not None:
-            _scale([one[-1] for one in classes], network, pictures, deviation=1.0, share=SHARE_FOUND)
-            _scale([one[-1] for one in boxes], network, pictures, deviation=0.5, share=None)
+            with torch.no_grad():
+                _scale_classes([one[-1] for one in classes], network, pictures)
+                _scale_boxes([one[-1] for one in boxes], network, pictures)
 
 
-def _scale(
-    lasts: list[torch.nn.Conv2d],
-    network: torch.nn.Module,
-    pictures: torch.Tensor,
-    deviation: float,
-    share: float | None,
-) -> None:
+def _scale_classes(lasts: list[torch.nn.Conv2d], network: torch.nn.Module, pictures: torch.Tensor) -> None:
+    """Of each grid, so many anchors reach the threshold, and the best logit is MOST_LOGIT above it: scores that all
+    round to 1 would leave the class to the last bit."""
+    for last, values in zip(lasts, _values(lasts, network, pictures), strict=True):
+        mean = values.mean((0, 2))
+        best = (values - mean[:, None]).amax(1)
+        middle = best.quantile(1 - SHARE_FOUND, dim=1).median()
+        gain = MOST_LOGIT / (best.max() - middle)
+        last.weight *= gain
+        last.bias[:] = (last.bias - mean - middle) * gain + math.log(THRESHOLD / (1 - THRESHOLD))
+
+
+def _scale_boxes(lasts: list[torch.nn.Conv2d], network: torch.nn.Module, pictures: torch.Tensor) -> None:
+    """Sizes that differ a little, so that neighbours overlap and some suppress others."""
+    for last, values in zip(lasts, _values(lasts, network, pictures), strict=True):
+        gain = 0.5 / values.std(2).mean()
+        last.weight *= gain
+        last.bias[:] = (last.bias - values.mean((0, 2))) * gain
+
+
+def _values(lasts: list[torch.nn.Conv2d], network: torch.nn.Module, pictures: torch.Tensor) -> list[torch.Tensor]:
+    """The outputs [P, channels, cells] of these convolutions."""
     seen: list[torch.Tensor] = []
     hooks = [one.register_forward_hook(lambda _m, _i, out: seen.append(out.flatten(2))) for one in lasts]
-    with torch.no_grad():
-        network(pictures)
-        for hook in hooks:
-            hook.remove()
-        for last, values in zip(lasts, seen, strict=True):
-            last.bias -= values.mean((0, 2))
-            gain = deviation / values.std(2).mean()
-            last.weight *= gain
-            last.bias *= gain
-            if share is not None:
-                best = ((values - values.mean((0, 2))[:, None]) * gain).amax(1)
-                last.bias += math.log(THRESHOLD / (1 - THRESHOLD)) - best.quantile(1 - share, dim=1).median()
+    network(pictures)
+    for hook in hooks:
+        hook.remove()
+    return seen
 
 
 def untrained(description: str, pictures: np.ndarray) -> YOLO:
