@@ -47,7 +47,7 @@ def ultralytics_python(folder: Path | None = None) -> Path:
     return python
 
 
-def make_models(folder: Path, *words: str, timeout_s: float = 280.0) -> None:
+def make_models(folder: Path, *words: str, timeout_s: float = 600.0) -> None:
     """Runs make_models.py there, with these further words of its command line."""
     command = [str(ultralytics_python()), str(ROOT / "tests" / "yolo" / "make_models.py"), str(folder), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
@@ -56,6 +56,6 @@ def make_models(folder: Path, *words: str, timeout_s: float = 280.0) -> None:
 
 def _pip(python: Path, *packages: str) -> None:
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         pytest.skip(f"no environment for Ultralytics, for which a package index is needed: {done.stderr[-500:]}")
