@@ -7,7 +7,7 @@ the project imports it. It needs no network and no downloaded weights. Everythin
 
 FOLDER then holds:
 
-- `pictures/NN.png`: drawn pictures of odd sizes, lossless, so that two decoders agree on every pixel
+- `pictures/NN.png` and `NN.jpg`: drawn pictures of odd sizes; one of the JPEGs is turned by its EXIF block
 - `NAME.onnx`: as exported, with Ultralytics' metadata
 - `NAME.npz`: `input` float32 [P, 3, S, S], the pictures as Ultralytics prepares them; `output0` (and `output1`), the
   raw outputs on them. For a detector without its own suppression also `candidates_NN` float32 [N, 6], (x1, y1, x2, y2,
@@ -39,7 +39,7 @@ import numpy as np
 import onnxruntime
 import torch
 import torchvision
-from PIL import Image, ImageDraw
+from PIL import ExifTags, Image, ImageDraw
 from ultralytics import RTDETR, YOLO
 from ultralytics.data.augment import LetterBox
 
@@ -74,6 +74,7 @@ SIZES_PX = (
     (641, 427),
     (50, 1500),
 )
+TURNED = 17
 # The file's name: Ultralytics' description, and the options of its export.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "yolov8n": ("yolov8n.yaml", {}),
@@ -126,8 +127,14 @@ def draw_pictures(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for place, (width_px, height_px) in enumerate(SIZES_PX):
-        paths.append(folder / f"{place:02}.png")
-        draw(width_px, height_px, seed=place)[0].save(paths[-1])
+        picture = draw(width_px, height_px, seed=place)[0]
+        paths.append(folder / f"{place:02}.{'jpg' if place % 3 == 2 else 'png'}")
+        if place == TURNED:
+            exif = Image.Exif()
+            exif[ExifTags.Base.Orientation] = 6  # to be shown a quarter turned to the right
+            picture.transpose(Image.Transpose.ROTATE_90).save(paths[-1], exif=exif)
+        else:
+            picture.save(paths[-1])
     return paths
 
 
