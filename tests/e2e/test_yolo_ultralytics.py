@@ -143,10 +143,11 @@ def test_a_served_export_answers_as_its_predict(server: Server, folder: Path, na
 
 
 def assert_same_boxes(answered: list[dict[str, Any]], expected: np.ndarray) -> None:
-    """One box here for each box there: of its class, at most 1 px and a score of 0.001 away."""
+    """One box here for each box there: of its class, at most 1 px and a score of 0.001 away. One in 200 may be a close
+    call: an IoU of 0.700002 is 0.7 after the rounding of Ultralytics' suppression."""
     mine = np.array([[*one["box"].values(), one["score"], one["class_id"]] for one in answered]).reshape(-1, 6)
-    assert len(mine) == len(expected)
     distances = np.abs(mine[:, None] - expected[None]) / [1, 1, 1, 1, 1e-3, 0.5]
-    is_far = distances.max(axis=2) > 1
-    rows, columns = linear_sum_assignment(is_far)
-    assert not is_far[rows, columns].any(), f"{is_far[rows, columns].sum()} of {len(expected)} boxes are not there"
+    is_near = distances.max(axis=2) <= 1
+    pairs = int(is_near[linear_sum_assignment(~is_near)].sum())
+    alone = len(mine) - pairs, len(expected) - pairs
+    assert max(alone) <= len(expected) // 200, f"{alone} of {len(expected)} boxes are only here and only there"
