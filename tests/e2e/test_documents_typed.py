@@ -21,13 +21,15 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from convoy.models.tasks import DetectionOutputs
 from tests.support.annotated_images import pictures, write_coco, write_detector
 from tests.support.certificates import Authority
+from tests.support.detector_files import METADATA, write_detector
 from tests.support.documents import PAGES, Block, all_blocks, blocks, name_of, parts, run_example
 from tests.support.load_records import load_record
-from tests.support.pictures import jpeg
+from tests.support.pictures import jpeg, saved
 from tests.support.servers import Server, free_port, start_server, wait_until
 from tests.support.signing_keys import KeyPair, sign
 from tests.support.stores import DATA, ROOT, StoreFolder
@@ -44,6 +46,7 @@ NOT_HERE = {
     r" s3://": "needs S3; test_remote_serving.py serves from moto's",
     r"torchvision:": "needs published weights, 100 MB",
     r"^convoy serve (--store store )?--require-signature ": "serves such an export; test_signed_served.py",
+    r"^yolo export ": "needs Ultralytics and weights; test_yolo_ultralytics.py exports with it, among the long tests",
     r"^make (test|peers|gpu-proof)\b": "these tests themselves, hours, or a GPU",
     r"^python -m (convoy\.loadtest\.peers|tests\.simulation\.against_server)\b": "needs hours on a quiet machine",
     r"^python -m tests\.gpu\.proof": "needs a GPU, or a registry; test_gpu_proof.py and test_gpu_pack.py",
@@ -106,6 +109,14 @@ def street(folder: Path) -> None:
     said = DetectionOutputs("boxes", "scores", iou_threshold=0.5)
     fixed = (FixedOutput("boxes", boxes), FixedOutput("scores", scores))
     add_detector(folder / "store", "ssd", stretched(64, 64), said, fixed)
+
+
+def yolo(folder: Path) -> None:
+    """A file with Ultralytics' metadata, whose network finds red cells, and a picture with one."""
+    write_detector(folder / "yolo11n.onnx", metadata=METADATA | {"names": "{0: 'person', 1: 'bicycle'}"})
+    picture = Image.new("RGB", (640, 480), (90, 90, 90))
+    picture.paste("red", (160, 240, 240, 320))
+    (folder / "street.jpg").write_bytes(saved(picture, "JPEG", quality=95, subsampling=0))
 
 
 def photos(folder: Path) -> None:
@@ -218,6 +229,21 @@ def same_answer(shown: str, printed: str) -> None:
     assert got["predictions"][0] == {**first, "score": pytest.approx(first["score"], abs=0.1)}
 
 
+def same_understanding(shown: str, printed: str) -> None:
+    """Each line's subject, and the options that change it."""
+    said = r"^(\w+): .*?(\(--.*\))$"
+    assert re.findall(said, shown, re.MULTILINE) == re.findall(said, printed, re.MULTILINE)
+
+
+def same_boxes(shown: str, printed: str) -> None:
+    expected, got = json.loads(shown), json.loads(printed)
+    assert (got.keys(), got["timing_ms"].keys()) == (expected.keys(), expected["timing_ms"].keys())
+    for one, other in zip(got["detections"], expected["detections"], strict=True):
+        assert (one["class_id"], one["label"]) == (other["class_id"], other["label"])
+        assert one["score"] == pytest.approx(other["score"], abs=0.02)
+        assert one["box"] == pytest.approx(other["box"], abs=1)
+
+
 Judge = Callable[[str, str], None]
 OWN_CNN: tuple[tuple[str, Judge], ...] = (
     ("python train.py", about_as_right),
@@ -226,6 +252,8 @@ OWN_CNN: tuple[tuple[str, Judge], ...] = (
     ("convoy predict", same_class),
     ("curl", same_answer),
 )
+
+YOLO: tuple[tuple[str, Judge], ...] = (("convoy export", same_understanding), ("curl", same_boxes))
 
 
 class Scene(NamedTuple):
@@ -263,6 +291,7 @@ SCENES = {
     "docs/deploy/observability/README.md": Scene(dashboards, is_served=False),
     "docs/python.md": Scene(street, is_served=False),
     "docs/serving.md": Scene(certified, is_served=False),
+    "docs/yolo.md": Scene(yolo, is_served=False, judges=YOLO),
     **LONG,
 }
 
