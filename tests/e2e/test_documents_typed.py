@@ -24,9 +24,9 @@ import pytest
 from PIL import Image
 
 from convoy.models.tasks import DetectionOutputs
-from tests.support.annotated_images import pictures, write_coco, write_detector
+from tests.support.annotated_images import pictures, write_box_finder, write_coco
 from tests.support.certificates import Authority
-from tests.support.detector_files import METADATA, write_detector
+from tests.support.detector_files import METADATA, SIDE, STRIDE, write_detector
 from tests.support.documents import PAGES, Block, all_blocks, blocks, name_of, parts, run_example
 from tests.support.load_records import load_record
 from tests.support.pictures import jpeg, saved
@@ -117,6 +117,18 @@ def yolo(folder: Path) -> None:
     picture = Image.new("RGB", (640, 480), (90, 90, 90))
     picture.paste("red", (160, 240, 240, 320))
     (folder / "street.jpg").write_bytes(saved(picture, "JPEG", quality=95, subsampling=0))
+    for part in ("train", "val"):
+        for kind in ("images", "labels"):
+            (folder / "coco128" / kind / part).mkdir(parents=True)
+        for number in range(16):
+            column, row, label = (number + (part == "val")) % 8, number // 2, number % 2
+            image = Image.new("RGB", (SIDE, SIDE), (90, 90, 90 + number))
+            box = (column * STRIDE, row * STRIDE, (column + 1) * STRIDE, (row + 1) * STRIDE)
+            image.paste("blue" if label else "red", box)
+            image.save(folder / "coco128/images" / part / f"{number}.png")
+            line = f"{label} {(column + 0.5) / 8} {(row + 0.5) / 8} 0.125 0.125\n"
+            (folder / "coco128/labels" / part / f"{number}.txt").write_text(line)
+    (folder / "coco128/data.yaml").write_text("train: images/train\nval: images/val\nnames: [person, bicycle]\n")
 
 
 def photos(folder: Path) -> None:
@@ -147,7 +159,7 @@ def weights(folder: Path) -> None:
         signal, age = random.standard_normal((40, 2, 1000), np.float32), random.integers(0, 90, (40, 1))
         np.savez(folder / f"{name}.npz", signal=signal, age=age, targets=np.zeros(40, np.float32))
     subprocess.run([sys.executable, "net.py"], cwd=folder, check=True)
-    write_detector(folder / "detector.onnx")
+    write_box_finder(folder / "detector.onnx")
     shown = pictures(60)
     write_coco(folder / "coco", shown[:30], "train")
     write_coco(folder / "coco", shown[30:], "val")

@@ -122,7 +122,7 @@ def write_masks(root: Path, shown: Sequence[Picture], part: str = "val") -> None
         Image.fromarray(mask).save(file)
 
 
-def write_detector(path: Path, gains: Sequence[float] = (1.0, 1.0), *, small: float = 1.0) -> Path:
+def write_box_finder(path: Path, gains: Sequence[float] = (1.0, 1.0), *, small: float = 1.0) -> Path:
     """float32 [N, 3, 32, 32] in 0..1 -> `boxes` [N, 16, 4] in pixels, `scores` [N, 16, 2]: the share of each colour in
     the cell, times its gain.
 

@@ -49,8 +49,8 @@ from tests.support.annotated_images import (
     CLASSES,
     SIDE_PX,
     pictures,
+    write_box_finder,
     write_coco,
-    write_detector,
     write_masks,
     write_segmenter,
     write_yolo,
@@ -89,7 +89,7 @@ def exported(tmp_path: Path, source: Path, data: Path, **changes: object) -> Any
 
 
 def test_a_detector_is_scored_and_the_measures_are_shown_everywhere(tmp_path, coco):
-    bundle = exported(tmp_path, write_detector(tmp_path / "net.onnx"), coco, precisions="fp16,int8")
+    bundle = exported(tmp_path, write_box_finder(tmp_path / "net.onnx"), coco, precisions="fp16,int8")
     manifest = bundle.manifest
     assert (manifest.spec.task, manifest.spec.labels) == ("detect", CLASSES)
     for variant in manifest.variants:
@@ -118,8 +118,8 @@ def measured(tmp_path: Path, data: Path, **lossy: Any) -> list[Any]:
     """The scores of a right detector and of another one, as fp32 and as a variant."""
     folder = tmp_path / "files"
     folder.mkdir()
-    write_detector(folder / REFERENCE.file)
-    write_detector(folder / "lossy.onnx", **lossy)
+    write_box_finder(folder / REFERENCE.file)
+    write_box_finder(folder / "lossy.onnx", **lossy)
     dataset = load_annotated(str(data), most_calibrated=100, is_split=True)
     images = ImageSet("squares", tuple(dataset.part("test")), IMAGE, CLASSES)
     with opened(SPEC, [REFERENCE, Recipe("lossy.onnx", "int8", "cpu", None)], folder) as candidates:
@@ -173,7 +173,7 @@ def test_a_yolo_with_its_own_labels_and_a_letterbox_is_right_on_a_yolo_folder(tm
 
 def test_8_bits_that_lose_boxes_are_refused(tmp_path, coco):
     """Green is a thousandth of red in one tensor, so that 8 bits with one scale for both lose it."""
-    bundle = exported(tmp_path, write_detector(tmp_path / "net.onnx", small=0.001), coco, precisions="int8")
+    bundle = exported(tmp_path, write_box_finder(tmp_path / "net.onnx", small=0.001), coco, precisions="int8")
     lossy = bundle.manifest.variant("int8-cpu.onnx")
     assert lossy.accuracy.set_metrics["mAP@50"] == 0.5
     assert (lossy.serve, lossy.passes_gate) == (False, False)
@@ -184,7 +184,7 @@ def test_8_bits_that_lose_boxes_are_refused(tmp_path, coco):
 
 
 def test_a_detector_that_finds_nothing_is_not_published(tmp_path, coco):
-    network = write_detector(tmp_path / "net.onnx", gains=(0.0, 0.0))
+    network = write_box_finder(tmp_path / "net.onnx", gains=(0.0, 0.0))
     with pytest.raises(JobError, match=r"nothing was published: mAP@50 0.0000, .*hardly anything is right; check"):
         exported(tmp_path, network, coco, precisions="fp32")
 
@@ -197,7 +197,7 @@ def test_expectations_are_of_the_published_measure(tmp_path, coco):
 
 
 def test_labels_and_tasks_must_fit_the_data(tmp_path, coco):
-    network = write_detector(tmp_path / "net.onnx")
+    network = write_box_finder(tmp_path / "net.onnx")
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     with pytest.raises(JobError, match="classes unknown to the model: red, green; rename or remove them"):
         exported(tmp_path, network, coco, labels=tmp_path / "labels.txt")
@@ -227,7 +227,7 @@ def test_calibration_images_without_objects_are_counted(tmp_path):
         def say(self, line: str) -> None:
             said.append(line)
 
-    network = write_detector(tmp_path / "net.onnx")
+    network = write_box_finder(tmp_path / "net.onnx")
     options = ExportOptions(
         str(network),
         "net",
