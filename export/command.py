@@ -35,7 +35,7 @@ from convoy.export.assemble import (
 )
 from convoy.export.cache import NO_CACHE, StepCache, default_root
 from convoy.export.config_file import as_yaml
-from convoy.export.data import ExportData, ImageSet, load_data
+from convoy.export.data import ExportData, ImageSet, fitting, load_data, remarks_on, task_of
 from convoy.export.options import ExportOptions
 from convoy.export.plan import ExportPlan, make_plan
 from convoy.export.preparations import better_preparation
@@ -71,6 +71,7 @@ from convoy.export.variants.making import Maker
 from convoy.export.variants.pairs import why_no_fp8
 from convoy.export.variants.precision import INT8_OPENVINO, RECIPES, REFERENCE, Recipe, select, without_needless_pairs
 from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
+from convoy.models.annotations.reading import is_annotated
 from convoy.models.bundle import Manifest, busy_words, read_manifest
 from convoy.models.datasets import source_labels
 from convoy.models.errors import BundleError, JobError
@@ -156,6 +157,8 @@ def export_bundle(
     )
     with progress.step("Reading images") as step:
         data = load_data(plan, step)
+    for line in remarks_on(data):
+        progress.say(f"warning: {line}")
     with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
         folder = Path(temporary)
         with progress.step("Reading the file" if plan.source.kind == "onnx" else "Exporting from PyTorch"):
@@ -185,8 +188,10 @@ def _understood(plan: ExportPlan) -> Iterator[str]:
     """What export inferred, one line each, with the option that overrides it."""
     yield f"name: {plan.asked.name} (--name)"
     if plan.labels_from:
-        found = f"{len(plan.labels)} folders of {plan.labels_from}"
-        yield f"labels: the {found} in alphabetical order, {some(plan.labels)} (--labels)"
+        is_of_folders = not is_annotated(plan.labels_from)
+        what, order = ("folders", "alphabetical") if is_of_folders else ("classes", "the data's")
+        found = f"{len(plan.labels)} {what} of {plan.labels_from}"
+        yield f"labels: the {found} in {order} order, {some(plan.labels)} (--labels)"
     if plan.model is not None:
         yield from _stated(plan, plan.model)
 
@@ -256,16 +261,18 @@ def _prove_and_publish(
 ) -> Path:
     folder, gate = torch.onnx.parent, AccuracyGate(plan.asked.accuracy_budget_points, plan.asked.strict_gate)
     outputs = specs_of(torch.reference, [one.reference for one in torch.elsewhere])
-    asked = plan.task or torch.task
+    asked = plan.task or torch.task or task_of(data)
     is_of_images = plan.image is not None
     detection = plan.detection or torch.detection
     purpose = purpose_of(asked, outputs, labels=plan.labels, takes_images=is_of_images, detection=detection)
     if plan.task is None:
         progress.say(f"task: {purpose.task}{f', {purpose.remark}' if purpose.remark else ''} (--task)")
+    unused = ""
+    if plan.metric is None:
+        data, unused = fitting(data, purpose.task)
     decision = _decision(plan, purpose, data, torch, folder / REFERENCE.file)
     spec = _spec(plan, torch, purpose, outputs, decision)
     with metric_judge(plan.metric, spec) as judge:
-        unused = ""
         if data.evaluation and data.evaluation.has_targets and not judge.scores_targets:
             unused = f"the targets of {data.evaluation.source} say nothing where the task is {spec.task}; pass --metric"
         remark = plan.model.remark if plan.model else ""

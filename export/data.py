@@ -8,10 +8,10 @@ pass through `convoy.models.images` in chunks, so a large set need not fit into 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -20,24 +20,30 @@ from convoy.export.plan import ExportPlan
 from convoy.export.progress import Step
 from convoy.export.rows import Chunk, Rows, joined
 from convoy.export.sources.torch_job import INPUT_NAME
+from convoy.export.targets import Targets, target_key
+from convoy.models.annotations.reading import is_annotated, load_annotated
 from convoy.models.bundle import DatasetRecord
 from convoy.models.datasets import is_flat_folder, load, load_flat_folder, source_labels
 from convoy.models.errors import ImageError, JobError
-from convoy.models.images import preprocess
-from convoy.models.samples import MAX_BROKEN_FRACTION, Dataset, Part, Sample, some
+from convoy.models.images import decode_image_into
+from convoy.models.samples import MAX_BROKEN_FRACTION, Dataset, Objects, Part, Sample, some
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec, TensorSpec
+from convoy.models.tasks import Task
 
 # Ranges settle within a few hundred images; more cost time and change nothing.
 _CALIBRATION_SAMPLES = 512
 _SAMPLES, _SAMPLES_AT_ONCE = 64, 8
+# What images are labelled with: nothing, one class, the boxes of objects, or a class per pixel.
+TargetKind = Literal["none", "class", "boxes", "mask"]
+_TASKS: Mapping[TargetKind, Task] = {"boxes": "detect", "mask": "segment"}
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSet:
     """Encoded images and their preprocessing; `source` is the data set as given, without its folder.
 
-    `labels` are the model's, to which the samples' labels refer; empty if the classes differ. A folder of images
-    without classes has no targets.
+    `labels` are the model's, to which the samples' labels refer; empty if the classes differ or have only numbers. A
+    folder of images without classes has no targets.
     """
 
     source: str
@@ -59,8 +65,17 @@ class ImageSet:
         return [sample.sha256 for sample in self.samples]
 
     @property
+    def target_kind(self) -> TargetKind:
+        kinds = {_kind_of(sample) for sample in self.samples}
+        return kinds.pop() if len(kinds) == 1 else "none"
+
+    @property
     def has_targets(self) -> bool:
-        return all(sample.label >= 0 for sample in self.samples)
+        return self.target_kind != "none"
+
+    def without_targets(self) -> ImageSet:
+        """The same images without labels."""
+        return replace(self, samples=tuple(replace(sample, label=-1, target=None) for sample in self.samples))
 
     @property
     def record(self) -> DatasetRecord:
@@ -70,7 +85,7 @@ class ImageSet:
     @property
     def key(self) -> str:
         """A hash over contents, order, labels and preprocessing: equal keys give equal chunks."""
-        content = "".join(f"{sample.sha256}:{sample.label};" for sample in self.samples)
+        content = "".join(f"{sample.sha256}:{sample.label}{target_key(sample)};" for sample in self.samples)
         return hashlib.sha256(f"{self.image}{self.labels}{content}".encode()).hexdigest()
 
     def chunks(self, step: Step, limit: int) -> Iterator[Chunk]:
@@ -81,19 +96,23 @@ class ImageSet:
         shape, dtype = self.image.tensor_shape, NUMPY_DTYPES[self.image.tensor_dtype]
         size = max(1, min(limit, (16 << 20) // (int(np.prod(shape)) * dtype.itemsize)))
         broken: list[str] = []
+        targets_of, has_targets = Targets.of(self.samples, self.image), self.has_targets
         for start in range(0, len(self.samples), size):
-            images, labels, positions = [], [], []
+            images, targets, positions = [], [], []
             for position, sample in enumerate(self.samples[start : start + size], start):
+                image = np.empty(shape, dtype)
                 try:
-                    images.append(preprocess(sample.encoded(), self.image))
-                    labels.append(sample.label)
-                    positions.append(position)
+                    picture = decode_image_into(sample.encoded(), self.image, image.reshape(-1).view(np.uint8).data)
                 except ImageError:
                     broken.append(sample.name)
+                    continue
+                images.append(image)
+                targets.append(targets_of.one(sample, picture))
+                positions.append(position)
             step.advance(len(self.samples[start : start + size]))
             if images:
-                targets = np.array(labels, np.int64) if self.has_targets else None
-                yield Chunk({INPUT_NAME: np.stack(images)}, targets, np.array(positions, np.int64))
+                stacked = np.stack(targets) if has_targets else None
+                yield Chunk({INPUT_NAME: np.stack(images)}, stacked, np.array(positions, np.int64))
         if len(broken) > MAX_BROKEN_FRACTION * len(self.samples):
             raise JobError(
                 f"{len(broken)} of {len(self.samples)} images of {self.source} cannot be read: {some(broken)}; "
@@ -106,6 +125,12 @@ class ImageSet:
             return self
         picked = np.linspace(0, len(self.samples) - 1, most).astype(int)
         return replace(self, samples=tuple(self.samples[index] for index in picked))
+
+
+def _kind_of(sample: Sample) -> TargetKind:
+    if isinstance(sample.target, Objects):
+        return "boxes"
+    return "mask" if sample.target is not None else "class" if sample.label >= 0 else "none"
 
 
 def random_samples(count: int, inputs: Sequence[TensorSpec], image: ImageSpec | None) -> dict[str, np.ndarray]:
@@ -177,6 +202,46 @@ def _evaluated(plan: ExportPlan) -> SampleSet:
     return _part(dataset, source, "test", plan)
 
 
+def remarks_on(data: ExportData) -> Iterator[str]:
+    """Warnings about the images, a line each."""
+    images = data.calibration
+    if isinstance(images, ImageSet) and images.target_kind == "boxes":
+        empty = sum(not len(one.target.boxes) for one in images.samples if isinstance(one.target, Objects))
+        if empty:
+            yield f"{empty} of {images.count} calibration images contain no objects"
+
+
+def task_of(data: ExportData) -> Task | None:
+    """The task of a model with such data: of boxes or masks. None if the data does not tell."""
+    kinds = {one.target_kind for one in (data.evaluation, data.calibration) if isinstance(one, ImageSet)}
+    return next((task for kind, task in _TASKS.items() if kind in kinds), None)
+
+
+def fitting(data: ExportData, task: Task) -> tuple[ExportData, str]:
+    """The data as far as its labels fit the task, and a remark on what does not. Raises JobError if boxes or masks are
+    for another task.
+
+    A class per image says nothing about boxes.
+    """
+    kept = replace(data, calibration=_fitting(data.calibration, task), evaluation=_fitting(data.evaluation, task))
+    if data.evaluation is None or kept.evaluation is data.evaluation:
+        return kept, ""
+    return kept, f"the classes of {data.evaluation.source} say nothing where the task is {task}; pass data with boxes"
+
+
+def _fitting(images: SampleSet | None, task: Task) -> SampleSet | None:
+    if not isinstance(images, ImageSet):
+        return images
+    wanted = _TASKS.get(images.target_kind)
+    if wanted is not None and wanted != task:
+        what = "boxes" if wanted == "detect" else "masks"
+        raise JobError(
+            f"{images.source} has {what}, but the task of the model is {task}; pass --task {wanted}, or data with "
+            "its own kind of labels"
+        )
+    return images.without_targets() if images.target_kind == "class" and task == "detect" else images
+
+
 def _calibrated(plan: ExportPlan) -> tuple[SampleSet, SampleSet | None]:
     """The calibration set, and the held-out part of the same data set, if there is one."""
     source = plan.asked.calibrate
@@ -187,7 +252,7 @@ def _calibrated(plan: ExportPlan) -> tuple[SampleSet, SampleSet | None]:
         own = rows.without("test") if _is_same_file(plan) else rows
         return own.thinned(_CALIBRATION_SAMPLES), own
     dataset = _dataset(source, plan)
-    if dataset.labels and {plan.classes_known_as.get(label, label) for label in dataset.labels} <= set(plan.labels):
+    if dataset.labels and not dataset.unknown_to(plan.labels, plan.classes_known_as):
         dataset = dataset.in_order_of(plan.labels, plan.classes_known_as)
     held_out = _part(dataset, source, "test", plan) if dataset.parts["test"] else None
     return _part(dataset, source, "calibration", plan).thinned(_CALIBRATION_SAMPLES), held_out
@@ -204,6 +269,9 @@ def _dataset(source: str, plan: ExportPlan) -> Dataset:
             f"{source} has images, but this network's preprocessing is unknown; pass --preprocess, or an "
             ".npz file of arrays"
         )
+    if is_annotated(source):
+        is_shared = plan.asked.evaluate is None or _is_same_file(plan)
+        return load_annotated(source, most_calibrated=_CALIBRATION_SAMPLES, is_split=is_shared)
     return load_flat_folder(Path(source)) if is_flat_folder(source) else load(source, plan.asked.data_root)
 
 
@@ -211,7 +279,24 @@ def _part(dataset: Dataset, source: str, part: Part, plan: ExportPlan) -> ImageS
     assert plan.image is not None
     shown = source if source_labels(source) else Path(source).resolve().name
     labels = plan.labels if dataset.labels == plan.labels else ()
-    return ImageSet(shown, tuple(dataset.part(part)), plan.image, labels)
+    images = ImageSet(shown, tuple(dataset.part(part)), plan.image, labels)
+    if images.target_kind not in ("boxes", "mask"):
+        return images
+    if dataset.labels and not labels:
+        # The objects are of other classes than the model's.
+        return images.without_targets()
+    _refuse_unknown_numbers(images, plan.labels)
+    return replace(images, labels=plan.labels)
+
+
+def _refuse_unknown_numbers(images: ImageSet, labels: Sequence[str]) -> None:
+    """Raise JobError if a class number is beyond the model's labels, which only data without names can have."""
+    found = [one.target.classes.max(initial=-1) for one in images.samples if isinstance(one.target, Objects)]
+    if labels and max(found, default=-1) >= len(labels):
+        raise JobError(
+            f"{images.source} has class {max(found)}, and the model has {len(labels)} labels, from 0 to "
+            f"{len(labels) - 1}; pass the --labels of this data, or put names into its data.yaml or classes.txt"
+        )
 
 
 def _refuse_shared(calibration: SampleSet, evaluation: SampleSet) -> None:

@@ -98,7 +98,12 @@ class ExportOptions:
         ),
     ] = "uint8"
     data: Annotated[
-        str | None, Option("Data set, image folder or .npz file: --calibrate and --evaluate in one.", group="Basics")
+        str | None,
+        Option(
+            "Image folder, annotated images (COCO, YOLO, VOC, masks), data set or .npz file: --calibrate "
+            "and --evaluate in one.",
+            group="Basics",
+        ),
     ] = None
     calibrate: Annotated[
         str | None, Option("Data for the ranges of INT8 and FP8; its calibration part.", group="Accuracy")
@@ -156,11 +161,13 @@ class ExportOptions:
     ] = "auto"
     expect_accuracy_percent: Annotated[
         float | None,
-        Option("Known top-1 of the model, in percent.", name="--expect-accuracy", group="Accuracy"),
+        Option(
+            "Known top-1, mAP@50:95 or mean IoU of the model, in percent.", name="--expect-accuracy", group="Accuracy"
+        ),
     ] = None
     min_accuracy_percent: Annotated[
         float | None,
-        Option("Lowest top-1 to publish, in percent.", name="--min-accuracy", group="Accuracy"),
+        Option("Lowest top-1, mAP@50:95 or mean IoU to publish, in percent.", name="--min-accuracy", group="Accuracy"),
     ] = None
     weights_key: Annotated[str | None, Option("Entry of a .pth file that has the weights.", group="Model")] = None
     random_weights: Annotated[

@@ -40,6 +40,7 @@ from convoy.export.sources.preprocess import (
     resolve_image,
 )
 from convoy.export.sources.torch_job import INPUT_NAME, WeightsFrom
+from convoy.models.annotations.reading import annotated_labels, is_annotated
 from convoy.models.datasets import folder_classes, is_flat_folder, source_labels, unknown_source
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.plan_cache import plan_folder
@@ -102,7 +103,7 @@ MethodChoice = Literal["auto", "minmax", "entropy", "percentile"]
 class ExportPlan:
     """What was `asked` for, and the interpretation of options that need one.
 
-    `labels` is empty if none are known; then nothing can be evaluated. `labels_from` is the folder whose class folders
+    `labels` is empty if none are known; then nothing can be evaluated. `labels_from` is the data set whose classes
     they are, empty if they come from elsewhere. `repeated_by` is the file that repeats the export. `classes_known_as`
     maps a data set's class names to labels. `weights` is the file with the weights; for sources that contain them, the
     source itself. `preprocessing` says where `image` comes from, if the user gave it. `activation` None means that it
@@ -290,7 +291,7 @@ def _check_labels(options: ExportOptions, source: ModelSource, labels: Sequence[
 
 def _has_classes(source: str) -> bool:
     """Whether a data set's samples are labelled by class names."""
-    return not is_array_file(source) and not is_flat_folder(source)
+    return not is_array_file(source) and not is_flat_folder(source) and not is_annotated(source)
 
 
 def _tensor_inputs(source: ModelSource, asked: tuple[TensorSpec, ...], arrays: Path | None) -> tuple[TensorSpec, ...]:
@@ -335,17 +336,21 @@ def _expectations(options: ExportOptions) -> Expectations:
 
 
 def _labels(options: ExportOptions, origin: Origin) -> tuple[tuple[str, ...], str]:
-    """The labels, and the folder whose class folders they are, empty if they come from elsewhere.
+    """The labels, and the data set whose classes they are, empty if they come from elsewhere.
 
     They come from `--labels`, or the weights, or the data that is evaluated. A folder that has only classes of the
     published weights does not replace their labels.
     """
+    source = options.evaluate
+    annotated = next((one for one in (source, options.calibrate) if one and is_annotated(one)), None)
     if options.labels is not None:
-        is_detector = options.task == "detect" or options.detection is not None
+        # Many detectors know one class.
+        is_detector = options.task == "detect" or options.detection is not None or annotated is not None
         return read_labels(options.labels, least=1 if is_detector or origin.model is not None else 2), ""
     if origin.labels and origin.are_labels_sure:
         return origin.labels, ""
-    source = options.evaluate
+    if annotated is not None:
+        return _annotated_labels(annotated, options, origin)
     if source is None:
         return origin.labels, ""
     if built_in := source_labels(source):
@@ -358,6 +363,14 @@ def _labels(options: ExportOptions, origin: Origin) -> tuple[tuple[str, ...], st
         if not set(classes) <= set(origin.labels):
             return classes, source
     return origin.labels, ""
+
+
+def _annotated_labels(source: str, options: ExportOptions, origin: Origin) -> tuple[tuple[str, ...], str]:
+    """The same for boxes and masks; data with only classes of published weights does not replace their labels."""
+    if origin.labels and options.class_map is not None:
+        return origin.labels, ""
+    names = annotated_labels(source)
+    return (origin.labels, "") if not names or set(names) <= set(origin.labels) else (names, source)
 
 
 def _preprocessing(options: ExportOptions, changes: ImageChanges) -> str:

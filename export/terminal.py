@@ -125,7 +125,7 @@ def summary(manifest: Manifest, *, is_verbose: bool = False) -> Group:
         if variant.audit and (variant.audit.share_in_words or variant.search)
     ]
     objections = [Text(f"published despite: {one}", style="bold red") for one in manifest.objections]
-    lines = [*objections, *reasons, *eight, *built, *_told(manifest)]
+    lines = [*objections, *map(Text, manifest.set_lines), *reasons, *eight, *built, *_told(manifest)]
     if not is_verbose and len(lines) > _MOST_LINES:
         left = len(lines) - (_MOST_LINES - 1)
         lines = [*lines[: _MOST_LINES - 1], Text(f"{left} more lines with --verbose, and in report.html", style="dim")]
@@ -152,13 +152,13 @@ def _served(manifest: Manifest, variant: Variant) -> str:
 
 def _score_heading(manifest: Manifest) -> str:
     """The metric; a name that would widen the table becomes "score", and the reasons below name it."""
-    return manifest.metric if len(manifest.metric) <= 8 else "score"
+    return manifest.heading if len(manifest.heading) <= 8 else "score"
 
 
 def _accuracy(variant: Variant) -> tuple[str, str]:
     if variant.accuracy is None:
         return "-", "-" if variant.agreement is None else f"{100 * variant.agreement:.2f} %"
-    return variant.accuracy.in_words, f"{100 * variant.accuracy.agreement:.2f} %"
+    return variant.accuracy.headline[1], f"{100 * variant.accuracy.agreement:.2f} %"
 
 
 def _latency(variant: Variant) -> tuple[str, str]:

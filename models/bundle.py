@@ -66,6 +66,9 @@ class Accuracy:
 
     If samples are not simply right or wrong, `metric` names their score. Then `top1` is its mean, a point is a
     hundredth of it, the bound is a bootstrap's, and `agreement` in 0..1 is the mean similarity to fp32's answers.
+
+    `set_metrics` are measures of the whole set by name, such as mAP@50:95 or mean IoU, in 0..1, the one that is usually
+    published last. The gate needs a score of each sample and does not use them. Empty for other tasks.
     """
 
     images: int
@@ -77,6 +80,20 @@ class Accuracy:
     is_proved: bool = False
     per_class: tuple[ClassAccuracy, ...] = ()
     metric: str = TOP_1
+    set_metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def headline(self) -> tuple[str, str]:
+        """The name and value of the measure to show first: the published one of a set, or else the metric."""
+        if not self.set_metrics:
+            return self.metric, self.in_words
+        name, value = list(self.set_metrics.items())[-1]
+        return name, f"{value:.4f}"
+
+    @property
+    def set_in_words(self) -> str:
+        """The measures of the whole set; empty if there are none."""
+        return ", ".join(f"{name} {value:.4f}" for name, value in self.set_metrics.items())
 
     @property
     def in_words(self) -> str:
@@ -373,6 +390,21 @@ class Manifest:
         """The metric of the accuracies."""
         unmeasured = TOP_1 if self.spec.task == "classify" else "score"
         return next((variant.accuracy.metric for variant in self.variants if variant.accuracy), unmeasured)
+
+    @property
+    def heading(self) -> str:
+        """The name of what `Accuracy.headline` shows, in at most eight characters if possible."""
+        name = next((one.accuracy.headline[0] for one in self.variants if one.accuracy), self.metric)
+        return "mAP" if name.startswith("mAP") else name
+
+    @property
+    def set_lines(self) -> list[str]:
+        """A line for each measure of the whole set, with its value for every variant."""
+        scored = [(one.file, one.accuracy.set_metrics) for one in self.variants if one.accuracy]
+        names = list(scored[0][1]) if scored else []
+        return [
+            f"{name}: {', '.join(f'{file} {own[name]:.4f}' for file, own in scored if name in own)}" for name in names
+        ]
 
     def variant(self, file: str) -> Variant:
         """The variant stored in `file`. Raises KeyError."""

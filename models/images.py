@@ -20,8 +20,8 @@ The rules, in the order in which they are applied:
                 truncated, not rounded) and then its `CenterCrop`. "letterbox": scaled to fit, both sides rounded, and
                 padded, as Ultralytics' LetterBox or YOLOX. With `antialias` these are Pillow's filters,
                 bit for bit what torchvision gives for PIL images; without, plain sampling as torch's
-                `interpolate(antialias=False)` on tensors and, within one level, as cv2's INTER_LINEAR. "nearest" is
-                Pillow's in both cases.
+                `interpolate(antialias=False)` on tensors. "nearest" is Pillow's in both cases. A letterbox without
+                `antialias` and with "bilinear" is bit for bit cv2's INTER_LINEAR.
     10. Values  Front "uint8_nhwc" writes the pixels; "float32_nchw" writes (x / 255 - mean) / std.
 
 Pillow's JPEG draft mode (a smaller decode by scaled DCT) is not used: it is another filter than the one in training,
@@ -55,6 +55,7 @@ from convoy.models.geometry import Extent, crop_corner, full_size
 from convoy.models.headers import JPEG_SEGMENT, Header, read_header
 from convoy.models.jpeg import LARGE_PIXELS, large_jpeg, large_jpeg_bytes, plain_jpeg
 from convoy.models.kept_memory import KeptMemory
+from convoy.models.opencv_linear import resize_linear
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec
 from convoy.models.windowed import Box, resized_window, sample_without_antialias
 
@@ -367,6 +368,8 @@ def _window(source: Image.Image, size: Extent, window: Box, image: ImageSpec) ->
     if image.antialias or image.interpolation == "nearest":
         kernel = Image.Resampling[image.interpolation.upper()]
         return resized_window(source, size, window, kernel).tobytes("raw", _RAW_MODES[image.channels])
+    if image.resize_mode == "letterbox" and image.interpolation == "bilinear":
+        return resize_linear(np.asarray(source), size).tobytes()  # the window is all of it
     return sample_without_antialias(np.asarray(source), size, window, image.interpolation).tobytes()
 
 

@@ -34,8 +34,22 @@ NO_OTHER_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
+class Objects:
+    """What an image shows: `boxes` float64 [n, 4] of (x1, y1, x2, y2) in its pixels, and `classes` int64 [n].
+
+    `is_crowd` bool [n] marks regions with objects that are not counted one by one, or too difficult to count.
+    """
+
+    boxes: npt.NDArray[np.float64]
+    classes: npt.NDArray[np.int64]
+    is_crowd: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One labelled image. `content` is a file to read when needed, or uint8 pixels [H, W, 3] to encode.
+
+    `label` is -1 without a class. `target` has the objects in the image, or is the file of its mask.
 
     `sha256` is over the file's bytes, or over the pixels if there is no file: the bytes of a PNG depend on the zlib
     that wrote it, and the split must not.
@@ -45,6 +59,7 @@ class Sample:
     label: int
     sha256: str
     content: Path | Pixels
+    target: Objects | Path | None = None
 
     def encoded(self) -> bytes:
         """The image as it would arrive in a request. Raises ImageError if its file cannot be read."""
@@ -55,7 +70,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Samples by part; the `label` of a sample is an index into `labels`."""
+    """Samples by part; the `label` of a sample, or the classes of its objects, are indices into `labels`."""
 
     name: str
     labels: tuple[str, ...]
@@ -77,20 +92,36 @@ class Dataset:
         `known_as` maps class names here to names there, if they differ. `labels` may have more classes. Raises JobError
         if they lack one that is here.
         """
-        place = {label: index for index, label in enumerate(labels)}
-        names = [known_as.get(label, label) for label in self.labels]
-        unknown = [label for label, name in zip(self.labels, names, strict=True) if name not in place]
+        unknown = self.unknown_to(labels, known_as)
         if unknown:
             raise JobError(
-                f"data set {self.name} has classes unknown to the model: {some(unknown)}; rename or remove them, or "
-                "map them to the model's classes with --class-map"
+                f"data set {self.name} has classes unknown to the model: {some(unknown, 40)}; rename or remove them, "
+                "or map them to the model's classes with --class-map"
             )
-        index = [place[name] for name in names]
-        parts = {
-            part: tuple(replace(sample, label=index[sample.label]) for sample in samples)
-            for part, samples in self.parts.items()
-        }
+        place = {label: index for index, label in enumerate(labels)}
+        # Unknown classes have no samples.
+        index = np.array([place.get(known_as.get(label, label), -1) for label in self.labels], np.int64)
+        parts = {part: tuple(_renumbered(sample, index) for sample in samples) for part, samples in self.parts.items()}
         return Dataset(self.name, tuple(labels), parts)
+
+    def unknown_to(self, labels: Sequence[str], known_as: Mapping[str, str] = NO_OTHER_NAMES) -> list[str]:
+        """The classes here that have samples or objects, and that `labels` lack."""
+        used = {number for samples in self.parts.values() for sample in samples for number in _classes(sample)}
+        names = [label for index, label in enumerate(self.labels) if index in used]
+        return [label for label in names if known_as.get(label, label) not in labels]
+
+
+def _classes(sample: Sample) -> Sequence[int]:
+    if isinstance(sample.target, Objects):
+        found: list[int] = np.unique(sample.target.classes).tolist()
+        return found
+    return () if sample.label < 0 else (sample.label,)
+
+
+def _renumbered(sample: Sample, index: npt.NDArray[np.int64]) -> Sample:
+    if isinstance(sample.target, Objects):
+        return replace(sample, target=replace(sample.target, classes=index[sample.target.classes]))
+    return sample if sample.label < 0 else replace(sample, label=int(index[sample.label]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +193,7 @@ def encode_png(pixels: Pixels) -> bytes:
     return file.getvalue()
 
 
-def some(names: Sequence[str]) -> str:
+def some(names: Sequence[str], most: int = 5) -> str:
     """The first few names, for a message of one line."""
-    shown = ", ".join(names[:5]) or "none"
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+    shown = ", ".join(names[:most]) or "none"
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

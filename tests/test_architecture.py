@@ -24,6 +24,7 @@ TRAINING = tuple(
     f"{MODELS}.{name}"
     for name in (
         "zoo",
+        "annotations",
         "datasets",
         "glyphs",
         "shapes",

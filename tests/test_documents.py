@@ -39,7 +39,7 @@ PROGRAMS = {
     "mv",
     "pip",
 }
-PROGRAMS |= {"model_signing", "openssl", "python", "serve"}  # Ray's `serve`
+PROGRAMS |= {"model_signing", "openssl", "python", "serve", "yolo"}  # Ray's `serve`
 # What does the work of each subcommand, once its options have been read and checked.
 WORK = {
     "convoy.app.batch.command": "run",

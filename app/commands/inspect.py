@@ -108,6 +108,7 @@ def _shown(version: StoredVersion, *, is_detailed: bool, has_hashes: bool) -> Gr
         Text(),
         variants_table(manifest),
         Text(),
+        *map(Text, manifest.set_lines),
         *(Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants),
         *_told(manifest),
     ]
@@ -147,11 +148,11 @@ def _title(version: StoredVersion, rest: str) -> Text:
 def variants_table(manifest: Manifest) -> Table:
     """One row per variant, in at most 80 columns.
 
-    `lost` is points of top-1, or of another score, with its 95 % bound; the speed-up has its interval. Long figures
-    narrow the gaps and lose digits.
+    `lost` is points of top-1, or of another score per sample, with its 95 % bound; the speed-up has its interval. Long
+    figures narrow the gaps and lose digits.
     """
     # A longer name would widen the table; the reasons below it name the metric.
-    metric = manifest.metric if len(manifest.metric) <= 8 else "score"
+    metric = manifest.heading if len(manifest.heading) <= 8 else "score"
     headings = "serves", metric, "lost (95 %)", "ms b=1", "best/s", "times fp32"
     # Our names stay whole, even beside long figures; a longer one, of a foreign bundle, is folded.
     longest = min(max((len(one.file) for one in manifest.variants), default=0), len("int8-openvino.onnx"))
@@ -192,7 +193,7 @@ def _accuracy(variant: Variant) -> tuple[str, str]:
     # fp32 is the reference.
     bound = None if variant.precision == "fp32" else accuracy.loss_bound_points
     lost = f"{accuracy.loss_points:.2f}" + (f" (<{bound:.2f})" if bound is not None else "")
-    return accuracy.in_words, lost
+    return accuracy.headline[1], lost
 
 
 def _speed(variant: Variant, ratio: Callable[[Interval], str]) -> tuple[str, str, str]:

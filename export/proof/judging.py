@@ -4,8 +4,8 @@ known.
     task         similarity                                      score, with targets
     classify     the same best class                             right or wrong (top-1)         targets [n]
     multilabel   the share of classes on the same side           the share that is right        targets [n, classes]
-    segment      the share of pixels of the same class           the mean IoU of classes        targets [n, h, w]
-    detect       F1 of the best boxes, matched by class and IoU  only by --metric
+    segment      the share of pixels of the same class           the mean IoU per image         targets [n, h, w]
+    detect       F1 of the best boxes, matched by class and IoU  average precision per image    targets [n, m, 5 or 6]
     none         1 less the relative error of the worst output   only by --metric
 
 A user's function, `--metric file.py:function`, may compute the score instead:
@@ -26,21 +26,29 @@ import tempfile
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from convoy.export.proof.box_scores import boxes_against, window_of
 from convoy.export.proof.ending import declared_shares
 from convoy.export.proof.metric_child import OUT, TARGETS, read_frame, write_frame
-from convoy.export.proof.outcomes import Outcomes, ScoredOutcomes, errors_by_output
+from convoy.export.proof.outcomes import (
+    DetectionOutcomes,
+    Outcomes,
+    ScoredOutcomes,
+    SegmentationOutcomes,
+    errors_by_output,
+)
 from convoy.export.rows import Rows, count_of
 from convoy.export.sources.torch_job import one_line
 from convoy.export.sources.torch_process import child_process
+from convoy.export.targets import UNLABELLED
 from convoy.models.activation import class_numbers
-from convoy.models.boxes import InputBoxes, find_boxes, intersection_over_union
+from convoy.models.boxes import InputBoxes, find_boxes, in_order_of, intersection_over_union
 from convoy.models.bundle import TOP_1
 from convoy.models.errors import JobError, ModelFailed
 from convoy.models.spec import Activation, ModelSpec
@@ -65,26 +73,49 @@ def _class_map(values: np.ndarray, activation: Activation) -> np.ndarray:
         return np.full(values.shape[-2:], -1)
 
 
+def class_pixels(maps: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:
+    """`both` and `either` of `SegmentationOutcomes`, int64 [n, 255], for maps and targets [n, h, w].
+
+    Pixels with target 255 do not count. A map that would not be answered (-1) is wrong everywhere.
+    """
+    counts = [_class_pixels(one, target) for one, target in zip(maps, targets, strict=True)]
+    return {"both": np.stack([both for both, _ in counts]), "either": np.stack([either for _, either in counts])}
+
+
+def _class_pixels(one: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    counted = target != UNLABELLED
+    found, wanted = one[counted], target[counted].astype(np.int64)
+    both = np.bincount(wanted[found == wanted], minlength=UNLABELLED)
+    found = found[(found >= 0) & (found < UNLABELLED)]
+    either = np.bincount(found, minlength=UNLABELLED) + np.bincount(wanted, minlength=UNLABELLED) - both
+    return both, either
+
+
 def mean_iou(maps: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """float64 [n]: intersection over union, averaged over the classes in a sample's map or target.
 
-    Pixels with target 255 do not count; a sample without others is right.
+    A sample without pixels that count is right.
     """
-    return np.array([_mean_iou(one, target) for one, target in zip(maps, targets, strict=True)])
+    return image_mean_iou(**class_pixels(maps, targets))
 
 
-def _mean_iou(one: np.ndarray, target: np.ndarray) -> float:
-    # In masks, 255 is an unlabelled pixel, by the convention of Pascal VOC.
-    counts = target != 255
-    found, wanted = one[counts], target[counts].astype(np.int64)
-    if not len(wanted):
-        return 1.0
-    if found.min() < 0:
-        return 0.0
-    classes = int(max(found.max(), wanted.max())) + 1
-    both = np.bincount(wanted[found == wanted], minlength=classes)
-    either = np.bincount(found, minlength=classes) + np.bincount(wanted, minlength=classes) - both
-    return float((both[either > 0] / either[either > 0]).mean())
+def image_mean_iou(both: np.ndarray, either: np.ndarray) -> np.ndarray:
+    """The same from `class_pixels`."""
+    classes = (either > 0).sum(axis=1)
+    shares = np.divide(both, either, out=np.zeros(both.shape), where=either > 0).sum(axis=1)
+    means: np.ndarray = np.where(classes > 0, shares / np.maximum(classes, 1), 1.0)
+    return means
+
+
+def of_size(maps: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+    """Class maps [n, h, w] at another height and width: each pixel has the class of the cell at its centre, as a server
+    answers it.
+    """
+    rows, columns = (
+        ((np.arange(pixels) + 0.5) * cells / pixels).astype(np.int64)
+        for pixels, cells in zip(size, maps.shape[1:], strict=True)
+    )
+    return maps[:, rows][:, :, columns]
 
 
 def boxes_f1(answers: Rows, others: Rows, spec: ModelSpec) -> np.ndarray:
@@ -119,27 +150,27 @@ def _f1(answers: Rows, others: Rows, spec: ModelSpec, said: DetectionOutputs, sa
 def _boxes(rows: Rows, spec: ModelSpec, said: DetectionOutputs, sample: int) -> InputBoxes:
     """Raises ModelFailed."""
     values = {name: rows[name][sample] for name in said.names}
-    # The overlap of boxes is the same on every scale.
-    window = (1, 1) if spec.image is None else (spec.image.width, spec.image.height)
+    window = window_of(spec)
     found = find_boxes(values, said, spec.activation, window, said.threshold, said.max_boxes)
     # An untrained network's boxes do not reach the threshold; then the best ones count.
     return found if len(found.scores) else find_boxes(values, said, spec.activation, window, 0.0, said.max_boxes)
 
 
 Like = Callable[[Rows, Rows], np.ndarray]
-ScoreOf = Callable[[Rows, np.ndarray], np.ndarray]
+# `scores` [n], and the further fields of the outcomes.
+ScoreOf = Callable[[Rows, np.ndarray], Mapping[str, np.ndarray]]
 # The metric's name, both functions, and the wording of the similarity, for percent and for the rest to a hundred.
 _Parts = tuple[str, Like, ScoreOf | None, str]
-# The tasks beside classify whose targets give scores by themselves.
-_SCORED: tuple[Task, ...] = ("multilabel", "segment")
+# Of these, scores of samples give measures of the set.
+_OUTCOMES: Mapping[str, type[ScoredOutcomes]] = {"segment": SegmentationOutcomes, "detect": DetectionOutcomes}
 _SAME_CLASS = "agrees with fp32 on {0:.1f} % of"
 
 
 def what_scores(task: Task) -> str:
     """The options to give for a score of this task."""
-    if task == "classify":
+    if task in ("classify", "segment", "detect"):
         return "--evaluate"
-    return "--evaluate FILE.npz" if task in _SCORED else "--evaluate FILE.npz and --metric"
+    return "--evaluate FILE.npz" if task == "multilabel" else "--evaluate FILE.npz and --metric"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +211,7 @@ class ClassJudge:
 class ScoreJudge:
     """Judges other tasks: `like` gives 0..1 for each sample, `score` a number for each, of which more is better.
 
-    Has the interface of `ClassJudge`.
+    Has the interface of `ClassJudge`. `scored` is the type of scored outcomes, with the fields that `score` gives.
     """
 
     metric: str
@@ -189,6 +220,8 @@ class ScoreJudge:
     score: ScoreOf | None
     alike: str
     shares: Collection[str] = ()
+    scored: type[ScoredOutcomes] = ScoredOutcomes
+    detection: DetectionOutputs | None = None
 
     @property
     def scores_targets(self) -> bool:
@@ -196,12 +229,18 @@ class ScoreJudge:
 
     def judged(self, answers: Rows, reference: Rows, targets: np.ndarray | None) -> ScoredOutcomes:
         agreements = self.like(answers, reference).astype(np.float64)
-        is_scored = self.score is not None and targets is not None
-        scores = self.score(answers, targets).astype(np.float64) if is_scored else agreements  # type: ignore[misc, arg-type]
-        return ScoredOutcomes(scores, agreements, errors_by_output(answers, reference, self.shares))
+        # A list of boxes in another order is not another answer.
+        said = self.detection
+        compared = in_order_of(reference, answers, said) if said is not None and said.is_list else answers
+        errors = errors_by_output(compared, reference, self.shares)
+        if self.score is None or targets is None:
+            return ScoredOutcomes(agreements, agreements, errors)
+        return self.scored(agreements=agreements, errors=errors, **self.score(answers, targets))
 
     def restored(self, arrays: Mapping[str, np.ndarray]) -> ScoredOutcomes:
-        return ScoredOutcomes(**arrays)
+        # Without targets there are no further fields.
+        plain = {field.name for field in fields(ScoredOutcomes)}
+        return (ScoredOutcomes if set(arrays) == plain else self.scored)(**arrays)
 
     def likeness(self, agreement: float) -> str:
         return self.alike.format(100 * agreement, 100 * (1 - agreement))
@@ -215,7 +254,10 @@ def judge_of(spec: ModelSpec) -> Judge:
     if spec.task == "classify":
         return ClassJudge(spec)
     metric, like, score, alike = _TASKS[spec.task](spec)
-    return ScoreJudge(metric, f"{spec.task} {spec.activation}", like, score, alike, _shares(spec))
+    key = f"{spec.task} {spec.activation} {spec.detection}"
+    return ScoreJudge(
+        metric, key, like, score, alike, _shares(spec), _OUTCOMES.get(spec.task, ScoredOutcomes), spec.detection
+    )
 
 
 def _shares(spec: ModelSpec) -> tuple[str, ...]:
@@ -243,11 +285,10 @@ def _of_multilabel(spec: ModelSpec) -> _Parts:
         shares: np.ndarray = same.mean(axis=1)
         return shares
 
-    def score(answers: Rows, targets: np.ndarray) -> np.ndarray:
+    def score(answers: Rows, targets: np.ndarray) -> dict[str, np.ndarray]:
         if targets.shape != answers[name].shape:
             raise _unfit(targets, answers[name].shape[1:])
-        right: np.ndarray = (decisions(answers[name], spec.activation) == (targets > 0.5)).mean(axis=1)
-        return right
+        return {"scores": (decisions(answers[name], spec.activation) == (targets > 0.5)).mean(axis=1)}
 
     return "labels right", like, score, "agrees with fp32 on {0:.1f} % of the labels of"
 
@@ -261,17 +302,44 @@ def _of_segment(spec: ModelSpec) -> _Parts:
         shares: np.ndarray = ((maps == wanted) & (wanted >= 0)).mean(axis=(1, 2))
         return shares
 
-    def score(answers: Rows, targets: np.ndarray) -> np.ndarray:
+    def score(answers: Rows, targets: np.ndarray) -> dict[str, np.ndarray]:
         maps = class_maps(answers[name], spec.activation)
+        if spec.image is not None and targets.shape[1:] == (spec.image.height, spec.image.width):
+            maps = of_size(maps, targets.shape[1:])
         if targets.shape != maps.shape or targets.dtype.kind not in "iub":
             raise _unfit(targets, maps.shape[1:])
-        return mean_iou(maps, targets)
+        _refuse_beyond(targets[targets != UNLABELLED], spec)
+        pixels = class_pixels(maps, targets)
+        return {"scores": image_mean_iou(**pixels), **pixels}
 
-    return "mean IoU", like, score, "agrees with fp32 on {0:.1f} % of the pixels of"
+    return "mean IoU per image", like, score, "agrees with fp32 on {0:.1f} % of the pixels of"
+
+
+def _refuse_beyond(classes: np.ndarray, spec: ModelSpec) -> None:
+    """Raise JobError if targets name a class that the network does not have."""
+    head = spec.segmentation or spec.detection
+    assert head is not None, "only segmenters and detectors have such targets; this is a bug"
+    known = head.check(spec.outputs)
+    if known is not None and classes.max(initial=0) >= max(known, 2 if spec.segmentation else 1):
+        raise JobError(
+            f"the targets have class {int(classes.max())}, and the network has {known} classes, from 0; number the "
+            "classes as the network does, or pass --labels in the order of its outputs"
+        )
 
 
 def _of_detect(spec: ModelSpec) -> _Parts:
-    return "F1 of boxes", partial(boxes_f1, spec=spec), None, "finds {0:.1f} % (F1) of fp32's boxes on"
+    def score(answers: Rows, targets: np.ndarray) -> dict[str, np.ndarray]:
+        if targets.ndim != 3 or targets.shape[2] not in (5, 6) or targets.dtype.kind not in "iuf":
+            raise JobError(
+                f"the targets are {targets.dtype} {list(targets.shape[1:])} a sample; a detector's are [objects, 5]: "
+                "the box (x1, y1, x2, y2) in pixels of the input, and the class, -1 in unused rows; save them so, or "
+                "pass --metric"
+            )
+        _refuse_beyond(targets[..., 4], spec)
+        return boxes_against(answers, targets, spec)
+
+    alike = "finds {0:.1f} % (F1) of fp32's boxes on"
+    return "AP per image", partial(boxes_f1, spec=spec), score, alike
 
 
 def _of_none(spec: ModelSpec) -> _Parts:
@@ -322,7 +390,7 @@ def metric_judge(metric: tuple[Path, str] | None, spec: ModelSpec) -> Iterator[J
         # The file may import anything, so no score is cached for the next run.
         key = f"{judge.key} {uuid.uuid4().hex}"
         alike = judge.alike if isinstance(judge, ScoreJudge) else _SAME_CLASS
-        yield ScoreJudge(process.shown, key, like, process.scores, alike, _shares(spec))
+        yield ScoreJudge(process.shown, key, like, lambda *one: {"scores": process.scores(*one)}, alike, _shares(spec))
 
 
 class MetricProcess:

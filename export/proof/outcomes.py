@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 from scipy.special import betainc, betaincinv, expit, logsumexp
 
+from convoy.export.proof.detection_metric import IOU_THRESHOLDS, Matches, SetMatches, mean_average_precision
 from convoy.export.rows import Rows
 from convoy.models.bundle import TOP_1, Accuracy, ClassAccuracy
 from convoy.models.spec import Activation
@@ -18,6 +19,7 @@ LEAST_SHARE = 0.01
 # The minimum norm of a normalised answer when two exact graphs are compared: their errors are absolute.
 WHOLE = 1.0
 _TOP = 5
+MEAN_IOU = "mean IoU"
 
 
 def _fields(outcomes: Any) -> list[str]:
@@ -159,6 +161,11 @@ class ScoredOutcomes(_PerSample):
     agreements: np.ndarray
     errors: np.ndarray
 
+    @property
+    def set_metrics(self) -> dict[str, float]:
+        """Measures of the whole set by name; none for a score of samples alone."""
+        return {}
+
     def agreement(self, reference: Any) -> float:
         """The mean similarity to fp32's answers; `reference` is what they were compared with."""
         return float(self.agreements.mean())
@@ -187,7 +194,49 @@ class ScoredOutcomes(_PerSample):
             loss_bound_points=0.0 if is_reference else bound,
             is_proved=is_reference or (bound is not None and bound <= budget_points),
             metric=metric,
+            set_metrics=self.set_metrics,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionOutcomes(ScoredOutcomes):
+    """One detector on n images with at most k detections and m objects each.
+
+    `found_scores` float64 [n, k] and `found_classes` int64 [n, k], best first, -1 where there is none. Bit i of `right`
+    and `ignored`, uint16 [n, k], is the match at threshold i (`detection_metric.Matches`). `wanted` int64 [n, m] are
+    the objects' classes, or -1.
+    """
+
+    found_scores: np.ndarray
+    found_classes: np.ndarray
+    right: np.ndarray
+    ignored: np.ndarray
+    wanted: np.ndarray
+
+    @property
+    def set_metrics(self) -> dict[str, float]:
+        is_found = self.found_classes >= 0
+        bits = (1 << np.arange(len(IOU_THRESHOLDS), dtype=np.uint16))[:, None]
+        matches = Matches((self.right[is_found] & bits) > 0, (self.ignored[is_found] & bits) > 0)
+        wanted = self.wanted[self.wanted >= 0]
+        found = SetMatches(self.found_scores[is_found], self.found_classes[is_found], matches, wanted)
+        return mean_average_precision(found)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentationOutcomes(ScoredOutcomes):
+    """One segmenter on n images: `both` and `either` int64 [n, 255] are the pixels of each class in map and target, and
+    in one of them.
+    """
+
+    both: np.ndarray
+    either: np.ndarray
+
+    @property
+    def set_metrics(self) -> dict[str, float]:
+        """The mean IoU over the classes that occur in the set, as of Pascal VOC."""
+        both, either = self.both.sum(axis=0), self.either.sum(axis=0)
+        return {MEAN_IOU: float((both[either > 0] / either[either > 0]).mean()) if either.any() else 1.0}
 
 
 AnyOutcomes = Outcomes | ScoredOutcomes

@@ -103,6 +103,8 @@ _USEFUL_SHARE, _USEFUL_SHARE_IN_SAMPLE = 0.5, 0.1
 # and not of the labels.
 _LEAST_GAIN = 0.05
 _SHOWN_CLASSES = 4
+# A detector or segmenter below this finds nothing; published ones of many classes reach 20 and more.
+_USELESS_PERCENT = 0.5
 _CHECK = "; check --preprocess and --input first, then the weights and the order of --labels"
 _LABELS_FIRST = "check that --labels lists the classes in the order of the network's outputs"
 
@@ -174,11 +176,18 @@ def judge_reference(
 
 
 def judge_score(accuracy: Accuracy, expected: Expectations) -> Sanity:
-    """Judge a mean score, which has no chance level; expectations are in hundredths of it."""
-    percent, samples = 100 * accuracy.top1, f"{accuracy.images:,} samples"
+    """Judge a mean score, which has no chance level; expectations are in hundredths of it, or of the published measure
+    of a set if there is one.
+    """
+    samples = f"{accuracy.images:,} samples"
+    percent = 100 * next(reversed(accuracy.set_metrics.values()), accuracy.top1)
     shown = f"{accuracy.metric} is {accuracy.in_words} on {samples}"
+    if accuracy.set_metrics:
+        shown = f"{accuracy.set_in_words} on {samples}; {accuracy.metric} is {accuracy.in_words} on average"
     findings: list[str] = [shown]
     objections: list[str] = []
+    if accuracy.set_metrics and percent < _USELESS_PERCENT and not expected.untrained:
+        objections.append(f"{shown}: hardly anything is right{_CHECK}, and how --detection reads the outputs")
     wanted = [
         (f"{claim.who} says {claim.percent:.2f} %", claim.percent - expected.margin_points) for claim in expected.claims
     ]

@@ -130,7 +130,8 @@ def _overview(manifest: Manifest) -> Element:
     # With few classes, the best five mean nothing.
     has_top5 = any(one.accuracy and one.accuracy.top5 is not None for one in manifest.variants)
     score = f"{TOP_1}, %" if manifest.metric == TOP_1 else manifest.metric
-    accuracy = [score, *(one for one in _ACCURACY if one != _TOP5 or has_top5)]
+    of_set = list(next((one.accuracy.set_metrics for one in manifest.variants if one.accuracy), {}))
+    accuracy = [*of_set, score, *(one for one in _ACCURACY if one != _TOP5 or has_top5)]
     rows = [_overview_row(manifest, variant, accuracy) for variant in manifest.variants]
     return table(("variant", "for", "MB", *accuracy, *_SPEED), rows)
 
@@ -157,7 +158,12 @@ def _accuracy_cells(manifest: Manifest, variant: Variant, headings: Sequence[str
     top5 = [] if _TOP5 not in headings else ["–" if accuracy.top5 is None else f"{100 * accuracy.top5:.2f}"]
     bound = "–" if accuracy.loss_bound_points is None else f"{accuracy.loss_bound_points:.2f}"
     score = f"{100 * accuracy.top1:.2f}" if accuracy.metric == TOP_1 else accuracy.in_words
-    shares = [score, *top5, f"{100 * accuracy.agreement:.2f}"]
+    shares = [
+        *(f"{value:.4f}" for value in accuracy.set_metrics.values()),
+        score,
+        *top5,
+        f"{100 * accuracy.agreement:.2f}",
+    ]
     return [*shares, f"{accuracy.loss_points:.2f}", bound]
 
 

@@ -74,7 +74,7 @@ def _accuracy(manifest: Manifest, serving: Variant) -> str:
         if accuracy.metric == TOP_1:
             told = f"with {100 * accuracy.top1:.2f} % top-1 on {samples}"
         else:
-            told = f"with {accuracy.metric} {accuracy.in_words} on {samples}"
+            told = f"with {' '.join(accuracy.headline)} on {samples}"
         return told if serving.precision == "fp32" else f"{told}, {_change(accuracy)}"
     what = "labelled images" if is_of_images and manifest.spec.task == "classify" else "targets"
     return f"accuracy not measured, because there are no {what} ({what_scores(manifest.spec.task)})"
@@ -83,6 +83,9 @@ def _accuracy(manifest: Manifest, serving: Variant) -> str:
 def _change(accuracy: Accuracy) -> str:
     lost = accuracy.loss_points
     change = f"{abs(lost):.2f} points {'less' if lost > 0 else 'more'} than fp32" if lost else "the same as fp32"
+    if accuracy.set_metrics:
+        # The gate's measure is another than the one shown.
+        change = f"{accuracy.metric} {change}"
     bound = accuracy.loss_bound_points
     known = "" if bound is None else f" (loss below {bound:.2f} points at 95 % confidence)"
     doubt = "" if accuracy.is_proved else "; not proved to be within the budget"

@@ -133,7 +133,7 @@ class Bench:
 
 def _targets(images: SampleSet, chunks: Sequence[Chunk]) -> np.ndarray | None:
     """None if fp32's own answers are the reference: without labels, or with classes other than the model's."""
-    if not images.has_targets or (isinstance(images, ImageSet) and not images.labels):
+    if not images.has_targets or (isinstance(images, ImageSet) and images.target_kind == "class" and not images.labels):
         return None
     return np.concatenate([chunk.targets for chunk in chunks if chunk.targets is not None])
 

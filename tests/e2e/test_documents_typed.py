@@ -21,12 +21,15 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from convoy.models.tasks import DetectionOutputs
+from tests.support.annotated_images import pictures, write_box_finder, write_coco
 from tests.support.certificates import Authority
+from tests.support.detector_files import METADATA, SIDE, STRIDE, write_detector
 from tests.support.documents import PAGES, Block, all_blocks, blocks, name_of, parts, run_example
 from tests.support.load_records import load_record
-from tests.support.pictures import jpeg
+from tests.support.pictures import jpeg, saved
 from tests.support.servers import Server, free_port, start_server, wait_until
 from tests.support.signing_keys import KeyPair, sign
 from tests.support.stores import DATA, ROOT, StoreFolder
@@ -43,6 +46,7 @@ NOT_HERE = {
     r" s3://": "needs S3; test_remote_serving.py serves from moto's",
     r"torchvision:": "needs published weights, 100 MB",
     r"^convoy serve (--store store )?--require-signature ": "serves such an export; test_signed_served.py",
+    r"^yolo export ": "needs Ultralytics and weights; test_yolo_ultralytics.py exports with it, among the long tests",
     r"^make (test|peers|gpu-proof)\b": "these tests themselves, hours, or a GPU",
     r"^python -m (convoy\.loadtest\.peers|tests\.simulation\.against_server)\b": "needs hours on a quiet machine",
     r"^python -m tests\.gpu\.proof": "needs a GPU, or a registry; test_gpu_proof.py and test_gpu_pack.py",
@@ -107,6 +111,26 @@ def street(folder: Path) -> None:
     add_detector(folder / "store", "ssd", stretched(64, 64), said, fixed)
 
 
+def yolo(folder: Path) -> None:
+    """A file with Ultralytics' metadata, whose network finds red cells, and a picture with one."""
+    write_detector(folder / "yolo11n.onnx", metadata=METADATA | {"names": "{0: 'person', 1: 'bicycle'}"})
+    picture = Image.new("RGB", (640, 480), (90, 90, 90))
+    picture.paste("red", (160, 240, 240, 320))
+    (folder / "street.jpg").write_bytes(saved(picture, "JPEG", quality=95, subsampling=0))
+    for part in ("train", "val"):
+        for kind in ("images", "labels"):
+            (folder / "coco128" / kind / part).mkdir(parents=True)
+        for number in range(16):
+            column, row, label = (number + (part == "val")) % 8, number // 2, number % 2
+            image = Image.new("RGB", (SIDE, SIDE), (90, 90, 90 + number))
+            box = (column * STRIDE, row * STRIDE, (column + 1) * STRIDE, (row + 1) * STRIDE)
+            image.paste("blue" if label else "red", box)
+            image.save(folder / "coco128/images" / part / f"{number}.png")
+            line = f"{label} {(column + 0.5) / 8} {(row + 0.5) / 8} 0.125 0.125\n"
+            (folder / "coco128/labels" / part / f"{number}.txt").write_text(line)
+    (folder / "coco128/data.yaml").write_text("train: images/train\nval: images/val\nnames: [person, bicycle]\n")
+
+
 def photos(folder: Path) -> None:
     """A folder of pictures for each class, made by the program that another page shows."""
     (program,) = (one.text for one in blocks(ROOT / "docs/your-own-cnn.md") if one.file == "make_photos.py")
@@ -127,7 +151,7 @@ def runs(folder: Path) -> None:
 
 
 def weights(folder: Path) -> None:
-    """A trained network, and the files of a network for signals."""
+    """A trained network, the files of a network for signals, and a detector with annotated images."""
     (folder / "net.py").write_text(SIGNALS)
     (folder / "scores.py").write_text("def close(outputs, targets):\n    return -abs(outputs[:, 0] - targets)\n")
     random = np.random.default_rng(0)
@@ -135,6 +159,10 @@ def weights(folder: Path) -> None:
         signal, age = random.standard_normal((40, 2, 1000), np.float32), random.integers(0, 90, (40, 1))
         np.savez(folder / f"{name}.npz", signal=signal, age=age, targets=np.zeros(40, np.float32))
     subprocess.run([sys.executable, "net.py"], cwd=folder, check=True)
+    write_box_finder(folder / "detector.onnx")
+    shown = pictures(60)
+    write_coco(folder / "coco", shown[:30], "train")
+    write_coco(folder / "coco", shown[30:], "val")
     convoy(folder, "train", "digits", "--arch", "simple_cnn", "--epochs", "5", "--out", "digits.safetensors")
 
 
@@ -213,6 +241,21 @@ def same_answer(shown: str, printed: str) -> None:
     assert got["predictions"][0] == {**first, "score": pytest.approx(first["score"], abs=0.1)}
 
 
+def same_understanding(shown: str, printed: str) -> None:
+    """Each line's subject, and the options that change it."""
+    said = r"^(\w+): .*?(\(--.*\))$"
+    assert re.findall(said, shown, re.MULTILINE) == re.findall(said, printed, re.MULTILINE)
+
+
+def same_boxes(shown: str, printed: str) -> None:
+    expected, got = json.loads(shown), json.loads(printed)
+    assert (got.keys(), got["timing_ms"].keys()) == (expected.keys(), expected["timing_ms"].keys())
+    for one, other in zip(got["detections"], expected["detections"], strict=True):
+        assert (one["class_id"], one["label"]) == (other["class_id"], other["label"])
+        assert one["score"] == pytest.approx(other["score"], abs=0.02)
+        assert one["box"] == pytest.approx(other["box"], abs=1)
+
+
 Judge = Callable[[str, str], None]
 OWN_CNN: tuple[tuple[str, Judge], ...] = (
     ("python train.py", about_as_right),
@@ -221,6 +264,8 @@ OWN_CNN: tuple[tuple[str, Judge], ...] = (
     ("convoy predict", same_class),
     ("curl", same_answer),
 )
+
+YOLO: tuple[tuple[str, Judge], ...] = (("convoy export", same_understanding), ("curl", same_boxes))
 
 
 class Scene(NamedTuple):
@@ -258,6 +303,7 @@ SCENES = {
     "docs/deploy/observability/README.md": Scene(dashboards, is_served=False),
     "docs/python.md": Scene(street, is_served=False),
     "docs/serving.md": Scene(certified, is_served=False),
+    "docs/yolo.md": Scene(yolo, is_served=False, judges=YOLO),
     **LONG,
 }
 

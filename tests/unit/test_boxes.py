@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.app.pictures.answering import detections
-from convoy.models.boxes import anchor_boxes, suppressed
+from convoy.models.boxes import anchor_boxes, in_order_of, suppressed
 from convoy.models.errors import BundleError, ModelFailed
 from convoy.models.geometry import ImagePlacement
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
@@ -173,6 +173,26 @@ def test_every_layout_says_the_same(layout: str, seed: int, activation: Any, agn
     np.testing.assert_allclose(
         np.reshape([one[0] for one in answered], (-1, 4)), np.reshape([one[0] for one in expected], (-1, 4)), atol=0.02
     )
+
+
+def test_lists_of_boxes_are_compared_whatever_their_order() -> None:
+    """Rows that rounding swaps, or drops at the end of the list, are the same answer; others are not."""
+    generator = np.random.default_rng(4)
+    rows = np.concatenate([generator.uniform(0, 90, (50, 4)), np.linspace(0.9, 0.1, 50)[:, None]], axis=1)
+    rows = np.concatenate([rows, generator.integers(0, 3, (50, 1))], axis=1).astype(np.float32)
+    rows[10:13, 4] = rows[10, 4]
+    said = DetectionOutputs("boxes", layout="end_to_end")
+    swapped = rows[[*range(10), 12, 10, 11, *range(13, 50)]]
+    swapped[:, :5] *= np.float32(1 + 1e-6)
+    swapped[49, :4] = 3.0  # another box of the lowest score
+    ordered = in_order_of({"boxes": rows[None]}, {"boxes": swapped[None]}, said)["boxes"]
+    np.testing.assert_allclose(ordered[0], rows, rtol=1e-5)
+    assert np.array_equal(ordered[0][49], rows[49])
+    for changes in ((slice(20, 25), slice(0, 4), 9.0), (slice(0, 5), 5, 7.0), (slice(30, 40), 4, 0.95)):
+        wrong = swapped.copy()
+        wrong[changes[0], changes[1]] = changes[2]
+        left = in_order_of({"boxes": rows[None]}, {"boxes": wrong[None]}, said)["boxes"]
+        assert np.array_equal(left[0], wrong)
 
 
 def test_a_grid_that_the_graph_leaves_to_us() -> None:

@@ -320,6 +320,17 @@ def test_one_sample_that_differs_fails_the_export(fp32):
         check_against_torch(fp32, {"images": SAMPLES}, {"logits": reference})
 
 
+def test_a_network_that_magnifies_rounding_may_differ_by_some_roundings(fp32):
+    reference = {"logits": answers(fp32.path, SAMPLES) * np.float32(1.0004)}
+    for rounding, words in (({}, "by 0.0004 .*allowed is 0.0001"), ({"logits": 2e-5}, "allowed is 0.0001")):
+        with pytest.raises(JobError, match=words):
+            check_against_torch(fp32, {"images": SAMPLES}, reference, rounding=rounding)
+    check_against_torch(fp32, {"images": SAMPLES}, reference, rounding={"logits": 1e-4})
+    reference = {"logits": reference["logits"] * np.float32(1.003)}  # no network is that bad
+    with pytest.raises(JobError, match=r"allowed is 0\.002"):
+        check_against_torch(fp32, {"images": SAMPLES}, reference, rounding={"logits": 0.5})
+
+
 def test_only_where_batches_differ_samples_are_said_to_mix(fp32, monkeypatch):
     reference = {"logits": answers(fp32.path, SAMPLES)}
     given = type(fp32).answers

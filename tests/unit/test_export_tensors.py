@@ -281,7 +281,7 @@ def test_masks_in_a_file_of_arrays_are_scored_by_iou(tmp_path):
     )
     fp32 = bundle.manifest.variants[0].accuracy
     # Equal red and blue count as the first class in both.
-    assert (fp32.metric, fp32.top1) == ("mean IoU", 1.0)
+    assert (fp32.metric, fp32.top1, fp32.set_metrics) == ("mean IoU per image", 1.0, {"mean IoU": 1.0})
     assert bundle.manifest.variant("int8-cpu.onnx").accuracy is not None
     np.savez(tmp_path / "wrong.npz", images=shown, targets=masks[:, :4])
     with pytest.raises(JobError, match=r"this task wants whole numbers \[8, 8\]; save them so, or pass --metric"):

@@ -9,12 +9,13 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from convoy.models.geometry import UNSEEN, ImagePlacement, crop_corner, full_size
+from convoy.models.geometry import UNSEEN, Extent, ImagePlacement, crop_corner, full_size
 from convoy.models.images import preprocess
+from convoy.models.opencv_linear import resize_linear
 from convoy.models.spec import ImageSpec, Interpolation, PadPosition
 from convoy.models.windowed import resized_window
 
@@ -96,7 +97,17 @@ def test_a_letterbox_is_the_one_of_cv2(interpolation: Interpolation) -> None:
         expected = cv2.copyMakeBorder(resized, *edges, cv2.BORDER_CONSTANT, value=(image.pad_value,) * 3)
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, "PNG", compress_level=1)
-        assert np.abs(preprocess(file.getvalue(), image).astype(int) - expected).max() <= 1, size
+        difference = np.abs(preprocess(file.getvalue(), image).astype(int) - expected).max()
+        assert difference <= (0 if interpolation == "bilinear" else 1), size
+
+
+@given(st.tuples(small, small), st.tuples(small, small), st.sampled_from([(), (1,), (3,)]), st.integers(0, 2**32 - 1))
+@example((40, 30), (20, 15), (3,), 0)
+@example((40, 30), (20, 30), (), 0)
+def test_bilinear_pixels_are_those_of_cv2(size: Extent, of: Extent, channels: tuple[int, ...], seed: int) -> None:
+    pixels = np.random.default_rng(seed).integers(0, 256, (of[1], of[0], *channels), np.uint8)
+    expected = cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR).reshape(size[1], size[0], *channels)
+    assert np.array_equal(resize_linear(pixels, size), expected)
 
 
 @given(sizes, images)
