@@ -100,8 +100,7 @@ class ExportOptions:
     data: Annotated[
         str | None,
         Option(
-            "Image folder, annotated images (COCO, YOLO, VOC, masks), data set or .npz file: --calibrate "
-            "and --evaluate in one.",
+            "Images to calibrate and to evaluate with: a folder, COCO, YOLO, VOC, masks, a data set or .npz file.",
             group="Basics",
         ),
     ] = None
