@@ -34,7 +34,7 @@ from convoy.export.assemble import (
     verdicts,
 )
 from convoy.export.cache import NO_CACHE, StepCache, default_root
-from convoy.export.config_file import as_yaml
+from convoy.export.config_file import as_command, as_yaml
 from convoy.export.data import ExportData, ImageSet, fitting, load_data, remarks_on, task_of
 from convoy.export.options import ExportOptions
 from convoy.export.plan import ExportPlan, make_plan
@@ -60,6 +60,7 @@ from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanit
 from convoy.export.proof.verify import ON_NOISE, Score, check_against_torch, compared_batches, observe
 from convoy.export.report.mistakes import find_mistakes
 from convoy.export.rows import count_of
+from convoy.export.sources.layouts import likely_layout
 from convoy.export.sources.onnx_metadata import StatedModel
 from convoy.export.sources.onnx_plain import export_plain, is_plain
 from convoy.export.sources.onnx_sizes import free_sizes, listed
@@ -74,13 +75,14 @@ from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
 from convoy.models.annotations.reading import is_annotated
 from convoy.models.bundle import Manifest, busy_words, read_manifest
 from convoy.models.datasets import source_labels
-from convoy.models.errors import BundleError, JobError
+from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.samples import some
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.store import disk_errors
-from convoy.models.tasks import CLASS_TASKS
+from convoy.models.tasks import CLASS_TASKS, DetectionOutputs
 
 _FIRST_LOOK_IMAGES = 512
+NO_OBJECT = "no object"
 _RANDOM = "its weights are random (--random-weights), so its outputs are meaningless"
 
 
@@ -262,9 +264,13 @@ def _prove_and_publish(
     folder, gate = torch.onnx.parent, AccuracyGate(plan.asked.accuracy_budget_points, plan.asked.strict_gate)
     outputs = specs_of(torch.reference, [one.reference for one in torch.elsewhere])
     asked = plan.task or torch.task or task_of(data)
+    if asked is None:
+        _refuse_unnamed_layout(plan, outputs)
     is_of_images = plan.image is not None
     detection = plan.detection or torch.detection
-    purpose = purpose_of(asked, outputs, labels=plan.labels, takes_images=is_of_images, detection=detection)
+    purpose = purpose_of(
+        asked, outputs, labels=plan.labels, takes_images=is_of_images, detection=detection, activation=plan.activation
+    )
     if plan.task is None:
         progress.say(f"task: {purpose.task}{f', {purpose.remark}' if purpose.remark else ''} (--task)")
     unused = ""
@@ -278,6 +284,21 @@ def _prove_and_publish(
         remark = plan.model.remark if plan.model else ""
         torch = torch.with_remarks(remark, purpose.remark, unused)
         return _prove(plan, recipes, data, torch, spec, decision, gate, judge, progress, cache, signer, left_out)
+
+
+def _refuse_unnamed_layout(plan: ExportPlan, outputs: Sequence[TensorSpec]) -> None:
+    """Raise UsageError with the complete command if the outputs look like those of a detector."""
+    image = plan.image
+    if image is None:
+        return
+    layout = likely_layout({one.name: (-1, *one.shape) for one in outputs}, image.height, image.width)
+    if layout is None:
+        return
+    raise UsageError(
+        f"{plan.asked.source} looks like a detector (its outputs are like {layout}'s); pass --detection {layout}, or "
+        "--task none to serve its tensors\n"
+        f"for example: {as_command(plan.asked, {'--detection': layout})}"
+    )
 
 
 def _prove(
@@ -481,7 +502,7 @@ def _spec(
             max_batch_size=min(plan.asked.max_batch, torch.max_batch),
             image=plan.image,
             activation=decision.activation,
-            labels=plan.labels,
+            labels=_labels(plan.labels, purpose.detection),
             priorities=plan.priorities,
             task=purpose.task,
             segmentation=purpose.segmentation,
@@ -489,6 +510,12 @@ def _spec(
         )
     except BundleError as error:
         raise JobError(str(error)) from error
+
+
+def _labels(labels: tuple[str, ...], detection: DetectionOutputs | None) -> tuple[str, ...]:
+    """The labels with one for the class that stands for no object, if that is the last and has none."""
+    is_unnamed = bool(labels) and detection is not None and detection.background == len(labels)
+    return (*labels, NO_OBJECT) if is_unnamed else labels
 
 
 def _inputs(plan: ExportPlan, torch: TorchResult) -> tuple[TensorSpec, ...]:

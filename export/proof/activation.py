@@ -26,6 +26,7 @@ import numpy as np
 
 from convoy.export.proof.ending import Ending
 from convoy.export.rows import Rows
+from convoy.export.sources.layouts import outputs_read
 from convoy.models.boxes import raw_scores
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import OIP_NAMES, Activation, TensorSpec
@@ -52,18 +53,21 @@ def purpose_of(
     labels: Sequence[str],
     takes_images: bool,
     detection: DetectionOutputs | None = None,
+    activation: Activation | None = None,
 ) -> Purpose:
     """The purpose of a network with these outputs. The user asked for the task `asked`, or its publisher gives it.
 
-    `detection` says how its boxes are read, if that is known. Raises JobError if the outputs do not fit the task.
+    `detection` says how its boxes are read, and `activation` what turns outputs into scores, if that is known. Raises
+    JobError if the outputs do not fit the task.
     """
     if asked is None:
         return _guessed(outputs, labels, takes_images=takes_images)
     try:
+        if asked == "detect":
+            found = _located(detection, outputs, labels, activation) if detection else _detection(outputs)
+            return Purpose(asked, detection=found)
         if asked == "segment":
             return Purpose(asked, segmentation=_segmentation(outputs))
-        if asked == "detect":
-            return Purpose(asked, detection=_located(detection, outputs, labels) if detection else _detection(outputs))
     except BundleError as error:
         raise JobError(f"{error}; pass another --task") from error
     if asked != "none" and not _is_class_row(outputs[0]):
@@ -110,13 +114,25 @@ def _segmentation(outputs: Sequence[TensorSpec]) -> SegmentationOutput:
     return SegmentationOutput(_first_map(outputs))
 
 
-def _located(detection: DetectionOutputs, outputs: Sequence[TensorSpec], labels: Sequence[str]) -> DetectionOutputs:
-    """The same with the names of its outputs, if only the layout is known. Raises BundleError."""
+def _located(
+    detection: DetectionOutputs,
+    outputs: Sequence[TensorSpec],
+    labels: Sequence[str],
+    activation: Activation | None,
+) -> DetectionOutputs:
+    """The same with the names of its outputs, if only the layout is known. Raises BundleError.
+
+    `labels` may leave out a last class that stands for no object.
+    """
     if not detection.boxes:
-        scores = outputs[1].name if detection.layout == "detr" and len(outputs) > 1 else None
-        detection = replace(detection, boxes=outputs[0].name, scores=scores)
+        boxes, scores = outputs_read(detection.layout, {one.name: (-1, *one.shape) for one in outputs})
+        detection = replace(detection, boxes=boxes, scores=scores)
+        if activation == "softmax" and (classes := detection.check(outputs)) is not None:
+            # A softmax needs a class for "no object", and DETR's is the last (Carion et al., 2020).
+            detection = replace(detection, background=classes - 1, multi_label=False)
     classes = detection.check(outputs)
-    if labels and classes not in (None, len(labels)):
+    has_unnamed = classes is not None and detection.background == classes - 1
+    if labels and classes is not None and len(labels) not in (classes, classes - has_unnamed):
         raise BundleError(
             f"there are {len(labels)} labels, but read as {detection.layout} {_listed(outputs)} has {classes} classes"
         )

@@ -17,6 +17,7 @@ from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.onnxruntime import open_session, read_signature
 from convoy.export.class_names import distinct
 from convoy.export.sources import onnx_file
+from convoy.export.sources.layouts import likely_layout
 from convoy.export.sources.preprocess import InputSize, preset
 from convoy.models.errors import UsageError
 from convoy.models.spec import Activation, ImageSpec, TensorSpec
@@ -160,18 +161,7 @@ def _rank(outputs: Sequence[TensorSpec]) -> list[int]:
     return [len(one.shape) for one in outputs]
 
 
-def likely_layout(path: Path, size: InputSize | None) -> Layout | None:
-    """The YOLO layout that the shape of a file's only output suggests, for advice; None for others.
-
-    A head has one box per cell of its three grids, or three.
-    """
+def layout_of_file(path: Path, size: InputSize) -> Layout | None:
+    """The layout that the outputs of a file suggest, for advice; None for others."""
     outputs = read_signature(open_session(path, cpu_budget()), path).outputs
-    if size is None or len(outputs) != 1 or len(outputs[0].shape) != 3:
-        return None
-    cells = sum((size.height // stride) * (size.width // stride) for stride in (8, 16, 32))
-    _, rows, columns = outputs[0].shape
-    if columns == cells and rows > 4:
-        return "yolo_v8"
-    if rows in (cells, 3 * cells) and columns > 5:
-        return "yolo_v5"
-    return "end_to_end" if columns == 6 and rows > 6 else None
+    return likely_layout({one.name: one.shape for one in outputs}, size.height, size.width)

@@ -36,7 +36,7 @@ from convoy.export.proof.verify import MAX_FP32_ERROR
 from convoy.export.rows import count_of, joined, noise_of_both_signs, picked
 from convoy.export.sources import onnx_file
 from convoy.export.sources.onnx_file import DoesNotRunError, Original
-from convoy.export.sources.onnx_metadata import likely_layout, stated_model
+from convoy.export.sources.onnx_metadata import layout_of_file, stated_model
 from convoy.export.sources.onnx_sizes import PROVED_BATCH, Batching, FreeInput, listed, settle, write_batched
 from convoy.export.sources.onnx_source import image_size
 from convoy.export.sources.origin import ModelSource, parse_source
@@ -70,7 +70,7 @@ def is_plain(options: ExportOptions) -> bool:
         return True
     if stated_model(path, size) is not None:
         return False
-    if (layout := likely_layout(path, size)) is not None:
+    if (layout := layout_of_file(path, size)) is not None:
         missing = {"--preprocess": "letterbox"}
         missing |= {"--detection": layout} if options.detection is None else {}
         missing |= {"--labels": "labels.txt"} if options.labels is None else {}

@@ -98,6 +98,7 @@ def _job(plan: ExportPlan) -> TorchJob:
         is_free=plan.is_free,
         refuse_random=plan.weights_from == "network" and not plan.asked.random_weights,
         inputs=tuple(spec.name for spec in plan.inputs),
+        layout=plan.detection.layout if plan.detection and not plan.detection.boxes else None,
     )
 
 

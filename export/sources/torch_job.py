@@ -17,7 +17,7 @@ from typing import Literal
 
 from convoy.export.rows import Rows
 from convoy.models.spec import ImageSpec, Interpolation
-from convoy.models.tasks import DetectionOutputs, Task
+from convoy.models.tasks import DetectionOutputs, Layout, Task
 
 JOB = "job.json"
 SAMPLES = "samples.safetensors"
@@ -55,7 +55,8 @@ class TorchJob:
     more than `inline_bytes` go into a file beside the graph. `weights_key` names the entry of the file of weights; None
     takes the usual one. `refuse_random` makes weights that a factory draws at random an error. `is_free` asks for
     dynamic height and width, if the network runs at `OTHER_SIZES` of the other sizes' samples. `inputs` names the
-    inputs; with `uint8_front` there is one. `is_alone` means that the network gets one sample at a time.
+    inputs; with `uint8_front` there is one. `is_alone` means that the network gets one sample at a time. With a
+    `layout`, outputs that it does not read are left out of the graph.
     """
 
     kind: SourceKind
@@ -75,6 +76,12 @@ class TorchJob:
     is_free: bool = False
     inputs: tuple[str, ...] = (INPUT_NAME,)
     is_alone: bool = False
+    layout: Layout | None = None
+
+    @property
+    def shown(self) -> str:
+        """The source as the user gave it, without folders."""
+        return f"{Path(self.file).name if self.file else self.kind}:{self.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ from convoy.export.proof.proving import AccuracyGate
 from convoy.export.proof.verify import Score, check_against_torch, measure_accuracy
 from convoy.export.report.page import render
 from convoy.export.report.verdict import verdict_of
+from convoy.export.sources.layouts import likely_layout, outputs_read
+from convoy.export.sources.onnx_metadata import usual_detection
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import opened
@@ -522,3 +524,50 @@ def test_a_model_that_fails_the_absolute_check_raises_an_alarm_before_all_else()
     assert words.index("should not be served: 10.00 %") < words.index("exported 2026")
     assert "verdict good" not in {given.get("class") for _, given in page.tags}
     assert not [given for _, given in Page(render(manifest_of())).tags if given.get("role") == "alert"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "shapes", "expected"),
+    [
+        ("yolo_v8", {"output0": (2, 7, 525), "output1.feats.0": (2, 64, 20, 20)}, ("output0", None)),
+        (
+            "detr",
+            {"logits": (2, 9, 4), "pred_boxes": (2, 9, 4), "last_hidden_state": (2, 9, 4)},
+            ("pred_boxes", "logits"),
+        ),
+        ("detr", {"dets": (2, 9, 4), "labels": (2, 9, 91)}, ("dets", "labels")),
+        ("detr", {"hidden": (2, 9, 64), "boxes": (2, 9, 4), "class_logits": (2, 9, 80)}, ("boxes", "class_logits")),
+        ("detr", {"output0": (2, 9, 84)}, ("output0", None)),
+    ],
+)
+def test_a_layout_reads_the_outputs_that_hold_boxes_and_scores(layout, shapes, expected):
+    assert outputs_read(layout, shapes) == expected
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ({"output0": (2, 7, 525), "output1.feats.0": (2, 64, 20, 20)}, "yolo_v8"),
+        ({"output": (2, 1575, 8)}, "yolo_v5"),
+        ({"output0": (2, 300, 6), "output1.feats.0": (2, 64, 20, 20)}, "end_to_end"),
+        ({"logits": (2, 9, 4), "pred_boxes": (2, 9, 4)}, "detr"),
+        ({"logits": (2, 9, 4), "boxes": (2, 8, 4)}, None),
+        ({"output": (2, 3, 160, 160)}, None),
+        ({"logits": (2, 10)}, None),
+    ],
+)
+def test_shapes_suggest_a_layout(shapes, expected):
+    assert likely_layout(shapes, 160, 160) == expected
+
+
+def test_the_last_class_of_a_softmax_over_queries_is_no_object():
+    outputs = (TensorSpec("logits", "FP32", (9, 4)), TensorSpec("pred_boxes", "FP32", (9, 4)))
+    said = usual_detection("detr", "")
+    found = purpose_of(
+        "detect", outputs, labels=("a", "b", "c"), takes_images=True, detection=said, activation="softmax"
+    )
+    assert found.detection is not None
+    assert (found.detection.boxes, found.detection.scores) == ("pred_boxes", "logits")
+    assert (found.detection.background, found.detection.is_multi_label) == (3, False)
+    with pytest.raises(JobError, match="there are 3 labels, but read as detr"):
+        purpose_of("detect", outputs, labels=("a", "b", "c"), takes_images=True, detection=said, activation="sigmoid")

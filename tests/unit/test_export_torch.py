@@ -173,9 +173,11 @@ def test_what_is_left_of_overlaps_is_torchvisions(name, px):
     images = torch.rand(2, 3, px, px, generator=torch.Generator().manual_seed(3))
     model = detector(name, 5, images)
     assert detectors.input_px(model) == (px, px)
-    batched = detectors.as_detector(model, name).eval()
+    batched, of_pixels = detectors.Detector(model).eval(), detectors.Detector(model, takes_pixels=True).eval()
     with torch.inference_mode():
         outputs = batched(normalised(model, images))
+        for key, one in of_pixels(images).items():
+            torch.testing.assert_close(one, outputs[key], rtol=1e-4, atol=1e-3)
         theirs = model(list(images))
     image = ImageSpec.plain(px, px, 3, "uint8_nhwc")
     spec = ModelSpec(
@@ -202,9 +204,14 @@ def test_what_is_left_of_overlaps_is_torchvisions(name, px):
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_two_stages_cannot_be_batched():
-    with pytest.raises(JobError, match=r"torchvision:fasterrcnn_resnet50_fpn cannot be batched: .*; export ssdlite320"):
-        detectors.as_detector(torch.nn.Identity(), "fasterrcnn_resnet50_fpn")
+@pytest.mark.parametrize("name", ["fasterrcnn_mobilenet_v3_large_320_fpn", "keypointrcnn_resnet50_fpn"])
+def test_two_stages_are_refused_inside_anything(name):
+    from torchvision.models import get_model
+
+    model = torch.nn.Sequential(get_model(name, weights=None, weights_backbone=None))
+    with pytest.raises(JobError, match=r"net.py:make is a \w+RCNN, which works in two stages: .*; train .*ssdlite320"):
+        detectors.refuse_two_stages(model, "net.py:make")
+    detectors.refuse_two_stages(torch.nn.Identity(), "net.py:make")
 
 
 def settled(name: str) -> Any:

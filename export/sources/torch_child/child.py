@@ -14,6 +14,7 @@ from convoy.export.sources import torch_job as files
 from convoy.export.sources.torch_child import graph, networks, outputs, registries, untrained
 from convoy.export.sources.torch_job import IN, NOISE, OUT, TorchJob, TorchOutcome, one_line
 from convoy.models.errors import ConvoyError, JobError
+from convoy.models.tasks import DetectionOutputs
 from convoy.models.weights.reading import fitted, read_weights
 
 
@@ -40,7 +41,23 @@ def _again(job: TorchJob, samples: Sequence[torch.Tensor]) -> torch.nn.Module:
     network = networks.build(job)
     graph.settle(network, job, samples)
     networks.in_float32(network)
-    return network
+    return _in_batches(network, job)[0]
+
+
+def _in_batches(network: torch.nn.Module, job: TorchJob) -> tuple[torch.nn.Module, DetectionOutputs | None]:
+    """A detector of torchvision in a form that takes batches, and how its outputs are read; others as they are.
+
+    Raises JobError for a two-stage detector, at once: torch would try for minutes to export it.
+    """
+    if not any(type(one).__module__.startswith("torchvision.models.detection") for one in network.modules()):
+        return network, None
+    from convoy.export.sources.torch_child import detectors
+
+    detectors.refuse_two_stages(network, job.shown)
+    if not detectors.is_one_stage(network):
+        return network, None
+    detector = detectors.Detector(network, takes_pixels=job.kind == "file")
+    return detector.eval(), detector.detection
 
 
 def _fill(network: torch.nn.Module, job: TorchJob) -> str:
@@ -74,7 +91,7 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     torch.set_num_threads(job.threads)
     torch.manual_seed(0)
     network = networks.build(job)
-    task, detection = registries.purpose(job), None
+    task = registries.purpose(job)
     given = load((folder / files.SAMPLES).read_bytes())
     samples = tuple(given.pop(f"{IN}{name}") for name in job.inputs)
     noise = tuple(given.pop(f"{NOISE}{name}") for name in job.inputs)
@@ -92,18 +109,13 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     if job.kind != "pt2":  # an exported program's mode is frozen, and it refuses eval()
         network.eval()
         entry = "; ".join(filter(None, (entry, networks.in_float32(network))))
-    if task == "detect":
-        from convoy.export.sources.torch_child import detectors
-
-        network = detector = detectors.as_detector(network, job.name)
-        detector.eval()
-        detection = detector.detection
+    network, detection = _in_batches(network, job)
+    task = task if detection is None else "detect"
     if why_alone := graph.why_alone(network, job, samples):
         job = replace(job, is_alone=True)
     if job.refuse_random and job.kind == "file" and job.weights_from != "file":
         few = graph.normalised([one[: 1 if job.is_alone else 2] for one in samples], job)
-        shown = f"{Path(job.file or '').name}:{job.name}"
-        untrained.refuse(network, lambda: _again(job, samples), lambda one: graph.answer(one, job, few), shown)
+        untrained.refuse(network, lambda: _again(job, samples), lambda one: graph.answer(one, job, few), job.shown)
     if job.weights_from == "random":
         drawn = graph.normalised([one[: 1 if job.is_alone else None] for one in samples], job)
         untrained.draw(network, lambda: outputs.call(network, job.inputs, drawn))

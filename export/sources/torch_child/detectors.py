@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torchvision.models.detection.fcos import FCOS
+from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.models.detection.ssd import SSD
@@ -24,11 +25,16 @@ from convoy.models.tasks import DetectionOutputs
 
 
 class Detector(nn.Module):
-    """One of torchvision's detectors. `detection` says how its outputs become detections, as in torchvision."""
+    """One of torchvision's detectors. `detection` says how its outputs become detections, as in torchvision.
 
-    def __init__(self, model: Any) -> None:
+    With `takes_pixels`, images have values in 0..1, as torchvision's own `forward()` takes them; otherwise they are
+    normalised already.
+    """
+
+    def __init__(self, model: Any, *, takes_pixels: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.takes_pixels = takes_pixels
         self.is_ssd = isinstance(model, SSD)
         self.detection = DetectionOutputs(
             boxes="boxes",
@@ -44,6 +50,10 @@ class Detector(nn.Module):
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
         """`images` float32 [N, 3, S, S] to boxes float32 [N, K, 4] and scores float32 [N, K, classes]."""
+        if self.takes_pixels:
+            prepare = self.model.transform
+            mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (prepare.image_mean, prepare.image_std))
+            images = (images - mean) / std
         features = self.model.backbone(images)
         maps = [features] if isinstance(features, torch.Tensor) else list(features.values())
         found = self.model.head(maps)
@@ -84,15 +94,20 @@ def _within(low: torch.Tensor, high: torch.Tensor, height: int, width: int) -> t
     return torch.stack(corners, dim=-1)
 
 
-def as_detector(model: Any, name: str) -> Detector:
-    """Raises JobError for one that cannot be batched."""
-    if not isinstance(model, SSD | RetinaNet | FCOS):
+def is_one_stage(model: Any) -> bool:
+    """Whether it is a detector of torchvision that `Detector` takes."""
+    return isinstance(model, SSD | RetinaNet | FCOS)
+
+
+def refuse_two_stages(model: nn.Module, shown: str) -> None:
+    """Raise JobError for a network that has a two-stage detector of torchvision in it."""
+    found = next((type(one).__name__ for one in model.modules() if isinstance(one, GeneralizedRCNN)), None)
+    if found is not None:
         raise JobError(
-            f"torchvision:{name} cannot be batched: it gives each picture boxes of another number, and chooses them "
-            "within the network; export ssdlite320_mobilenet_v3_large, ssd300_vgg16, retinanet_resnet50_fpn or "
-            "fcos_resnet50_fpn"
+            f"{shown} is a {found}, which works in two stages: it cuts regions out of its own features, as many as it "
+            "finds, and torch cannot export that to ONNX; train a detector of one stage, such as torchvision's "
+            "ssdlite320_mobilenet_v3_large, retinanet_resnet50_fpn or fcos_resnet50_fpn, or a YOLO"
         )
-    return Detector(model)
 
 
 def input_px(model: Any) -> tuple[int, int]:

@@ -173,10 +173,16 @@ def answer(network: torch.nn.Module, job: TorchJob, batch: Sequence[torch.Tensor
         is_precision = any(word in why for word in ("Half", "BFloat16", "double", "dtype"))
         advice = "let its forward() keep the precision of the images" if is_precision else "check --input"
         raise JobError(f"the network fails on {shown}: {why}; {advice}") from error
-    if job.is_alone:
-        return {name: _in_float32(one) for name, one in outputs.of_one(output, job.inputs).items()}
-    found = outputs.named(output, job.inputs)
-    outputs.check_batch(found, len(batch[0]), output)
+    found = _named(output, job)
+    if not job.is_alone:
+        outputs.check_batch(found, len(batch[0]), output)
+    return found
+
+
+def _named(output: Any, job: TorchJob) -> dict[str, torch.Tensor]:
+    """The outputs that are exported, by name, floats as float32. Raises JobError."""
+    name_all = outputs.of_one if job.is_alone else outputs.named
+    found = outputs.read_by(job.layout, name_all(output, job.inputs))
     return {name: _in_float32(one) for name, one in found.items()}
 
 
@@ -211,9 +217,7 @@ def _wrapped(network: torch.nn.Module, job: TorchJob) -> torch.nn.Module:
             if job.uint8_front:
                 values = tensors[0].to(torch.float32).permute(0, 3, 1, 2)
                 tensors = (values * self.scale + self.shift,)
-            named = outputs.of_one if job.is_alone else outputs.named
-            found = named(outputs.call(self.network, job.inputs, tensors), job.inputs)
-            return tuple(_in_float32(one) for one in found.values())
+            return tuple(_named(outputs.call(self.network, job.inputs, tensors), job).values())
 
     wrapped = Wrapped()
     wrapped.training = False  # not eval(), which an inner exported program would refuse

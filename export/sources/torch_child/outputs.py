@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 
+from convoy.export.sources.layouts import outputs_read
 from convoy.export.sources.torch_job import LOGITS, OUTPUT
 from convoy.models.errors import JobError
 from convoy.models.samples import some
+from convoy.models.tasks import Layout
 
 
 def call(network: torch.nn.Module, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> Any:
@@ -99,6 +101,14 @@ def of_one(output: Any, inputs: Sequence[str]) -> dict[str, torch.Tensor]:
     if alone is output:
         return {name: one if one.ndim and len(one) == 1 else one[None] for name, one in found.items()}
     return {name: one[None] for name, one in found.items()}
+
+
+def read_by(layout: Layout | None, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The outputs that the layout reads; all of them if there is none."""
+    if layout is None:
+        return found
+    names = outputs_read(layout, {name: one.shape for name, one in found.items()})
+    return {name: one for name, one in found.items() if name in names}
 
 
 def check_batch(outputs: Mapping[str, torch.Tensor], count: int, output: Any) -> None:
