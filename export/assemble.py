@@ -46,6 +46,7 @@ from convoy.models.bundle import (
     SIGNATURE,
     Bundle,
     Canary,
+    Comparison,
     FileRecord,
     LatencyTable,
     Manifest,
@@ -224,14 +225,15 @@ def publish(
     scores: str = "",
     sanity: Sanity = NOTHING_FOUND,
     mistakes: Mistakes | None = None,
+    comparisons: tuple[Comparison, ...] = (),
     signer: BundleSigner | None = None,
     options: str,
 ) -> Path:
     """Write the bundle as the model's next version and return its folder; `made` has the variants' files.
 
     `scores` says why the outputs have their activation, `sanity` whether the reference is right, `mistakes` what it
-    answers wrongly. `options` is the file that repeats the export. Raises JobError if the disk is full or read-only;
-    then nothing remains.
+    answers wrongly, `comparisons` what a variant loses on some images. `options` is the file that repeats the export.
+    Raises JobError if the disk is full or read-only; then nothing remains.
     """
     with store.writing(spec.name) as folder:
         for variant in variants:
@@ -249,6 +251,7 @@ def publish(
             findings=sanity.findings,
             objections=sanity.objections,
             mistakes=mistakes,
+            comparisons=comparisons,
         )
         manifest = _sealed(content, folder, signer)
     return _published(store, spec.name, manifest)

@@ -54,10 +54,11 @@ from convoy.export.proof.activation import (
 )
 from convoy.export.proof.ending import normalised_outputs, read_ending
 from convoy.export.proof.judging import Judge, metric_judge
-from convoy.export.proof.outcomes import Outcomes
+from convoy.export.proof.outcomes import Outcomes, ScoredOutcomes
 from convoy.export.proof.proving import AccuracyGate, LeftOut, Prover, in_words
 from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference, judge_score
 from convoy.export.proof.verify import ON_NOISE, Score, check_against_torch, compared_batches, observe
+from convoy.export.report.comparisons import compare_pictures
 from convoy.export.report.mistakes import find_mistakes
 from convoy.export.rows import count_of
 from convoy.export.sources.layouts import likely_layout
@@ -68,12 +69,12 @@ from convoy.export.sources.origin import default_name, parse_source
 from convoy.export.sources.to_onnx import reused, to_onnx
 from convoy.export.sources.torch_job import INPUT_NAME, Answered, TorchResult
 from convoy.export.terminal import RichProgress, summary
-from convoy.export.variants.making import Maker
+from convoy.export.variants.making import Made, Maker
 from convoy.export.variants.pairs import why_no_fp8
 from convoy.export.variants.precision import INT8_OPENVINO, RECIPES, REFERENCE, Recipe, select, without_needless_pairs
 from convoy.export.variants.variant import OpenVariant, opened, opened_elsewhere
 from convoy.models.annotations.reading import is_annotated
-from convoy.models.bundle import Manifest, busy_words, read_manifest
+from convoy.models.bundle import Comparison, Manifest, busy_words, read_manifest
 from convoy.models.datasets import source_labels
 from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.samples import some
@@ -343,6 +344,7 @@ def _prove(
     mistakes = None
     if isinstance(outcomes, Outcomes) and isinstance(data.evaluation, ImageSet) and data.evaluation.labels:
         mistakes = find_mistakes(outcomes, data.evaluation)
+    comparisons = _comparisons(rows, spec, data, folder)
     timed = partial(_timings, spec, folder, check, progress)
     left, timings = left_out.without_failing([made.recipe for made, _ in rows], timed)
     proved = {made.recipe.file: (made, score) for made, score in rows}
@@ -362,9 +364,22 @@ def _prove(
             scores=scores,
             sanity=sanity,
             mistakes=mistakes,
+            comparisons=comparisons,
             signer=signer,
             options=plan.repeated_by,
         )
+
+
+def _comparisons(
+    rows: Sequence[tuple[Made, Score]], spec: ModelSpec, data: ExportData, folder: Path
+) -> tuple[Comparison, ...]:
+    """Of a detector or segmenter that is scored on images."""
+    if spec.task not in ("detect", "segment") or not isinstance(data.evaluation, ImageSet):
+        return ()
+    outcomes = {made.recipe.file: own.outcomes for made, own in rows if isinstance(own.outcomes, ScoredOutcomes)}
+    if not outcomes:
+        return ()
+    return compare_pictures(outcomes, [made.recipe for made, _ in rows], data.evaluation, spec, folder)
 
 
 def _errors(

@@ -48,7 +48,11 @@ ON_CPU: tuple[Target, ...] = ("cpu", "openvino")
 
 @dataclass(frozen=True, slots=True)
 class ClassAccuracy:
-    """One class: the number of its labelled images, and the share of them that is found (recall)."""
+    """One class: the number of its labelled images, and the share of them that is found (recall).
+
+    For a detector these are its objects and their average precision over IoU 0.5 to 0.95, for a segmenter its pixels
+    and their IoU.
+    """
 
     label: str
     images: int
@@ -360,12 +364,50 @@ class Mistakes:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawnBox:
+    """A box (x1, y1, x2, y2) in shares of the input's width and height, with its class and score."""
+
+    class_id: int
+    score: float
+    box: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnAnswer:
+    """The best boxes, best first, without `more` others; or a class map as a base64 PNG."""
+
+    boxes: tuple[DrawnBox, ...] = ()
+    more: int = 0
+    class_map: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One labelled image as fp32 and the variant `file` answer it, with the scores of both.
+
+    `picture` is the network's view of it, scaled down, as a base64 JPEG, and `window` the part that is not padding, as
+    a box. `wanted` is what is labelled.
+    """
+
+    name: str
+    file: str
+    score: float
+    other_score: float
+    picture: str
+    window: tuple[float, ...]
+    wanted: DrawnAnswer
+    reference: DrawnAnswer
+    other: DrawnAnswer
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Everything that is known about a bundle.
 
     `scores` says why the spec has its activation. `findings` are the results of proving the reference, and `objections`
     those that speak against serving the model: it was published anyway (`--force`), or its weights are random on
-    purpose. `mistakes` is None without labelled images, or if an older version exported it.
+    purpose. `mistakes` is None without labelled images, or if an older version exported it; `comparisons` are of
+    detectors and segmenters.
     """
 
     schema_version: int
@@ -378,6 +420,7 @@ class Manifest:
     findings: tuple[str, ...] = ()
     objections: tuple[str, ...] = ()
     mistakes: Mistakes | None = None
+    comparisons: tuple[Comparison, ...] = ()
 
     @property
     def busiest_share(self) -> float:

@@ -156,6 +156,11 @@ def mean_average_precision(one: SetMatches) -> dict[str, float]:
     return {MAP_50: float(precisions[:, 0].mean()), MAP_50_95: float(precisions.mean())}
 
 
+def class_average_precisions(one: SetMatches) -> dict[int, float]:
+    """The average precision over all thresholds of each class that has objects."""
+    return {int(label): float(_class_precisions(one, label).mean()) for label in np.unique(one.wanted)}
+
+
 def _class_precisions(one: SetMatches, label: int) -> Floats:
     """The average precision of a class at each threshold: the mean over 101 levels of recall."""
     rows = np.flatnonzero(one.classes == label)

@@ -9,7 +9,13 @@ from typing import Any, Self
 import numpy as np
 from scipy.special import betainc, betaincinv, expit, logsumexp
 
-from convoy.export.proof.detection_metric import IOU_THRESHOLDS, Matches, SetMatches, mean_average_precision
+from convoy.export.proof.detection_metric import (
+    IOU_THRESHOLDS,
+    Matches,
+    SetMatches,
+    class_average_precisions,
+    mean_average_precision,
+)
 from convoy.export.rows import Rows
 from convoy.models.bundle import TOP_1, Accuracy, ClassAccuracy
 from convoy.models.spec import Activation
@@ -166,6 +172,10 @@ class ScoredOutcomes(_PerSample):
         """Measures of the whole set by name; none for a score of samples alone."""
         return {}
 
+    def per_class(self, labels: Sequence[str]) -> tuple[ClassAccuracy, ...]:
+        """The accuracy of each class that occurs, by `labels`; none for a score of samples alone."""
+        return ()
+
     def agreement(self, reference: Any) -> float:
         """The mean similarity to fp32's answers; `reference` is what they were compared with."""
         return float(self.agreements.mean())
@@ -193,6 +203,7 @@ class ScoredOutcomes(_PerSample):
             loss_points=100 * float(lost.mean()),
             loss_bound_points=0.0 if is_reference else bound,
             is_proved=is_reference or (bound is not None and bound <= budget_points),
+            per_class=self.per_class(labels),
             metric=metric,
             set_metrics=self.set_metrics,
         )
@@ -215,12 +226,21 @@ class DetectionOutcomes(ScoredOutcomes):
 
     @property
     def set_metrics(self) -> dict[str, float]:
+        return mean_average_precision(self._of_set())
+
+    def per_class(self, labels: Sequence[str]) -> tuple[ClassAccuracy, ...]:
+        found = class_average_precisions(self._of_set())
+        return tuple(
+            ClassAccuracy(_label(labels, number), int((self.wanted == number).sum()), precision)
+            for number, precision in found.items()
+        )
+
+    def _of_set(self) -> SetMatches:
         is_found = self.found_classes >= 0
         bits = (1 << np.arange(len(IOU_THRESHOLDS), dtype=np.uint16))[:, None]
         matches = Matches((self.right[is_found] & bits) > 0, (self.ignored[is_found] & bits) > 0)
         wanted = self.wanted[self.wanted >= 0]
-        found = SetMatches(self.found_scores[is_found], self.found_classes[is_found], matches, wanted)
-        return mean_average_precision(found)
+        return SetMatches(self.found_scores[is_found], self.found_classes[is_found], matches, wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +257,17 @@ class SegmentationOutcomes(ScoredOutcomes):
         """The mean IoU over the classes that occur in the set, as of Pascal VOC."""
         both, either = self.both.sum(axis=0), self.either.sum(axis=0)
         return {MEAN_IOU: float((both[either > 0] / either[either > 0]).mean()) if either.any() else 1.0}
+
+    def per_class(self, labels: Sequence[str]) -> tuple[ClassAccuracy, ...]:
+        both, either = self.both.sum(axis=0), self.either.sum(axis=0)
+        return tuple(
+            ClassAccuracy(_label(labels, number), int(either[number]), float(both[number] / either[number]))
+            for number in np.flatnonzero(either).tolist()
+        )
+
+
+def _label(labels: Sequence[str], number: int) -> str:
+    return labels[number] if number < len(labels) else str(number)
 
 
 AnyOutcomes = Outcomes | ScoredOutcomes

@@ -16,6 +16,7 @@ from convoy.app.engines.measure import WORTHWHILE_SPEEDUP, best_per_sample_ms, l
 from convoy.export.proof.judging import what_scores
 from convoy.export.report import charts
 from convoy.export.report.charts import kept_layers, recovery
+from convoy.export.report.comparisons import compared_pictures
 from convoy.export.report.mistakes import wrong_answers
 from convoy.export.report.verdict import verdict_of
 from convoy.models.bundle import (
@@ -34,11 +35,13 @@ from convoy.models.bundle import (
 )
 from convoy.models.page.axis import number
 from convoy.models.page.markup import Content, add, element, page, section, spanning_cell, table
+from convoy.models.tasks import Task
 
 _STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _MOST_CARDS_IN_ROW = 4
 _TOP5 = "top-5, %"
 _ACCURACY = (_TOP5, "agrees with fp32, %", "points lost", "at most (95 %)")
+_PER_CLASS: dict[Task, tuple[str, str]] = {"detect": ("AP@50:95", "objects"), "segment": ("IoU", "pixels")}
 _SPEED = ("ms, batch 1", "images / s", "times fp32", "95 % interval")
 _DEVICES: dict[Target, str] = {
     "cpu": "CPUs",
@@ -60,6 +63,7 @@ def render(manifest: Manifest) -> str:
         _busy(manifest),
         *section("Accuracy", *_accuracy(manifest)),
         *section("Wrong predictions", *wrong_answers(manifest)),
+        *section("Largest differences", *compared_pictures(manifest)),
         *section("Speed", *_speed(manifest)),
         *section("Distance from the hardware limit", *_limits(manifest)),
         *section("Precision of each layer", *kept_layers(manifest.variants)),
@@ -205,7 +209,7 @@ def _accuracy(manifest: Manifest) -> list[Element | None]:
     words = element("div", *checks, element("p", about, class_="note"))
     chart = charts.pareto(manifest.variants)
     both = words if chart is None else element("div", chart, words, class_="charts")
-    return [both, *_classes(manifest.variants), *_outputs(manifest.variants)]
+    return [both, *_classes(manifest.variants, manifest.spec.task), *_outputs(manifest.variants)]
 
 
 def _outputs(variants: Sequence[Variant]) -> list[Element]:
@@ -225,7 +229,7 @@ def _outputs(variants: Sequence[Variant]) -> list[Element]:
     ]
 
 
-def _classes(variants: Sequence[Variant]) -> list[Element]:
+def _classes(variants: Sequence[Variant], task: Task) -> list[Element]:
     scored = [(charts.colour_of(v), v, v.accuracy.per_class) for v in variants if v.accuracy and v.accuracy.per_class]
     if not scored:
         return []
@@ -242,8 +246,9 @@ def _classes(variants: Sequence[Variant]) -> list[Element]:
         rows.append(row)
     order = "Largest loss first." if others else "Lowest first."
     shown = f"{order} {len(rows)} of {len(reference)} classes; the manifest lists all."
-    title = element("h3", "Recall per class")
-    headings = ["class", "images", *(variant.file for _, variant, _ in scored)]
+    measure, counted = _PER_CLASS.get(task, ("Recall", "images"))
+    title = element("h3", f"{measure} per class")
+    headings = ["class", counted, *(variant.file for _, variant, _ in scored)]
     return [title, element("p", shown, class_="note"), table(headings, rows, class_="classes")]
 
 

@@ -1,0 +1,261 @@
+"""Pictures on which a variant loses most, with the answers of fp32 and of the variant side by side.
+
+They are chosen here and drawn in the report. Boxes and class maps are those that a server would answer. They are
+bounded in number and size, because they are in the manifest.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree.ElementTree import Element
+
+import numpy as np
+from PIL import Image
+
+from convoy.export.data import ImageSet
+from convoy.export.progress import IGNORED
+from convoy.export.proof.box_scores import window_of
+from convoy.export.proof.judging import class_maps, of_size
+from convoy.export.proof.outcomes import ScoredOutcomes
+from convoy.export.targets import OBJECT, PICTURE, UNLABELLED
+from convoy.export.variants.precision import REFERENCE, Recipe
+from convoy.export.variants.variant import OpenVariant, opened
+from convoy.models.boxes import find_boxes
+from convoy.models.bundle import Comparison, DrawnAnswer, DrawnBox, Manifest
+from convoy.models.errors import ModelFailed
+from convoy.models.images import preprocess
+from convoy.models.page.markup import add, element
+from convoy.models.samples import Sample
+from convoy.models.spec import ImageSpec, ModelSpec
+
+MOST_COMPARED = 6
+# Of a picture; the best ones tell enough.
+_MOST_BOXES = 20
+_PICTURE_PX, _MAP_PX, _JPEG_QUALITY = 360, 160, 78
+# On the page, to which lines and letters are scaled.
+_PANEL_PX = 300
+# Of classes. Bright, because pictures are as often dark.
+_PALETTE = np.array(
+    [(240, 140, 60), (60, 200, 220), (240, 110, 170), (70, 200, 140), (225, 195, 60), (90, 150, 240), (190, 130, 220)],
+    np.uint8,
+)
+
+
+class _Chosen(NamedTuple):
+    """An image by its place in the set, and the variant that loses most on it, with both scores."""
+
+    place: int
+    file: str
+    score: float
+    other_score: float
+
+
+def compare_pictures(
+    outcomes: Mapping[str, ScoredOutcomes], recipes: Sequence[Recipe], images: ImageSet, spec: ModelSpec, folder: Path
+) -> tuple[Comparison, ...]:
+    """The comparisons of a detector or segmenter, largest loss first; `outcomes` are by file, with fp32's.
+
+    Empty if an image does not decode, because the scores do not say whose they are.
+    """
+    if any(len(one.scores) != images.count for one in outcomes.values()):
+        return ()
+    chosen = _worst(outcomes)
+    files = {REFERENCE.file, *(one.file for one in chosen)}
+    with opened(spec, [recipe for recipe in recipes if recipe.file in files], folder) as candidates:
+        variants = {one.recipe.file: one for one in candidates}
+        return tuple(_compared(one, variants, images, spec) for one in chosen)
+
+
+def _worst(outcomes: Mapping[str, ScoredOutcomes]) -> list[_Chosen]:
+    """Largest loss first, then least agreement, then lowest score of fp32. Each image occurs once."""
+    reference = outcomes[REFERENCE.file]
+    others = {file: one for file, one in outcomes.items() if file != REFERENCE.file} or dict(outcomes)
+    ranked = sorted(
+        (one.scores[place] - reference.scores[place], one.agreements[place], reference.scores[place], place, file)
+        for file, one in others.items()
+        for place in range(len(reference.scores))
+    )
+    worst: dict[int, _Chosen] = {}
+    for _, _, score, place, file in ranked:
+        worst.setdefault(place, _Chosen(place, file, float(score), float(others[file].scores[place])))
+        if len(worst) == MOST_COMPARED:
+            break
+    return list(worst.values())
+
+
+def _compared(chosen: _Chosen, variants: Mapping[str, OpenVariant], images: ImageSet, spec: ModelSpec) -> Comparison:
+    sample = images.samples[chosen.place]
+    (chunk,) = replace(images, samples=(sample,)).chunks(IGNORED, 1)
+    assert chunk.targets is not None, "only labelled images are compared; this is a bug"
+    read = _boxes_of if spec.detection is not None else _map_of
+    reference, other = (read(variants[file].answers(chunk.inputs), spec) for file in (REFERENCE.file, chosen.file))
+    wanted, window = _wanted(chunk.targets[0], spec), _seen(chunk.targets[0], images.image)
+    picture = _picture(sample, images.image)
+    names = Path(sample.name).name, chosen.file
+    return Comparison(*names, chosen.score, chosen.other_score, picture, window, wanted, reference, other)
+
+
+def _picture(sample: Sample, image: ImageSpec) -> str:
+    """What the network sees, scaled down, as a base64 JPEG."""
+    pixels = preprocess(sample.encoded(), replace(image, front="uint8_nhwc"))
+    picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    picture.thumbnail((_PICTURE_PX, _PICTURE_PX))
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=_JPEG_QUALITY, optimize=True)
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def _seen(target: np.ndarray, image: ImageSpec) -> tuple[float, ...]:
+    """The part of the input, in shares of it, that shows the image and not a padding."""
+    whole = (0.0, 0.0, 1.0, 1.0)
+    if target.ndim != 2 or target.shape[1:] != (6,):
+        return whole
+    shown = target[target[:, 5] == PICTURE, :4]
+    return _shares(shown[0].clip(0, np.inf), (image.width, image.height)) if len(shown) else whole
+
+
+def _shares(box: np.ndarray, window: tuple[int, int]) -> tuple[float, ...]:
+    return tuple(round(float(one), 4) for one in np.clip(box / np.tile(window, 2), 0, 1))
+
+
+def _wanted(target: np.ndarray, spec: ModelSpec) -> DrawnAnswer:
+    if spec.detection is None:
+        return DrawnAnswer(class_map=_drawn(np.where(target == UNLABELLED, -1, target.astype(np.int64)), spec))
+    rows = target[(target[:, 4] >= 0) & (target[:, 5] == OBJECT)]
+    return DrawnAnswer(
+        tuple(DrawnBox(int(row[4]), 1.0, _shares(row[:4], window_of(spec))) for row in rows[:_MOST_BOXES])
+    )
+
+
+def _boxes_of(answers: Mapping[str, np.ndarray], spec: ModelSpec) -> DrawnAnswer:
+    said, window = spec.detection, window_of(spec)
+    assert said is not None, "only detectors have boxes; this is a bug"
+    values = {name: answers[name][0] for name in said.names}
+    try:
+        found = find_boxes(values, said, spec.activation, window, said.threshold, said.max_boxes)
+    except ModelFailed:
+        return DrawnAnswer()
+    boxes = [
+        DrawnBox(int(label), round(float(score), 3), _shares(corners, window))
+        for label, score, corners in zip(found.classes, found.scores, found.corners, strict=True)
+    ]
+    return DrawnAnswer(tuple(boxes[:_MOST_BOXES]), max(0, len(boxes) - _MOST_BOXES))
+
+
+def _map_of(answers: Mapping[str, np.ndarray], spec: ModelSpec) -> DrawnAnswer:
+    assert spec.segmentation is not None, "only segmenters have class maps; this is a bug"
+    return DrawnAnswer(class_map=_drawn(class_maps(answers[spec.segmentation.class_map], spec.activation)[0], spec))
+
+
+def _drawn(classes: np.ndarray, spec: ModelSpec) -> str:
+    """A class map [h, w] as a base64 PNG, transparent where it is the background or -1."""
+    most = max(classes.shape)
+    if most > _MAP_PX:
+        classes = of_size(classes[None], tuple(max(1, side * _MAP_PX // most) for side in classes.shape))[0]
+    is_shown = classes > 0 if _has_background(spec.labels) else classes >= 0
+    pixels = np.dstack([_PALETTE[classes % len(_PALETTE)], np.where(is_shown, 255, 0).astype(np.uint8)])
+    file = io.BytesIO()
+    Image.fromarray(pixels).quantize(len(_PALETTE) + 1).save(file, "PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def _has_background(labels: Sequence[str]) -> bool:
+    return not labels or labels[0] in ("background", "__background__")
+
+
+def compared_pictures(manifest: Manifest) -> list[Element | None]:
+    """Nothing without comparisons."""
+    shown, spec = manifest.comparisons, manifest.spec
+    if not shown or spec.image is None:
+        return []
+    about = f"{len(shown)} images of the evaluation, each with the variant that loses most on it; largest loss first."
+    if spec.detection is not None:
+        about += f" Boxes have scores of at least {spec.detection.threshold:g}; the labelled ones are dashed."
+    rows = [_row(one, place, manifest) for place, one in enumerate(shown)]
+    return [element("p", about, class_="note"), _legend(manifest), element("div", *rows, class_="compared")]
+
+
+def _legend(manifest: Manifest) -> Element:
+    labels = manifest.spec.labels
+    answers = [answer for one in manifest.comparisons for answer in (one.wanted, one.reference, one.other)]
+    numbers = sorted({box.class_id for answer in answers for box in answer.boxes})
+    if manifest.spec.segmentation is not None:
+        numbers = list(range(_has_background(labels), len(labels)))[:_MOST_BOXES]
+    legend = element("div", class_="legend flush")
+    for number in numbers:
+        add(
+            legend,
+            element("span", element("i", class_="swatch", style=f"--colour: {_colour(number)}"), _name(number, labels)),
+        )
+    return legend
+
+
+def _name(number: int, labels: Sequence[str]) -> str:
+    return labels[number] if number < len(labels) else f"class {number}"
+
+
+def _colour(number: int) -> str:
+    """As hexadecimal digits; the same in light and dark, because pictures are."""
+    return "#" + "".join(f"{int(one):02x}" for one in _PALETTE[number % len(_PALETTE)])
+
+
+def _row(one: Comparison, place: int, manifest: Manifest) -> Element:
+    answers = [(f"{REFERENCE.file}, {manifest.metric} {one.score:.3f}", one.reference)]
+    if one.file != REFERENCE.file:
+        answers.append((f"{one.file}, {manifest.metric} {one.other_score:.3f}", one.other))
+    if one.wanted.class_map:
+        answers.insert(0, ("labels", one.wanted))
+    panels = [_panel(one, place, said, answer, manifest, is_first=not at) for at, (said, answer) in enumerate(answers)]
+    return element("section", element("h3", one.name), element("div", *panels, class_="panels"))
+
+
+def _panel(
+    one: Comparison, place: int, said: str, answer: DrawnAnswer, manifest: Manifest, *, is_first: bool
+) -> Element:
+    image = manifest.spec.image
+    assert image is not None, "only images are compared; this is a bug"
+    size = {"width": image.width, "height": image.height, "preserveAspectRatio": "none"}
+    x1, y1, x2, y2 = (share * side for share, side in zip(one.window, (image.width, image.height) * 2, strict=True))
+    svg = element("svg", viewBox=f"{x1:.1f} {y1:.1f} {x2 - x1:.1f} {y2 - y1:.1f}", role="img", aria_label=said)
+    # The bytes of a picture are in the page once.
+    source = f"data:image/jpeg;base64,{one.picture}"
+    add(
+        svg,
+        element("image", href=source, id=f"picture{place}", **size)
+        if is_first
+        else element("use", href=f"#picture{place}"),
+    )
+    if answer.class_map:
+        add(svg, element("image", href=f"data:image/png;base64,{answer.class_map}", class_="classes-over", **size))
+    for box in one.wanted.boxes:
+        add(svg, _rectangle(box, image, "wanted"))
+    letter = 11 * (x2 - x1) / _PANEL_PX
+    for box in reversed(answer.boxes):  # the best on top
+        add(svg, _rectangle(box, image, "under"))
+        add(svg, _rectangle(box, image, "found", _colour(box.class_id)))
+        add(svg, _label(box, manifest.spec, letter, y1))
+    more = f", and {answer.more} more boxes" if answer.more else ""
+    return element("figure", svg, element("figcaption", f"{said}{more}"))
+
+
+def _rectangle(box: DrawnBox, image: ImageSpec, class_: str, colour: str = "") -> Element:
+    x1, y1, x2, y2 = (share * side for share, side in zip(box.box, (image.width, image.height) * 2, strict=True))
+    drawn = element("rect", x=x1, y=y1, width=x2 - x1, height=y2 - y1, class_=class_)
+    if colour:
+        drawn.set("stroke", colour)
+    return drawn
+
+
+def _label(box: DrawnBox, spec: ModelSpec, letter: float, top: float) -> Element:
+    """Above the box, or inside where there is no room above."""
+    assert spec.image is not None, "only images are compared; this is a bug"
+    x, y = box.box[0] * spec.image.width, box.box[1] * spec.image.height
+    y += -0.35 * letter if y - top > 1.4 * letter else 1.1 * letter
+    said = f"{_name(box.class_id, spec.labels)} {box.score:.2f}"
+    style = f"font-size: {letter:.2f}px; stroke-width: {0.28 * letter:.2f}px"
+    return element("text", said, x=x + 0.2 * letter, y=y, class_="named", style=style)
