@@ -219,7 +219,7 @@ def _panel(
 ) -> Element:
     image = manifest.spec.image
     assert image is not None, "only images are compared; this is a bug"
-    size = {"width": image.width, "height": image.height, "preserveAspectRatio": "none"}
+    size: dict[str, str | float] = {"width": image.width, "height": image.height, "preserveAspectRatio": "none"}
     x1, y1, x2, y2 = (share * side for share, side in zip(one.window, (image.width, image.height) * 2, strict=True))
     svg = element("svg", viewBox=f"{x1:.1f} {y1:.1f} {x2 - x1:.1f} {y2 - y1:.1f}", role="img", aria_label=said)
     # The bytes of a picture are in the page once.

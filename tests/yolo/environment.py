@@ -1,5 +1,5 @@
-"""An environment of its own for Ultralytics, whose licence is the AGPL: nothing of the project imports it, and it is
-never installed beside the project."""
+"""Environments of their own for libraries of others. Ultralytics' licence is the AGPL: nothing of the project imports
+it, and it is never installed beside the project."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,21 +29,29 @@ REQUIREMENTS = (
 ALSO = ("requests", "pyyaml")
 
 
-def ultralytics_python(folder: Path | None = None) -> Path:
-    """The interpreter of that environment, made in `folder` (default: build/ultralytics, where it is kept for the next
-    run). Skips the test, with the reason, where it cannot be made."""
-    folder = folder or ROOT / "build" / "ultralytics"
+def ultralytics_python() -> Path:
+    """The interpreter of that environment. Skips the test, with the reason, where it cannot be made."""
+    return interpreter("ultralytics", REQUIREMENTS, ALSO, with_needs=False)
+
+
+def interpreter(name: str, requirements: Sequence[str], also: Sequence[str] = (), *, with_needs: bool = True) -> Path:
+    """The interpreter of an environment with these packages, made in build/NAME, where it is kept for the next run.
+
+    It sees what the tests' own environment has, behind its own. Skips the test, with the reason, where it cannot be
+    made."""
+    folder = ROOT / "build" / name
     python, done = folder / "bin" / "python", folder / "made-of.txt"
-    wanted = "\n".join((sys.version, *REQUIREMENTS))
+    wanted = "\n".join((sys.version, *requirements))
     if done.exists() and done.read_text() == wanted:
         return python
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
-    _pip(python, "--no-deps", *REQUIREMENTS)
-    _pip(python, *ALSO)
-    # At the end of its path, so that what is installed here comes first.
     (site,) = (folder / "lib").glob("python*/site-packages")
+    # At the end of its path, so that what is installed here comes first.
     (site / "zz-of-the-tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    _pip(python, *(() if with_needs else ("--no-deps",)), *requirements)
+    if also:
+        _pip(python, *also)
     done.write_text(wanted)
     return python
 
@@ -58,4 +67,4 @@ def _pip(python: Path, *packages: str) -> None:
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
-        pytest.skip(f"no environment for Ultralytics, for which a package index is needed: {done.stderr[-500:]}")
+        pytest.skip(f"no environment for {packages[-1]}, for which a package index is needed: {done.stderr[-500:]}")

@@ -1,0 +1,109 @@
+"""Networks of other libraries from a user's Python file, exported from the command line and asked for a picture.
+
+The libraries are in environments of their own: see tests/yolo/environment.py.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from convoy.models.bundle import read_manifest
+from tests.support import foreign_factories
+from tests.support.pictures import saved
+from tests.support.servers import start_server
+from tests.support.stores import ROOT
+from tests.yolo.environment import interpreter, ultralytics_python
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+OTHERS = ("segmentation-models-pytorch==0.6.0", "transformers==5.24.0")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A factory, the options that its network needs, and the outputs that remain."""
+
+    factory: str
+    options: str
+    outputs: tuple[str, ...]
+
+
+CASES = (
+    Case("yolo", "--preprocess letterbox --detection yolo_v8", ("output0",)),
+    Case("unet", "--preprocess imagenet", ("output",)),
+    Case("detr", "--preprocess imagenet --detection detr --activation softmax", ("logits", "pred_boxes")),
+    Case("rtdetr", "--preprocess unit --detection detr --activation sigmoid", ("logits", "pred_boxes")),
+    Case("fcos", "--preprocess unit", ("boxes", "scores")),
+)
+
+
+def python_for(factory: str) -> Path:
+    if factory == "yolo":
+        return ultralytics_python()
+    return interpreter("other-libraries", OTHERS) if factory in ("unet", "detr", "rtdetr") else Path(sys.executable)
+
+
+def export(factory: str, options: str, folder: Path, timeout_s: float = 600.0) -> subprocess.CompletedProcess[str]:
+    """By the command, in the environment of the factory's library."""
+    source = folder / "net.py"
+    source.write_text(Path(foreign_factories.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    given = f"--name net --random-weights --input 3x128x128 --precisions fp32 --max-batch 4 {options}".split()
+    command = [str(python_for(factory)), "-m", "convoy", "export", f"{source}:{factory}", *given]
+    return subprocess.run(
+        [*command, "--store", str(folder / "store")],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.factory for case in CASES])
+def test_a_network_of_another_library_is_served(tmp_path: Path, case: Case) -> None:
+    done = export(case.factory, case.options, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    spec = read_manifest(tmp_path / "store" / "net" / "1").spec
+    assert tuple(output.name for output in spec.outputs) == case.outputs
+    assert (spec.task, spec.max_batch_size) == ("segment" if case.factory == "unet" else "detect", 4)
+    if case.factory == "detr":
+        assert spec.detection is not None
+        assert (spec.detection.background, spec.detection.boxes) == (3, "pred_boxes")
+    noise = np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8)
+    asked = "" if case.factory == "unet" else "?threshold=0.001"
+    with start_server(store=tmp_path / "store") as server:
+        answer = server.post(f"/predictions/net{asked}", content=saved(Image.fromarray(noise)))
+        assert answer.status_code == 200, answer.text
+        if case.factory == "unet":
+            assert answer.json()["segmentation"]["classes"]
+            return
+        found = answer.json()["detections"]
+        assert found
+        assert all(0 <= one["box"]["x1"] <= one["box"]["x2"] <= 120 for one in found)
+        assert {one["class_id"] for one in found} <= {0, 1, 2, 3} - {spec.detection.background}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("factory", "layout"), [("yolo", "yolo_v8"), ("detr", "detr")])
+def test_a_missing_layout_is_named_in_the_whole_command(tmp_path: Path, factory: str, layout: str) -> None:
+    done = export(factory, "--preprocess letterbox", tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    command = done.stderr.rpartition("for example: ")[2]
+    assert command.startswith("convoy export ")
+    assert f"--detection {layout}" in command
+    assert not (tmp_path / "store" / "net").exists()
+
+
+def test_two_stages_are_refused_at_once(tmp_path: Path) -> None:
+    """torch alone would try for minutes."""
+    done = export("two_stages", "--preprocess unit", tmp_path, timeout_s=60.0)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "net.py:two_stages is a FasterRCNN, which works in two stages" in done.stderr
