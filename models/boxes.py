@@ -148,17 +148,20 @@ def _counterparts(expected: Values, answers: Values, said: DetectionOutputs) -> 
     None if too many have none.
     """
     (boxes, scores), (own_boxes, own_scores) = _split(expected, said), _split(answers, said)
-    classes, own_classes = (
-        one[:, 5] if said.labels is None else values[said.labels]
-        for one, values in ((boxes, expected), (own_boxes, answers))
-    )
     if len(boxes) != len(own_boxes):
         return None
+    if said.layout == "detr":
+        is_same = _are_alike(scores, own_scores, _MOVED * max(1.0, float(np.abs(scores).max(initial=0))))
+        scores = scores.max(axis=1)
+    else:
+        classes, own_classes = (
+            one[:, 5] if said.labels is None else values[said.labels]
+            for one, values in ((boxes, expected), (own_boxes, answers))
+        )
+        is_same = classes[:, None] == own_classes[None, :]
+        is_same &= np.abs(scores[:, None] - own_scores[None, :]) <= _MOVED
     far = _MOVED * max(1e-6, float(np.abs(boxes[:, :4]).max(initial=0)))
-    is_same = classes[:, None] == own_classes[None, :]
-    is_same &= np.abs(scores[:, None] - own_scores[None, :]) <= _MOVED
-    for axis in range(4):
-        is_same &= np.abs(boxes[:, None, axis] - own_boxes[None, :, axis]) <= far
+    is_same &= _are_alike(boxes[:, :4], own_boxes[:, :4], far)
     places, is_free = np.full(len(boxes), -1), np.ones(len(boxes), bool)
     for row in range(len(boxes)):
         found = np.flatnonzero(is_same[row] & is_free)
@@ -167,6 +170,14 @@ def _counterparts(expected: Values, answers: Values, said: DetectionOutputs) -> 
             places[row], is_free[nearest] = nearest, False
     is_lost = (places < 0) & (scores > scores.min(initial=math.inf) + _MOVED)
     return places if is_lost.sum() <= _CHOSEN_OTHERWISE * len(boxes) else None
+
+
+def _are_alike(rows: Floats, others: Floats, far: float) -> npt.NDArray[np.bool_]:
+    """Whether all values of two rows [n, V] and [m, V] differ by at most `far`, bool [n, m]."""
+    are_alike = np.ones((len(rows), len(others)), bool)
+    for axis in range(rows.shape[1]):
+        are_alike &= np.abs(rows[:, None, axis] - others[None, :, axis]) <= far
+    return are_alike
 
 
 def suppressed(boxes: Floats, classes: Integers, iou_threshold: float, most: int) -> Integers:

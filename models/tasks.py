@@ -182,8 +182,10 @@ class DetectionOutputs:
 
     @property
     def is_list(self) -> bool:
-        """Whether the graph itself chooses the boxes, so that rounding may change their order."""
-        return self.layout == "end_to_end" or self.labels is not None
+        """Whether the graph itself chooses the boxes, or the queries that find them, so that rounding may change their
+        order.
+        """
+        return self.layout in ("end_to_end", "detr") or self.labels is not None
 
     @property
     def are_fractions(self) -> bool:

@@ -72,7 +72,10 @@ def compare_pictures(
 
 
 def _worst(outcomes: Mapping[str, ScoredOutcomes]) -> list[_Chosen]:
-    """Largest loss first, then least agreement, then lowest score of fp32. Each image occurs once."""
+    """Largest loss first, then least agreement, then lowest score of fp32. Each image occurs once.
+
+    No variant has more than its share of them: one that finds nothing would hide what the others lose.
+    """
     reference = outcomes[REFERENCE.file]
     others = {file: one for file, one in outcomes.items() if file != REFERENCE.file} or dict(outcomes)
     ranked = sorted(
@@ -80,9 +83,11 @@ def _worst(outcomes: Mapping[str, ScoredOutcomes]) -> list[_Chosen]:
         for file, one in others.items()
         for place in range(len(reference.scores))
     )
+    most = max(2, MOST_COMPARED // len(others))
     worst: dict[int, _Chosen] = {}
     for _, _, score, place, file in ranked:
-        worst.setdefault(place, _Chosen(place, file, float(score), float(others[file].scores[place])))
+        if place not in worst and sum(one.file == file for one in worst.values()) < most:
+            worst[place] = _Chosen(place, file, float(score), float(others[file].scores[place]))
         if len(worst) == MOST_COMPARED:
             break
     return list(worst.values())
@@ -106,7 +111,7 @@ def _picture(sample: Sample, image: ImageSpec) -> str:
     picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     picture.thumbnail((_PICTURE_PX, _PICTURE_PX))
     file = io.BytesIO()
-    picture.save(file, "JPEG", quality=_JPEG_QUALITY, optimize=True)
+    picture.save(file, "JPEG", quality=_JPEG_QUALITY, subsampling=0, optimize=True)
     return base64.b64encode(file.getvalue()).decode("ascii")
 
 
@@ -222,6 +227,9 @@ def _panel(
     size: dict[str, str | float] = {"width": image.width, "height": image.height, "preserveAspectRatio": "none"}
     x1, y1, x2, y2 = (share * side for share, side in zip(one.window, (image.width, image.height) * 2, strict=True))
     svg = element("svg", viewBox=f"{x1:.1f} {y1:.1f} {x2 - x1:.1f} {y2 - y1:.1f}", role="img", aria_label=said)
+    # Larger than the page shows it: the style sheet scales it down, and keeps its proportions by these.
+    scale = 2 * _PANEL_PX / max(x2 - x1, y2 - y1)
+    svg.attrib.update(width=f"{scale * (x2 - x1):.0f}", height=f"{scale * (y2 - y1):.0f}")
     # The bytes of a picture are in the page once.
     source = f"data:image/jpeg;base64,{one.picture}"
     add(
@@ -234,11 +242,11 @@ def _panel(
         add(svg, element("image", href=f"data:image/png;base64,{answer.class_map}", class_="classes-over", **size))
     for box in one.wanted.boxes:
         add(svg, _rectangle(box, image, "wanted"))
-    letter = 11 * (x2 - x1) / _PANEL_PX
+    letter = 11 * max(x2 - x1, y2 - y1) / _PANEL_PX
     for box in reversed(answer.boxes):  # the best on top
         add(svg, _rectangle(box, image, "under"))
         add(svg, _rectangle(box, image, "found", _colour(box.class_id)))
-        add(svg, _label(box, manifest.spec, letter, y1))
+        add(svg, _label(box, manifest.spec, letter, (x1, y1, x2)))
     more = f", and {answer.more} more boxes" if answer.more else ""
     return element("figure", svg, element("figcaption", f"{said}{more}"))
 
@@ -251,11 +259,16 @@ def _rectangle(box: DrawnBox, image: ImageSpec, class_: str, colour: str = "") -
     return drawn
 
 
-def _label(box: DrawnBox, spec: ModelSpec, letter: float, top: float) -> Element:
-    """Above the box, or inside where there is no room above."""
+def _label(box: DrawnBox, spec: ModelSpec, letter: float, edges: tuple[float, float, float]) -> Element:
+    """Above the box, or inside where there is no room above; `edges` are the picture's left, top and right."""
     assert spec.image is not None, "only images are compared; this is a bug"
-    x, y = box.box[0] * spec.image.width, box.box[1] * spec.image.height
+    left, top, right = edges
+    x1, y, x2, _ = (
+        share * side for share, side in zip(box.box, (spec.image.width, spec.image.height) * 2, strict=True)
+    )
     y += -0.35 * letter if y - top > 1.4 * letter else 1.1 * letter
     said = f"{_name(box.class_id, spec.labels)} {box.score:.2f}"
     style = f"font-size: {letter:.2f}px; stroke-width: {0.28 * letter:.2f}px"
-    return element("text", said, x=x + 0.2 * letter, y=y, class_="named", style=style)
+    is_at_end = x1 + 0.62 * letter * len(said) > right and x1 - left > right - x2
+    x, class_ = (x2 - 0.2 * letter, "named end") if is_at_end else (x1 + 0.2 * letter, "named")
+    return element("text", said, x=x, y=y, class_=class_, style=style)

@@ -44,9 +44,12 @@ def rtdetr() -> torch.nn.Module:
     sizes = {"encoder_hidden_dim": 32, "d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_labels": 3}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_layers": 1, "num_queries": 20}
     maps = {"encoder_in_channels": channels[1:], "decoder_in_channels": [32] * 3}
-    return RTDetrForObjectDetection(
+    network = RTDetrForObjectDetection(
         RTDetrConfig(backbone_config=backbone, use_pretrained_backbone=False, **maps, **sizes, **heads)
     )
+    # Untrained, it scores all places alike, and which of them become queries is up to the sort.
+    torch.nn.init.normal_(network.model.enc_score_head.weight)
+    return network
 
 
 def _resnet(last: str) -> object:

@@ -195,6 +195,20 @@ def test_lists_of_boxes_are_compared_whatever_their_order() -> None:
         assert np.array_equal(left[0], wrong)
 
 
+def test_queries_are_compared_whatever_their_order() -> None:
+    generator = np.random.default_rng(5)
+    boxes, logits = generator.uniform(0, 1, (30, 4)), generator.normal(0, 3, (30, 5))
+    said = DetectionOutputs("boxes", "scores", layout="detr")
+    expected = {"boxes": boxes[None].astype(np.float32), "scores": logits[None].astype(np.float32)}
+    order = generator.permutation(30)
+    swapped = {name: one[:, order] * np.float32(1 + 1e-6) for name, one in expected.items()}
+    ordered = in_order_of(expected, swapped, said)
+    for name, one in expected.items():
+        np.testing.assert_allclose(ordered[name], one, rtol=1e-5)
+    swapped["scores"][0, :3] += 1.0
+    assert np.array_equal(in_order_of(expected, swapped, said)["scores"], swapped["scores"])
+
+
 def test_a_grid_that_the_graph_leaves_to_us() -> None:
     """YOLOX: by its formulas, one cell at a time; 200x100 px have 25x12 and 12x6 cells."""
     generator = np.random.default_rng(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import re
@@ -24,6 +25,7 @@ from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.proving import AccuracyGate
 from convoy.export.proof.sanity import Expectations, judge_score
 from convoy.export.proof.verify import measure_accuracy
+from convoy.export.report.comparisons import MOST_COMPARED
 from convoy.export.targets import (
     CROWD,
     OBJECT,
@@ -38,7 +40,7 @@ from convoy.export.terminal import summary
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import opened
 from convoy.models.annotations.reading import load_annotated
-from convoy.models.bundle import open_bundle
+from convoy.models.bundle import DrawnAnswer, open_bundle
 from convoy.models.errors import JobError
 from convoy.models.geometry import ImagePlacement
 from convoy.models.samples import Objects
@@ -181,6 +183,21 @@ def test_8_bits_that_lose_boxes_are_refused(tmp_path, coco):
     # The search had noticed it on the calibration images, and had tried to keep layers.
     assert [one.layers_kept for one in lossy.trade_offs] == [0, 1]
     assert all(one.accuracy.top1 < 0.6 for one in lossy.trade_offs)
+    assert {one.label: round(one.recall, 1) for one in lossy.accuracy.per_class} == {"red": 1.0, "green": 0.0}
+    compared = bundle.manifest.comparisons
+    losses = [one.score - one.other_score for one in compared]
+    assert len(compared) == MOST_COMPARED
+    assert losses == sorted(losses, reverse=True)
+    for one in compared:
+        assert one.file.startswith("int8-")
+        assert len(one.reference.boxes) == len(one.wanted.boxes)
+        assert one.file != "int8-cpu.onnx" or {box.class_id for box in one.other.boxes} <= {0}
+        for box in one.wanted.boxes:
+            assert min(np.abs(np.subtract(box.box, own.box)).max() for own in one.reference.boxes) < 0.02
+    page = (bundle.folder / "report.html").read_text()
+    assert page.count("data:image/jpeg;base64,") == MOST_COMPARED
+    assert "int8-cpu.onnx, AP per image " in page
+    assert "AP@50:95 per class" in page
 
 
 def test_a_detector_that_finds_nothing_is_not_published(tmp_path, coco):
@@ -251,6 +268,16 @@ def test_a_segmenter_is_scored_by_masks(tmp_path):
     assert accuracy.metric == "mean IoU per image"
     assert list(accuracy.set_metrics) == ["mean IoU"]
     assert 0.98 < accuracy.set_metrics["mean IoU"] <= 1.0
+    assert [one.label for one in accuracy.per_class] == ["0", "1", "2"]
+    compared = bundle.manifest.comparisons
+    assert len(compared) == MOST_COMPARED
+    for one in compared:
+        wanted, own = (np.asarray(map_of(answer).convert("RGBA")) for answer in (one.wanted, one.reference))
+        assert (wanted == own).all(axis=2).mean() > 0.9
+
+
+def map_of(answer: DrawnAnswer) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(answer.class_map)))
 
 
 def placed(width: int, height: int, **changes: Any) -> ImagePlacement:
