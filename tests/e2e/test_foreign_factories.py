@@ -74,7 +74,9 @@ def test_a_network_of_another_library_is_served(tmp_path: Path, case: Case) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     spec = read_manifest(tmp_path / "store" / "net" / "1").spec
     assert tuple(output.name for output in spec.outputs) == case.outputs
-    assert (spec.task, spec.max_batch_size) == ("segment" if case.factory == "unet" else "detect", 4)
+    assert spec.task == ("segment" if case.factory == "unet" else "detect")
+    # transformers' RT-DETR has the number of images as a constant when torch exports it.
+    assert spec.max_batch_size == (1 if case.factory == "rtdetr" else 4)
     if case.factory == "detr":
         assert spec.detection is not None
         assert (spec.detection.background, spec.detection.boxes) == (3, "pred_boxes")

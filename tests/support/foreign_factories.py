@@ -47,8 +47,11 @@ def rtdetr() -> torch.nn.Module:
     network = RTDetrForObjectDetection(
         RTDetrConfig(backbone_config=backbone, use_pretrained_backbone=False, **maps, **sizes, **heads)
     )
-    # Untrained, it scores all places alike, and which of them become queries is up to the sort.
-    torch.nn.init.normal_(network.model.enc_score_head.weight)
+    # As transformers draws them, all places have the same score, and which become queries is up to the sort.
+    for weights in network.parameters():
+        if weights.ndim > 1:
+            torch.nn.init.kaiming_normal_(weights)
+    torch.nn.init.normal_(network.model.enc_score_head.weight, std=10.0)
     return network
 
 
