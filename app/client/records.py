@@ -20,6 +20,8 @@ from convoy.models.answers import (
     ClassShare,
     Detection,
     Detections,
+    Keypoint,
+    Mask,
     Prediction,
     Segmentation,
     Timing,
@@ -122,7 +124,22 @@ def _class(row: Any) -> tuple[int, str | None]:
 
 def _detection(row: Any) -> Detection:
     box = Box(*(float(row["box"][side]) for side in Box._fields))
-    return Detection(*_class(row), float(row["score"]), box)
+    points = tuple(Keypoint(float(one["x"]), float(one["y"]), _score(one)) for one in row.get("keypoints", ()))
+    polygons = row.get("polygons")
+    outlines = None if polygons is None else [list(map(int, one)) for one in polygons]
+    return Detection(*_class(row), float(row["score"]), box, _mask(row.get("mask")), outlines, points)
+
+
+def _mask(found: Any) -> Mask | None:
+    if found is None:
+        return None
+    height, width = found["size"]
+    return Mask(int(height), int(width), str(found["counts"]))
+
+
+def _score(point: Any) -> float | None:
+    score = point.get("score")
+    return None if score is None else float(score)
 
 
 def models_of(rows: Any) -> tuple[RemoteModel, ...]:

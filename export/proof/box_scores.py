@@ -68,7 +68,7 @@ def _found(answers: Rows, target: np.ndarray, spec: ModelSpec, said: DetectionOu
     window = window_of(spec)
     threshold = min(LEAST_SCORE, said.threshold)
     try:
-        boxes, classes, scores = find_boxes(values, said, spec.activation, window, threshold, MAX_DETECTIONS)
+        boxes, classes, scores, _ = find_boxes(values, said, spec.activation, window, threshold, MAX_DETECTIONS)
     except ModelFailed:
         return Found(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0))
     if spec.image is not None:
