@@ -219,8 +219,8 @@ def detections(
     objects = [Detection(number, _label(spec, number), score, Box(*corners)) for corners, number, score in rows]
     if said.prototypes is not None and masks != "none":
         shapes = masks_of(values, said, found, placed, placement, masks)
-        for one, (one.mask, one.polygons) in zip(objects, shapes, strict=True):
-            pass
+        for one, (mask, polygons) in zip(objects, shapes, strict=True):
+            one.mask, one.polygons = mask, polygons
     if said.keypoints:
         for one, points in zip(objects, keypoints_of(values, said, found, placement), strict=True):
             one.keypoints = points

@@ -113,14 +113,43 @@ def _segmentation(outputs: Sequence[TensorSpec]) -> SegmentationOutput:
 def _located(detection: DetectionOutputs, outputs: Sequence[TensorSpec], labels: Sequence[str]) -> DetectionOutputs:
     """The same with the names of its outputs, if only the layout is known. Raises BundleError."""
     if not detection.boxes:
-        scores = outputs[1].name if detection.layout == "detr" and len(outputs) > 1 else None
-        detection = replace(detection, boxes=outputs[0].name, scores=scores)
+        detection = _named(detection, outputs, len(labels))
     classes = detection.check(outputs)
     if labels and classes not in (None, len(labels)):
         raise BundleError(
             f"there are {len(labels)} labels, but read as {detection.layout} {_listed(outputs)} has {classes} classes"
         )
     return detection
+
+
+def _named(detection: DetectionOutputs, outputs: Sequence[TensorSpec], labels: int) -> DetectionOutputs:
+    """The layout with the first outputs. Raises BundleError."""
+    boxes, second = outputs[0], outputs[1].name if len(outputs) > 1 else None
+    if detection.layout == "detr":
+        return replace(detection, boxes=boxes.name, scores=second)
+    if detection.layout == "yolo_v8_seg":
+        if second is None:
+            raise BundleError(f"the layout yolo_v8_seg has prototypes as a second output, and there is {_listed(outputs)}")
+        return replace(detection, boxes=boxes.name, prototypes=second)
+    if detection.layout == "yolo_v8_pose":
+        return replace(detection, boxes=boxes.name, keypoints=_keypoints(boxes, max(1, labels)))
+    return replace(detection, boxes=boxes.name)
+
+
+def _keypoints(boxes: TensorSpec, classes: int) -> tuple[int, int]:
+    """How many keypoints follow the classes of a box, and how many values each has. Raises BundleError if that is
+    unclear.
+    """
+    values = (boxes.shape[0] if boxes.shape else 0) - 4 - classes
+    fitting = [(values // each, each) for each in (3, 2) if values > 0 and values % each == 0]
+    if len(fitting) == 1:
+        return fitting[0]
+    why = "may be keypoints of 2 or of 3 values" if fitting else "are no keypoints of 2 or 3 values"
+    raise BundleError(
+        f"after 4 values of a box and the scores of {classes} classes, {boxes.name} has {values} values, which {why}; "
+        f'pass --labels, or --detection FILE.json with {{"boxes": "{boxes.name}", "layout": "yolo_v8_pose", '
+        '"keypoints": [17, 3]}'
+    )
 
 
 def _detection(outputs: Sequence[TensorSpec]) -> DetectionOutputs:

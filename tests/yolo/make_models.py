@@ -14,7 +14,10 @@ FOLDER then holds:
   score, class) in pixels of the input, in the order of the anchors, before suppression, and `kept_NN`, those of their
   rows that remain after torchvision's `nms` of each class, best first
 - `NAME.json`: per picture the answer of `YOLO("NAME.onnx").predict(rect=False)`: its `threshold`, which is lower for
-  plain pictures, and its `boxes`, [x1, y1, x2, y2, score, class] in pixels of the picture
+  plain pictures, and its `boxes`, [x1, y1, x2, y2, score, class] in pixels of the picture; for a pose model also the
+  `keypoints` of each box, [x, y, score]
+- `NAME.masks.npz`, for a segmenting model: per picture `NN` bool [boxes, height, width], its masks with
+  `retina_masks=True`, which are as large as the picture
 - with `--train-s`, shapes-yolo11n, trained on drawn shapes; `shapes/`, their pictures and labels in YOLO's form; and
   `shapes-yolo11n.map.json`, its mean average precision there by `YOLO.val`
 """
@@ -85,6 +88,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "yolo26n-anchors": ("yolo26n.yaml", {}),
     "yolo11n-seg": ("yolo11n-seg.yaml", {}),
     "yolo11n-pose": ("yolo11n-pose.yaml", {}),
+    "yolo11n-seg-nms": ("yolo11n-seg.yaml", {"nms": True}),
+    "yolo11n-pose-nms": ("yolo11n-pose.yaml", {"nms": True}),
     "yolo11n-obb": ("yolo11n-obb.yaml", {}),
     "yolo11n-cls": ("yolo11n-cls.yaml", {}),
     "yolo11n-dynamic": ("yolo11n.yaml", {"dynamic": True}),
@@ -271,13 +276,21 @@ def candidates(output: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def answers(path: Path, paths: list[Path], side_px: int = SIDE_PX) -> list[dict[str, Any]]:
+    """Writes the masks beside, if there are any."""
     model = (RTDETR if "rtdetr" in path.stem else YOLO)(str(path))
-    found = []
-    for one, size in zip(paths, SIZES_PX, strict=True):
+    found, masks = [], {}
+    for place, (one, size) in enumerate(zip(paths, SIZES_PX, strict=True)):
         threshold = PLAIN_THRESHOLD if max(size) <= PLAIN_PX else THRESHOLD
         choices = {"conf": threshold, "iou": IOU_THRESHOLD, "max_det": MAX_BOXES, "rect": False, "imgsz": side_px}
-        (result,) = model.predict(str(one), **choices, device="cpu", verbose=False)
+        (result,) = model.predict(str(one), **choices, retina_masks=True, device="cpu", verbose=False)
         found.append({"threshold": threshold, "boxes": result.boxes.data.tolist()})
+        if result.keypoints is not None:
+            found[-1]["keypoints"] = result.keypoints.data.tolist()
+        if "-seg" in path.stem:
+            none = np.zeros((0, *result.orig_shape), bool)
+            masks[f"{place:02}"] = none if result.masks is None else result.masks.data.numpy().astype(bool)
+    if masks:
+        np.savez_compressed(path.with_suffix(".masks.npz"), **masks)
     return found
 
 
@@ -287,7 +300,7 @@ def record(path: Path, paths: list[Path], pictures: np.ndarray) -> None:
         for place, output in enumerate(values["output0"]):
             values[f"candidates_{place:02}"], values[f"kept_{place:02}"] = candidates(output)
     np.savez_compressed(path.with_suffix(".npz"), input=pictures, **values)
-    if not any(kind in path.stem for kind in ("-seg", "-pose", "-obb", "-cls")):
+    if not any(kind in path.stem for kind in ("-obb", "-cls")):
         path.with_suffix(".json").write_text(json.dumps(answers(path, paths, pictures.shape[-1])))
 
 
