@@ -21,7 +21,7 @@ MaskForm = Literal["rle", "polygons", "none"]
 MASK_FORMS: tuple[MaskForm, ...] = get_args(MaskForm)
 Polygons = list[list[int]]
 # In one answer. More is an untrained network, or a threshold near 0; it would take seconds and many megabytes.
-MOST_MASKS, MOST_RUNS = 1000, 2_000_000
+MOST_MASKS, MOST_RUNS = 1000, 4_000_000
 _ADVICE = "raise threshold, lower top_k, or leave the masks out with masks=none"
 
 
@@ -64,7 +64,7 @@ def keypoints_of(
 
 def masks_bytes(prototypes: tuple[int, ...], size: Extent) -> int:
     """Estimate the memory to compute the masks: the values between columns of the prototypes, several times, and the
-    run lengths.
+    run lengths of a hundred objects as wide as the picture.
     """
     masks, rows, columns = prototypes
-    return 4 * rows * columns * (masks + 32) + 20 * size[0] * rows + 16 * MOST_RUNS
+    return 4 * rows * columns * (masks + 32) + size[0] * (20 * rows + 100 * 16)

@@ -25,6 +25,7 @@ FOLDER then holds:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -53,6 +54,8 @@ PLAIN_PX, PLAIN_THRESHOLD = 100, 0.12
 # In a network that has learned nothing: the share of anchors whose best class reaches the threshold, in the median
 # picture, and how far the best logit is above it.
 SHARE_FOUND, MOST_LOGIT = 0.02, 4.0
+# Over so many cells of 4 pixels, masks of such a network are smoothed.
+SMOOTH_CELLS = 9
 SHAPES = ("rectangle", "circle", "triangle")
 # Width and height. The ends of the range, tall and wide, odd sides, the side of the input, less and more than it.
 SIZES_PX = (
@@ -225,6 +228,11 @@ def untrained(description: str, pictures: np.ndarray) -> YOLO:
     model = (RTDETR if "rtdetr" in description else YOLO)(description)
     if not any(kind in description for kind in ("rtdetr", "-cls")):
         spread(model.model, torch.from_numpy(pictures))
+    if "-seg" in description:
+        # Masks without a shape would be nothing but edges.
+        prototypes = model.model.model[-1].proto
+        smooth = [torch.nn.AvgPool2d(SMOOTH_CELLS, 1, SMOOTH_CELLS // 2, count_include_pad=False) for _ in range(2)]
+        prototypes.cv3 = torch.nn.Sequential(prototypes.cv3, *smooth)
     return model
 
 
@@ -245,8 +253,9 @@ def trained(data: Path, seconds: float, folder: Path, start: str) -> YOLO:
 
 
 def export(model: YOLO, path: Path, side_px: int = SIDE_PX, **options: Any) -> None:
-    made = Path(model.export(format="onnx", imgsz=side_px, device="cpu", **options))
-    made.replace(path)
+    # The exporter names the file after the description, so that it would replace another model's here.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, contextlib.chdir(folder):
+        Path(model.export(format="onnx", imgsz=side_px, device="cpu", **options)).resolve().replace(path)
 
 
 def outputs_of(path: Path, pictures: np.ndarray) -> dict[str, np.ndarray]:
