@@ -6,6 +6,7 @@ a mask begins and ends where that line crosses 0. The work grows with the pictur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -23,23 +24,33 @@ _AT_ONCE = 32
 
 class _Axis(NamedTuple):
     """Where the centres of the picture's pixels lie between the cells of the prototypes, along an axis: pixel i is at
-    i * `step` - `shift` cells, where cell j's centre is at j. The last cell is `last`.
+    i * `step` - `shift` cells, where cell j's centre is at j, and nearer than that to neither end than `low` and `high`.
     """
 
     step: float
     shift: float
-    last: int
+    low: float
+    high: float
 
     @staticmethod
     def of(placement: ImagePlacement, axis: int, cells: int) -> _Axis:
-        """Of x (0) or y (1); the cells cover the whole input."""
-        per_input_px = cells / placement.window[axis]
-        step = placement.full[axis] / placement.picture[axis] * per_input_px
-        return _Axis(step, placement.corner[axis] * per_input_px + 0.5 - step / 2, cells - 1)
+        """Of x (0) or y (1); the cells cover the whole input.
+
+        What a network gives for the padding of a letterbox means nothing, so nothing is interpolated with it: the
+        values at the edge of what it was shown hold to the edge of the picture. As in Ultralytics, they are of whole
+        cells, or of pixels of the input if the padding ends within a cell.
+        """
+        window, full, corner = placement.window[axis], placement.full[axis], placement.corner[axis]
+        shown = max(0, -corner), min(window, full - corner)
+        sample_px = math.gcd(window // cells, *shown) if window % cells == 0 else 1
+        low, high = ((edge + half) * cells / window - 0.5 for edge, half in zip(shown, (sample_px / 2, -sample_px / 2), strict=True))
+        step = full / placement.picture[axis] * cells / window
+        shift = corner * cells / window + 0.5 - step / 2
+        return _Axis(step, shift, max(0.0, low), min(float(cells - 1), high))
 
     def at(self, pixels: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
-        """Their places, clipped to the first and last cell."""
-        places: npt.NDArray[np.float64] = (pixels * self.step - self.shift).clip(0, self.last)
+        """Their places, from `low` to `high`."""
+        places: npt.NDArray[np.float64] = (pixels * self.step - self.shift).clip(self.low, self.high)
         return places
 
 
@@ -74,13 +85,18 @@ def _edges(
         return np.zeros(0, np.int64)
     lines = _between_columns(values, across.at(np.arange(left, right)))
     upper, lower = down.at(np.array([top, bottom - 1])).astype(np.int64).tolist()
-    lines = lines[:, upper : min(lower + 1, down.last) + 1]
+    lines = lines[:, upper : lower + 2]
     is_inside = lines > 0
     columns, cells = np.nonzero(is_inside[:, 1:] != is_inside[:, :-1])
     before, after = lines[columns, cells].astype(np.float64), lines[columns, cells + 1]
-    crossings = (upper + cells + before / (before - after) + down.shift) / down.step
-    # The first pixel beyond the crossing; exactly there, the value is 0, which is outside.
-    rows = np.where(before > 0, np.ceil(crossings), np.floor(crossings) + 1).clip(top, bottom).astype(np.int64)
+    crossings = upper + cells + before / (before - after)
+    # The first pixel beyond the crossing. Exactly there, the value is 0, which is outside.
+    ends = before > 0
+    rows = (crossings + down.shift) / down.step
+    rows = np.where(ends, np.ceil(rows), np.floor(rows) + 1)
+    rows[np.where(ends, crossings <= down.low, crossings < down.low)] = top
+    rows[np.where(ends, crossings > down.high, crossings >= down.high)] = bottom
+    rows = rows.clip(top, bottom).astype(np.int64)
     starts = np.arange(left, right) * height
     return np.concatenate(
         [starts[is_inside[:, 0]] + top, starts[columns] + rows, starts[is_inside[:, -1]] + bottom]

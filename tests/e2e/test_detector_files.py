@@ -165,9 +165,9 @@ def test_options_overrule_the_file(tmp_path: Path) -> None:
         ("yolo_v8", METADATA, {"detection": Path("yolo_v8_pose")}, "has 0 values, which are no keypoints"),
         (
             "yolo_v8_pose",
-            METADATA | {"task": "detect"},
-            {"detection": Path("yolo_v8_pose")},
-            "has 6 values, which may be keypoints of 2 or of 3 values; pass --labels, or --detection FILE.json",
+            PLAIN,
+            {"detection": Path("yolo_v8_pose"), "preprocess": "letterbox"},
+            "scores of 1 classes, output0 has 7 values, which are no keypoints of 2 or 3 values; pass --labels, or",
         ),
         (
             "yolo_v8",

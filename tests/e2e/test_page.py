@@ -332,6 +332,7 @@ def test_boxes_and_class_maps_lie_over_the_picture(
 
         for model, inside, outside in (("shaped", [100, 20], [100, 44]), ("posed", [32, 48], [50, 48])):
             page.locator("#asked").select_option(f"{model}/1")
+            page.get_by_role("slider", name="Score at least").press("Home")
             expect(drawn).to_have_text(["class 0 0.90"])
             painted, free = page.locator("canvas.layer").evaluate(
                 "(map, at) => at.map(one => map.getContext('2d').getImageData(...one, 1, 1).data[3])", [inside, outside]

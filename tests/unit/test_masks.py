@@ -14,9 +14,11 @@ from scipy import ndimage
 from convoy.app.pictures import instances
 from convoy.app.pictures.answering import detections
 from convoy.app.pictures.coco import coco_records
+from convoy.export.proof.activation import purpose_of
+from convoy.export.sources.onnx_metadata import usual_detection
 from convoy.models.answers import Detection, Keypoint
 from convoy.models.boxes import in_order_of
-from convoy.models.errors import BundleError, InvalidRequest, ModelFailed
+from convoy.models.errors import BundleError, InvalidRequest, JobError, ModelFailed
 from convoy.models.geometry import ImagePlacement
 from convoy.models.masks import masks_on_picture
 from convoy.models.polygons import TOLERANCE_PX, polygons_of, simplified
@@ -141,7 +143,7 @@ def drawn(coefficients: np.ndarray, prototypes: np.ndarray, box: np.ndarray, pla
     for axis, cells in ((0, values.shape[1]), (1, values.shape[0])):
         centres = np.arange(placement.picture[axis]) + 0.5
         on_input = centres * placement.full[axis] / placement.picture[axis] - placement.corner[axis]
-        places.append((on_input * cells / placement.window[axis] - 0.5).clip(0, cells - 1))
+        places.append((on_input.clip(*shown(placement, axis, cells)) * cells / placement.window[axis] - 0.5))
     rows, columns = np.meshgrid(places[1], places[0], indexing="ij")
     found: np.ndarray = ndimage.map_coordinates(values, [rows, columns], order=1, mode="nearest")
     own_rows, own_columns = np.mgrid[: placement.picture[1], : placement.picture[0]]
@@ -150,13 +152,27 @@ def drawn(coefficients: np.ndarray, prototypes: np.ndarray, box: np.ndarray, pla
     return found
 
 
+def shown(placement: ImagePlacement, axis: int, cells: int) -> tuple[float, float]:
+    """The centres of the first and last cell of the prototypes that shows only the picture; of pixels of the input
+    where a cell shows both the picture and its padding."""
+    size = placement.window[axis]
+    first, end = max(0, -placement.corner[axis]), min(size, placement.full[axis] - placement.corner[axis])
+    cell = size // cells
+    whole = size % cells == 0
+    for px in (cell, cell // 2, cell // 3):
+        if whole and px > 1 and not (first % px or end % px or cell % px):
+            return first + px / 2, end - px / 2
+    return first + 0.5, end - 0.5
+
+
 @settings(deadline=None)
 @given(SEED, st.sampled_from(["letterbox", "exact", "shorter_side"]))
 def test_masks_are_where_interpolated_values_are_above_0(seed: int, mode: Any) -> None:
     generator = np.random.default_rng(seed)
     width, height = (int(side) for side in generator.integers(1, 400, 2))
     placement = ImagePlacement.of((width, height), replace(LETTERBOX, resize_mode=mode, resize_px=100))
-    prototypes = generator.normal(size=(4, *generator.integers(1, 30, 2))).astype(np.float32)
+    rows, columns = generator.choice([[16, 24], [32, 48], *generator.integers(1, 30, (2, 2)).tolist()])
+    prototypes = generator.normal(size=(4, rows, columns)).astype(np.float32)
     coefficients = generator.normal(size=(3, 4)).astype(np.float32)
     boxes = np.sort(generator.uniform(-0.1, 1.1, (3, 2, 2)), axis=1).reshape(3, 4) * [width, height, width, height]
     boxes = boxes.clip(0, [width, height, width, height])
@@ -304,6 +320,23 @@ def test_classes_are_what_masks_and_keypoints_leave() -> None:
     assert DetectionOutputs("b", layout="yolo_v8_seg", prototypes="p").check(OUTPUTS) == 80
     assert DetectionOutputs("b", layout="yolo_v8_pose", keypoints=(12, 3)).check(OUTPUTS) == 76
     assert DetectionOutputs("b", layout="yolo_v8_seg", prototypes="p", classes=80).check(OUTPUTS) == 80
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [(51, (17, 3)), (34, (17, 2)), (6, "may be keypoints of 2 or of 3"), (1, "are no keypoints"), (0, "are no keypoin")],
+)
+def test_a_layout_by_its_name_finds_its_keypoints(values: int, expected: Any) -> None:
+    outputs = [TensorSpec("b", "FP32", (4 + 2 + values, 100))]
+    asked: dict[str, Any] = {"labels": ("cat", "dog"), "takes_images": True}
+    said = usual_detection("yolo_v8_pose", "")
+    if isinstance(expected, str):
+        with pytest.raises(JobError, match=f"b has {values} values, which {expected}"):
+            purpose_of("detect", outputs, **asked, detection=said)
+    else:
+        found = purpose_of("detect", outputs, **asked, detection=said).detection
+        assert found is not None
+        assert (found.boxes, found.keypoints) == ("b", expected)
 
 
 def test_only_rows_of_boxes_are_brought_into_order() -> None:
