@@ -216,7 +216,7 @@ def _stated(plan: ExportPlan, model: StatedModel) -> Iterator[str]:
             yield f"masks: from the prototypes {boxes.prototypes} (--detection)"
         if boxes.keypoints:
             points, values = boxes.keypoints
-            yield f"keypoints: {points} for each box, each with x, y{' and a score' if values == 3 else ''} (--detection)"
+            yield f"keypoints: {points} for each box, with x, y{' and a score' if values == 3 else ''} (--detection)"
     if asked.task is None:
         yield f"task: {model.task}{f', {model.remark}' if model.remark else ''} (--task)"
 

@@ -93,7 +93,7 @@ class Mask:
 
 
 class Keypoint(NamedTuple):
-    """A point of an object in pixels of the picture, as a box's corners are. `score` is None if the model gives none."""
+    """A point of an object in pixels of the picture, as for a box. `score` is None if the model gives none."""
 
     x: float
     y: float

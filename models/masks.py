@@ -1,7 +1,7 @@
 """From a network's prototypes to the mask of each object, as run lengths in pixels of the picture.
 
-A mask is never drawn: along each column of the picture, the values between two cells of the prototypes are on a line, so
-a mask begins and ends where that line crosses 0. The work grows with the picture's width and not with its pixels.
+A mask is never drawn: along each column of the picture, the values between two cells of the prototypes are on a line,
+so a mask begins and ends where that line crosses 0. The work grows with the picture's width and not with its pixels.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _AT_ONCE = 32
 
 
 class _Axis(NamedTuple):
-    """Where the centres of the picture's pixels lie between the cells of the prototypes, along an axis: pixel i is at
-    i * `step` - `shift` cells, where cell j's centre is at j, and nearer than that to neither end than `low` and `high`.
+    """Where the centres of the picture's pixels lie between the cells of the prototypes, along an axis.
+
+    Pixel i is at i * `step` - `shift`, where the centre of cell j is at j, but not below `low` or above `high`.
     """
 
     step: float
@@ -43,7 +44,10 @@ class _Axis(NamedTuple):
         window, full, corner = placement.window[axis], placement.full[axis], placement.corner[axis]
         shown = max(0, -corner), min(window, full - corner)
         sample_px = math.gcd(window // cells, *shown) if window % cells == 0 else 1
-        low, high = ((edge + half) * cells / window - 0.5 for edge, half in zip(shown, (sample_px / 2, -sample_px / 2), strict=True))
+        low, high = (
+            (edge + half) * cells / window - 0.5
+            for edge, half in zip(shown, (sample_px / 2, -sample_px / 2), strict=True)
+        )
         step = full / placement.picture[axis] * cells / window
         shift = corner * cells / window + 0.5 - step / 2
         return _Axis(step, shift, max(0.0, low), min(float(cells - 1), high))
@@ -55,7 +59,10 @@ class _Axis(NamedTuple):
 
 
 def masks_on_picture(
-    coefficients: Floats, prototypes: npt.NDArray[np.floating], corners: npt.NDArray[np.float64], placement: ImagePlacement
+    coefficients: Floats,
+    prototypes: npt.NDArray[np.floating],
+    corners: npt.NDArray[np.float64],
+    placement: ImagePlacement,
 ) -> Iterator[Integers]:
     """The run lengths of each object's mask on the picture, as int64 counts of pixels down the columns.
 
@@ -76,10 +83,8 @@ def masks_on_picture(
             yield counts_between(found, width * height)
 
 
-def _edges(
-    values: Floats, across: _Axis, down: _Axis, box: tuple[int, int, int, int], height: int
-) -> Integers:
-    """Where the mask begins or ends in the box, as places in the columns of the picture. `values` is [columns, rows]."""
+def _edges(values: Floats, across: _Axis, down: _Axis, box: tuple[int, int, int, int], height: int) -> Integers:
+    """Where the mask begins or ends in the box, as places down the columns of the picture; `values` is [columns, rows]."""
     left, top, right, bottom = box
     if left >= right or top >= bottom:
         return np.zeros(0, np.int64)
@@ -98,9 +103,7 @@ def _edges(
     rows[np.where(ends, crossings > down.high, crossings >= down.high)] = bottom
     rows = rows.clip(top, bottom).astype(np.int64)
     starts = np.arange(left, right) * height
-    return np.concatenate(
-        [starts[is_inside[:, 0]] + top, starts[columns] + rows, starts[is_inside[:, -1]] + bottom]
-    )
+    return np.concatenate([starts[is_inside[:, 0]] + top, starts[columns] + rows, starts[is_inside[:, -1]] + bottom])
 
 
 def _between_columns(values: Floats, places: npt.NDArray[np.float64]) -> Floats:

@@ -30,7 +30,8 @@ def counts_text(counts: Integers) -> str:
         digits.append((digit | np.where(is_open, _MORE, 0)) + _ZERO)
     if not digits:
         return ""
-    return np.stack(digits, axis=1)[np.stack(is_used, axis=1)].astype(np.uint8).tobytes().decode("ascii")
+    used: npt.NDArray[np.int64] = np.stack(digits, axis=1)[np.stack(is_used, axis=1)]
+    return used.astype(np.uint8).tobytes().decode("ascii")
 
 
 def counts_of(text: str) -> Integers:
@@ -44,7 +45,8 @@ def counts_of(text: str) -> Integers:
     place = np.arange(len(digits)) - np.repeat(starts, ends - starts + 1)
     if place.max(initial=0) >= _MOST_DIGITS:
         raise ValueError("a run length is too large")
-    counts = np.add.reduceat((digits & (_MORE - 1)) << (_BITS * place), starts) if len(ends) else digits
+    shifted = (digits & (_MORE - 1)) << (_BITS * place)
+    counts: Integers = np.add.reduceat(shifted, starts) if len(ends) else shifted
     counts -= np.where(digits[ends] & _SIGN, 1 << (_BITS * (place[ends] + 1)), 0)
     counts[1::2] = counts[1::2].cumsum()
     counts[2::2] = counts[2::2].cumsum()

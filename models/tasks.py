@@ -120,10 +120,10 @@ class DetectionOutputs:
 
     The YOLO layouts are in pixels of the network's input, or fractions if `box_unit` says so. `classes` is C if further
     other values follow. An object's mask is where the sum of its coefficients times the prototypes is above 0, within
-    its box. A keypoint is x, y and, if D is 3, its score from 0 to 1. With `anchors`, `boxes` [K, 4] holds the difference from the
-    anchor of its row, (dx, dy, dw, dh) times `anchor_weights`: the centre moved by dx widths and dy heights, the size
-    times e to the dw and dh, of which at most ln(1000 / 16) counts (Girshick et al., 2014). Rows with a label below 0
-    or a score of 0 are padding.
+    its box. A keypoint is x, y and, if D is 3, its score from 0 to 1. With `anchors`, `boxes` [K, 4] holds the
+    difference from the anchor of its row, (dx, dy, dw, dh) times `anchor_weights`: the centre moved by dx widths and dy
+    heights, the size times e to the dw and dh, of which at most ln(1000 / 16) counts (Girshick et al., 2014). Rows with
+    a label below 0 or a score of 0 are padding.
 
     `background` is the class that stands for no object. `threshold` is the default minimum score, after the spec's
     activation. With `multi_label`, a box counts for each class that reaches the threshold, otherwise for its best; by

@@ -59,9 +59,9 @@ def check_takes_pictures(served: Served) -> None:
         raise InvalidRequest(f"'{name}' {why}; send tensors to /v2/models/{name}/versions/{version}/infer")
 
 
-def wanted_of(served: Served, given: Mapping[str, object]) -> Wanted:
+def wanted_of(served: Served, asked: Mapping[str, object]) -> Wanted:
     """Parse the options for a picture: numbers, text or None, of those named in `OPTIONS`. Raises InvalidRequest."""
-    top_k, threshold, iou, masks = (given.get(name) for name in OPTIONS)
+    top_k, threshold, iou, masks = (asked.get(name) for name in OPTIONS)
     overlap = None if iou is None else check_iou(_decimal(iou), iou, served)
     form: MaskForm = "rle" if masks is None else check_masks(masks, served)
     answering = ANSWERING[served.spec.task]

@@ -129,7 +129,9 @@ def _named(detection: DetectionOutputs, outputs: Sequence[TensorSpec], labels: i
         return replace(detection, boxes=boxes.name, scores=second)
     if detection.layout == "yolo_v8_seg":
         if second is None:
-            raise BundleError(f"the layout yolo_v8_seg has prototypes as a second output, and there is {_listed(outputs)}")
+            raise BundleError(
+                f"the layout yolo_v8_seg has prototypes as a second output, and there is {_listed(outputs)}"
+            )
         return replace(detection, boxes=boxes.name, prototypes=second)
     if detection.layout == "yolo_v8_pose":
         return replace(detection, boxes=boxes.name, keypoints=_keypoints(boxes, max(1, labels)))

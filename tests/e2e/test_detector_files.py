@@ -130,7 +130,8 @@ def test_masks_and_keypoints_are_understood(
 
 
 @pytest.mark.parametrize(
-    "metadata", [METADATA | {"task": "pose"}, OF_POSE | {"kpt_shape": "[2, 4]"}, OF_POSE | {"kpt_shape": "__import__('os')"}]
+    "metadata",
+    [METADATA | {"task": "pose"}, OF_POSE | {"kpt_shape": "[2, 4]"}, OF_POSE | {"kpt_shape": "__import__('os')"}],
 )
 def test_keypoints_of_another_form_leave_the_boxes(tmp_path: Path, metadata: dict[str, str]) -> None:
     file = write_detector(tmp_path / "yolo.onnx", "yolo_v8_pose", metadata)

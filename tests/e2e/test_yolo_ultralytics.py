@@ -12,8 +12,8 @@ How its `predict` (8.4) works, where that matters for the comparison:
   then rounds coordinates to 1/32 px at class 79, which can decide a close call. `max_det` = 300 remain.
 - `scale_boxes` uses the rounded size and padding of the letterbox, and clips to the picture.
 - Masks with `retina_masks=True` are as large as the picture: the prototypes are enlarged until the padding of the
-  letterbox ends at a whole cell, which is cut off, and the rest is enlarged again, both times linearly; ours once. Masks
-  are cut at the box, and boxes without a pixel are left out; ours have an empty mask.
+  letterbox ends at a whole cell, which is cut off, and the rest is enlarged again, both times linearly; ours once.
+  Masks are cut at the box, and boxes without a pixel are left out; ours have an empty mask.
 - Keypoints are mapped to the picture and clipped as boxes are; the graph has applied the sigmoid to their scores.
 - Exports with `nms=True` and end-to-end heads (YOLOv10, YOLO26) suppress nothing further; conf and iou of the graph are
   those of the export.

@@ -84,7 +84,8 @@ def test_a_mask_covers_its_object_and_keypoints_are_dots() -> None:
     outlined = Detection(1, "cat", 0.5, box, polygons=[[100, 200, 500, 200, 500, 239, 100, 239]])
     canvas = Image.new("RGB", (640, 480))
     bare, one, other = (
-        np.asarray(drawn(canvas, Detections("m", 1, (found,)))) for found in (replace(masked, mask=None), masked, outlined)
+        np.asarray(drawn(canvas, Detections("m", 1, (found,))))
+        for found in (replace(masked, mask=None), masked, outlined)
     )
     inside = slice(160, 390), slice(110, 490)
     assert np.array_equal((one != bare).any(axis=2)[inside], shape[inside])

@@ -1,4 +1,4 @@
-"""Masks and keypoints of objects: run lengths as pycocotools', outlines, and both there and back through the letterbox."""
+"""Masks and keypoints of objects: run lengths as pycocotools', outlines, and the way back through the letterbox."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def drawn(coefficients: np.ndarray, prototypes: np.ndarray, box: np.ndarray, pla
     for axis, cells in ((0, values.shape[1]), (1, values.shape[0])):
         centres = np.arange(placement.picture[axis]) + 0.5
         on_input = centres * placement.full[axis] / placement.picture[axis] - placement.corner[axis]
-        places.append((on_input.clip(*shown(placement, axis, cells)) * cells / placement.window[axis] - 0.5))
+        places.append(on_input.clip(*shown(placement, axis, cells)) * cells / placement.window[axis] - 0.5)
     rows, columns = np.meshgrid(places[1], places[0], indexing="ij")
     found: np.ndarray = ndimage.map_coordinates(values, [rows, columns], order=1, mode="nearest")
     own_rows, own_columns = np.mgrid[: placement.picture[1], : placement.picture[0]]
@@ -324,7 +324,7 @@ def test_classes_are_what_masks_and_keypoints_leave() -> None:
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [(51, (17, 3)), (34, (17, 2)), (6, "may be keypoints of 2 or of 3"), (1, "are no keypoints"), (0, "are no keypoin")],
+    [(51, (17, 3)), (34, (17, 2)), (6, "may be keypoints of 2 or of 3"), (1, "are no keypoints"), (0, "are no")],
 )
 def test_a_layout_by_its_name_finds_its_keypoints(values: int, expected: Any) -> None:
     outputs = [TensorSpec("b", "FP32", (4 + 2 + values, 100))]
@@ -342,7 +342,9 @@ def test_a_layout_by_its_name_finds_its_keypoints(values: int, expected: Any) ->
 def test_only_rows_of_boxes_are_brought_into_order() -> None:
     said = DetectionOutputs("b", layout="end_to_end", prototypes="p")
     rows = np.array([[0.0, 0, 9, 9, 0.9, 0, 1], [5, 5, 20, 20, 0.9, 1, 2]])
-    one, other = ({"b": boxes[None], "p": np.full((1, 1, 2, 2), value)} for boxes, value in ((rows, 1), (rows[::-1], 2)))
+    one, other = (
+        {"b": boxes[None], "p": np.full((1, 1, 2, 2), value)} for boxes, value in ((rows, 1), (rows[::-1], 2))
+    )
     ordered = in_order_of(one, other, said)
     assert np.array_equal(ordered["b"][0], rows)
     assert np.array_equal(ordered["p"], other["p"])

@@ -2,7 +2,7 @@
 // opacity. Both sliders work on
 // the response that is there already, without another request.
 
-const MOST_BOXES = 300, MOST_MAP_PX = 1024, HIGHEST_PX = 420, COLOURS = 8, LEAST_POINT = 0.5;
+const MOST_BOXES = 300, MOST_MAP_PX = 1024, HIGHEST_PX = 420, COLOURS = 8, LEAST_POINT = 0.5, MASK_OPACITY = 0.5;
 // What people have chosen stays for the next picture; `repaint` draws the shown class map in the colours of the theme.
 const overlay = { least: null, opacity: 0.6, repaint: () => {} };
 
@@ -80,7 +80,7 @@ function paintShapes(canvas, { width, height }, detections) {
   const theme = getComputedStyle(document.documentElement);
   for (const { class_id, mask, keypoints } of [...detections].reverse()) {
     context.fillStyle = theme.getPropertyValue(`--k${class_id % COLOURS}`).trim();
-    context.globalAlpha = overlay.opacity;
+    context.globalAlpha = MASK_OPACITY;
     if (mask) columnsOf(mask, (column, top, rows) => context.fillRect(column * scale, top * scale, Math.max(1, scale), rows * scale));
     context.globalAlpha = 1;
     for (const { x, y, score } of keypoints ?? []) {
