@@ -84,7 +84,7 @@ def masks_on_picture(
 
 
 def _edges(values: Floats, across: _Axis, down: _Axis, box: tuple[int, int, int, int], height: int) -> Integers:
-    """Where the mask begins or ends in the box, as places down the columns of the picture; `values` is [columns, rows]."""
+    """Where the mask begins or ends in the box, as places down the picture's columns; `values` is [columns, rows]."""
     left, top, right, bottom = box
     if left >= right or top >= bottom:
         return np.zeros(0, np.int64)

@@ -61,7 +61,7 @@ def counts_between(edges: Integers, pixels: int) -> Integers:
     Equal positions cancel each other in pairs.
     """
     positions, times = np.unique(edges, return_counts=True)
-    counts = np.diff(positions[times % 2 == 1], prepend=0, append=pixels)
+    counts: Integers = np.diff(positions[times % 2 == 1], prepend=0, append=pixels)
     return counts if counts[-1] or len(counts) == 1 else counts[:-1]
 
 
