@@ -39,10 +39,11 @@ from convoy.export.sources.preprocess import (
     parse_input,
     resolve_image,
 )
-from convoy.export.sources.torch_job import INPUT_NAME, WeightsFrom
+from convoy.export.sources.torch_job import INPUT_NAME, RANDOM_WEIGHTS_ADVICE, Inquiry, WeightsFrom
+from convoy.export.sources.torch_process import ask
 from convoy.models.annotations.reading import annotated_labels, is_annotated
 from convoy.models.datasets import folder_classes, is_flat_folder, source_labels, unknown_source
-from convoy.models.errors import BundleError, UsageError
+from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.plan_cache import plan_folder
 from convoy.models.priorities import ORDINARY_PRIORITIES, Priorities
 from convoy.models.records import from_jsonable
@@ -186,6 +187,9 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         prepared = attempt(_prepared, options, source, origin, tensors, asked, front, changes)
         image, inputs = prepared or (None, ())
     known_as = attempt(_classes_known_as, options, labels) or NO_OTHER_NAMES
+    if mistakes.found and source.kind == "file":
+        # Otherwise the export itself tells, after a run that the user need not have waited for.
+        attempt(_check_factory, options, source)
     _refuse_mistakes(options, mistakes)
     assert origin is not None
     if image is not None:
@@ -249,6 +253,18 @@ def _prepared(
         partial(channels_of, source),
     )
     return image, tensors
+
+
+def _check_factory(options: ExportOptions, source: ModelSource) -> None:
+    """Raise UsageError if the user's function fails, or makes a network without weights."""
+    try:
+        said = ask(Inquiry(source.kind, source.name, str(source.file), is_about_weights=True))
+    except JobError as error:
+        raise UsageError(str(error)) from error
+    if said.is_random and options.weights is None and not options.random_weights:
+        raise MissingOption(
+            f"the weights that {source.shown} gives are random; {RANDOM_WEIGHTS_ADVICE}", "--weights", "FILE.pth"
+        )
 
 
 def _refuse_mistakes(options: ExportOptions, mistakes: Mistakes) -> None:

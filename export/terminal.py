@@ -14,9 +14,10 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from convoy.app.engines.select import fastest_measured
 from convoy.export.progress import Progress, Step
 from convoy.export.report.verdict import verdict_of
-from convoy.models.bundle import BUSY_MARK, ON_CPU, LatencyPoint, Manifest, Variant
+from convoy.models.bundle import BUSY_MARK, ON_CPU, LatencyPoint, LatencyTable, Manifest, Variant
 
 _REPORT_EVERY_S = 10.0
 _MOST_LINES = 10
@@ -97,7 +98,8 @@ def summary(manifest: Manifest, *, is_verbose: bool = False) -> Group:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     # Our names stay whole, even beside long figures.
     table.add_column("variant", no_wrap=True, min_width=max(len(variant.file) for variant in manifest.variants))
-    for heading in ("size", _score_heading(manifest), "agreement", "ms b=1", f"ms b={largest}", "speed", "served"):
+    sizes = ["ms b=1", f"ms b={largest}"] if largest > 1 else ["ms b=1"]
+    for heading in ("size", _score_heading(manifest), "agreement", *sizes, "speed", "served"):
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in manifest.variants:
         nbytes = manifest.files[variant.file].bytes
@@ -105,7 +107,7 @@ def summary(manifest: Manifest, *, is_verbose: bool = False) -> Group:
             variant.file,
             f"{nbytes / 1024:.0f} KiB" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.1f} MiB",
             *_accuracy(variant),
-            *_latency(variant),
+            *_latency(variant)[: len(sizes)],
             _speed(variant),
             _served(manifest, variant),
         )
@@ -161,10 +163,15 @@ def _accuracy(variant: Variant) -> tuple[str, str]:
     return variant.accuracy.headline[1], f"{100 * variant.accuracy.agreement:.2f} %"
 
 
+def _fastest(variant: Variant) -> LatencyTable | None:
+    """In the engine that serves this file; None if nothing was measured."""
+    tables = variant.latencies
+    return tables[fastest_measured(tables)] if tables else None
+
+
 def _latency(variant: Variant) -> tuple[str, str]:
-    if variant.latency is None:
-        return "-", "-"
-    return _ms(variant.latency.points[0]), _ms(variant.latency.points[-1])
+    table = _fastest(variant)
+    return ("-", "-") if table is None else (_ms(table.points[0]), _ms(table.points[-1]))
 
 
 def _ms(point: LatencyPoint) -> str:
@@ -175,7 +182,7 @@ def _ms(point: LatencyPoint) -> str:
 
 
 def _speed(variant: Variant) -> str:
-    gain = variant.latency.speedup if variant.latency else None
-    if variant.latency is None or gain is None:
+    table = _fastest(variant)
+    if table is None or table.speedup is None:
         return "-"
-    return f"{gain.median:.2f}x{BUSY_MARK * variant.latency.is_of_busy_machine}"
+    return f"{table.speedup.median:.2f}x{BUSY_MARK * table.is_of_busy_machine}"

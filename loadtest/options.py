@@ -64,7 +64,8 @@ class LoadTestOptions:
         Body, Option("Kind of request; auto: images if the model takes them, else tensors.", group="Requests")
     ] = "auto"
     images: Annotated[
-        Path | None, Option("Folder of images to send in turn; default: Convoy's own.", group="Requests")
+        Path | None,
+        Option("Folder of images to send in turn, with its subfolders; default: Convoy's own.", group="Requests"),
     ] = None
     deadline_ms: Annotated[
         float | None, Option("Deadline to send with each request, in milliseconds.", group="Requests")

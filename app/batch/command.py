@@ -29,7 +29,10 @@ from convoy.app.batch.results import (
 from convoy.app.batch.workers import LocalWorkers, run_on_ray
 from convoy.app.config.settings import Settings
 from convoy.models.errors import JobError
+from convoy.models.spec import ModelSpec
 from convoy.models.store import DEMO_STORE
+
+_CLASSES = 5  # per image, by default
 
 
 def run(options: BatchOptions, console: Console) -> int:
@@ -119,12 +122,17 @@ def _identity(options: BatchOptions, model: BatchModel, inputs: BatchInputs, bas
         bundle=model.sha256,
         engine=options.engine,
         precision=options.precision,
-        top_k=options.top_k,
+        top_k=options.top_k or _default_top_k(model.bundle.manifest.spec),
+        threshold=options.threshold,
         embeddings=options.embeddings,
         max_pixels=options.max_pixels,
         inputs=inputs.digest(base),
         images=inputs.images,
     )
+
+
+def _default_top_k(spec: ModelSpec) -> int:
+    return _CLASSES if spec.detection is None else spec.detection.max_boxes
 
 
 def _print(console: Console, line: str) -> None:

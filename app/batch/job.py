@@ -34,7 +34,10 @@ class BatchOptions:
     out: Annotated[Path, Option("Folder for part-*.parquet and errors.parquet.")]
     store: Annotated[Path | None, Option("Folder of models; default: the demo.")] = None
     model_version: Annotated[int | None, Option("Version of the model; default: the newest.")] = None
-    top_k: Annotated[int, Option("Classes per image.")] = 5
+    top_k: Annotated[
+        int | None, Option("Classes or objects per image; default: 5 classes, or the model's most objects.")
+    ] = None
+    threshold: Annotated[float | None, Option("Least score of objects; default: the model's.")] = None
     embeddings: Annotated[str | None, Option("Output to store as a column of lists.")] = None
     column: Annotated[str | None, Option("Parquet column with paths or images.")] = None
     batch_size: Annotated[int, Option("Images per batch; 0: the model's own.")] = 0
@@ -49,12 +52,14 @@ class BatchOptions:
         if not self.inputs:
             raise UsageError("pass at least one input: an image, a folder, a list, a parquet file or a tar")
         for name, value, least in (
-            ("--top-k", self.top_k, 1),
+            ("--top-k", 1 if self.top_k is None else self.top_k, 1),
             ("--batch-size", self.batch_size, 0),
             ("--workers", self.workers, 0),
         ):
             if value < least:
                 raise UsageError(f"{name} must be at least {least}, got {value}")
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise UsageError(f"--threshold must be from 0 to 1, got {self.threshold:g}")
         given = {"engine": self.engine, "precision": self.precision, "max_pixels": self.max_pixels}
         return read_settings({"store": self.store, **given})
 
@@ -131,12 +136,14 @@ def _check_spec(spec: ModelSpec, options: BatchOptions) -> None:
         raise JobError(
             f"{options.name!r} has no image preprocessing, so it cannot take images; export it with --preprocess"
         )
-    if not spec.gives_classes:
+    if not spec.gives_classes and spec.detection is None:
         raise JobError(
-            f"{options.name!r} has the task {spec.task!r}, but convoy batch only classifies; "
+            f"{options.name!r} has the task {spec.task!r}, but convoy batch only classifies and detects; "
             f"send the images to a server, or tensors to its /v2/models/{options.name}/infer"
         )
-    if spec.outputs[0].is_strings or spec.outputs[0].numpy_dtype.kind not in "fiu":
+    if spec.detection is None and options.threshold is not None:
+        raise UsageError(f"--threshold is for detectors, but {options.name!r} is none; leave it out")
+    if spec.gives_classes and (spec.outputs[0].is_strings or spec.outputs[0].numpy_dtype.kind not in "fiu"):
         raise JobError(f"{options.name!r} returns no scores, so there are no labels to write")
     if options.batch_size > max(1, spec.max_batch_size):
         raise UsageError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
@@ -17,19 +17,24 @@ import numpy as np
 
 from convoy.app.batch.inputs import BatchImage
 from convoy.app.engines.base import Engine
-from convoy.app.engines.batch import EngineFailure, FailureScope
+from convoy.app.engines.batch import Answer, EngineFailure, FailureScope
 from convoy.app.engines.parts import Part
-from convoy.app.pictures.answering import RankedClasses, best_classes_of_batch
-from convoy.models.errors import ImageError, JobError
+from convoy.app.pictures.answering import ANSWERING, BOXES, RankedClasses, Wanted, best_classes_of_batch
+from convoy.models.answers import Detection
+from convoy.models.errors import ImageError, JobError, ModelFailed
+from convoy.models.geometry import Extent
 from convoy.models.images import decode_image_into
 from convoy.models.spec import ModelSpec
 
 
 class LabelledRows(NamedTuple):
-    """A batch's images, their classes, and the rows of the extra output, [images, values]."""
+    """A batch's images, what was found in them, and the rows of the extra output, [images, values].
+
+    `found` is the classes, or for a detector each image's objects, best first, or why it has none.
+    """
 
     images: list[BatchImage]
-    ranked: RankedClasses
+    found: RankedClasses | list[list[Detection] | str]
     embeddings: np.ndarray | None
 
 
@@ -44,11 +49,19 @@ Result = LabelledRows | Unreadable
 
 
 class _Decoded(NamedTuple):
-    """An image as the model's input, or why it cannot be read."""
+    """An image as the model's input, and its width and height; or why it cannot be read."""
 
     image: BatchImage
     row: np.ndarray
+    size: Extent
     error: str | None
+
+
+class _Answer(NamedTuple):
+    """One sample's output: its shape and its bytes."""
+
+    shape: tuple[int, ...]
+    data: memoryview
 
 
 _Item = TypeVar("_Item")
@@ -74,6 +87,8 @@ def _in_order(
 class Labeller:
     """One model, on one or several engines. `embeddings` is the index of an output.
 
+    `top_k` is the most classes or objects per image, and objects reach `threshold`.
+
     `piece_images` is how many images a thread decodes at a time.
     """
 
@@ -83,6 +98,7 @@ class Labeller:
         spec: ModelSpec,
         *,
         top_k: int,
+        threshold: float | None,
         embeddings: int | None,
         max_pixels: int,
         batch_size: int,
@@ -93,10 +109,11 @@ class Labeller:
         self.batch_size = batch_size
         self.piece_images = -(-batch_size // decode_threads)
         self._spec, self._image, self._max_pixels = spec, image, max_pixels
-        self._top_k, self._embeddings = top_k, embeddings
+        self._wanted, self._embeddings = Wanted(ANSWERING[spec.task], top_k, threshold), embeddings
         self._decode_threads = decode_threads
         self._row_bytes = math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize
-        self._outputs = (0,) if embeddings in (None, 0) else (0, embeddings)
+        needed = self._wanted.answering.outputs(spec)
+        self._outputs = needed if embeddings is None or embeddings in needed else (*needed, embeddings)
         self._slots = sum(engine.info.slots for engine in engines)
         self._free_engines: SimpleQueue[Engine] = SimpleQueue()
         for engine in engines:
@@ -123,12 +140,12 @@ class Labeller:
     def _decode(self, images: list[BatchImage]) -> list[_Decoded]:
         decoded = []
         for image in images:
-            row, error = np.empty(self._row_bytes, np.uint8), None
+            row, error, size = np.empty(self._row_bytes, np.uint8), None, (0, 0)
             try:
-                decode_image_into(image.read(), self._image, row.data, self._max_pixels)
+                size = decode_image_into(image.read(), self._image, row.data, self._max_pixels)
             except ImageError as unreadable:
                 error = str(unreadable)
-            decoded.append(_Decoded(image, row, error))
+            decoded.append(_Decoded(image, row, size, error))
         return decoded
 
     def _batches(self, decoded: Iterable[list[_Decoded]]) -> Iterator[list[_Decoded]]:
@@ -154,12 +171,12 @@ class Labeller:
             engine = self._free_engines.get()
             try:
                 batch_rows = np.concatenate([one.row for one in good]).reshape(len(good), -1)
-                results += self._compute(engine, batch_rows, [one.image for one in good])
+                results += self._compute(engine, batch_rows, good)
             finally:
                 self._free_engines.put(engine)
         return results
 
-    def _compute(self, engine: Engine, batch: np.ndarray, images: list[BatchImage]) -> list[Result]:
+    def _compute(self, engine: Engine, batch: np.ndarray, images: list[_Decoded]) -> list[Result]:
         """Compute one batch, [images, bytes], in halves if it fails. Raises JobError if the engine is lost."""
         try:
             return [self._labels(engine, batch, images)]
@@ -169,14 +186,14 @@ class Labeller:
             if len(images) == 1:
                 if failure.scope is FailureScope.MEMORY:
                     raise JobError(f"there is not enough memory for a single image ({failure}); free some") from failure
-                return [Unreadable(images[0], f"the model fails on this image: {failure}")]
+                return [Unreadable(images[0].image, f"the model fails on this image: {failure}")]
         half = len(images) // 2
         return [
             *self._compute(engine, batch[:half], images[:half]),
             *self._compute(engine, batch[half:], images[half:]),
         ]
 
-    def _labels(self, engine: Engine, batch: np.ndarray, images: list[BatchImage]) -> LabelledRows:
+    def _labels(self, engine: Engine, batch: np.ndarray, images: list[_Decoded]) -> LabelledRows:
         samples = len(images)
         part = Part(
             samples,
@@ -186,9 +203,30 @@ class Labeller:
             (None,) * len(self._outputs),
         )
         (answers,) = engine.run([part]).answers
-        outputs = [
-            np.frombuffer(answer.data, self._spec.outputs[index].numpy_dtype).reshape(samples, -1)
-            for index, answer in zip(self._outputs, answers, strict=True)
-        ]
-        ranked = best_classes_of_batch(outputs[0], self._spec, self._top_k)
-        return LabelledRows(images, ranked, None if self._embeddings is None else outputs[-1])
+        by_output = dict(zip(self._outputs, answers, strict=True))
+
+        def rows_of(index: int) -> np.ndarray:
+            return np.frombuffer(by_output[index].data, self._spec.outputs[index].numpy_dtype).reshape(samples, -1)
+
+        found: RankedClasses | list[list[Detection] | str]
+        if self._wanted.answering is BOXES:
+            found = [self._boxes(by_output, number, samples, one.size) for number, one in enumerate(images)]
+        else:
+            found = best_classes_of_batch(rows_of(0), self._spec, self._wanted.top_k or 1)
+        embeddings = None if self._embeddings is None else rows_of(self._embeddings)
+        return LabelledRows([one.image for one in images], found, embeddings)
+
+    def _boxes(self, answers: Mapping[int, Answer], number: int, samples: int, size: Extent) -> list[Detection] | str:
+        """The objects in one image of a batch of `samples`, or why its outputs cannot be read."""
+        own = []
+        for index in self._wanted.answering.outputs(self._spec):
+            whole, dimensions = answers[index], len(self._spec.outputs[index].shape)
+            data = memoryview(whole.data).cast("B")
+            sample_bytes = len(data) // samples
+            shape = whole.shape[len(whole.shape) - dimensions :]
+            own.append(_Answer(shape, data[number * sample_bytes : (number + 1) * sample_bytes]))
+        try:
+            found: list[Detection] = self._wanted.answering.read(own, self._spec, size, self._wanted)
+        except ModelFailed as error:
+            return str(error)
+        return found

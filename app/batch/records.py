@@ -67,6 +67,7 @@ class RunIdentity(Struct, frozen=True):
     engine: str
     precision: str
     top_k: int
+    threshold: float | None
     embeddings: str | None
     max_pixels: int
     inputs: str

@@ -12,6 +12,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,9 @@ from msgspec.json import decode, encode, format
 
 from convoy.app.batch.labeller import Result, Unreadable
 from convoy.app.batch.records import BatchPart, RunFile, RunIdentity, Runner
+from convoy.app.pictures.answering import RankedClasses
 from convoy.models.activation import NAN
+from convoy.models.answers import Detection
 from convoy.models.errors import JobError
 from convoy.models.files import replace_file
 from convoy.models.spec import TensorSpec
@@ -44,14 +47,21 @@ class PartFileRecord(Struct, frozen=True):
 
 
 class PartResults:
-    """Collects the results of a part's images, which arrive in order, except for unreadable ones."""
+    """Collects the results of a part's images, which arrive in order, except for unreadable ones.
 
-    def __init__(self, part: BatchPart, labels: Sequence[str], embeddings: TensorSpec | None) -> None:
+    Those of a detector have a column of boxes.
+    """
+
+    def __init__(
+        self, part: BatchPart, labels: Sequence[str], embeddings: TensorSpec | None, *, has_boxes: bool = False
+    ) -> None:
         self.part, self._labels = part, pa.array(labels, pa.string())
         columns = {"path": pa.string()} | {
             name: pa.list_(values)
             for name, values in (("class_ids", pa.int32()), ("labels", pa.string()), ("scores", pa.float32()))
         }
+        if has_boxes:
+            columns["boxes"] = pa.list_(pa.list_(pa.float32(), 4))
         if embeddings is not None:
             columns["embeddings"] = pa.list_(pa.from_numpy_dtype(embeddings.numpy_dtype))
         self._tables = [pa.schema(columns).empty_table()]
@@ -63,20 +73,23 @@ class PartResults:
             self._errors[result.image.place] = (_text(result.image.path), result.error)
             self._left -= 1
             return
-        ranked, good = result.ranked, ~result.ranked.is_nan
-        class_ids = _lists(ranked.class_ids[good])
-        columns = {
-            "path": [_text(image.path) for image, is_good in zip(result.images, good, strict=True) if is_good],
-            "class_ids": class_ids,
-            "labels": pa.ListArray.from_arrays(class_ids.offsets, self._named(class_ids.values)),
-            "scores": _lists(ranked.scores[good]),
-        }
+        if isinstance(result.found, RankedClasses):
+            errors = {int(row): NAN for row in np.flatnonzero(result.found.is_nan)}
+            good = ~result.found.is_nan
+            columns = {"class_ids": _lists(result.found.class_ids[good]), "scores": _lists(result.found.scores[good])}
+        else:
+            errors = {row: why for row, why in enumerate(result.found) if isinstance(why, str)}
+            good = np.array([not isinstance(one, str) for one in result.found])
+            columns = _box_columns([one for one in result.found if not isinstance(one, str)])
+        class_ids = columns["class_ids"]
+        columns["labels"] = pa.ListArray.from_arrays(class_ids.offsets, self._named(class_ids.values))
+        columns["path"] = [_text(image.path) for image, is_good in zip(result.images, good, strict=True) if is_good]
         if result.embeddings is not None:
             columns["embeddings"] = _lists(result.embeddings[good])
         self._tables.append(pa.table(columns, schema=self._tables[0].schema))
-        for row in np.flatnonzero(ranked.is_nan):
+        for row, why in errors.items():
             image = result.images[row]
-            self._errors[image.place] = (_text(image.path), NAN)
+            self._errors[image.place] = (_text(image.path), why)
         self._left -= len(result.images)
 
     @property
@@ -152,6 +165,19 @@ def _lists(rows: np.ndarray) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.reshape(-1)))
 
 
+def _box_columns(found: list[list[Detection]]) -> dict[str, Any]:
+    """Each image's objects as columns of lists, which differ in length."""
+    offsets = pa.array(np.cumsum([0, *map(len, found)]), pa.int32())
+    every = [one for objects in found for one in objects]
+    corners = np.array([one.box for one in every], np.float32).reshape(-1)
+    values = {
+        "class_ids": pa.array([one.class_id for one in every], pa.int32()),
+        "scores": pa.array([one.score for one in every], pa.float32()),
+        "boxes": pa.FixedSizeListArray.from_arrays(pa.array(corners), 4),
+    }
+    return {name: pa.ListArray.from_arrays(offsets, array) for name, array in values.items()}
+
+
 def _text(path: str) -> str:
     """A name that parquet can store: bytes that are not UTF-8 are escaped as Python shows them."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -166,6 +192,7 @@ _NAMES = {
     "engine": "--engine",
     "precision": "--precision",
     "top_k": "--top-k",
+    "threshold": "--threshold",
     "embeddings": "--embeddings",
     "max_pixels": "--max-pixels",
     "inputs": "list of inputs",

@@ -62,7 +62,9 @@ class PartsWorker:
             part = parts.get()
             if part is None:
                 return
-            self._results[part.number] = PartResults(part, spec.labels, embeddings)
+            self._results[part.number] = PartResults(
+                part, spec.labels, embeddings, has_boxes=spec.detection is not None
+            )
             images = images_of(part)
             while piece := list(islice(images, labeller.piece_images)):
                 yield piece
@@ -105,6 +107,7 @@ def open_model(job: BatchJob) -> OpenedModel:
         [one.engine for one in loaded.engines if (one.info.engine, one.file) == (runner.engine, runner.file)],
         spec,
         top_k=run.top_k,
+        threshold=run.threshold,
         embeddings=embeddings,
         max_pixels=run.max_pixels,
         batch_size=batch_size,

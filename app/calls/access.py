@@ -169,18 +169,26 @@ class AccessLog:
         is_error: bool,
         trace: bytes | None,
         key_name: str,
+        code: str,
         facts: Callable[[], dict[str, object]] | None,
     ) -> None:
-        """Log one line if the access log is on. `facts` is None for a call that is not an inference."""
+        """Log one line if the access log is on.
+
+        `code` is that of the error in the response, empty without one. `facts` is None for a call that is not an
+        inference.
+        """
         wanted, is_unusual = self._options.access_log, is_error or took_ms > self._options.slow_request_ms
         if not (wanted == "all" or (wanted == "errors" and is_unusual)):
             return
-        shown = f" key {key_name}" if key_name else ""
+        shown = f" {code}" if code else ""
+        shown += f" key {key_name}" if key_name else ""
         if trace:
             shown += f" trace {logs.field(trace.decode('latin-1'))}"
         fields: dict[str, object] | None = None
         if logs.takes_fields():
             fields = {"client": client, "call": logs.printable(call), **_status(status), "took_ms": round(took_ms, 3)}
+            if code:
+                fields["code"] = code
             if key_name:
                 fields["key"] = key_name
             if trace and (found := _TRACE.match(trace)) is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from convoy.app.calls.access import ServeOptions
+from convoy.app.calls.access import ApiKey, ServeOptions
 from convoy.app.config.settings import OptionHeld, Settings
 from convoy.app.core import Core
 from convoy.app.server import logs
@@ -33,7 +33,7 @@ class Reloading:
         except UsageError as error:
             _log.error("cannot reload the settings, so nothing changed: %s; fix it and send SIGHUP again", error)
             return
-        had_keys = bool(self._options.api_keys)
+        keys_before = self._options.api_keys
         if to.tls != self._options.tls:
             _log.info("new connections use the reloaded certificate")
         self._settings = _with_what_may_change(before, after)
@@ -43,7 +43,7 @@ class Reloading:
         # not.
         self._core.lifecycle.change_rules(self._settings.queue_rules())
         self._core.control.change_loads(after.load_by_model(self._core.load_options))
-        _tell(_changed(before, after), to, had_keys)
+        _tell(_changed(before, after), to, keys_before)
 
 
 def _check_tls(before: ServerTls | None, after: ServerTls | None) -> None:
@@ -65,15 +65,17 @@ def _changed(before: Settings, after: Settings) -> list[OptionHeld]:
     return [one for keys, one in {**old, **new}.items() if old.get(keys) != new.get(keys)]
 
 
-def _tell(changed: list[OptionHeld], to: ServeOptions, had_keys: bool) -> None:
+def _tell(changed: list[OptionHeld], to: ServeOptions, keys_before: tuple[ApiKey, ...]) -> None:
     """Log which changes have effect now, from a model's next load on, and after a restart."""
-    now = ", ".join(one.name for one in changed if one.changes_on_sighup)
+    # The keys are in a file whose path stays the same.
+    new_keys = ["the API keys"] if to.api_keys != keys_before else []
+    now = ", ".join([one.name for one in changed if one.changes_on_sighup] + new_keys)
     later = [one for one in changed if not one.changes_on_sighup]
     at_next_load = ", ".join(one.name for one in later if one.keys[0] == "models")
     at_restart = ", ".join(one.name for one in later if one.keys[0] != "models")
     keys = ", ".join(key.name for key in to.api_keys)
     _log.info("reloaded the settings; changed: %s; API keys: %s", now or "none", keys or "none")
-    if had_keys and not to.api_keys:
+    if keys_before and not to.api_keys:
         _log.warning("requests need no API key any more: every client that reaches the port can send them")
     if at_next_load:
         _log.warning(

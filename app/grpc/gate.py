@@ -54,6 +54,7 @@ class GrpcCall:
     turn: Turn
     deadline_ns: int | None = None
     status: str = "OK"
+    code: str = ""
     key_name: str = ""
     inference: Call | None = None
     span: RequestSpan | None = None
@@ -241,12 +242,12 @@ class GrpcGate:
         """The status, message and trailing metadata of an error."""
         if isinstance(error, RequestError):
             call.status, words, retry_after_s = error.grpc_code, str(error), error.retry_after_s
-            code = error.code
+            call.code = error.code
         else:
             _errors.error("%s failed; this is a bug", call.method, exc_info=error)
-            call.status, retry_after_s, code = "INTERNAL", None, RequestError.code
+            call.status, retry_after_s, call.code = "INTERNAL", None, RequestError.code
             words = f"internal error; the log has it under request {call.id.decode()}"
-        trailer = (*self._trailer(call), ("error-code", code))
+        trailer = (*self._trailer(call), ("error-code", call.code))
         if retry_after_s is not None:
             # The second is gRPC's own key (gRFC A6), which clients with a retry policy follow.
             pushback_ms = max(1, math.ceil(retry_after_s * 1000))
@@ -279,6 +280,7 @@ class GrpcGate:
             is_error=call.status != "OK",
             trace=call.trace,
             key_name=call.key_name,
+            code=call.code,
             facts=None if inference is None else inference.facts,
         )
 

@@ -88,7 +88,7 @@ def framework_app(core: Core, options: ServeOptions, hot: HotRoutes) -> FastAPI:
     app = FastAPI(
         title="Convoy",
         version=VERSION,
-        summary="Serves CNNs, batched and verified.",
+        summary="Serves CNNs with dynamic batching. The page at / shows the models and tries images.",
         lifespan=lifespan,
         docs_url=None,  # it would be loaded from another server
         redoc_url=None,

@@ -72,7 +72,7 @@ class RequestContext:
     """One request: its head, id, key and trace, and the call of a route that infers.
 
     `line` is its name in the log. `path` is without the application's root. `status` is 0 until a response begins,
-    `key_name` is empty without a key, `ending` is how the call ends.
+    `code` is that of the error in the response, `key_name` is empty without a key, `ending` is how the call ends.
     """
 
     def __init__(self, scope: Scope, path: str, names: NamedVersion, call: Call | None, access_log: AccessLog) -> None:
@@ -85,6 +85,7 @@ class RequestContext:
         self.trace = self.headers.get(b"traceparent")
         self.started_ns = time.monotonic_ns()
         self.status = 0
+        self.code = ""
         self.key_name = ""
 
     def answer_headers(self, status: int, core: Core) -> list[tuple[bytes, bytes]]:
@@ -282,16 +283,16 @@ class Gate:
         cause = raised if request.call is None else request.call.cause_of(raised)
         try:
             request.ending = ending_of(cause)
-            if isinstance(cause, RequestError):
-                return error_reply(cause)
             if isinstance(cause, ClientGone | ClientDisconnect):
                 return None
             if isinstance(cause, asyncio.CancelledError):
                 # Only the end of the process cancels, when the time to drain is over.
-                return error_reply(Draining(SHUT_DOWN))
-            _log.error("%s failed; this is a bug", in_line(request.line), exc_info=cause)
-            message = f"internal error; the log has it under request {request.id.decode()}"
-            return error_reply(RequestError(message))
+                cause = Draining(SHUT_DOWN)
+            elif not isinstance(cause, RequestError):
+                _log.error("%s failed; this is a bug", in_line(request.line), exc_info=cause)
+                cause = RequestError(f"internal error; the log has it under request {request.id.decode()}")
+            request.code = cause.code
+            return error_reply(cause)
         finally:
             del cause, raised  # avoid a reference cycle with this frame
 
@@ -304,5 +305,6 @@ class Gate:
             is_error=request.status >= 400 or request.status == 0,
             trace=request.trace,
             key_name=request.key_name,
+            code=request.code,
             facts=None if request.call is None else request.call.facts,
         )

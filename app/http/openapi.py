@@ -152,8 +152,8 @@ def _responses(answer: _Json, refusals: _Json) -> _Json:
 _TIMEOUT = _query("timeout_ms", {"type": "number", "exclusiveMinimum": 0})
 _PNG, _JPEG = ({"summary": "A seven", "externalValue": f"docs/seven.{kind}"} for kind in ("png", "jpg"))
 _PREDICT: _Json = {
-    "tags": ["inference"],
-    "summary": "What is in an image, or in several in a form or in JSON: classes, boxes, or a class of each pixel",
+    "tags": ["Predict"],
+    "summary": "Classify images, find objects, or segment",
     "description": (
         "By the model's task. Predictions: the best top_k classes, five by default; with a threshold, all that "
         "score at least that, or top_k of them. Detections: boxes with corners (x1, y1) and (x2, y2) in pixels of the "
@@ -228,8 +228,8 @@ _PREDICT: _Json = {
 }
 _BLACK_PICTURE = {"summary": "A black picture", "value": {"inputs": [_BLACK]}}
 _INFER: _Json = {
-    "tags": ["inference"],
-    "summary": "Infer on tensors (Open Inference Protocol)",
+    "tags": ["Predict"],
+    "summary": "Run a model on tensors (Open Inference Protocol)",
     "description": (
         "JSON; or JSON followed by binary tensors, when Inference-Header-Content-Length is the length of the JSON; "
         "or nothing but the bytes of the model's only input, when it is 0. The body may be gzip or deflate."

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from convoy.app.telemetry.outcomes import ANSWERED, CallEnd, ending_of
-from convoy.models.errors import MethodNotAllowed, RequestError, UnsupportedCompression
+from convoy.models.errors import MethodNotAllowed, RequestError, Unauthorized, UnsupportedCompression
 
 # zlib's window bits for each compression.
 WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
@@ -63,6 +63,8 @@ def error_reply(error: RequestError) -> Reply:
         headers = ((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()),)
     if isinstance(error, UnsupportedCompression):
         headers = ((b"accept-encoding", b"gzip, deflate"),)
+    if isinstance(error, Unauthorized):
+        headers = ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, MethodNotAllowed):
         headers = ((b"allow", error.allow.encode()),)
     return Reply(error.http_status, (error_body(error),), headers=headers, ending=ending_of(error))

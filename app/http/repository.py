@@ -25,7 +25,7 @@ _LOAD_EXAMPLE = '{"parameters": {"config": "{\\"max_batch_size\\": 16}"}}'
 
 
 def repository_routes(core: Core, options: ServeOptions) -> APIRouter:
-    router = APIRouter(tags=["repository"], responses=ERRORS)
+    router = APIRouter(tags=["Repository"], responses=ERRORS)
     keys, limits = Authenticator(options), options.body
 
     def check_admin(request: Request) -> None:
@@ -34,7 +34,7 @@ def repository_routes(core: Core, options: ServeOptions) -> APIRouter:
         keys.check_admin(None if authorization is None else authorization.encode("latin-1"))
         check_own_page(request.headers, options)
 
-    @router.post(f"{_REPOSITORY}/index", summary="What is served and what not, and why")
+    @router.post(f"{_REPOSITORY}/index", summary="List models and versions with their state and reason")
     async def index(request: Request) -> Response:
         only_ready = (await _read_object(request, '{"ready": true}', limits)).get("ready", False)
         if not isinstance(only_ready, bool):
@@ -79,9 +79,9 @@ _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 
 def shared_memory_routes(core: Core, options: ServeOptions) -> APIRouter:
     is_allowed, limits = core.shared_memory.is_allowed, options.body
-    router = APIRouter(tags=["shared memory"], responses=ERRORS, include_in_schema=is_allowed)
+    router = APIRouter(tags=["Shared memory"], responses=ERRORS, include_in_schema=is_allowed)
 
-    @router.get(f"{_SYSTEM}/status", summary="All registered regions")
+    @router.get(f"{_SYSTEM}/status", summary="List registered regions")
     @router.get(f"{_SYSTEM}/region/{{name}}/status", summary="One registered region")
     async def status(name: str | None = None) -> Response:
         return json_response(documents.regions(core.shared_memory.status(name)))
@@ -99,8 +99,8 @@ def shared_memory_routes(core: Core, options: ServeOptions) -> APIRouter:
         core.shared_memory.register(name, key, offset, byte_size)
         return Response()
 
-    @router.post(f"{_SYSTEM}/unregister", summary="Forget all regions", response_class=Response)
-    @router.post(f"{_SYSTEM}/region/{{name}}/unregister", summary="Forget a region", response_class=Response)
+    @router.post(f"{_SYSTEM}/unregister", summary="Unregister all regions", response_class=Response)
+    @router.post(f"{_SYSTEM}/region/{{name}}/unregister", summary="Unregister a region", response_class=Response)
     async def unregister(request: Request, name: str | None = None) -> Response:
         check_own_page(request.headers, options)
         core.shared_memory.unregister(name)

@@ -74,7 +74,7 @@ def control_routes(core: Core, options: ServeOptions) -> APIRouter:
     )  # before the metadata, whose `/v2/models/{model}` would take `stats` as a name
     _add_metadata(router, core, options.server_name)
 
-    @router.get("/", tags=["pages"], summary="A page for people", response_class=HTMLResponse)
+    @router.get("/", tags=["Page"], summary="The page of the server", response_class=HTMLResponse)
     async def own_page() -> Response:
         return page_response()
 
@@ -98,20 +98,25 @@ def _add_health(router: APIRouter, core: Core) -> None:
             raise (Draining if core.leaving else NotReady)(f"{problem}; ask again later")
         return json_response(document)
 
-    @router.get("/v2/health/live", tags=["health"], summary="Whether the process runs", responses=ERRORS)
+    @router.get("/v2/health/live", tags=["Health"], summary="Liveness", responses=ERRORS)
     async def live() -> Response:
         return json_response({"live": True})
 
-    @router.get("/v2/health/ready", tags=["health"], summary="Whether requests are answered", responses=ERRORS)
+    @router.get("/v2/health/ready", tags=["Health"], summary="Readiness", responses=ERRORS)
     async def ready() -> Response:
         return verdict({"ready": True}, core.not_ready_reason())
 
-    @router.get("/ping", tags=["health"], summary="Ready, in TorchServe's words", responses=ERRORS)
+    @router.get("/ping", tags=["Health"], summary="Readiness, in TorchServe's format", responses=ERRORS)
     async def ping() -> Response:
         return verdict({"status": "Healthy"}, core.not_ready_reason())
 
-    @router.get("/v2/models/{model}/ready", tags=["health"], summary="Whether a model is ready", responses=ERRORS)
-    @router.get("/v2/models/{model}/versions/{version}/ready", tags=["health"], responses=ERRORS)
+    @router.get("/v2/models/{model}/ready", tags=["Health"], summary="Readiness of a model", responses=ERRORS)
+    @router.get(
+        "/v2/models/{model}/versions/{version}/ready",
+        tags=["Health"],
+        summary="Readiness of a version",
+        responses=ERRORS,
+    )
     async def model_ready(model: str, version: str | None = None) -> Response:
         served = find_served(core.catalog, model, version)
         is_ready = served.ready and not core.leaving
@@ -119,38 +124,60 @@ def _add_health(router: APIRouter, core: Core) -> None:
 
 
 def _add_metadata(router: APIRouter, core: Core, server_name: str) -> None:
-    @router.get("/v2", tags=["metadata"], summary="The server and its extensions", responses=ERRORS)
+    @router.get("/v2", tags=["Metadata"], summary="The server's name, version and extensions", responses=ERRORS)
     @router.get("/v2/", include_in_schema=False)
     async def server() -> Response:
         return json_response(documents.server_metadata(core, server_name))
 
-    @router.get("/v2/models/{model}", tags=["metadata"], summary="A model's tensors", responses=ERRORS)
-    @router.get("/v2/models/{model}/versions/{version}", tags=["metadata"], responses=ERRORS)
+    @router.get("/v2/models/{model}", tags=["Metadata"], summary="A model's inputs and outputs", responses=ERRORS)
+    @router.get(
+        "/v2/models/{model}/versions/{version}",
+        tags=["Metadata"],
+        summary="A version's inputs and outputs",
+        responses=ERRORS,
+    )
     async def metadata(model: str, version: str | None = None) -> Response:
         return json_response(documents.model_metadata(core, model, version))
 
-    @router.get("/v2/models/{model}/config", tags=["metadata"], summary="Triton's ModelConfig", responses=ERRORS)
-    @router.get("/v2/models/{model}/versions/{version}/config", tags=["metadata"], responses=ERRORS)
+    @router.get(
+        "/v2/models/{model}/config",
+        tags=["Metadata"],
+        summary="A model's configuration, in Triton's format",
+        responses=ERRORS,
+    )
+    @router.get(
+        "/v2/models/{model}/versions/{version}/config",
+        tags=["Metadata"],
+        summary="A version's configuration, in Triton's format",
+        responses=ERRORS,
+    )
     async def config(model: str, version: str | None = None) -> Response:
         return json_response(model_config(find_served(core.catalog, model, version), core.control.policy_of(model)))
 
 
 def _add_statistics(router: APIRouter, core: Core, options: ServeOptions) -> None:
-    @router.get("/v2/models/stats", tags=["statistics"], summary="Counters of every model", responses=ERRORS)
+    @router.get("/v2/models/stats", tags=["Statistics"], summary="Statistics of all models", responses=ERRORS)
     async def all_statistics() -> Response:
         return json_response(documents.model_statistics(core, None, None))
 
-    @router.get("/v2/models/{model}/stats", tags=["statistics"], summary="A model's counters", responses=ERRORS)
-    @router.get("/v2/models/{model}/versions/{version}/stats", tags=["statistics"], responses=ERRORS)
+    @router.get("/v2/models/{model}/stats", tags=["Statistics"], summary="Statistics of a model", responses=ERRORS)
+    @router.get(
+        "/v2/models/{model}/versions/{version}/stats",
+        tags=["Statistics"],
+        summary="Statistics of a version",
+        responses=ERRORS,
+    )
     async def model_statistics(model: str, version: str | None = None) -> Response:
         return json_response(documents.model_statistics(core, model, version))
 
-    @router.get("/metrics", tags=["statistics"], summary="Prometheus metrics", response_class=PlainTextResponse)
+    @router.get("/metrics", tags=["Statistics"], summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         text, content_type = core.metrics.render_for(request.headers.get("accept", ""))
         return Response(text, media_type=content_type)
 
-    @router.get("/stats", tags=["statistics"], summary="The last minute, for people", responses=ERRORS)
+    @router.get(
+        "/stats", tags=["Statistics"], summary="Requests, latencies and devices in the last minute", responses=ERRORS
+    )
     async def stats(history: Annotated[tuple[str, ...], Query(description=_HISTORY)] = ()) -> Response:
         return json_response(
             {
@@ -177,7 +204,7 @@ def _add_statistics(router: APIRouter, core: Core, options: ServeOptions) -> Non
             }
         )
 
-    @router.get("/store", tags=["statistics"], summary="What the store holds, served or not", responses=ERRORS)
+    @router.get("/store", tags=["Statistics"], summary="All models and versions in the store", responses=ERRORS)
     async def store() -> Response:
         found = await core.control.versions_in_store()
         models = [{"name": name, "versions": [str(one) for one in versions]} for name, versions in found.items()]
@@ -297,7 +324,7 @@ def torchserve_routes(core: Core) -> APIRouter:
     """TorchServe's management API for models; docs/torchserve.md lists the differences."""
     router = APIRouter(tags=["TorchServe"], responses=ERRORS)
 
-    @router.get("/models", summary="The models' names")
+    @router.get("/models", summary="List models")
     async def models(
         limit: int = Query(100, ge=1, le=10_000), next_page_token: int = Query(0, ge=0, le=1 << 31)
     ) -> Response:
@@ -308,8 +335,8 @@ def torchserve_routes(core: Core) -> APIRouter:
             document["nextPageToken"] = str(next_page_token + limit)
         return json_response(document)
 
-    @router.get("/models/{model}", summary="The version of a model that is served")
-    @router.get("/models/{model}/{version}", summary="One version of a model, or `all`")
+    @router.get("/models/{model}", summary="The served version of a model")
+    @router.get("/models/{model}/{version}", summary="One version of a model, or all")
     async def describe(model: str, version: str | None = None) -> Response:
         if version == "all":
             find_served(core.catalog, model, None)

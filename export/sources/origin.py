@@ -186,6 +186,8 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
         weights, weights_from = mistakes.attempt(given) or (weights, weights_from)
     else:
         weights, weights_from = given()
+    if source.kind == "file" and weights is not None and mistakes.attempt(_check_weights, weights) is None:
+        weights = None
     if source.carries_weights:
         known = image_size(source.path) if source.kind == "onnx" else None
         plain = Origin(source, source.file, "network", known, None, "the file does not say", (), True)
@@ -284,9 +286,15 @@ def _weights(weights: Path | None, source: ModelSource, *, is_random: bool) -> t
     return weights, "file"
 
 
-def _header(weights: Path, source: ModelSource) -> CheckpointHeader | None:
+def _check_weights(weights: Path) -> Path:
+    """Raises UsageError if the file does not exist."""
     if not weights.is_file():
-        raise JobError(f"there is no checkpoint at {weights}; check the path, or run `convoy train`")
+        raise UsageError(f"there is no checkpoint at {weights}; check the path, or run `convoy train`")
+    return weights
+
+
+def _header(weights: Path, source: ModelSource) -> CheckpointHeader | None:
+    _check_weights(weights)
     if weights.suffix != ".safetensors":
         return None
     header = read_checkpoint_header(weights)

@@ -138,12 +138,17 @@ class TorchResult:
         return replace(self, remark="; ".join(filter(None, (self.remark, *remarks))))
 
 
+RANDOM_WEIGHTS_ADVICE = (
+    "pass --weights FILE, load them in the function, or pass --random-weights to export an untrained network"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Inquiry:
     """A question about a registry's model.
 
-    With `file`, a user's, it asks what its network runs on: 1 channel or 3, at `size` (height and width); or, if
-    `is_transform`, how its transform `name` prepares images.
+    With `file`, a user's, it asks what its network runs on: 1 channel or 3, at `size` (height and width); or whether
+    its weights are random, if `is_about_weights`; or how its transform `name` prepares images, if `is_transform`.
     """
 
     kind: SourceKind
@@ -151,6 +156,7 @@ class Inquiry:
     file: str | None = None
     size: tuple[int, ...] = ()
     is_transform: bool = False
+    is_about_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +183,7 @@ class Description:
 
     `image` is the preprocessing of the published weights, with front "uint8_nhwc"; None with the reason in
     `why_no_image`. `labels` are those of the published weights, whose name is `weights`; both may be empty. `channels`
-    answers the question about a file, `transform` the one about a transform.
+    and `is_random` answer the questions about a file, `transform` the one about a transform.
     """
 
     error: str | None = None
@@ -187,6 +193,7 @@ class Description:
     labels: tuple[str, ...] = ()
     weights: str = ""
     channels: tuple[int, ...] = ()
+    is_random: bool = False
     transform: TransformRecipe | None = None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Mapping
@@ -55,7 +56,27 @@ def call_factory(file: Path, text: str) -> Any:
     try:
         return factory(*call.arguments, **call.options)
     except (Exception, SystemExit) as error:
-        raise JobError(f"{file.name}:{text} failed: {blame(error, file)}") from error
+        advice = _missing_arguments(factory, call, file)
+        raise JobError(f"{file.name}:{text} failed: {blame(error, file)}{advice}") from error
+
+
+def _missing_arguments(factory: Any, call: Call, file: Path) -> str:
+    """Advice for a call without all arguments; empty if there is none to give."""
+    try:
+        bound = inspect.signature(factory).bind_partial(*call.arguments, **call.options)
+    except (TypeError, ValueError):  # an argument that it does not have, or no signature
+        return ""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    lacking = [
+        name
+        for name, one in bound.signature.parameters.items()
+        if one.default is one.empty and one.kind in named and name not in bound.arguments
+    ]
+    if not lacking:
+        return ""
+    shown = [*map(repr, call.arguments), *(f"{name}={value!r}" for name, value in call.options.items())]
+    whole = ", ".join([*shown, *(f"{name}=..." for name in lacking)])
+    return f"; write '{file.name}:{call.name}({whole})' with values for {', '.join(lacking)}"
 
 
 def load_function(file: Path, name: str) -> Any:

@@ -94,7 +94,7 @@ def test_keys_come_and_go_also_on_connections_that_are_open(file: File) -> None:
         eventually(lambda: (status(client, "open sesame"), status(client, "abracadabra")), (401, 200))
         assert (by_grpc(server, "open sesame"), by_grpc(server, "abracadabra")) == ("UNAUTHENTICATED", "OK")
         file.key("second", "changed in its file")
-        file.change(server, {"keys": {"team-b": second}}, "API keys: team-b")
+        file.change(server, {"keys": {"team-b": second}}, "changed: the API keys; API keys: team-b")
         eventually(lambda: (status(client, "abracadabra"), status(client, "changed in its file")), (401, 200))
         file.change(server, {}, "requests need no API key any more")
         eventually(lambda: status(client, "nothing"), 200)

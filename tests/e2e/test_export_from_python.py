@@ -123,7 +123,7 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
         convoy.export(Brightness(), store=str(tmp_path))
     with pytest.raises(UsageError, match="unknown option 'preproces'; did you mean 'preprocess'"):
         convoy.export(Brightness(), preproces="imagenet")
-    with pytest.raises(JobError, match="there is no checkpoint at missing"):
+    with pytest.raises(UsageError, match="there is no checkpoint at missing"):
         convoy.export("zoo:simple_cnn", weights="missing.pth", store=str(tmp_path))
 
     class Branches(nn.Module):

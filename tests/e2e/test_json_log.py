@@ -73,15 +73,15 @@ def test_who_asked_how_and_with_what_outcome(server: FakeServer) -> None:
     server.post("/v2/repository/models/rows/load", headers=headers("load", "xyzzy"))
     server.get("/stats", headers=headers("stats"))
     told = {
-        own_id: [line_of(server, own_id).get(name) for name in ("key", "model", "outcome", "status")]
+        own_id: [line_of(server, own_id).get(name) for name in ("key", "model", "outcome", "status", "code")]
         for own_id in ("invalid", "unknown", "nobody", "load", "stats")
     }
     assert told == {
-        "invalid": ["default", "rows", "invalid", 400],
-        "unknown": [None, None, "unauthorised", 401],
-        "nobody": ["team-a", None, "invalid", 404],
-        "load": ["admin", None, None, 200],
-        "stats": ["team-a", None, None, 200],
+        "invalid": ["default", "rows", "invalid", 400, "invalid_request"],
+        "unknown": [None, None, "unauthorised", 401, "unauthenticated"],
+        "nobody": ["team-a", None, "invalid", 404, "unknown_model"],
+        "load": ["admin", None, None, 200, None],
+        "stats": ["team-a", None, None, 200, None],
     }
     server.switch_on("hold")
     server.post("/v2/models/rows/infer?timeout_ms=50", json=rows_request(1.0), headers=headers("late"))

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -454,13 +456,40 @@ def test_predict_draws_what_it_finds(server: Server, tmp_path: Path) -> None:
     check_ended(run_convoy("predict", "raw", str(path), "--url", server.url, "--iou", "2"), 2, "--iou must be above 0")
 
 
-def test_batch_says_that_it_labels_with_classes(filled_store: StoreFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model", "options"), [("raw", ()), ("final", ("--threshold", "0.55")), ("alone", ())])
+def test_batch_finds_the_boxes_that_the_server_finds(
+    server: Server, filled_store: StoreFolder, tmp_path: Path, model: str, options: tuple[str, ...]
+) -> None:
+    pictures, out = tmp_path / "pictures", tmp_path / "out"
+    pictures.mkdir()
+    for number in range(11):
+        (pictures / f"{number}.png").write_bytes(saved(Image.new("RGB", (20 + 9 * number, 60 - 3 * number))))
+    (pictures / "broken.png").write_bytes(b"not a picture")
+    command = ("batch", model, str(pictures), "--out", str(out), "--store", str(filled_store.root), *options)
+    check_ended(run_convoy(*command), 0)
+    table = pa.concat_tables(pq.read_table(part) for part in sorted(out.glob("part-*.parquet")))
+    assert table.column_names == ["path", "class_ids", "labels", "scores", "boxes"]
+    rows = table.to_pylist()
+    assert len(rows) == 11
+    for row in rows:
+        query = "?threshold=0.55" if options else ""
+        answer = server.post(f"/predictions/{model}{query}", content=Path(row["path"]).read_bytes()).json()
+        found = answer["detections"]
+        assert row["class_ids"] == [one["class_id"] for one in found]
+        assert row["labels"] == [one["label"] for one in found]
+        assert row["scores"] == pytest.approx([one["score"] for one in found], abs=1e-6)
+        boxes = [list(one["box"].values()) for one in found]
+        assert np.array(row["boxes"]) == pytest.approx(np.array(boxes), abs=0.01)
+    assert pq.read_table(out / "errors.parquet").column("path").to_pylist() == [str(pictures / "broken.png")]
+
+
+def test_batch_names_what_it_cannot_do(filled_store: StoreFolder, tmp_path: Path) -> None:
     (tmp_path / "one.png").write_bytes(saved(Image.new("RGB", (20, 20))))
-    ended = run_convoy(
-        *("batch", "raw", str(tmp_path / "one.png"), "--out", str(tmp_path / "out")),
-        *("--store", str(filled_store.root)),
-    )
-    check_ended(ended, 1, "has the task 'detect', but convoy batch only classifies")
+    common = (str(tmp_path / "one.png"), "--out", str(tmp_path / "out"), "--store", str(filled_store.root))
+    ended = run_convoy("batch", "stretched", *common)
+    check_ended(ended, 1, "has the task 'segment', but convoy batch only classifies and detects")
+    check_ended(run_convoy("batch", "raw", *common, "--threshold", "2"), 2, "--threshold must be from 0 to 1, got 2")
+    check_ended(run_convoy("batch", "flags", *common, "--threshold", "0.5"), 2, "--threshold is for detectors")
 
 
 # The client

@@ -157,6 +157,8 @@ def check_refused(answer: WireReply | httpx.Response, status: int, *words: str, 
     """The answer is an error of this status and with this code, if one is given, and all of these words are in it."""
     found = answer.status if isinstance(answer, WireReply) else answer.status_code
     assert found == status, answer
+    if isinstance(answer, httpx.Response):
+        assert ("WWW-Authenticate" in answer.headers) == (status == 401), answer.headers
     document = answer.json()
     error = document["error"]
     assert error_kinds()[document["code"]].http_status == status, document

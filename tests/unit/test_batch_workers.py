@@ -56,7 +56,14 @@ def labelled(run: Callable[[Sequence[Part]], BatchResult]) -> list[Result]:
     spec = open_bundle(Store.at(DEMO_STORE).versions("digits")[0].folder).manifest.spec
     found: list[Result] = []
     labeller = Labeller(
-        [cast(Engine, engine)], spec, top_k=1, embeddings=None, max_pixels=10_000, batch_size=16, decode_threads=3
+        [cast(Engine, engine)],
+        spec,
+        top_k=1,
+        threshold=None,
+        embeddings=None,
+        max_pixels=10_000,
+        batch_size=16,
+        decode_threads=3,
     )
     labeller.run((images[start : start + 16] for start in range(0, 100, 16)), found.append)
     return found

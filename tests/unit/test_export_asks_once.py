@@ -43,6 +43,36 @@ def test_all_missing_options_are_named_at_once_with_the_command(monkeypatch):
     assert command[-4:] == ["--weights", "default", "--preprocess", "imagenet"]
 
 
+@pytest.mark.parametrize(
+    ("call", "weights", "told"),
+    [
+        ("Net", None, "write 'nets.py:Net(classes=...)' with values for classes"),
+        ("Net(classes=3)", None, "the weights that nets.py:Net(classes=3) gives are random; pass --weights FILE"),
+        ("Net(classes=3)", "gone.pth", "there is no checkpoint at gone.pth"),
+        ("trained", None, None),
+    ],
+)
+def test_mistakes_in_a_factory_are_named_with_the_others(tmp_path, call, weights, told):
+    (tmp_path / "nets.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__(4, classes)\n"
+        "def trained():\n"
+        "    net = Net(3)\n"
+        "    torch.nn.init.ones_(net.weight)\n"
+        "    torch.nn.init.zeros_(net.bias)\n"
+        "    return net\n"
+    )
+    given = ExportOptions(source=f"{tmp_path}/nets.py:{call}", name="net", weights=weights and Path(weights))
+    with pytest.raises(UsageError) as refused:
+        make_plan(given)
+    text = str(refused.value)
+    assert "preprocessing unknown" in text
+    assert text.startswith("2 mistakes:") == (told is not None), text
+    assert (told or "") in text
+
+
 def test_a_wrong_source_is_refused_before_anything_else(tmp_path):
     with pytest.raises(UsageError, match="not understood; use zoo:NAME"):
         export_bundle(options(tmp_path, source="resnet50", name=""))

@@ -161,7 +161,7 @@ def test_a_class_map_that_cannot_be_right_is_refused(tmp_path, text, words):
 
 
 def test_a_missing_or_broken_checkpoint_is_one_line(tmp_path):
-    with pytest.raises(JobError, match="there is no checkpoint at nowhere"):
+    with pytest.raises(UsageError, match="there is no checkpoint at nowhere"):
         make_plan(options(tmp_path, weights=Path("nowhere.safetensors")))
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"not tensors at all")

@@ -184,7 +184,12 @@ def test_shipped_images_are_found_in_order(tmp_path):
     (tmp_path / "b.png").write_bytes(b"B")
     (tmp_path / "a.png").write_bytes(b"A")
     (tmp_path / "notes.txt").write_bytes(b"")
-    assert [payload.body for payload in image_payloads(tmp_path)] == [b"A", b"B"]
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "c.JPG").write_bytes(b"C")
+    assert [payload.body for payload in image_payloads(tmp_path)] == [b"A", b"B", b"C"]
+    for number in range(1_200):
+        (tmp_path / "c" / f"{number}.png").write_bytes(b"D")
+    assert len(image_payloads(tmp_path)) == 602
     assert image_payloads(tmp_path / "missing") == []
 
 

@@ -166,6 +166,7 @@ def write(asked: list[str]) -> None:
         is_error=True,
         trace=TRACE,
         key_name="ward-3",
+        code="deadline_exceeded",
         facts=facts,
     )
 
@@ -179,9 +180,20 @@ def test_a_handler_of_somebody_elses_is_given_the_fields(
     (record,) = caplog.records
     given = vars(record)
     assert given["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
-    names = ("client", "call", "status", "took_ms", "key", "model", "version", "outcome", "stages_ms")
+    names = ("client", "call", "status", "took_ms", "code", "key", "model", "version", "outcome", "stages_ms")
     assert [given[name] for name in names] == [
-        *("10.0.0.1", "POST /predictions/digits", 504, 12.25, "ward-3", "digits", 2, "late", {"queue": 1.5})
+        *(
+            "10.0.0.1",
+            "POST /predictions/digits",
+            504,
+            12.25,
+            "deadline_exceeded",
+            "ward-3",
+            "digits",
+            2,
+            "late",
+            {"queue": 1.5},
+        )
     ]
     assert asked == ["facts"]
 
@@ -195,7 +207,7 @@ def test_what_nobody_reads_is_not_asked_for(
     write(asked)
     line = capsys.readouterr().err
     assert asked == asks
-    assert f"10.0.0.1 POST /predictions/digits 504 12.2 ms key ward-3 trace {TRACE.decode()}" in line
+    assert f"10.0.0.1 POST /predictions/digits 504 12.2 ms deadline_exceeded key ward-3 trace {TRACE.decode()}" in line
     assert ('"stages_ms":{"queue":1.5}' in line) == (form == "json")
 
 

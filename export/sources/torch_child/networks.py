@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from convoy.export.sources.torch_child import registries
+from convoy.export.sources.torch_child import registries, untrained
 from convoy.export.sources.torch_job import Inquiry, TorchJob, one_line
 from convoy.export.sources.user_code import call_factory
 from convoy.models.errors import JobError
@@ -36,18 +36,7 @@ def build(job: TorchJob) -> torch.nn.Module:
 
 def channels_taken(inquiry: Inquiry) -> tuple[int, ...]:
     """Which of 3 and 1 channels the network of a user's file takes. Raises JobError if there is no network."""
-    network = build(
-        TorchJob(
-            inquiry.kind,
-            *(inquiry.name, inquiry.file, "network", None, None),
-            uint8_front=False,
-            mean=(),
-            std=(),
-            max_batch=1,
-            threads=1,
-            inline_bytes=0,
-        )
-    )
+    network = build(_without_weights(inquiry))
     if inquiry.kind != "pt2":  # an exported program's mode is frozen, and it refuses eval()
         network.eval()
     like = next((one for one in network.parameters() if one.is_floating_point()), torch.zeros(0))
@@ -60,6 +49,26 @@ def channels_taken(inquiry: Inquiry) -> tuple[int, ...]:
             continue
         taken.append(channels)
     return tuple(taken)
+
+
+def is_untrained(inquiry: Inquiry) -> bool:
+    """Whether all weights of the network of a user's file are random. Raises JobError if there is no network."""
+    job = _without_weights(inquiry)
+    return untrained.is_drawn(build(job), lambda: build(job))
+
+
+def _without_weights(inquiry: Inquiry) -> TorchJob:
+    """A job to build the network of a user's file, and nothing more."""
+    return TorchJob(
+        inquiry.kind,
+        *(inquiry.name, inquiry.file, "network", None, None),
+        uint8_front=False,
+        mean=(),
+        std=(),
+        max_batch=1,
+        threads=1,
+        inline_bytes=0,
+    )
 
 
 def in_float32(network: torch.nn.Module) -> str:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from convoy.export.sources.torch_job import RANDOM_WEIGHTS_ADVICE as ADVICE
 from convoy.models.errors import JobError
 from convoy.models.samples import some
 
@@ -33,13 +34,7 @@ def refuse(network: torch.nn.Module, build_again: Callable[[], torch.nn.Module],
             again = build_again()
     except Exception:  # the user's code need not work twice; then accuracy must tell
         return
-    others = dict(again.named_parameters())
-    # The parameters that differ the second time.
-    drawn = {
-        name: parameter
-        for name, parameter in network.named_parameters()
-        if name in others and others[name].shape == parameter.shape and not torch.equal(parameter, others[name])
-    }
+    drawn = _that_differ(network, again)
     if not drawn:
         return
     with torch.random.fork_rng(devices=[]):
@@ -51,9 +46,29 @@ def refuse(network: torch.nn.Module, build_again: Callable[[], torch.nn.Module],
     whole = len(names) == sum(1 for _ in network.parameters())
     raise JobError(
         f"the weights that {shown} gives are random, for they change with the seed "
-        f"({'all of them' if whole else some(names)}); pass --weights FILE, load them in the function, or "
-        "pass --random-weights to export an untrained network"
+        f"({'all of them' if whole else some(names)}); {ADVICE}"
     )
+
+
+def is_drawn(network: torch.nn.Module, build_again: Callable[[], torch.nn.Module]) -> bool:
+    """Whether `build_again` gives other values under another seed for all parameters that are not constant."""
+    try:
+        with _other_seed():
+            again = build_again()
+    except Exception:  # the user's code need not work twice
+        return False
+    varied = [name for name, one in network.named_parameters() if not bool((one == one.flatten()[:1]).all())]
+    return bool(varied) and set(varied) <= set(_that_differ(network, again))
+
+
+def _that_differ(network: torch.nn.Module, again: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters of the network whose values differ the second time."""
+    others = dict(again.named_parameters())
+    return {
+        name: parameter
+        for name, parameter in network.named_parameters()
+        if name in others and others[name].shape == parameter.shape and not torch.equal(parameter, others[name])
+    }
 
 
 def _reached(network: torch.nn.Module, drawn: Mapping[str, torch.nn.Parameter], answer: Answer) -> list[str]:
