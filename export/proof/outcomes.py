@@ -9,7 +9,13 @@ from typing import Any, Self
 import numpy as np
 from scipy.special import betainc, betaincinv, expit, logsumexp
 
-from convoy.export.proof.detection_metric import IOU_THRESHOLDS, Matches, SetMatches, mean_average_precision
+from convoy.export.proof.detection_metric import (
+    IOU_THRESHOLDS,
+    PREFIXES,
+    Matches,
+    SetMatches,
+    mean_average_precision,
+)
 from convoy.export.rows import Rows
 from convoy.models.bundle import TOP_1, Accuracy, ClassAccuracy
 from convoy.models.spec import Activation
@@ -204,7 +210,8 @@ class DetectionOutcomes(ScoredOutcomes):
 
     `found_scores` float64 [n, k] and `found_classes` int64 [n, k], best first, -1 where there is none. Bit i of `right`
     and `ignored`, uint16 [n, k], is the match at threshold i (`detection_metric.Matches`). `wanted` int64 [n, m] are
-    the objects' classes, or -1.
+    the objects' classes, or -1. `shape` int64 [n] is what was compared: `BOXES`, `MASKS` or `KEYPOINTS`, everywhere the
+    same.
     """
 
     found_scores: np.ndarray
@@ -212,6 +219,7 @@ class DetectionOutcomes(ScoredOutcomes):
     right: np.ndarray
     ignored: np.ndarray
     wanted: np.ndarray
+    shape: np.ndarray
 
     @property
     def set_metrics(self) -> dict[str, float]:
@@ -220,7 +228,8 @@ class DetectionOutcomes(ScoredOutcomes):
         matches = Matches((self.right[is_found] & bits) > 0, (self.ignored[is_found] & bits) > 0)
         wanted = self.wanted[self.wanted >= 0]
         found = SetMatches(self.found_scores[is_found], self.found_classes[is_found], matches, wanted)
-        return mean_average_precision(found)
+        prefix = PREFIXES[int(self.shape.max(initial=0))]
+        return {f"{prefix}{name}": value for name, value in mean_average_precision(found).items()}
 
 
 @dataclass(frozen=True, slots=True)
