@@ -292,7 +292,11 @@ def _part(dataset: Dataset, source: str, part: Part, plan: ExportPlan) -> ImageS
     assert plan.image is not None
     shown = source if source_labels(source) else Path(source).resolve().name
     labels = plan.labels if dataset.labels == plan.labels else ()
-    images = ImageSet(shown, tuple(dataset.part(part)), plan.image, labels)
+    samples = tuple(dataset.part(part))
+    if part == "calibration":
+        # Boxes are enough to tell which layers need more precision, and masks of many images take much memory.
+        samples = tuple(_without_shapes(sample) for sample in samples)
+    images = ImageSet(shown, samples, plan.image, labels)
     if images.target_kind not in ("boxes", "mask"):
         return images
     if dataset.labels and not labels:
@@ -300,6 +304,12 @@ def _part(dataset: Dataset, source: str, part: Part, plan: ExportPlan) -> ImageS
         return images.without_targets()
     _refuse_unknown_numbers(images, plan.labels)
     return replace(images, labels=plan.labels)
+
+
+def _without_shapes(sample: Sample) -> Sample:
+    if not isinstance(sample.target, Objects):
+        return sample
+    return replace(sample, target=replace(sample.target, masks=None, keypoints=None, areas=None))
 
 
 def _refuse_unknown_numbers(images: ImageSet, labels: Sequence[str]) -> None:

@@ -57,7 +57,7 @@ def write_detector(path: Path, layout: str = "yolo_v8", metadata: Mapping[str, s
         graph.add("Transpose", graph.add("Concat", placed, objectness, scores, axis=1), perm=[0, 2, 1], to="output0")
     elif layout == "yolo_v8_seg":
         graph.add("Concat", placed, scores, scores, axis=1, to="output0")
-        graph.add("Sub", colours, graph.constant(np.float32(0.5)), to="output1")
+        graph.add("Sub", colours, graph.constant(np.float32(0.1)), to="output1")
     elif layout == "yolo_v8_pose":
         (x, y, width, height), certain = boxes, np.ones(CELLS + COARSE)
         points = np.stack([x, y, 0.75 * certain, x - width / 2, y - height / 2, 0.25 * certain])
