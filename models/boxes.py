@@ -83,9 +83,11 @@ def find_boxes(
 def further_values(values: Values, said: DetectionOutputs, rows: Integers) -> npt.NDArray[np.float32]:
     """What follows the classes of these boxes, float32 [n, values]: coefficients of masks, or keypoints.
 
-    Raises ModelFailed if one is not a number.
+    Raises ModelFailed if one of them, or of the prototypes, is not a number.
     """
     boxes, _ = _split(values, said)
+    if said.prototypes is not None and not np.isfinite(values[said.prototypes]).all():
+        raise ModelFailed(NAN)
     further = boxes[rows, boxes.shape[1] - _further_count(values, said) :].astype(np.float32)
     if not np.isfinite(further).all():
         raise ModelFailed(NAN)

@@ -242,11 +242,15 @@ def test_too_many_masks_for_an_answer_are_refused(monkeypatch: pytest.MonkeyPatc
         answered(SEGMENTS, (192, 64), arrays)
 
 
-def test_a_coefficient_that_is_no_number_fails_the_request() -> None:
+def test_a_value_that_is_no_number_fails_the_request() -> None:
     boxes = np.array(BOXES).T
     boxes[5, 2] = np.nan
     with pytest.raises(ModelFailed):
         answered(SEGMENTS, (192, 64), {"boxes": boxes, "prototypes": PROTOTYPES})
+    prototypes = PROTOTYPES.copy()
+    prototypes[0, 3, 4] = np.inf
+    with pytest.raises(ModelFailed):
+        answered(SEGMENTS, (192, 64), {"boxes": np.array(BOXES).T, "prototypes": prototypes})
 
 
 # Keypoints
