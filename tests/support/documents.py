@@ -101,7 +101,7 @@ def run_example(code: str, folder: Path, program: tuple[str, ...] = (sys.executa
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -135,7 +135,8 @@ def test_the_weights_that_are_written_are_those_of_the_best_epoch(folder: Path) 
 
 
 KILLS_ITSELF = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
 from convoy.models import train_command
 plain = train_command._reporter
 def reporter(bars):
