@@ -218,6 +218,11 @@ def _stated(plan: ExportPlan, model: StatedModel) -> Iterator[str]:
             f"boxes: {boxes.boxes} is {boxes.layout}, score at least {boxes.threshold:g}, {overlap}, at most "
             f"{boxes.max_boxes} (--detection)"
         )
+        if boxes.prototypes is not None:
+            yield f"masks: from the prototypes {boxes.prototypes} (--detection)"
+        if boxes.keypoints:
+            points, values = boxes.keypoints
+            yield f"keypoints: {points} for each box, with x, y{' and a score' if values == 3 else ''} (--detection)"
     if asked.task is None:
         yield f"task: {model.task}{f', {model.remark}' if model.remark else ''} (--task)"
 

@@ -22,13 +22,14 @@ from convoy.export.rows import Chunk, Rows, joined
 from convoy.export.sources.torch_job import INPUT_NAME
 from convoy.export.targets import Targets, target_key
 from convoy.models.annotations.reading import is_annotated, load_annotated
+from convoy.models.annotations.records import Shapes
 from convoy.models.bundle import DatasetRecord
 from convoy.models.datasets import is_flat_folder, load, load_flat_folder, source_labels
 from convoy.models.errors import ImageError, JobError
 from convoy.models.images import decode_image_into
 from convoy.models.samples import MAX_BROKEN_FRACTION, Dataset, Objects, Part, Sample, some
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec, TensorSpec
-from convoy.models.tasks import Task
+from convoy.models.tasks import DetectionOutputs, Task
 
 # Ranges settle within a few hundred images; more cost time and change nothing.
 _CALIBRATION_SAMPLES = 512
@@ -271,15 +272,31 @@ def _dataset(source: str, plan: ExportPlan) -> Dataset:
         )
     if is_annotated(source):
         is_shared = plan.asked.evaluate is None or _is_same_file(plan)
-        return load_annotated(source, most_calibrated=_CALIBRATION_SAMPLES, is_split=is_shared)
+        return load_annotated(
+            source, most_calibrated=_CALIBRATION_SAMPLES, is_split=is_shared, shapes=_shapes(plan.detection)
+        )
     return load_flat_folder(Path(source)) if is_flat_folder(source) else load(source, plan.asked.data_root)
+
+
+def _shapes(detection: DetectionOutputs | None) -> Shapes:
+    """What a detector is measured by, beside boxes."""
+    if detection is None:
+        return "none"
+    # Of a layout that is only known by its name, the outputs are found later.
+    if detection.layout == "yolo_v8_pose" or detection.keypoints:
+        return "keypoints"
+    return "masks" if detection.layout == "yolo_v8_seg" or detection.prototypes is not None else "none"
 
 
 def _part(dataset: Dataset, source: str, part: Part, plan: ExportPlan) -> ImageSet:
     assert plan.image is not None
     shown = source if source_labels(source) else Path(source).resolve().name
     labels = plan.labels if dataset.labels == plan.labels else ()
-    images = ImageSet(shown, tuple(dataset.part(part)), plan.image, labels)
+    samples = tuple(dataset.part(part))
+    if part == "calibration":
+        # Boxes are enough to tell which layers need more precision, and masks of many images take much memory.
+        samples = tuple(_without_shapes(sample) for sample in samples)
+    images = ImageSet(shown, samples, plan.image, labels)
     if images.target_kind not in ("boxes", "mask"):
         return images
     if dataset.labels and not labels:
@@ -287,6 +304,12 @@ def _part(dataset: Dataset, source: str, part: Part, plan: ExportPlan) -> ImageS
         return images.without_targets()
     _refuse_unknown_numbers(images, plan.labels)
     return replace(images, labels=plan.labels)
+
+
+def _without_shapes(sample: Sample) -> Sample:
+    if not isinstance(sample.target, Objects):
+        return sample
+    return replace(sample, target=replace(sample.target, masks=None, keypoints=None, areas=None))
 
 
 def _refuse_unknown_numbers(images: ImageSet, labels: Sequence[str]) -> None:

@@ -61,7 +61,7 @@ class ExportOptions:
     detection: Annotated[
         Path | None,
         Option(
-            "How outputs become boxes: yolo_v5, yolo_v8, end_to_end, detr, or a JSON file.",
+            "How outputs become boxes: yolo_v5, yolo_v8, yolo_v8_seg, yolo_v8_pose, end_to_end, detr, or a JSON file.",
             group="Model",
         ),
     ] = None

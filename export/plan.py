@@ -176,7 +176,8 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     inputs: tuple[TensorSpec, ...] = ()
     model = origin.model if origin is not None else None
     if model is not None and task in (None, model.task):
-        task, detection, activation = model.task, detection or model.detection, activation or model.activation
+        task, detection = model.task, _told(detection, model.detection)
+        activation = activation or model.activation
     if origin is not None:
         if (known_labels := attempt(_labels, options, origin)) is not None:
             labels, labels_from = known_labels
@@ -217,6 +218,12 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         metric=metric,
         model=model,
     )
+
+
+def _told(asked: DetectionOutputs | None, stated: DetectionOutputs | None) -> DetectionOutputs | None:
+    """How the boxes are read: as the user asks, completed by what the file says if it says the same layout."""
+    is_same = asked is not None and stated is not None and not asked.boxes and asked.layout == stated.layout
+    return stated if is_same else asked or stated
 
 
 def _asked_input(text: str | None) -> tuple[tuple[TensorSpec, ...], AskedInput | None]:

@@ -3,6 +3,10 @@
 The targets of a detector are float64 [n, M, 6], a row for each object: its box (x1, y1, x2, y2) in pixels of the
 network's input, its class, and what the row is: `OBJECT`, `CROWD`, or `PICTURE`, the part of the input that shows the
 picture. Rows of class -1 are not objects. Files of arrays may leave the last column out.
+
+Masks or keypoints follow in further columns, in pixels of the picture, as all objects have them: how many run lengths a
+mask has, and these; or the object's area, and x, y and whether it is labelled of each keypoint. Of the picture, these
+are its width and height.
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ _LEAST_VISIBLE = 0.25
 def target_key(sample: Sample) -> str:
     """The contents of a sample's boxes or mask; empty without."""
     if isinstance(sample.target, Objects):
-        parts = (sample.target.boxes, sample.target.classes, sample.target.is_crowd)
+        own = sample.target
+        further = [one for one in (own.keypoints, own.areas, *(own.masks or ())) if one is not None]
+        parts = (own.boxes, own.classes, own.is_crowd, *further)
         return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()
     return "" if sample.target is None else hashlib.sha256(sample.target.read_bytes()).hexdigest()
 
@@ -43,12 +49,15 @@ class Targets:
 
     image: ImageSpec
     rows: int
+    shape_columns: int = 0
 
     @staticmethod
     def of(samples: Sequence[Sample], image: ImageSpec) -> Targets:
         """For these samples, which all have the same kind of target."""
         most = max((len(one.target.boxes) for one in samples if isinstance(one.target, Objects)), default=0)
-        return Targets(image, most + 1)
+        return Targets(
+            image, most + 1, _shape_columns([one.target for one in samples if isinstance(one.target, Objects)])
+        )
 
     def one(self, sample: Sample, picture: Extent) -> npt.NDArray[np.generic]:
         """The target of a sample whose image has this size (width, height). Raises JobError for a broken mask."""
@@ -60,11 +69,34 @@ class Targets:
                 return mask_on_input(read_mask(sample.target), placement)
             except BadAnnotation as error:
                 raise JobError(f"{error}; repair it") from error
-        target = np.zeros((self.rows, 6))
-        target[:, 4:] = -1, UNUSED
-        target[0] = *boxes_on_input(np.array([[0, 0, *picture]]), placement)[0], -1, PICTURE
-        target[1 : len(sample.target.boxes) + 1] = objects_on_input(sample.target, placement)
+        target = np.zeros((self.rows, 6 + self.shape_columns))
+        target[:, 4:6] = -1, UNUSED
+        target[0, :6] = *boxes_on_input(np.array([[0, 0, *picture]]), placement)[0], -1, PICTURE
+        own = slice(1, len(sample.target.boxes) + 1)
+        target[own, :6] = objects_on_input(sample.target, placement)
+        if self.shape_columns:
+            target[0, 6:8] = picture
+            for row, shape in zip(target[own], _shape_values(sample.target), strict=True):
+                row[6 : 6 + len(shape)] = shape
         return target
+
+
+def _shape_columns(found: Sequence[Objects]) -> int:
+    """How many columns the masks or keypoints take; 0 unless all objects have them."""
+    shown = [one for one in found if len(one.boxes)]
+    if not shown or not (
+        all(one.masks is not None for one in shown) or all(one.keypoints is not None for one in shown)
+    ):
+        return 0
+    return max(2, max(len(shape) for one in shown for shape in _shape_values(one)))
+
+
+def _shape_values(found: Objects) -> list[npt.NDArray[np.float64]]:
+    if found.masks is not None:
+        return [np.array([len(counts), *counts], np.float64) for counts in found.masks]
+    if found.keypoints is None or found.areas is None:
+        return []
+    return [np.array([area, *points.reshape(-1)]) for area, points in zip(found.areas, found.keypoints, strict=True)]
 
 
 def objects_on_input(objects: Objects, placement: ImagePlacement) -> npt.NDArray[np.float64]:

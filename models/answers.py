@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from convoy.models.errors import RequestError
+from convoy.models.run_lengths import counts_of, mask_of
 
 
 class Timing(NamedTuple):
@@ -74,18 +75,62 @@ class Box(NamedTuple):
     y2: float
 
 
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The pixels of one object in a picture of this size, as COCO's compressed run lengths, which pycocotools reads."""
+
+    height: int
+    width: int
+    counts: str
+
+    def array(self) -> np.ndarray:
+        """The mask as bool [height, width]. Raises ValueError if the run lengths are damaged."""
+        return mask_of(counts_of(self.counts), self.height, self.width)
+
+    def document(self) -> dict[str, object]:
+        """The mask as JSON, in COCO's form."""
+        return {"size": [self.height, self.width], "counts": self.counts}
+
+
+class Keypoint(NamedTuple):
+    """A point of an object in pixels of the picture, as for a box. `score` is None if the model gives none."""
+
+    x: float
+    y: float
+    score: float | None = None
+
+    def document(self) -> dict[str, float]:
+        """The point as JSON."""
+        return {"x": self.x, "y": self.y} if self.score is None else {"x": self.x, "y": self.y, "score": self.score}
+
+
 @dataclass(slots=True)
 class Detection:
-    """One object with its box. The label is None if the model has none for the class."""
+    """One object with its box. The label is None if the model has none for the class.
+
+    A segmenting model gives the `mask`, or its outlines as `polygons`, lists of x, y, x, y and so on; a pose model the
+    `keypoints` in its own order.
+    """
 
     class_id: int
     label: str | None
     score: float
     box: Box
+    mask: Mask | None = None
+    polygons: list[list[int]] | None = None
+    keypoints: tuple[Keypoint, ...] = ()
 
     def document(self) -> dict[str, object]:
         """The object as JSON, as `/predictions` returns it."""
-        return {"class_id": self.class_id, "label": self.label, "score": self.score, "box": self.box._asdict()}
+        found: dict[str, object] = {"class_id": self.class_id, "label": self.label, "score": self.score}
+        found["box"] = self.box._asdict()
+        if self.mask is not None:
+            found["mask"] = self.mask.document()
+        if self.polygons is not None:
+            found["polygons"] = self.polygons
+        if self.keypoints:
+            found["keypoints"] = [point.document() for point in self.keypoints]
+        return found
 
     def __str__(self) -> str:
         x1, y1, x2, y2 = self.box

@@ -26,11 +26,15 @@ Values = Mapping[str, npt.NDArray[np.generic]]
 
 
 class InputBoxes(NamedTuple):
-    """Boxes float64 [n, 4], (x1, y1, x2, y2) in pixels of the network's input, with classes and scores; best first."""
+    """Boxes float64 [n, 4], (x1, y1, x2, y2) in pixels of the network's input, with classes and scores; best first.
+
+    `rows` int64 [n] are their places among the network's boxes, by which `further_values` finds the rest of them.
+    """
 
     corners: npt.NDArray[np.float64]
     classes: Integers
     scores: Floats
+    rows: Integers
 
 
 class _Head(NamedTuple):
@@ -73,7 +77,37 @@ def find_boxes(
     else:
         classes = np.zeros_like(found.classes) if said.class_agnostic else found.classes
         kept = suppressed(boxes, classes, said.iou_threshold, most)
-    return InputBoxes(boxes[kept], found.classes[kept], found.scores[kept])
+    return InputBoxes(boxes[kept], found.classes[kept], found.scores[kept], found.rows[kept])
+
+
+def further_values(values: Values, said: DetectionOutputs, rows: Integers) -> npt.NDArray[np.float32]:
+    """What follows the classes of these boxes, float32 [n, values]: coefficients of masks, or keypoints.
+
+    Raises ModelFailed if one of them, or of the prototypes, is not a number.
+    """
+    boxes, _ = _split(values, said)
+    if said.prototypes is not None and not np.isfinite(values[said.prototypes]).all():
+        raise ModelFailed(NAN)
+    further = boxes[rows, boxes.shape[1] - _further_count(values, said) :].astype(np.float32)
+    if not np.isfinite(further).all():
+        raise ModelFailed(NAN)
+    return further
+
+
+def _further_count(values: Values, said: DetectionOutputs) -> int:
+    if said.prototypes is not None:
+        return len(values[said.prototypes])
+    return math.prod(said.keypoints) if said.keypoints else 0
+
+
+def input_keypoints(values: Values, said: DetectionOutputs, rows: Integers, window: Extent) -> npt.NDArray[np.float64]:
+    """The keypoints of these boxes, float64 [n, points, 2 or 3]: x and y in pixels of the network's input, and the
+    score, if the spec declares one. Raises ModelFailed if one is not a number.
+    """
+    points = further_values(values, said, rows).astype(np.float64).reshape(len(rows), *said.keypoints)
+    if said.are_fractions:
+        points[..., :2] *= window
+    return points
 
 
 def _head(values: Values, said: DetectionOutputs, activation: Activation, threshold: float) -> _Head:
@@ -98,12 +132,13 @@ def _split(values: Values, said: DetectionOutputs) -> tuple[Floats, Floats]:
     boxes: Floats = values[said.boxes]  # type: ignore[assignment]
     if said.scores is not None:
         return boxes, values[said.scores]  # type: ignore[return-value]
-    if said.layout == "yolo_v8":
+    if said.is_yolo_v8:
         boxes = boxes.T
     if said.layout == "end_to_end":
         return boxes, boxes[:, 4]
     first = 5 if said.layout == "yolo_v5" else 4
-    return boxes, boxes[:, first : None if said.classes is None else first + said.classes]
+    end = boxes.shape[1] - _further_count(values, said) if said.classes is None else first + said.classes
+    return boxes, boxes[:, first:end]
 
 
 def raw_scores(answers: Values, said: DetectionOutputs) -> Floats:
@@ -127,14 +162,13 @@ def in_order_of(expected: Values, answers: Values, said: DetectionOutputs) -> di
     rows stay as they are.
     """
     ordered = {name: array.copy() for name, array in answers.items()}
-    listed = [name for name in said.names if name != said.count]
     for sample in range(len(expected[said.boxes])):
         wanted, own = ({name: one[name][sample] for name in said.names} for one in (expected, answers))
         places = _counterparts(wanted, own, said)
         if places is None:
             continue
         is_found = places >= 0
-        for name in listed:
+        for name in said.of_boxes:
             ordered[name][sample] = expected[name][sample]
             ordered[name][sample][is_found] = answers[name][sample][places[is_found]]
         if said.count is not None:

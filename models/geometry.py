@@ -63,9 +63,13 @@ class ImagePlacement(NamedTuple):
 
     def boxes_on_picture(self, boxes: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
         """Map boxes [N, 4] of (x1, y1, x2, y2) from the input's pixels to the picture's, clipped to the input."""
-        scale = np.divide(self.picture, self.full)
-        moved = (boxes.astype(np.float64) + np.tile(self.corner, 2)) * np.tile(scale, 2)
-        clipped: npt.NDArray[np.float64] = np.clip(moved, 0, np.tile(self.picture, 2))
+        corners: npt.NDArray[np.float64] = self.points_on_picture(boxes.reshape(-1, 2, 2)).reshape(-1, 4)
+        return corners
+
+    def points_on_picture(self, points: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+        """The same for points [..., 2] of (x, y)."""
+        moved = (points.astype(np.float64) + self.corner) * np.divide(self.picture, self.full)
+        clipped: npt.NDArray[np.float64] = np.clip(moved, 0, self.picture)
         return clipped
 
     def map_on_picture(self, class_map: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

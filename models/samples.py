@@ -38,11 +38,17 @@ class Objects:
     """What an image shows: `boxes` float64 [n, 4] of (x1, y1, x2, y2) in its pixels, and `classes` int64 [n].
 
     `is_crowd` bool [n] marks regions with objects that are not counted one by one, or too difficult to count.
+
+    Where they were asked for: `masks` has the run lengths of each object, as counts of pixels down the columns; and
+    `keypoints` float64 [n, K, 3] x, y and whether the point is labelled, with the objects' `areas` float64 [n].
     """
 
     boxes: npt.NDArray[np.float64]
     classes: npt.NDArray[np.int64]
     is_crowd: npt.NDArray[np.bool_]
+    masks: tuple[npt.NDArray[np.int64], ...] | None = None
+    keypoints: npt.NDArray[np.float64] | None = None
+    areas: npt.NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ BoxForm = Literal["xyxy", "xywh", "cxcywh"]
 # In pixels of the network's input, or as shares of its width and height.
 BoxUnit = Literal["pixels", "fractions"]
 # What a detector's outputs are; see `DetectionOutputs`.
-Layout = Literal["separate", "yolo_v5", "yolo_v8", "end_to_end", "detr"]
+Layout = Literal["separate", "yolo_v5", "yolo_v8", "yolo_v8_seg", "yolo_v8_pose", "end_to_end", "detr"]
 
 # A class map has one byte per pixel; the last value marks pixels that the network did not see.
 MAX_MAP_CLASSES = 255
@@ -110,15 +110,20 @@ class DetectionOutputs:
                      `strides` the grid is not decoded: centres are offsets from the cell, sizes logarithms, both in
                      strides (YOLOX).
         yolo_v8      `boxes` float [4 + C, K]: cx, cy, w, h, classes (YOLOv8, YOLOv9, YOLO11, YOLO12)
-        end_to_end   `boxes` float [K, 6]: x1, y1, x2, y2, score, class (YOLOv10, YOLO26, exports with nms=True)
+        yolo_v8_seg  `boxes` float [4 + C + M, K]: as yolo_v8, then the coefficients of M masks; `prototypes` float
+                     [M, h, w], these masks over the whole input, at any resolution
+        yolo_v8_pose `boxes` float [4 + C + P * D, K]: as yolo_v8, then P keypoints of D values; `keypoints` is [P, D]
+        end_to_end   `boxes` float [K, 6]: x1, y1, x2, y2, score, class (YOLOv10, YOLO26, exports with nms=True), then
+                     coefficients or keypoints if there are `prototypes` or `keypoints`
         detr         `boxes` float [K, 4]: cx, cy, w, h as fractions, and `scores` float [K, C]; or without `scores`
                      `boxes` float [K, 4 + C] (DETR, RT-DETR, RF-DETR)
 
     The YOLO layouts are in pixels of the network's input, or fractions if `box_unit` says so. `classes` is C if further
-    values follow, such as the coefficients of masks. With `anchors`, `boxes` [K, 4] holds the difference from the
-    anchor of its row, (dx, dy, dw, dh) times `anchor_weights`: the centre moved by dx widths and dy heights, the size
-    times e to the dw and dh, of which at most ln(1000 / 16) counts (Girshick et al., 2014). Rows with a label below 0
-    or a score of 0 are padding.
+    other values follow. An object's mask is where the sum of its coefficients times the prototypes is above 0, within
+    its box. A keypoint is x, y and, if D is 3, its score from 0 to 1. With `anchors`, `boxes` [K, 4] holds the
+    difference from the anchor of its row, (dx, dy, dw, dh) times `anchor_weights`: the centre moved by dx widths and dy
+    heights, the size times e to the dw and dh, of which at most ln(1000 / 16) counts (Girshick et al., 2014). Rows with
+    a label below 0 or a score of 0 are padding.
 
     `background` is the class that stands for no object. `threshold` is the default minimum score, after the spec's
     activation. With `multi_label`, a box counts for each class that reaches the threshold, otherwise for its best; by
@@ -146,6 +151,8 @@ class DetectionOutputs:
     strides: tuple[int, ...] = ()
     multi_label: bool | None = None
     class_agnostic: bool = False
+    prototypes: str | None = None
+    keypoints: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1 or not 0 < (1.0 if self.iou_threshold is None else self.iou_threshold) <= 1:
@@ -168,17 +175,40 @@ class DetectionOutputs:
             unused.add("scores")
         if self.strides and self.layout != "yolo_v5":
             unused.add("strides")
+        further = {"prototypes": self.prototypes is not None, "keypoints": bool(self.keypoints)}
+        unused |= {name for name, is_given in further.items() if is_given and name not in _FURTHER.get(self.layout, ())}
         if unused:
             raise BundleError(f"detect: the layout {self.layout} has no {', '.join(sorted(unused))}; remove it")
         if self.layout == "separate" and self.scores is None:
             raise BundleError("detect: the layout separate needs the name of the output with the scores; add scores")
         if min(self.strides, default=1) < 1:
             raise BundleError("detect: strides must be at least 1")
+        if all(further.values()):
+            raise BundleError("detect: boxes have prototypes or keypoints, not both; remove one")
+        # A layout that is only known by its name gets these from the file.
+        if self.boxes and self.layout in _NEEDED and not further[_NEEDED[self.layout]]:
+            raise BundleError(f"detect: the layout {self.layout} needs {_NEEDED[self.layout]}; add it")
+        if self.keypoints and (len(self.keypoints) != 2 or self.keypoints[0] < 1 or self.keypoints[1] not in (2, 3)):
+            raise BundleError(
+                "detect: keypoints are the number of points, and 2 values of each (x, y) or 3 (x, y, score), such as "
+                f"[17, 3]; got {list(self.keypoints)}"
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The needed outputs: boxes, and scores, labels and count if there are any."""
-        return tuple(name for name in (self.boxes, self.scores, self.labels, self.count) if name is not None)
+        """The needed outputs: boxes, and scores, labels, count and prototypes if there are any."""
+        names = (self.boxes, self.scores, self.labels, self.count, self.prototypes)
+        return tuple(name for name in names if name is not None)
+
+    @property
+    def of_boxes(self) -> tuple[str, ...]:
+        """The outputs with a row for each box."""
+        return tuple(name for name in (self.boxes, self.scores, self.labels) if name is not None)
+
+    @property
+    def is_yolo_v8(self) -> bool:
+        """Whether a box's values lie along the first axis."""
+        return self.layout in ("yolo_v8", *_NEEDED)
 
     @property
     def is_list(self) -> bool:
@@ -201,7 +231,7 @@ class DetectionOutputs:
         """The number of classes of the scores, None if their shape does not tell. Raises BundleError."""
         boxes = _found("detect", "boxes", self.boxes, outputs)
         if self.scores is None:
-            classes = self._classes_of(boxes)
+            classes = self._classes_of(boxes, self._further_values(outputs))
         else:
             classes = self._check_separate(boxes, _found("detect", "scores", self.scores, outputs), outputs)
         if self.background is not None and not 0 <= self.background < (classes or math.inf):
@@ -211,23 +241,35 @@ class DetectionOutputs:
             )
         return classes
 
-    def _classes_of(self, output: _Tensor) -> int | None:
-        """The number of classes of a layout with one output. Raises BundleError."""
+    def _further_values(self, outputs: Sequence[_Tensor]) -> int:
+        """How many values of masks or keypoints each box has. Raises BundleError."""
+        if self.prototypes is None:
+            return math.prod(self.keypoints) if self.keypoints else 0
+        prototypes = _found("detect", "prototypes", self.prototypes, outputs)
+        if len(prototypes.shape) != 3 or min(prototypes.shape) < 1 or prototypes.dtype not in _FLOATS:
+            raise _unfit("detect", prototypes, "float [masks, height, width] of fixed size, for the prototypes")
+        return prototypes.shape[0]
+
+    def _classes_of(self, output: _Tensor, further: int) -> int | None:
+        """The number of classes of a layout with one output of boxes, whose last values are `further`. Raises
+        BundleError.
+        """
         before, axis = _ONE_OUTPUT[self.layout]
         form = _FORMS[self.layout]
         if len(output.shape) != 2 or output.dtype not in _FLOATS:
             raise _unfit("detect", output, f"float {form} for the layout {self.layout}")
         values = output.shape[axis]
         if self.layout == "end_to_end":
-            if values < 6:
-                raise _unfit("detect", output, f"float {form} for the layout {self.layout}")
+            if values < 6 or (further and values not in (-1, 6 + further)):
+                raise _unfit("detect", output, f"float {form if not further else f'[boxes, {6 + further}]'}")
             return self.classes
-        least = before + (self.classes or 1)
+        least = before + (self.classes or 1) + further
         if values < 0:
             return self.classes
-        if values < least:
-            raise _unfit("detect", output, f"float {form} with {least} values or more for the layout {self.layout}")
-        return self.classes or values - before
+        if values < least or (further and self.classes and values != least):
+            how_many = f"{least} values" if further and self.classes else f"{least} values or more"
+            raise _unfit("detect", output, f"float {form} with {how_many} for the layout {self.layout}")
+        return self.classes or values - before - further
 
     def _check_separate(self, boxes: _Tensor, scores: _Tensor, outputs: Sequence[_Tensor]) -> int | None:
         if len(boxes.shape) != 2 or boxes.shape[1] != 4 or boxes.dtype not in _FLOATS:
@@ -264,15 +306,27 @@ class DetectionOutputs:
 _ONE_OUTPUT: dict[Layout, tuple[int, int]] = {
     "yolo_v5": (5, 1),
     "yolo_v8": (4, 0),
+    "yolo_v8_seg": (4, 0),
+    "yolo_v8_pose": (4, 0),
     "end_to_end": (6, 1),
     "detr": (4, 1),
 }
 _FORMS: dict[Layout, str] = {
     "yolo_v5": "[boxes, 5 + classes]",
     "yolo_v8": "[4 + classes, boxes]",
+    "yolo_v8_seg": "[4 + classes + masks, boxes]",
+    "yolo_v8_pose": "[4 + classes + values of keypoints, boxes]",
     "end_to_end": "[boxes, 6]",
     "detr": "[boxes, 4 + classes]",
 }
+
+# What follows the classes of a box.
+_FURTHER: dict[Layout, tuple[str, ...]] = {
+    "yolo_v8_seg": ("prototypes",),
+    "yolo_v8_pose": ("keypoints",),
+    "end_to_end": ("prototypes", "keypoints"),
+}
+_NEEDED: dict[Layout, str] = {"yolo_v8_seg": "prototypes", "yolo_v8_pose": "keypoints"}
 
 
 def _found(task: str, what: str, name: str, outputs: Sequence[_Tensor]) -> _Tensor:

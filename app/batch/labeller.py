@@ -109,7 +109,7 @@ class Labeller:
         self.batch_size = batch_size
         self.piece_images = -(-batch_size // decode_threads)
         self._spec, self._image, self._max_pixels = spec, image, max_pixels
-        self._wanted, self._embeddings = Wanted(ANSWERING[spec.task], top_k, threshold), embeddings
+        self._wanted, self._embeddings = Wanted(ANSWERING[spec.task], top_k, threshold, masks="none"), embeddings
         self._decode_threads = decode_threads
         self._row_bytes = math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize
         needed = self._wanted.answering.outputs(spec)

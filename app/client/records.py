@@ -20,6 +20,8 @@ from convoy.models.answers import (
     ClassShare,
     Detection,
     Detections,
+    Keypoint,
+    Mask,
     Prediction,
     Segmentation,
     Timing,
@@ -104,7 +106,7 @@ def sight_of(document: Any) -> Sight:
         timing = Timing(*(float(document["timing_ms"][stage]) for stage in Timing._fields))
         model, version = str(document["model"]), int(document["version"])
         if "detections" in document:
-            return Detections(model, version, tuple(map(_detection, document["detections"])), timing)
+            return Detections(model, version, tuple(map(detection_of, document["detections"])), timing)
         if "segmentation" in document:
             found = document["segmentation"]
             classes = tuple(ClassShare(*_class(row), float(row["share"])) for row in found["classes"])
@@ -120,9 +122,25 @@ def _class(row: Any) -> tuple[int, str | None]:
     return int(row["class_id"]), None if label is None else str(label)
 
 
-def _detection(row: Any) -> Detection:
+def detection_of(row: Any) -> Detection:
+    """One object of an answer. Raises ValueError, KeyError and TypeError if it is none."""
     box = Box(*(float(row["box"][side]) for side in Box._fields))
-    return Detection(*_class(row), float(row["score"]), box)
+    points = tuple(Keypoint(float(one["x"]), float(one["y"]), _score(one)) for one in row.get("keypoints", ()))
+    polygons = row.get("polygons")
+    outlines = None if polygons is None else [list(map(int, one)) for one in polygons]
+    return Detection(*_class(row), float(row["score"]), box, _mask(row.get("mask")), outlines, points)
+
+
+def _mask(found: Any) -> Mask | None:
+    if found is None:
+        return None
+    height, width = found["size"]
+    return Mask(int(height), int(width), str(found["counts"]))
+
+
+def _score(point: Any) -> float | None:
+    score = point.get("score")
+    return None if score is None else float(score)
 
 
 def models_of(rows: Any) -> tuple[RemoteModel, ...]:

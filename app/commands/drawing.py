@@ -1,4 +1,4 @@
-"""Draw what a model found into its picture: boxes, a class map, or the best classes as text.
+"""Draw what a model found into its picture: boxes with masks or keypoints, a class map, or the best classes as text.
 
 Knows Pillow and the records of answers. Knows no servers and no command line.
 """
@@ -23,6 +23,14 @@ _LEAST_LONG_SIDE_PX, _LEAST_SHORT_SIDE_PX, _MOST_ENLARGED_PX = 640, 160, 4096
 _LEAST_TEXT_PX = 16
 _LINES_IN_BOX = 8
 _OPACITY = 0.55
+_LEAST_POINT_SCORE = 0.5
+# Pairs of COCO's keypoints of a person, from 0: nose, eyes, ears, shoulders, elbows, wrists, hips, knees, ankles.
+PERSON_POINTS = 17
+PERSON_LIMBS = (
+    *((0, 1), (0, 2), (1, 3), (2, 4)),
+    *((5, 6), (5, 7), (7, 9), (6, 8), (8, 10)),
+    *((5, 11), (6, 12), (11, 12), (11, 13), (13, 15), (12, 14), (14, 16)),
+)
 # Pillow's own font is ASCII only. Pillow finds these by name where a system has them.
 _WIDE_FONTS = ("NotoSansCJK-Regular.ttc", "DejaVuSans.ttf", "Arial Unicode.ttf", "msyh.ttc")
 
@@ -82,6 +90,8 @@ def drawn(picture: Image.Image, found: Classification | Segmentation | Detection
     match found:
         case Segmentation():
             picture = _blended(picture, found)
+        case Detections():
+            picture = _with_masks(picture, found.detections)
     scale = _scale(picture.size)
     canvas = picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
     pen = _Pen(canvas, _texts(found))
@@ -122,6 +132,7 @@ class _Pen:
         for one, place in reversed(list(zip(found, places, strict=True))):
             right, bottom = max(place.left, place.right - 1), max(place.top, place.bottom - 1)
             self._draw.rectangle((place.left, place.top, right, bottom), outline=_colour(one.class_id), width=width_px)
+            self._keypoints(one, scale, width_px)
         texts = [self._fitted(_name(one), f" {one.score:.2f}") for one in found]
         taken: list[_Area] = []
         for place, text in zip(places, texts, strict=True):
@@ -130,6 +141,20 @@ class _Pen:
         for one, text, area in reversed(list(zip(found, texts, taken, strict=True))):
             if text:
                 self._label(area, text, _colour(one.class_id))
+
+    def _keypoints(self, one: Detection, scale: int, width_px: int) -> None:
+        """The points with a score of at least one half, and the limbs between them if they are COCO's of a person."""
+        places = {
+            number: (point.x * scale, point.y * scale)
+            for number, point in enumerate(one.keypoints)
+            if point.score is None or point.score >= _LEAST_POINT_SCORE
+        }
+        limbs = PERSON_LIMBS if len(one.keypoints) == PERSON_POINTS else ()
+        for first, second in limbs:
+            if first in places and second in places:
+                self._draw.line((places[first], places[second]), fill=_colour(one.class_id), width=width_px)
+        for x, y in places.values():
+            self._draw.circle((x, y), 1.5 * width_px, fill=_colour(one.class_id), outline="white")
 
     def list(self, rows: Sequence[tuple[_Colour, str]]) -> None:
         """Lines from the upper left corner down, as many as there is room for."""
@@ -190,6 +215,33 @@ def _blended(picture: Image.Image, found: Segmentation) -> Image.Image:
     colours.putpalette(palette)
     opacity = class_map.point([round(255 * _OPACITY) if number in shown else 0 for number in range(256)])
     return Image.composite(colours.convert("RGB"), picture, opacity)
+
+
+def _with_masks(picture: Image.Image, found: Sequence[Detection]) -> Image.Image:
+    """The picture with the masks of objects in colour, the best on top."""
+    masked = [one for one in found if one.mask is not None or one.polygons is not None]
+    if not masked:
+        return picture
+    colours, opacity = picture.copy(), Image.new("L", picture.size)
+    for one in reversed(masked):
+        try:
+            shape = _shape(one, picture.size)
+        except ValueError as error:
+            raise JobError(f"the server's answer has a mask that cannot be read: {error}") from None
+        colours.paste(_colour(one.class_id), mask=shape)
+        opacity.paste(round(255 * _OPACITY), mask=shape)
+    return Image.composite(colours, picture, opacity)
+
+
+def _shape(one: Detection, size: tuple[int, int]) -> Image.Image:
+    """The mask of an object as an image in mode "1". Raises ValueError."""
+    shape = Image.new("1", size)
+    if one.mask is not None:
+        shape.paste(Image.fromarray(one.mask.array()))
+    pen = ImageDraw.Draw(shape)
+    for outline in one.polygons or ():
+        pen.polygon(outline, fill=1)
+    return shape
 
 
 def _is_background(one: ClassShare) -> bool:

@@ -26,6 +26,7 @@ from convoy.app.http.gate import needs_key, takes_admin_token
 from convoy.app.http.infer import InferRoute
 from convoy.app.http.pages import seven
 from convoy.app.http.predictions import PredictionsRoute
+from convoy.app.pictures.instances import MASK_FORMS
 from convoy.models.answers import Box
 from convoy.models.spec import NUMPY_DTYPES
 
@@ -65,12 +66,21 @@ _PREDICTION = obj(
     label={"type": ["string", "null"]},
     score={"type": "number"},
 )
+_MASK = obj(
+    *("size", "counts"),
+    size={**array({"type": "integer"}), "minItems": 2, "maxItems": 2},
+    counts={"type": "string", "description": "COCO's compressed run lengths"},
+)
+_POLYGONS = array({**array({"type": "integer"}), "description": "x, y, x, y and so on"})
 _DETECTION = obj(
     *("class_id", "label", "score", "box"),
     class_id={"type": "integer"},
     label={"type": ["string", "null"]},
     score={"type": "number"},
     box=obj(*Box._fields, **{side: {"type": "number"} for side in Box._fields}),
+    mask=_MASK,
+    polygons=_POLYGONS,
+    keypoints=array(obj("x", "y", x={"type": "number"}, y={"type": "number"}, score={"type": "number"})),
 )
 _COCO_RECORD = obj(
     *("image_id", "category_id", "bbox", "score"),
@@ -78,6 +88,8 @@ _COCO_RECORD = obj(
     category_id={"type": "integer"},
     bbox={**array({"type": "number"}), "minItems": 4, "maxItems": 4},
     score={"type": "number"},
+    segmentation={"anyOf": [_MASK, _POLYGONS]},
+    keypoints=array({"type": "number"}),
 )
 _WHOLE_NUMBERS = array({"type": "integer", "minimum": 0})
 _MAPPED_CLASS = obj(
@@ -146,7 +158,9 @@ _PREDICT: _Json = {
         "By the model's task. Predictions: the best top_k classes, five by default; with a threshold, all that "
         "score at least that, or top_k of them. Detections: boxes with corners (x1, y1) and (x2, y2) in pixels of the "
         "upright picture, the best top_k of those that score at least the threshold and overlap by at most iou, all "
-        "three by default as the model says; with format=coco, an array of COCO's result records. "
+        "three by default as the model says; with format=coco, an array of COCO's result records. A model that finds "
+        "masks gives the mask of each object as compressed run lengths of COCO, its outlines for masks=polygons, or "
+        "none for masks=none; a pose model gives keypoints. "
         "Segmentation: the class of each pixel of the upright picture, as run lengths of COCO, or as a palette "
         "PNG for format=png or Accept: image/png, in which 255 is what the network was not shown."
     ),
@@ -157,6 +171,7 @@ _PREDICT: _Json = {
         },
         _query("threshold", {"type": "number"}),
         _query("iou", {"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
+        _query("masks", {"type": "string", "enum": [*MASK_FORMS]}),
         _query("format", {"type": "string", "enum": ["json", "png", "coco"]}),
         _TIMEOUT,
     ],

@@ -29,23 +29,22 @@ from convoy.app.lifecycle.catalog import Served
 from convoy.app.pictures.answering import BOXES, CLASS_MAP, Answering, SegmentedPicture, Wanted, palette_png
 from convoy.app.pictures.coco import coco_records, image_id_of
 from convoy.app.pictures.decoder import Decoder, DecodeWork
-from convoy.app.pictures.documents import Document, answer_document, check_takes_pictures, envelope, wanted_of
+from convoy.app.pictures.documents import OPTIONS, Document, answer_document, check_takes_pictures, envelope, wanted_of
 from convoy.app.pictures.predictor import EncodedPicture, Predictor
 from convoy.app.protocol.inference import INLINE_BYTES
 from convoy.app.scheduling.slab import Slot
 from convoy.models.answers import Detection
 from convoy.models.errors import BodyTooLarge, InvalidRequest, RequestError, UnknownParameter
 
-PARAMETERS = frozenset(("top_k", "threshold", "iou", "format", "timeout_ms"))
+PARAMETERS = frozenset((*OPTIONS, "format", "timeout_ms"))
 
 
 def _wanted(request: RequestContext, served: Served) -> Wanted:
     """The request's options for its pictures, with the requested form of class maps. Raises InvalidRequest."""
     if not request.query.keys() <= PARAMETERS:
         raise _unknown(min(request.query.keys() - PARAMETERS))
-    query = request.query
-    wanted = wanted_of(served, query.get("top_k"), query.get("threshold"), query.get("iou"))
-    form = query.get("format", "")
+    wanted = wanted_of(served, request.query)
+    form = request.query.get("format", "")
     _check_form(form, wanted.answering, served)
     if form == "coco":
         return wanted._replace(finish=as_coco)

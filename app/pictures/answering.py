@@ -17,6 +17,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from convoy.app.engines.batch import Answer
+from convoy.app.pictures.instances import MaskForm, keypoints_of, masks_bytes, masks_of
 from convoy.models.activation import NAN, ClassNumbers, activate, class_numbers
 from convoy.models.answers import Box, ClassShare, Detection, Prediction
 from convoy.models.boxes import find_boxes
@@ -197,11 +198,13 @@ def detections(
     threshold: float | None,
     most: int | None,
     iou: float | None = None,
+    masks: MaskForm = "rle",
 ) -> list[Detection]:
-    """The objects in one sample, best first. Raises ModelFailed if a score or box is not a number.
+    """The objects in one sample, best first. Raises ModelFailed if a score or box is not a number, and InvalidRequest
+    if there are too many masks.
 
     `answers` has the outputs that the spec declares, by name. `threshold`, `most` and `iou` (how much boxes of a class
-    may overlap) default to the spec's.
+    may overlap) default to the spec's. `masks` is the form of masks, if the spec declares some.
     """
     said = spec.detection
     assert said is not None, "a detector has this; this is a bug"
@@ -211,11 +214,17 @@ def detections(
     most = said.max_boxes if most is None else most
     values = {name: _one_sample(answer, spec, name) for name, answer in answers.items()}
     found = find_boxes(values, said, spec.activation, placement.window, threshold, most)
-    placed = placement.boxes_on_picture(found.corners).round(2).tolist()
-    return [
-        Detection(number, _label(spec, number), score, Box(*corners))
-        for corners, number, score in zip(placed, found.classes.tolist(), _six_decimals(found.scores), strict=True)
-    ]
+    placed = placement.boxes_on_picture(found.corners)
+    rows = zip(placed.round(2).tolist(), found.classes.tolist(), _six_decimals(found.scores), strict=True)
+    objects = [Detection(number, _label(spec, number), score, Box(*corners)) for corners, number, score in rows]
+    if said.prototypes is not None and masks != "none":
+        shapes = masks_of(values, said, found, placed, placement, masks)
+        for one, (mask, polygons) in zip(objects, shapes, strict=True):
+            one.mask, one.polygons = mask, polygons
+    if said.keypoints:
+        for one, points in zip(objects, keypoints_of(values, said, found, placement), strict=True):
+            one.keypoints = points
+    return objects
 
 
 def _one_sample(answer: Answer, spec: ModelSpec, name: str) -> npt.NDArray[np.generic]:
@@ -229,13 +238,14 @@ class Wanted(NamedTuple):
     """What a client wants to know about a picture.
 
     The best `top_k` classes or boxes (None: all) that reach `threshold`. Boxes of a class that overlap by more than
-    `iou` are suppressed. `finish` converts the result further in the same thread.
+    `iou` are suppressed. `masks` is the form of their masks. `finish` converts the result further in the same thread.
     """
 
     answering: Answering
     top_k: int | None = None
     threshold: float | None = None
     iou: float | None = None
+    masks: MaskForm = "rle"
     finish: Callable[[Any], Any] | None = None
 
 
@@ -251,7 +261,10 @@ class Answering(ABC):
 
     @abstractmethod
     def read(self, answers: Sequence[Answer], spec: ModelSpec, size: Extent, wanted: Wanted) -> Any:
-        """Read the outputs for a picture of this upright size. Raises ModelFailed, and what `wanted.finish` raises."""
+        """Read the outputs for a picture of this upright size.
+
+        Raises ModelFailed, InvalidRequest if it is too much for an answer, and what `wanted.finish` raises.
+        """
 
     def working_bytes(self, spec: ModelSpec, size: Extent) -> int:
         """Estimate the memory that `read` takes beside the outputs; only called if `is_long`."""
@@ -294,12 +307,17 @@ class _Boxes(Answering):
     def read(self, answers: Sequence[Answer], spec: ModelSpec, size: Extent, wanted: Wanted) -> Any:
         assert spec.detection is not None, "the spec has seen to it; this is a bug"
         by_name = dict(zip(spec.detection.names, answers, strict=True))
-        found = detections(by_name, spec, _placement(size, spec), wanted.threshold, wanted.top_k, wanted.iou)
+        asked = wanted.threshold, wanted.top_k, wanted.iou, wanted.masks
+        found = detections(by_name, spec, _placement(size, spec), *asked)
         return found if wanted.finish is None else wanted.finish(found)
 
     def working_bytes(self, spec: ModelSpec, size: Extent) -> int:
         # As far as the sizes of outputs are fixed.
-        return 2 * sum(spec.outputs[index].sample_bytes or 0 for index in self.outputs(spec))
+        needed = 2 * sum(spec.outputs[index].sample_bytes or 0 for index in self.outputs(spec))
+        said = spec.detection
+        if said is None or said.prototypes is None:
+            return needed
+        return needed + masks_bytes(spec.outputs[spec.output_index(said.prototypes)].shape, size)
 
 
 CLASSES, CLASS_MAP, BOXES = _Classes(), _ClassMap(), _Boxes()

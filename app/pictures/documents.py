@@ -8,6 +8,7 @@ document that `/predictions` returns. Slow parts run in a thread, in numpy.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -27,11 +28,13 @@ from convoy.app.pictures.answering import (
     run_lengths,
     why_no_predictions,
 )
+from convoy.app.pictures.instances import MaskForm
 from convoy.app.pictures.predictor import (
     MOST_TOP_K,
     EncodedPicture,
     Predicted,
     check_iou,
+    check_masks,
     check_threshold,
     check_top_k,
     wanted_classes,
@@ -45,6 +48,7 @@ from convoy.models.spec import TensorSpec
 from convoy.models.tensors import pack
 
 Document = dict[str, Any]
+OPTIONS = ("top_k", "threshold", "iou", "masks")
 
 
 def check_takes_pictures(served: Served) -> None:
@@ -55,9 +59,11 @@ def check_takes_pictures(served: Served) -> None:
         raise InvalidRequest(f"'{name}' {why}; send tensors to /v2/models/{name}/versions/{version}/infer")
 
 
-def wanted_of(served: Served, top_k: object, threshold: object, iou: object) -> Wanted:
-    """Parse the options for a picture, given as numbers, text or None. Raises InvalidRequest."""
+def wanted_of(served: Served, asked: Mapping[str, object]) -> Wanted:
+    """Parse the options for a picture: numbers, text or None, of those named in `OPTIONS`. Raises InvalidRequest."""
+    top_k, threshold, iou, masks = (asked.get(name) for name in OPTIONS)
     overlap = None if iou is None else check_iou(_decimal(iou), iou, served)
+    form: MaskForm = "rle" if masks is None else check_masks(masks, served)
     answering = ANSWERING[served.spec.task]
     if answering is CLASS_MAP:
         for word, given in (("top_k", top_k), ("threshold", threshold)):
@@ -67,7 +73,9 @@ def wanted_of(served: Served, top_k: object, threshold: object, iou: object) -> 
         return Wanted(CLASS_MAP, finish=_map_document)
     least = _threshold(threshold, served)
     most = _top_k(top_k)
-    return wanted_classes(most, least) if answering is CLASSES else Wanted(BOXES, most, least, overlap, _box_documents)
+    if answering is CLASSES:
+        return wanted_classes(most, least)
+    return Wanted(BOXES, most, least, overlap, form, _box_documents)
 
 
 def answer_document(wanted: Wanted, predicted: Predicted) -> Document:
@@ -139,8 +147,7 @@ def picture_request(asked: RawRequest, served: Served, call: Call) -> PictureReq
     check_takes_pictures(served)
     if len(asked.inputs) != 1:
         raise wrong_request(asked.id, f"an image is the only input of its request, got {len(asked.inputs)} inputs")
-    given = asked.parameters
-    wanted = wanted_of(served, given.get("top_k"), given.get("threshold"), given.get("iou"))
+    wanted = wanted_of(served, asked.parameters)
     key = wanted.answering.key
     if any(one.name != key or one.parameters for one in asked.outputs) or len(asked.outputs) > 1:
         raise wrong_request(asked.id, f"an image is answered by the output '{key}' only; remove 'outputs'")

@@ -15,6 +15,7 @@ from convoy.app.calls.timing import timing_of
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.pictures.answering import CLASSES, Wanted
 from convoy.app.pictures.decoder import Decoded, Decoder, DecodeWork
+from convoy.app.pictures.instances import MASK_FORMS, MaskForm
 from convoy.app.scheduling.request import TensorRef
 from convoy.app.scheduling.slab import Slot
 from convoy.app.telemetry.outcomes import CANCELLED, ending_of
@@ -203,6 +204,18 @@ def check_iou(iou: SupportsFloat, given: object, served: Served) -> float:
     if not 0 < share <= 1:
         raise InvalidRequest(f"iou must be a number above 0 and at most 1, got {_brief(given)}")
     return share
+
+
+def check_masks(given: object, served: Served) -> MaskForm:
+    """Check the form of masks that a request asks for. Raises InvalidRequest."""
+    name, detection = served.key.model, served.spec.detection
+    if detection is None or detection.prototypes is None:
+        what = "boxes without masks" if detection is not None else f"the task '{served.spec.task}'"
+        raise InvalidRequest(f"masks is for models that give a mask of each object, but '{name}' has {what}; remove it")
+    for form in MASK_FORMS:
+        if given == form:
+            return form
+    raise InvalidRequest(f"masks must be {', '.join(MASK_FORMS[:-1])} or {MASK_FORMS[-1]}, got {_brief(given)}")
 
 
 def check_timeout_ms(timeout_ms: SupportsFloat, given: object) -> float:

@@ -125,11 +125,10 @@ def _located(
     `labels` may leave out a last class that stands for no object.
     """
     if not detection.boxes:
-        boxes, scores = outputs_read(detection.layout, {one.name: (-1, *one.shape) for one in outputs})
-        detection = replace(detection, boxes=boxes, scores=scores)
-        if activation == "softmax" and (classes := detection.check(outputs)) is not None:
+        detection = _named(detection, outputs, len(labels))
+        if detection.layout == "detr" and activation == "softmax" and (count := detection.check(outputs)) is not None:
             # A softmax needs a class for "no object", and DETR's is the last (Carion et al., 2020).
-            detection = replace(detection, background=classes - 1, multi_label=False)
+            detection = replace(detection, background=count - 1, multi_label=False)
     classes = detection.check(outputs)
     has_unnamed = classes is not None and detection.background == classes - 1
     if labels and classes is not None and len(labels) not in (classes, classes - has_unnamed):
@@ -137,6 +136,39 @@ def _located(
             f"there are {len(labels)} labels, but read as {detection.layout} {_listed(outputs)} has {classes} classes"
         )
     return detection
+
+
+def _named(detection: DetectionOutputs, outputs: Sequence[TensorSpec], labels: int) -> DetectionOutputs:
+    """The layout with the names of its outputs. Raises BundleError."""
+    boxes, second = outputs[0], outputs[1].name if len(outputs) > 1 else None
+    if detection.layout == "detr":
+        queries, scores = outputs_read("detr", {one.name: (-1, *one.shape) for one in outputs})
+        return replace(detection, boxes=queries, scores=scores)
+    if detection.layout == "yolo_v8_seg":
+        if second is None:
+            raise BundleError(
+                f"the layout yolo_v8_seg has prototypes as a second output, and there is {_listed(outputs)}"
+            )
+        return replace(detection, boxes=boxes.name, prototypes=second)
+    if detection.layout == "yolo_v8_pose":
+        return replace(detection, boxes=boxes.name, keypoints=_keypoints(boxes, max(1, labels)))
+    return replace(detection, boxes=boxes.name)
+
+
+def _keypoints(boxes: TensorSpec, classes: int) -> tuple[int, int]:
+    """How many keypoints follow the classes of a box, and how many values each has. Raises BundleError if that is
+    unclear.
+    """
+    values = (boxes.shape[0] if boxes.shape else 0) - 4 - classes
+    fitting = [(values // each, each) for each in (3, 2) if values > 0 and values % each == 0]
+    if len(fitting) == 1:
+        return fitting[0]
+    why = "may be keypoints of 2 or of 3 values" if fitting else "are no keypoints of 2 or 3 values"
+    raise BundleError(
+        f"after 4 values of a box and the scores of {classes} classes, {boxes.name} has {values} values, which {why}; "
+        f'pass --labels, or --detection FILE.json with {{"boxes": "{boxes.name}", "layout": "yolo_v8_pose", '
+        '"keypoints": [17, 3]}'
+    )
 
 
 def _detection(outputs: Sequence[TensorSpec]) -> DetectionOutputs:

@@ -19,6 +19,11 @@ Booleans = npt.NDArray[np.bool_]
 IOU_THRESHOLDS: Floats = np.linspace(0.5, 0.95, 10)
 # Per image and class, as in COCO.
 MAX_DETECTIONS = 100
+# And of keypoints.
+MAX_POSES = 20
+# What is measured, and how its measures are called.
+BOXES, MASKS, KEYPOINTS = range(3)
+PREFIXES = ("", "mask ", "OKS ")
 _RECALLS: Floats = np.linspace(0.0, 1.0, 101)
 MAP_50, MAP_50_95 = "mAP@50", "mAP@50:95"
 
@@ -35,12 +40,17 @@ class Found(NamedTuple):
 
 class Wanted(NamedTuple):
     """The objects in the image: `boxes` float64 [m, 4] in the same unit, `classes` int64 [m]. `is_crowd` bool [m] marks
-    regions with too many objects to count.
+    regions with too many objects to count, and `is_ignored` single objects that are neither right nor wrong.
     """
 
     boxes: Floats
     classes: Integers
     is_crowd: Booleans
+    is_ignored: Booleans | None = None
+
+    @property
+    def does_not_count(self) -> Booleans:
+        return self.is_crowd if self.is_ignored is None else self.is_crowd | self.is_ignored
 
 
 class Matches(NamedTuple):
@@ -52,28 +62,35 @@ class Matches(NamedTuple):
     is_ignored: Booleans
 
 
-def match(found: Found, wanted: Wanted) -> Matches:
-    """Match the detections of one image, class by class. Beyond `MAX_DETECTIONS` of a class they are ignored."""
+def match(found: Found, wanted: Wanted, overlaps: Floats | None = None, most: int = MAX_DETECTIONS) -> Matches:
+    """Match the detections of one image, class by class. Beyond `most` of a class they are ignored.
+
+    `overlaps` [n, m] are what counts instead of the boxes' IoU, such as that of masks.
+    """
     shape = len(IOU_THRESHOLDS), len(found.scores)
     is_right, is_ignored = np.zeros(shape, bool), np.zeros(shape, bool)
-    if len(found.scores) > MAX_DETECTIONS:
-        is_ignored[:, _beyond_most(found.classes)] = True
+    if len(found.scores) > most:
+        is_ignored[:, _beyond_most(found.classes, most)] = True
     for label in np.intersect1d(found.classes, wanted.classes):
-        rows = np.flatnonzero(found.classes == label)[:MAX_DETECTIONS]
+        rows = np.flatnonzero(found.classes == label)[:most]
         own = np.flatnonzero(wanted.classes == label)
         # Objects before crowds: a crowd counts only for a detection that fits no object.
-        own = own[np.argsort(wanted.is_crowd[own], kind="stable")]
+        own = own[np.argsort(wanted.does_not_count[own], kind="stable")]
         if len(own):
-            shares = _overlaps(found.boxes[rows], wanted.boxes[own], wanted.is_crowd[own])
-            is_right[:, rows], is_ignored[:, rows] = _matched(shares, wanted.is_crowd[own])
+            is_crowd = wanted.is_crowd[own]
+            if overlaps is None:
+                shares = _overlaps(found.boxes[rows], wanted.boxes[own], is_crowd)
+            else:
+                shares = overlaps[np.ix_(rows, own)]
+            is_right[:, rows], is_ignored[:, rows] = _matched(shares, wanted.does_not_count[own], is_crowd)
     return Matches(is_right, is_ignored)
 
 
-def _beyond_most(classes: Integers) -> Booleans:
-    """Which detections, best first, come after the first `MAX_DETECTIONS` of their class."""
+def _beyond_most(classes: Integers, most: int) -> Booleans:
+    """Which detections, best first, come after the first `most` of their class."""
     is_beyond = np.zeros(len(classes), bool)
     for label in np.unique(classes):
-        is_beyond[np.flatnonzero(classes == label)[MAX_DETECTIONS:]] = True
+        is_beyond[np.flatnonzero(classes == label)[most:]] = True
     return is_beyond
 
 
@@ -88,22 +105,25 @@ def _overlaps(boxes: Floats, others: Floats, is_crowd: Booleans) -> Floats:
     return shares
 
 
-def _matched(shares: Floats, is_crowd: Booleans) -> tuple[Booleans, Booleans]:
-    """The same as `Matches` for one class; the objects come before the crowds."""
-    count, objects = len(shares), int((~is_crowd).sum())
+def _matched(shares: Floats, does_not_count: Booleans, is_crowd: Booleans) -> tuple[Booleans, Booleans]:
+    """The same as `Matches` for one class; the objects come before what does not count, of which only a crowd takes
+    several detections.
+    """
+    count, objects = len(shares), int((~does_not_count).sum())
     is_right, is_ignored = np.zeros((2, len(IOU_THRESHOLDS), count), bool)
-    free = np.ones((len(IOU_THRESHOLDS), objects), bool)
+    free = np.ones((len(IOU_THRESHOLDS), len(is_crowd)), bool)
     thresholds = IOU_THRESHOLDS[:, None]
     # Most detections of low scores are near nothing.
     for row in np.flatnonzero((shares >= IOU_THRESHOLDS[0]).any(axis=1)):
-        fits = free & (shares[row, :objects] >= thresholds)
-        is_right[:, row] = fits.any(axis=1)
-        is_ignored[:, row] = ~is_right[:, row] & (shares[row, objects:] >= thresholds).any(axis=1)
-        matched = np.flatnonzero(is_right[:, row])
+        fits = (free | is_crowd) & (shares[row] >= thresholds)
+        is_right[:, row] = fits[:, :objects].any(axis=1)
+        fits[is_right[:, row], objects:] = False
+        is_ignored[:, row] = fits[:, objects:].any(axis=1)
+        matched = np.flatnonzero(fits.any(axis=1))
         if len(matched):
-            values = np.where(fits[matched], shares[row, :objects], -1.0)
+            values = np.where(fits[matched], shares[row], -1.0)
             # Of equals the last, as in pycocotools.
-            free[matched, objects - 1 - values[:, ::-1].argmax(axis=1)] = False
+            free[matched, len(is_crowd) - 1 - values[:, ::-1].argmax(axis=1)] = False
     return is_right, is_ignored
 
 

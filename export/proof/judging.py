@@ -329,7 +329,9 @@ def _refuse_beyond(classes: np.ndarray, spec: ModelSpec) -> None:
 
 def _of_detect(spec: ModelSpec) -> _Parts:
     def score(answers: Rows, targets: np.ndarray) -> dict[str, np.ndarray]:
-        if targets.ndim != 3 or targets.shape[2] not in (5, 6) or targets.dtype.kind not in "iuf":
+        has_shapes = spec.detection is not None and bool(spec.detection.prototypes or spec.detection.keypoints)
+        is_fit = targets.ndim == 3 and (targets.shape[2] in (5, 6) or (has_shapes and targets.shape[2] > 7))
+        if not is_fit or targets.dtype.kind not in "iuf":
             raise JobError(
                 f"the targets are {targets.dtype} {list(targets.shape[1:])} a sample; a detector's are [objects, 5]: "
                 "the box (x1, y1, x2, y2) in pixels of the input, and the class, -1 in unused rows; save them so, or "
@@ -390,7 +392,13 @@ def metric_judge(metric: tuple[Path, str] | None, spec: ModelSpec) -> Iterator[J
         # The file may import anything, so no score is cached for the next run.
         key = f"{judge.key} {uuid.uuid4().hex}"
         alike = judge.alike if isinstance(judge, ScoreJudge) else _SAME_CLASS
-        yield ScoreJudge(process.shown, key, like, lambda *one: {"scores": process.scores(*one)}, alike, _shares(spec))
+
+        def score(outputs: Rows, targets: np.ndarray) -> dict[str, np.ndarray]:
+            # Of boxes, a metric of the user's gets no masks or keypoints.
+            known = targets[..., :6] if spec.detection is not None and targets.ndim == 3 else targets
+            return {"scores": process.scores(outputs, known)}
+
+        yield ScoreJudge(process.shown, key, like, score, alike, _shares(spec))
 
 
 class MetricProcess:

@@ -11,6 +11,7 @@ from scipy.special import betainc, betaincinv, expit, logsumexp
 
 from convoy.export.proof.detection_metric import (
     IOU_THRESHOLDS,
+    PREFIXES,
     Matches,
     SetMatches,
     class_average_precisions,
@@ -215,7 +216,8 @@ class DetectionOutcomes(ScoredOutcomes):
 
     `found_scores` float64 [n, k] and `found_classes` int64 [n, k], best first, -1 where there is none. Bit i of `right`
     and `ignored`, uint16 [n, k], is the match at threshold i (`detection_metric.Matches`). `wanted` int64 [n, m] are
-    the objects' classes, or -1.
+    the objects' classes, or -1. `shape` int64 [n] is what was compared: `BOXES`, `MASKS` or `KEYPOINTS`, everywhere the
+    same.
     """
 
     found_scores: np.ndarray
@@ -223,10 +225,12 @@ class DetectionOutcomes(ScoredOutcomes):
     right: np.ndarray
     ignored: np.ndarray
     wanted: np.ndarray
+    shape: np.ndarray
 
     @property
     def set_metrics(self) -> dict[str, float]:
-        return mean_average_precision(self._of_set())
+        prefix = PREFIXES[int(self.shape.max(initial=0))]
+        return {f"{prefix}{name}": value for name, value in mean_average_precision(self._of_set()).items()}
 
     def per_class(self, labels: Sequence[str]) -> tuple[ClassAccuracy, ...]:
         found = class_average_precisions(self._of_set())

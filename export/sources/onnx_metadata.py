@@ -19,7 +19,7 @@ from convoy.export.class_names import distinct
 from convoy.export.sources import onnx_file
 from convoy.export.sources.layouts import likely_layout
 from convoy.export.sources.preprocess import InputSize, preset
-from convoy.models.errors import UsageError
+from convoy.models.errors import BundleError, UsageError
 from convoy.models.spec import Activation, ImageSpec, TensorSpec
 from convoy.models.tasks import DetectionOutputs, Layout, Task
 
@@ -85,7 +85,9 @@ def _of_ultralytics(
     if detection is None:
         return None
     further = {"segment": "masks", "pose": "keypoints"}.get(task)
-    remark = f"boxes without their {further}" if further else ""
+    complete = _with_further(detection, outputs, len(labels), stated) if further else detection
+    remark = f"boxes without their {further}" if complete is None else ""
+    detection = complete or detection
     image = letterbox(size) if not is_detr else replace(letterbox(size), resize_mode="exact")
     return StatedModel(source, "detect", image, labels, detection, remark=remark)
 
@@ -118,6 +120,32 @@ def _layout_of(
     found = replace(usual_detection(layout, output.name), classes=classes if layout != "end_to_end" else None)
     if layout == "end_to_end" and is_detr:
         return replace(found, box_form="cxcywh", box_unit="fractions")
+    return found
+
+
+def _with_further(
+    boxes: DetectionOutputs, outputs: Sequence[TensorSpec], classes: int, stated: Mapping[str, str]
+) -> DetectionOutputs | None:
+    """The same with the masks or keypoints that follow the scores; None if the outputs have others than expected."""
+    is_list = boxes.layout == "end_to_end"
+    if not is_list and boxes.layout != "yolo_v8":
+        return None
+    further = outputs[0].shape[2] - 6 if is_list else outputs[0].shape[1] - 4 - classes
+    if stated.get("task") == "segment":
+        if len(outputs) != 2 or outputs[1].shape[1:2] != (further,) or len(outputs[1].shape) != 4:
+            return None
+        found = replace(boxes, layout=boxes.layout if is_list else "yolo_v8_seg", prototypes=outputs[1].name)
+    else:
+        shape = _literal(stated.get("kpt_shape", ""))
+        if not isinstance(shape, list | tuple) or not all(type(size) is int for size in shape):
+            return None
+        if math.prod(shape) != further:
+            return None
+        layout: Layout = boxes.layout if is_list else "yolo_v8_pose"
+        try:
+            found = replace(boxes, layout=layout, keypoints=tuple(shape))
+        except BundleError:
+            return None
     return found
 
 

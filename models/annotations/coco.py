@@ -8,22 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from convoy.models.annotations.records import (
+    BOX_FILLED,
     SPLITS,
     Annotated,
     Annotation,
     BadAnnotation,
     Faults,
+    Outline,
+    Shapes,
     Split,
     entries,
     numbers,
     objects,
     shown,
     split_of,
+    with_keypoints,
 )
 from convoy.models.errors import JobError
 from convoy.models.geometry import Extent
+from convoy.models.run_lengths import counts_of
 from convoy.models.samples import some
 
 _BESIDE_IMAGES = "_annotations.coco.json"
@@ -37,13 +43,16 @@ class _Image(msgspec.Struct):
 
 
 class _Box(msgspec.Struct):
-    """Without the polygons, which take most of a file."""
+    """Polygons, which take most of a file, are not decoded unless they are needed."""
 
     id: Any = None
     image_id: int | str | None = None
     category_id: int | str | None = None
     bbox: Any = None
     iscrowd: Any = 0
+    segmentation: msgspec.Raw = msgspec.Raw(b"")
+    keypoints: msgspec.Raw = msgspec.Raw(b"")
+    area: Any = None
 
 
 class _Category(msgspec.Struct):
@@ -94,13 +103,19 @@ def _split_of(file: Path) -> Split | None:
     return SPLITS[max(words, key=len)] if words else None
 
 
-def read_coco(source: Path) -> Annotated:
-    """A folder, or a JSON file. Categories are numbered in the order of their ids. Raises JobError."""
+def read_coco(source: Path, shapes: Shapes = "none") -> Annotated:
+    """A folder, or a JSON file. Categories are numbered in the order of their ids. Raises JobError.
+
+    `shapes` are read as well, except for training, where nothing is measured.
+    """
     files: dict[Split, Path] = {"all": source} if source.is_file() else annotation_files(source)
     decoded = {split: _decoded(file) for split, file in files.items()}
     labels = _labels(decoded.values(), source)
     root = source.parent if source.is_file() else source
-    return Annotated(labels, {split: _annotations(files[split], one, labels, root) for split, one in decoded.items()})
+    found: dict[Split, list[Annotation]] = {}
+    for split, one in decoded.items():
+        found[split] = _annotations(files[split], one, labels, root, "none" if split == "train" else shapes)
+    return Annotated(labels, found)
 
 
 def _decoded(file: Path) -> _File:
@@ -140,26 +155,34 @@ def _is_placeholder(category: _Category, every: Sequence[_Category]) -> bool:
     )
 
 
-def _annotations(file: Path, decoded: _File, labels: Sequence[str], root: Path) -> list[Annotation]:
+def _annotations(file: Path, decoded: _File, labels: Sequence[str], root: Path, shapes: Shapes) -> list[Annotation]:
     faults = Faults(str(file))
     numbered = {category.id: labels.index(category.name) for category in decoded.categories if category.name in labels}
     known = {image.id for image in decoded.images}
-    of_image: dict[Any, list[tuple[list[float], int, bool]]] = {image: [] for image in known}
+    of_image: dict[Any, list[tuple[list[float], int, bool, _Box]]] = {image: [] for image in known}
     for place, box in enumerate(decoded.annotations):
         with faults.at(f"annotations[{place}] (id {shown(box.id)})"):
             if box.image_id not in of_image:
                 raise BadAnnotation(f"there is no image {shown(box.image_id)}")
             if box.category_id not in numbered:
                 raise BadAnnotation(f"there is no category {shown(box.category_id)}")
-            of_image[box.image_id].append((_corners(box), numbered[box.category_id], bool(box.iscrowd)))
+            corners = _corners(box)
+            # Boxes without an area are left out.
+            if corners[0] < corners[2] and corners[1] < corners[3]:
+                of_image[box.image_id].append((corners, numbered[box.category_id], bool(box.iscrowd), box))
     finder = _ImageFinder(file, root)
     found = []
     for place, image in enumerate(decoded.images):
         with faults.at(f"images[{place}] (id {shown(image.id)})"):
-            boxes, classes, crowds = zip(*of_image[image.id], strict=True) if of_image[image.id] else ((), (), ())
+            boxes, classes, crowds, own = zip(*of_image[image.id], strict=True) if of_image[image.id] else ((),) * 4
             where = f"{file.name}, image {shown(image.id)}"
             path = finder.path(image.file_name)
-            found.append(Annotation(path, objects(boxes, classes, crowds), where, _size(image)))
+            target, outlines = objects(boxes, classes, crowds), None
+            if shapes == "masks":
+                outlines = _outlines(own)
+            elif shapes == "keypoints":
+                target = with_keypoints(target, [_keypoints(one) for one in own], [_area(one) for one in own])
+            found.append(Annotation(path, target, where, _size(image), outlines=outlines))
     faults.refuse()
     return found
 
@@ -169,6 +192,45 @@ def _corners(box: _Box) -> list[float]:
     if width < 0 or height < 0:
         raise BadAnnotation(f"bbox has a negative size, {shown(box.bbox)}; COCO's are x, y, width, height")
     return [x, y, x + width, y + height]
+
+
+def _outlines(boxes: Sequence[_Box]) -> tuple[Outline, ...] | None:
+    """The masks of all objects, None if one has none. Raises BadAnnotation."""
+    found = [_outline(box) for box in boxes]
+    return None if any(one is None for one in found) else tuple(one for one in found if one is not None)
+
+
+def _outline(box: _Box) -> Outline | None:
+    match _decoded_field(box.segmentation):
+        case [first, *rest] as polygons if all(isinstance(one, list) and len(one) >= 6 for one in (first, *rest)):
+            what = f"a polygon of annotation {shown(box.id)}"
+            return [np.array(numbers(one, len(one) // 2 * 2, what)).reshape(-1, 2) for one in polygons]
+        case {"counts": str(text)}:
+            try:
+                return counts_of(text)
+            except ValueError as error:
+                raise BadAnnotation(f"the segmentation of annotation {shown(box.id)}: {error}") from error
+        case {"counts": list(counts)} if all(type(one) is int for one in counts):
+            return np.array(counts, np.int64)
+    return None
+
+
+def _keypoints(box: _Box) -> list[float] | None:
+    values = _decoded_field(box.keypoints)
+    if not isinstance(values, list) or not values or len(values) % 3:
+        return None
+    return numbers(values, len(values), "keypoints")
+
+
+def _area(box: _Box) -> float:
+    if isinstance(box.area, int | float) and box.area > 0:
+        return float(box.area)
+    x1, y1, x2, y2 = _corners(box)
+    return (x2 - x1) * (y2 - y1) * BOX_FILLED
+
+
+def _decoded_field(raw: msgspec.Raw) -> Any:
+    return msgspec.json.decode(raw) if bytes(raw) else None
 
 
 def _size(image: _Image) -> Extent | None:

@@ -15,7 +15,16 @@ from PIL import Image
 
 from convoy.models.annotations.coco import annotation_files, read_coco
 from convoy.models.annotations.masks import check_mask, has_masks, read_masks
-from convoy.models.annotations.records import Annotated, Annotation, BadAnnotation, Faults, Split, in_pixels, objects
+from convoy.models.annotations.records import (
+    Annotated,
+    Annotation,
+    BadAnnotation,
+    Faults,
+    Shapes,
+    Split,
+    in_pixels,
+    objects,
+)
 from convoy.models.annotations.voc import ANNOTATIONS, IMAGES, read_voc
 from convoy.models.annotations.yolo import has_label_files, read_yolo, yaml_of
 from convoy.models.datasets import source_labels
@@ -53,20 +62,25 @@ def annotated_labels(source: str) -> tuple[str, ...]:
     return _read(source).labels
 
 
-def _read(source: str) -> Annotated:
+def _read(source: str, shapes: Shapes = "none") -> Annotated:
     reader = _reader(Path(source))
     assert reader is not None, "only annotated data has annotations; this is a bug"
-    return reader(Path(source))
+    # The others have only boxes, or a mask of the whole image.
+    if reader is read_coco:
+        return read_coco(Path(source), shapes)
+    return read_yolo(Path(source), shapes) if reader is read_yolo else reader(Path(source))
 
 
-def load_annotated(source: str, *, most_calibrated: int, is_split: bool) -> Dataset:
+def load_annotated(source: str, *, most_calibrated: int, is_split: bool, shapes: Shapes = "none") -> Dataset:
     """The parts for calibration and for evaluation; nothing is trained here.
 
     Calibrated are at most `most_calibrated` images of the training part, evenly spaced, and evaluated is the test part,
     or else the validation part. Data without parts is split by content, a fifth for evaluation, or is both parts whole
-    unless `is_split`. Raises JobError, which names what is wrong with annotations and images.
+    unless `is_split`. `shapes` are what to read beside boxes, where the data has it.
+
+    Raises JobError, which names what is wrong with annotations and images.
     """
-    whole = _read(source)
+    whole = _read(source, shapes)
     name = Path(source).resolve().name
     split = _parts(whole)
     if split is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from convoy.models.annotations.filled import filled
 from convoy.models.errors import JobError
 from convoy.models.geometry import Extent
 from convoy.models.image_files import IMAGE_SUFFIXES
@@ -37,6 +38,14 @@ def split_of(folder: str) -> Split | None:
     return SPLITS.get(folder.lower().rstrip("0123456789"))
 
 
+# What to read beside boxes.
+Shapes = Literal["none", "masks", "keypoints"]
+# Polygons, each float64 [n, 2] of (x, y); or run lengths.
+Outline = Sequence[npt.NDArray[np.float64]] | npt.NDArray[np.int64]
+# A person fills about this share of a box. YOLO's labels have no areas.
+BOX_FILLED = 0.53
+
+
 class BadAnnotation(ValueError):
     """One annotation that cannot be used; the message says why."""
 
@@ -45,8 +54,9 @@ class BadAnnotation(ValueError):
 class Annotation:
     """One image and what is in it: objects, or the file of its mask.
 
-    `are_fractions` means that boxes are in shares of the image's width and height, and not in pixels. `size` is what
-    the annotations say of the image, None if they do not. `where` names the annotation in messages.
+    `are_fractions` means that coordinates are in shares of the image's width and height, and not in pixels. `size` is
+    what the annotations say of the image, None if they do not. `where` names the annotation in messages. `outlines` are
+    the masks of objects, whose run lengths depend on the image's size, if they were asked for and every object has one.
     """
 
     image: Path
@@ -54,6 +64,7 @@ class Annotation:
     where: str
     size: Extent | None = None
     are_fractions: bool = False
+    outlines: tuple[Outline, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,23 @@ def objects(
     return Objects(corners[has_area], np.array(classes, np.int64)[has_area], crowds[has_area])
 
 
+def with_keypoints(
+    found: Objects, keypoints: Sequence[Sequence[float] | None], areas: Sequence[float] | None
+) -> Objects:
+    """The same with keypoints, rows of x, y and whether it is labelled, if every object has as many.
+
+    Crowds may have none. Without `areas`, they are a share of the boxes'.
+    """
+    numbers_of = {len(points) for points in keypoints if points is not None}
+    complete = all(points is not None or crowd for points, crowd in zip(keypoints, found.is_crowd, strict=False))
+    if len(keypoints) != len(found.boxes) or len(numbers_of) != 1 or not complete:
+        return found
+    count = numbers_of.pop()
+    points = np.array([[0.0] * count if one is None else one for one in keypoints]).reshape(len(keypoints), -1, 3)
+    own = (found.boxes[:, 2:] - found.boxes[:, :2]).prod(axis=1) * BOX_FILLED if areas is None else np.array(areas)
+    return replace(found, keypoints=points, areas=own.astype(np.float64))
+
+
 def in_pixels(annotation: Annotation, size: Extent) -> Objects:
     """The objects in pixels of an image of this size (width, height), clipped to it. Raises BadAnnotation."""
     found = annotation.target
@@ -114,7 +142,27 @@ def in_pixels(annotation: Annotation, size: Extent) -> Objects:
         outside = boxes[(clipped[:, 2:] <= clipped[:, :2]).any(axis=1)][0]
         shown = ", ".join(f"{value:g}" for value in outside)
         raise BadAnnotation(f"the box {shown} (x1, y1, x2, y2) is outside of the image of {size[0]}x{size[1]}")
-    return Objects(clipped, found.classes, found.is_crowd)
+    scale = np.array(size if annotation.are_fractions else (1, 1), np.float64)
+    masks, points, areas = None, found.keypoints, found.areas
+    if annotation.outlines is not None:
+        masks = tuple(_counts(outline, scale, size) for outline in annotation.outlines)
+    if points is not None:
+        points = np.concatenate([points[..., :2] * scale, points[..., 2:]], axis=2)
+    return Objects(
+        clipped, found.classes, found.is_crowd, masks, points, None if areas is None else areas * scale.prod()
+    )
+
+
+def _counts(outline: Outline, scale: npt.NDArray[np.float64], size: Extent) -> npt.NDArray[np.int64]:
+    """Raises BadAnnotation."""
+    if not isinstance(outline, np.ndarray):
+        polygons = [polygon * scale for polygon in outline]
+        if any(polygon.min() < -max(size) or polygon.max() > 2 * max(size) for polygon in polygons):
+            raise BadAnnotation(f"a polygon is far outside of the image of {size[0]}x{size[1]}")
+        return filled(polygons, size)
+    if outline.sum() != size[0] * size[1] or outline.min(initial=0) < 0:
+        raise BadAnnotation(f"the run lengths of a mask have {outline.sum()} pixels, and the image {size[0]}x{size[1]}")
+    return outline
 
 
 def numbers(values: object, count: int, what: str) -> list[float]:

@@ -1,17 +1,21 @@
 """Boxes from YOLO's text files: a line per object with its class, centre, width and height as shares of the image.
 
 `data.yaml` names classes and parts, as Ultralytics documents it (https://docs.ultralytics.com/datasets/detect/); a
-folder with `images/` and `labels/` does without. Polygons of segmentation labels become the boxes around them.
+folder with `images/` and `labels/` does without. Segmentation labels are a class and a polygon, whose box is around it;
+pose labels have keypoints after the box, as `kpt_shape` of `data.yaml` says.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from convoy.models.annotations.records import (
     SPLITS,
@@ -19,6 +23,8 @@ from convoy.models.annotations.records import (
     Annotation,
     BadAnnotation,
     Faults,
+    Outline,
+    Shapes,
     Split,
     entries,
     images_below,
@@ -28,6 +34,7 @@ from convoy.models.annotations.records import (
     refuse_beyond_image,
     shown,
     split_of,
+    with_keypoints,
 )
 from convoy.models.errors import JobError, UsageError
 from convoy.models.samples import Objects
@@ -51,14 +58,24 @@ def has_label_files(root: Path) -> bool:
     )
 
 
-def read_yolo(source: Path) -> Annotated:
-    """A folder, or its `data.yaml`. Raises JobError."""
+def read_yolo(source: Path, shapes: Shapes = "none") -> Annotated:
+    """A folder, or its `data.yaml`. `shapes` are read as well. Raises JobError."""
     file = source if source.is_file() else yaml_of(source)
     if file is not None:
-        return _described(file)
+        return _described(file, shapes)
     labels = listed_labels((source, source / "labels"))
     parts = {split: images for split, images in _folders(source).items() if images}
-    return Annotated(labels, {split: _annotations(images, labels, source) for split, images in parts.items()})
+    form = _Form(labels, (), shapes)
+    return Annotated(labels, {split: _annotations(images, form, source) for split, images in parts.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How labels are read: names of classes, `kpt_shape` or (), and what is read beside boxes."""
+
+    labels: tuple[str, ...]
+    keypoints: tuple[int, ...]
+    shapes: Shapes
 
 
 def _folders(root: Path) -> dict[Split, list[Path]]:
@@ -71,20 +88,30 @@ def _folders(root: Path) -> dict[Split, list[Path]]:
     return found or {"all": images_below(root / "images")}
 
 
-def _described(file: Path) -> Annotated:
+def _described(file: Path, shapes: Shapes) -> Annotated:
     try:
         values = read_yaml(file).values
     except UsageError as error:
         raise JobError(str(error).replace("--config ", "")) from error
     labels = _names(file, values.get("names"))
     root = _root(file, values.get("path"))
+    form = _Form(labels, _keypoint_shape(file, values.get("kpt_shape")), shapes)
     parts: dict[Split, list[Annotation]] = {}
     for key in ("train", "val", "test"):
         if values.get(key) and (images := _images(file, root, key, values[key])):
-            parts[SPLITS[key]] = _annotations(images, labels, root)
+            parts[SPLITS[key]] = _annotations(images, form, root)
     if not parts:
         raise JobError(f"{file} names no images under train, val or test in {root}; correct path, train and val")
     return Annotated(labels, parts)
+
+
+def _keypoint_shape(file: Path, shape: object) -> tuple[int, ...]:
+    match shape:
+        case None:
+            return ()
+        case [int(points), 2 | 3 as values] if points > 0:
+            return points, values
+    raise JobError(f"{file}: kpt_shape must be a number of points and 2 or 3 values each, got {shown(shape)}")
 
 
 def _names(file: Path, names: object) -> tuple[str, ...]:
@@ -127,12 +154,15 @@ def _listed(file: Path, root: Path) -> list[Path]:
     return [file.parent / line if line.startswith("./") else root / line for line in lines]
 
 
-def _annotations(images: Sequence[Path], labels: Sequence[str], root: Path) -> list[Annotation]:
+def _annotations(images: Sequence[Path], form: _Form, root: Path) -> list[Annotation]:
     faults = Faults(str(root), "repair these lines: class, x and y of the centre, width, height")
     files = {image: _label_file(image) for image in images}
     if images and not any(file.is_file() for file in files.values()):
         raise JobError(f"{root}: no image has a file of labels, such as {files[images[0]]}; put labels/ beside images/")
-    found = [Annotation(image, _objects(file, labels, faults), str(file), None, True) for image, file in files.items()]
+    found = []
+    for image, file in files.items():
+        target, outlines = _objects(file, form, faults)
+        found.append(Annotation(image, target, str(file), None, True, outlines))
     faults.refuse()
     return found
 
@@ -146,10 +176,18 @@ def _label_file(image: Path) -> Path:
     return Path(*parts).with_suffix(".txt")
 
 
-def _objects(file: Path, labels: Sequence[str], faults: Faults) -> Objects:
-    """None without a file: YOLO has none for an image without objects."""
-    boxes: list[list[float]] = []
-    classes: list[int] = []
+class _Line(NamedTuple):
+    """An object: its class, box (x1, y1, x2, y2), and the polygon or the keypoints of its line, if it has any."""
+
+    label: int
+    corners: list[float]
+    polygon: npt.NDArray[np.float64] | None = None
+    keypoints: list[float] | None = None
+
+
+def _objects(file: Path, form: _Form, faults: Faults) -> tuple[Objects, tuple[Outline, ...] | None]:
+    """The objects, and their outlines if asked for. None without a file: YOLO has none for an image without objects."""
+    found: list[_Line] = []
     lines = read_text(file).splitlines() if file.is_file() else []
     seen: set[str] = set()
     for number, line in enumerate(map(str.strip, lines), 1):
@@ -157,13 +195,20 @@ def _objects(file: Path, labels: Sequence[str], faults: Faults) -> Objects:
         if line and line not in seen:
             seen.add(line)
             with faults.at(f"{file.name}, line {number}"):
-                label, corners = _object(line.split(), labels)
-                classes.append(label)
-                boxes.append(corners)
-    return objects(boxes, classes)
+                one = _object(line.split(), form)
+                # Boxes without an area are left out.
+                if one.corners[0] < one.corners[2] and one.corners[1] < one.corners[3]:
+                    found.append(one)
+    target = objects([one.corners for one in found], [one.label for one in found])
+    if form.shapes == "masks" and all(one.polygon is not None for one in found):
+        return target, tuple([one.polygon] for one in found if one.polygon is not None)
+    if form.shapes == "keypoints" and found:
+        return with_keypoints(target, [one.keypoints for one in found], None), None
+    return target, None
 
 
-def _object(words: Sequence[str], labels: Sequence[str]) -> tuple[int, list[float]]:
+def _object(words: Sequence[str], form: _Form) -> _Line:
+    labels = form.labels
     try:
         label, values = float(words[0]), np.array([float(word) for word in words[1:]])
     except ValueError:
@@ -171,11 +216,18 @@ def _object(words: Sequence[str], labels: Sequence[str]) -> tuple[int, list[floa
     if not label.is_integer() or not 0 <= label < (len(labels) or _MOST_CLASSES):
         known = f"from 0 to {len(labels) - 1}" if labels else "a whole number from 0"
         raise BadAnnotation(f"the class {words[0]} is not {known}")
+    keypoints = None
+    if form.keypoints and len(values) == 4 + math.prod(form.keypoints):
+        points, values = values[4:].reshape(form.keypoints), values[:4]
+        refuse_beyond_image(points[:, :2])
+        is_labelled = points[:, 2:] if form.keypoints[1] == 3 else np.ones((len(points), 1))
+        keypoints = np.concatenate([points[:, :2], is_labelled], axis=1).reshape(-1).tolist()
     if len(values) != 4 and (len(values) < 6 or len(values) % 2):
         raise BadAnnotation(f"there are {len(words)} numbers, and a box has 5, a polygon an odd number from 7")
     refuse_beyond_image(values)
     if len(values) > 4:
-        points = values.reshape(-1, 2)
-        return int(label), [*points.min(axis=0).tolist(), *points.max(axis=0).tolist()]
+        polygon = values.reshape(-1, 2)
+        return _Line(int(label), [*polygon.min(axis=0).tolist(), *polygon.max(axis=0).tolist()], polygon)
     x, y, width, height = values.tolist()
-    return int(label), [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+    corners = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+    return _Line(int(label), corners, None, keypoints)

@@ -23,6 +23,8 @@ from tests.support.detector_files import METADATA, SIDE, STRIDE, write_detector
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measures_little")]
 OF_YOLOV5 = {"stride": "8", "names": "['red', 'blue']"}
+OF_SEG = METADATA | {"task": "segment"}
+OF_POSE = METADATA | {"task": "pose", "kpt_shape": "[2, 3]"}
 END_TO_END = METADATA | {"args": "{'nms': True}"}
 PLAIN: dict[str, str] = {}
 
@@ -52,6 +54,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[convoy.Engine]:
             ("any", "yolo_v8", METADATA, "batch", {}),
             ("v5", "yolo_v5", OF_YOLOV5, 1, {}),
             ("final", "end_to_end", END_TO_END, 1, {}),
+            ("masks", "yolo_v8_seg", OF_SEG, 1, {}),
+            ("points", "yolo_v8_pose", OF_POSE, 1, {}),
             ("told", "yolo_v8", PLAIN, 1, {"preprocess": "letterbox", "detection": Path("yolo_v8")}),
         ):
             write_detector(folder / f"{name}.onnx", layout, metadata, batch)
@@ -60,7 +64,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[convoy.Engine]:
         yield opened
 
 
-@pytest.mark.parametrize("name", ["v8", "any", "v5", "final", "told"])
+@pytest.mark.parametrize("name", ["v8", "any", "v5", "final", "told", "masks", "points"])
 @pytest.mark.parametrize("size", [(64, 64), (400, 200), (90, 300), (20, 33)])
 def test_boxes_are_where_the_picture_has_them(engine: convoy.Engine, name: str, size: tuple[int, int]) -> None:
     """Two cells of the network, painted where they are in the picture; the letterbox's grey has no colour."""
@@ -81,6 +85,14 @@ def test_boxes_are_where_the_picture_has_them(engine: convoy.Engine, name: str, 
     assert sorted((one.class_id, one.label) for one in found.detections) == list(enumerate(labels))
     for one in found.detections:
         np.testing.assert_allclose(one.box, red if one.class_id == 0 else blue, atol=0.51)
+        assert (one.mask is not None, len(one.keypoints)) == (name == "masks", 2 * (name == "points"))
+        x1, y1, x2, y2 = one.box
+        if one.mask is not None:
+            rows, columns = np.nonzero(one.mask.array())
+            corners = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+            np.testing.assert_allclose(corners, one.box, atol=1 + 1 / ratio)
+        for point, expected in zip(one.keypoints, (((x1 + x2) / 2, (y1 + y2) / 2, 0.75), (x1, y1, 0.25)), strict=False):
+            np.testing.assert_allclose(point, expected, atol=0.51)
 
 
 def test_one_command_says_what_it_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +105,40 @@ def test_one_command_says_what_it_understood(tmp_path: Path, capsys: pytest.Capt
     assert (spec.image.resize_mode, spec.image.pad_value, spec.image.height) == ("letterbox", 114, SIDE)
     assert (said.layout, said.threshold, said.iou_threshold, said.max_boxes) == ("yolo_v8", 0.25, 0.7, 300)
     assert manifest.variants[0].serve
+
+
+@pytest.mark.parametrize("option", [{}, {"detection": "{layout}"}])
+@pytest.mark.parametrize(("layout", "metadata"), [("yolo_v8_seg", OF_SEG), ("yolo_v8_pose", OF_POSE)])
+def test_masks_and_keypoints_are_understood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str, metadata: dict[str, str], option: dict[str, str]
+) -> None:
+    """By the file's metadata, or by the layout's name."""
+    write_detector(tmp_path / "yolo.onnx", layout, metadata)
+    own = {name: Path(text.format(layout=layout)) for name, text in option.items()}
+    spec = exported(tmp_path / "yolo.onnx", tmp_path / "store", **own)[0].spec
+    assert spec.detection is not None
+    further = {"yolo_v8_seg": ("output1", ()), "yolo_v8_pose": (None, (2, 3))}[layout]
+    assert (spec.detection.layout, spec.detection.prototypes, spec.detection.keypoints) == (layout, *further)
+    assert spec.labels == ("red", "blue")
+    plain = PLAIN if layout == "yolo_v8_seg" else {}
+    if plain is PLAIN:  # without metadata, the name and the shapes tell
+        write_detector(tmp_path / "plain.onnx", layout, PLAIN)
+        named = {"detection": Path(layout), "preprocess": "letterbox"}
+        told = exported(tmp_path / "plain.onnx", tmp_path / "store", **named)[0].spec.detection
+        assert told is not None
+        assert (told.prototypes, told.classes) == ("output1", None)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [METADATA | {"task": "pose"}, OF_POSE | {"kpt_shape": "[2, 4]"}, OF_POSE | {"kpt_shape": "__import__('os')"}],
+)
+def test_keypoints_of_another_form_leave_the_boxes(tmp_path: Path, metadata: dict[str, str]) -> None:
+    file = write_detector(tmp_path / "yolo.onnx", "yolo_v8_pose", metadata)
+    found = stated_model(file, InputSize(3, SIDE, SIDE))
+    assert found is not None
+    assert found.detection is not None
+    assert (found.detection.layout, found.remark) == ("yolo_v8", "boxes without their keypoints")
 
 
 def test_options_overrule_the_file(tmp_path: Path) -> None:
@@ -115,7 +161,15 @@ def test_options_overrule_the_file(tmp_path: Path) -> None:
         ("yolo_v8", PLAIN, {}, r"(?s)like yolo_v8's.*--preprocess letterbox --detection yolo_v8 --labels labels.txt"),
         ("yolo_v5", PLAIN, {}, "(?s)like yolo_v5's.*--detection yolo_v5"),
         ("yolo_v8", METADATA | {"task": "obb"}, {}, "task 'obb', whose boxes are not supported; pass --task none"),
-        ("yolo_v8", METADATA, {"detection": Path("yolo_v9")}, "pass yolo_v5, yolo_v8, end_to_end, detr, or write it"),
+        ("yolo_v8", METADATA, {"detection": Path("yolo_v9")}, "pass yolo_v5, yolo_v8, yolo_v8_seg, yolo_v8_pose, end_"),
+        ("yolo_v8", METADATA, {"detection": Path("yolo_v8_seg")}, "yolo_v8_seg has prototypes as a second output"),
+        ("yolo_v8", METADATA, {"detection": Path("yolo_v8_pose")}, "has 0 values, which are no keypoints"),
+        (
+            "yolo_v8_pose",
+            PLAIN,
+            {"detection": Path("yolo_v8_pose"), "preprocess": "letterbox"},
+            "scores of 1 classes, output0 has 7 values, which are no keypoints of 2 or 3 values; pass --labels, or",
+        ),
         (
             "yolo_v8",
             METADATA,

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from convoy.models.answers import Mask
 from convoy.models.tasks import DetectionOutputs
 from tests.support.annotated_images import pictures, write_box_finder, write_coco
 from tests.support.certificates import Authority
@@ -112,8 +113,11 @@ def street(folder: Path) -> None:
 
 
 def yolo(folder: Path) -> None:
-    """A file with Ultralytics' metadata, whose network finds red cells, and a picture with one."""
-    write_detector(folder / "yolo11n.onnx", metadata=METADATA | {"names": "{0: 'person', 1: 'bicycle'}"})
+    """Files with Ultralytics' metadata, whose networks find red cells, and a picture with one."""
+    said = METADATA | {"names": "{0: 'person', 1: 'bicycle'}"}
+    write_detector(folder / "yolo11n.onnx", metadata=said)
+    write_detector(folder / "yolo11n-seg.onnx", "yolo_v8_seg", said | {"task": "segment"})
+    write_detector(folder / "yolo11n-pose.onnx", "yolo_v8_pose", said | {"task": "pose", "kpt_shape": "[2, 3]"})
     picture = Image.new("RGB", (640, 480), (90, 90, 90))
     picture.paste("red", (160, 240, 240, 320))
     (folder / "street.jpg").write_bytes(saved(picture, "JPEG", quality=95, subsampling=0))
@@ -254,6 +258,11 @@ def same_boxes(shown: str, printed: str) -> None:
         assert (one["class_id"], one["label"]) == (other["class_id"], other["label"])
         assert one["score"] == pytest.approx(other["score"], abs=0.02)
         assert one["box"] == pytest.approx(other["box"], abs=1)
+        masks = [
+            Mask(*shape["size"], shape["counts"]).array() for shape in (one.get("mask"), other.get("mask")) if shape
+        ]
+        assert len(masks) != 1
+        assert not masks or (masks[0] != masks[1]).sum() < 0.05 * masks[1].sum()
 
 
 Judge = Callable[[str, str], None]

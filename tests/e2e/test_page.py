@@ -279,6 +279,15 @@ def test_boxes_and_class_maps_lie_over_the_picture(
     fixed = [FixedOutput("boxes", boxes), FixedOutput("scores", np.array([0.9, 0.5, 0.2], np.float32))]
     add_detector(store.root, "boxes", stretched(32, 64), DetectionOutputs("boxes", "scores"), fixed, labels=("a cat",))
     add_colours(store.root, "map", stretched(32, 64))
+    # An object with its mask, the upper half of its box; and one with a keypoint.
+    row = np.array([[32, 16, 64, 32, 0.9, 1]], np.float32).T
+    prototypes = np.repeat(np.float32([1, -1]), 4).reshape(1, 8, 1) * np.ones((1, 8, 16), np.float32)
+    said = DetectionOutputs("boxes", layout="yolo_v8_seg", prototypes="prototypes")
+    outputs = [FixedOutput("boxes", row), FixedOutput("prototypes", prototypes)]
+    add_detector(store.root, "shaped", stretched(32, 64), said, outputs)
+    point = np.array([[32, 16, 64, 32, 0.9, 16, 24, 0.9]], np.float32).T
+    said = DetectionOutputs("boxes", layout="yolo_v8_pose", keypoints=(1, 3))
+    add_detector(store.root, "posed", stretched(32, 64), said, [FixedOutput("boxes", point)])
     picture = Image.new("RGB", (128, 64))
     picture.paste((255, 0, 0), (64, 0, 128, 64))
     file = {"name": "half.png", "mimeType": "image/png", "buffer": saved(picture)}
@@ -320,7 +329,16 @@ def test_boxes_and_class_maps_lie_over_the_picture(
         page.keyboard.press("Home")
         expect(said).to_have_text("0 %")
         expect(page.locator("canvas.layer")).to_have_css("opacity", "0")
-        assert len(asked) == 2
+
+        for model, inside, outside in (("shaped", [100, 20], [100, 44]), ("posed", [32, 48], [50, 48])):
+            page.locator("#asked").select_option(f"{model}/1")
+            page.get_by_role("slider", name="Score at least").press("Home")
+            expect(drawn).to_have_text(["class 0 0.90"])
+            painted, free = page.locator("canvas.layer").evaluate(
+                "(map, at) => at.map(one => map.getContext('2d').getImageData(...one, 1, 1).data[3])", [inside, outside]
+            )
+            assert (painted > 0, free) == (True, 0), model
+        assert len(asked) == 4
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is beside the window"
 
 

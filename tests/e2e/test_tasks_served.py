@@ -20,6 +20,7 @@ from PIL import Image
 import convoy
 from convoy.app.pictures import answering
 from convoy.app.ray.handle import HandleCalls
+from convoy.models.answers import Mask
 from convoy.models.errors import ImageError, InvalidRequest
 from convoy.models.tasks import DetectionOutputs
 from tests.support.pictures import saved
@@ -33,6 +34,13 @@ RGB = {"black": (0, 0, 0), "red": (255, 0, 0), "green": (0, 255, 0), "blue": (0,
 BOXES = np.array([[8, 4, 24, 20], [9, 4, 25, 20], [8, 4, 24, 20], [-9, 30, 70, 99]], np.float32)
 SCORES = np.array([[0.9, 0.0], [0.8, 0.01], [0.0, 0.7], [0.0, 0.3]], np.float32)
 RAW = DetectionOutputs("boxes", "scores", iou_threshold=0.5)
+# The same four with masks, the upper half and everything, and with keypoints.
+SHAPED = DetectionOutputs("boxes", layout="yolo_v8_seg", prototypes="prototypes", threshold=0.25, iou_threshold=0.5)
+POSED = DetectionOutputs("boxes", layout="yolo_v8_pose", keypoints=(2, 3), threshold=0.25, iou_threshold=0.5)
+CENTRED = np.concatenate([(BOXES[:, :2] + BOXES[:, 2:]) / 2, BOXES[:, 2:] - BOXES[:, :2], SCORES], axis=1)
+COEFFICIENTS = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], np.float32)
+PROTOTYPES = np.stack([np.repeat([1, -1], 4).reshape(8, 1) * np.ones((8, 16)), np.ones((8, 16))]).astype(np.float32)
+POINTS = np.tile(np.array([8, 4, 0.5, 64, 40, 0.25], np.float32), (4, 1))
 FINAL = DetectionOutputs("boxes", "scores", labels="labels", count="count")
 
 
@@ -52,6 +60,16 @@ def filled_store(shared_store: StoreFolder) -> StoreFolder:
     ]
     add_detector(root, "final", cropped(40, 32, 40), FINAL, final)
     add_detector(root, "alone", stretched(32, 64), RAW, raw, max_batch_size=0)
+    boxes = {"shaped": COEFFICIENTS, "posed": POINTS}
+    of_boxes = {
+        name: FixedOutput("boxes", np.concatenate([CENTRED, more], axis=1).T.copy()) for name, more in boxes.items()
+    }
+    names = {"labels": ("cat", "dog")}
+    add_detector(
+        *(root, "shaped", stretched(32, 64), SHAPED, [of_boxes["shaped"], FixedOutput("prototypes", PROTOTYPES)]),
+        **names,  # type: ignore[arg-type]
+    )
+    add_detector(root, "posed", stretched(32, 64), POSED, [of_boxes["posed"]], **names)  # type: ignore[arg-type]
     add_detector(root, "flags", stretched(32, 64), RAW, raw, task="multilabel", detection=None, activation="none")
     return shared_store
 
@@ -157,6 +175,11 @@ def test_several_pictures_have_a_map_each_and_no_png(server: Server) -> None:
         ("final?iou=0.5", "the boxes of 'final' leave its graph final"),
         ("flags?iou=0.5", "iou is for boxes, but 'flags' has the task 'multilabel'"),
         ("stretched?iou=0.5", "iou is for boxes"),
+        ("shaped?masks=png", "masks must be rle, polygons or none, got 'png'"),
+        ("shaped?masks=", "masks must be rle, polygons or none, got ''"),
+        ("shaped?mask=rle", "did you mean masks?"),
+        ("posed?masks=rle", "masks is for models that give a mask of each object, but 'posed' has boxes without masks"),
+        ("stretched?masks=none", "but 'stretched' has the task 'segment'; remove it"),
         ("stretched?top_k=3", "top_k is for classes"),
         ("stretched?threshold=0.1", "threshold"),
         ("raw?threshold=2x", "threshold"),
@@ -232,6 +255,44 @@ def test_boxes_as_results_of_coco(server: Server) -> None:
     check_refused(server.post(url, files=broken), 400, "the file '8' failed", "not an image", "all files or none")
 
 
+def test_objects_have_masks_in_the_asked_form(server: Server) -> None:
+    """A picture of 128 x 32, twice as wide as the input. The upper half of the first object's box is in its mask."""
+    picture = saved(Image.new("RGB", (128, 32)))
+    url, plain = "/predictions/shaped?threshold=0.5", "/predictions/raw?threshold=0.5"
+    first, second = server.post(url, content=picture).json()["detections"]
+    upper, whole = (painted_mask(one["mask"]) for one in (first, second))
+    expected = np.zeros((32, 128), bool)
+    expected[4:16, 16:48] = True
+    assert np.array_equal(upper, expected)
+    expected[16:20, 16:48] = True
+    assert np.array_equal(whole, expected)
+    first, second = server.post(f"{url}&masks=polygons", content=picture).json()["detections"]
+    assert (first["polygons"], "mask" in first) == ([[16, 4, 48, 4, 48, 16, 16, 16]], False)
+    without = server.post(f"{url}&masks=none", content=picture).json()["detections"]
+    assert without == server.post(plain, content=picture).json()["detections"]
+    (record, _) = server.post(f"{url}&format=coco", content=picture).json()
+    assert np.array_equal(painted_mask(record["segmentation"]), upper)
+    (record, _) = server.post(f"{url}&format=coco&masks=polygons", content=picture).json()
+    assert record["segmentation"] == first["polygons"]
+    files = [("file", ("a.png", picture)), ("file", ("b.png", picture))]
+    results = server.post(f"{url}&masks=polygons", files=files).json()["results"]
+    assert [one["detections"][0]["polygons"] for one in results] == [first["polygons"]] * 2
+
+
+def painted_mask(mask: dict[str, Any]) -> np.ndarray:
+    height, width = mask["size"]
+    return Mask(height, width, mask["counts"]).array()
+
+
+def test_objects_have_keypoints_in_pixels_of_the_picture(server: Server) -> None:
+    picture = saved(Image.new("RGB", (128, 32)))
+    first = server.post("/predictions/posed?top_k=1", content=picture).json()["detections"][0]
+    # The second lies beyond the lower right corner.
+    assert first["keypoints"] == [{"x": 16, "y": 4, "score": 0.5}, {"x": 128, "y": 32, "score": 0.25}]
+    (record,) = server.post("/predictions/posed?top_k=1&format=coco", content=picture).json()
+    assert record["keypoints"] == [16, 4, 0.5, 128, 32, 0.25]
+
+
 # The others
 
 
@@ -283,6 +344,19 @@ def test_python_gets_the_same_boxes(engine: convoy.Engine, server: Server) -> No
         with pytest.raises(InvalidRequest, match=words):
             engine.detect(model, picture, iou=iou)  # type: ignore[arg-type]
     assert len(engine.detect("raw", picture, top_k=1).detections) == 1
+
+
+def test_python_gets_the_same_masks_and_keypoints(engine: convoy.Engine, server: Server) -> None:
+    picture = Image.new("RGB", (128, 32))
+    for model in ("shaped", "posed"):
+        found = engine.detect(model, picture)
+        document = server.post(f"/predictions/{model}", content=saved(picture)).json()["detections"]
+        assert [one.document() for one in found.detections] == document
+        with convoy.Client(server.url) as client:
+            assert client.detect(model, picture).detections == found.detections
+    mask = engine.detect("shaped", picture, top_k=1).detections[0].mask
+    assert mask is not None
+    assert mask.array().sum() == 12 * 32
 
 
 @pytest.mark.parametrize(

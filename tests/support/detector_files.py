@@ -31,7 +31,9 @@ METADATA = {
 def write_detector(path: Path, layout: str = "yolo_v8", metadata: Mapping[str, str] = METADATA, batch: Any = 1) -> Path:
     """A file that takes float [batch, 3, 64, 64] in 0..1 and gives two classes for each of 84 cells in a layout.
 
-    `yolo_v8` [batch, 6, 84], `yolo_v5` [batch, 84, 7], or `end_to_end` [batch, 84, 6] by score.
+    `yolo_v8` [batch, 6, 84], `yolo_v5` [batch, 84, 7], or `end_to_end` [batch, 84, 6] by score. `yolo_v8_seg` adds the
+    coefficients of two masks, which are where the image is red or blue; `yolo_v8_pose` two keypoints with scores, the
+    centre of the cell and its upper left corner.
     """
     graph = _Graph()
     pooled = graph.add("AveragePool", "images", kernel_shape=[STRIDE] * 2, strides=[STRIDE] * 2)
@@ -53,16 +55,28 @@ def write_detector(path: Path, layout: str = "yolo_v8", metadata: Mapping[str, s
     elif layout == "yolo_v5":
         objectness = graph.add("Add", none, graph.constant(np.float32(1)))
         graph.add("Transpose", graph.add("Concat", placed, objectness, scores, axis=1), perm=[0, 2, 1], to="output0")
+    elif layout == "yolo_v8_seg":
+        graph.add("Concat", placed, scores, scores, axis=1, to="output0")
+        graph.add("Sub", colours, graph.constant(np.float32(0.1)), to="output1")
+    elif layout == "yolo_v8_pose":
+        (x, y, width, height), certain = boxes, np.ones(CELLS + COARSE)
+        points = np.stack([x, y, 0.75 * certain, x - width / 2, y - height / 2, 0.25 * certain])
+        further = graph.add("Add", graph.constant(points[None].astype(np.float32)), none)
+        graph.add("Concat", placed, scores, further, axis=1, to="output0")
     else:
         graph.add("Concat", placed, scores, axis=1, to="output0")
     count = CELLS + COARSE
-    shape = {"yolo_v8": [6, count], "yolo_v5": [count, 7], "end_to_end": [count, 6]}[layout]
+    shapes = {"yolo_v8": [6, count], "yolo_v5": [count, 7], "end_to_end": [count, 6]}
+    shapes |= {"yolo_v8_seg": [8, count], "yolo_v8_pose": [12, count]}
+    outputs = [helper.make_tensor_value_info("output0", TensorProto.FLOAT, [batch, *shapes[layout]])]
+    if layout == "yolo_v8_seg":
+        outputs.append(helper.make_tensor_value_info("output1", TensorProto.FLOAT, [batch, 2, *[SIDE // STRIDE] * 2]))
     model = helper.make_model(
         helper.make_graph(
             graph.nodes,
             "detector",
             [helper.make_tensor_value_info("images", TensorProto.FLOAT, [batch, 3, SIDE, SIDE])],
-            [helper.make_tensor_value_info("output0", TensorProto.FLOAT, [batch, *shape])],
+            outputs,
             graph.constants,
         ),
         opset_imports=[helper.make_opsetid("", 18)],

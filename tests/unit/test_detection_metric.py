@@ -51,7 +51,7 @@ def theirs(pictures: list[Picture]) -> dict[str, float]:
     """The same from pycocotools."""
     objects, answers = [], []
     for image, (found, wanted) in enumerate(pictures, 1):
-        for box, label, crowd in zip(*wanted, strict=True):
+        for box, label, crowd in zip(*wanted[:3], strict=True):
             x1, y1, x2, y2 = map(float, box)
             own = {"image_id": image, "category_id": int(label), "iscrowd": int(crowd), "id": len(objects) + 1}
             objects.append({**own, "bbox": [x1, y1, x2 - x1, y2 - y1], "area": (x2 - x1) * (y2 - y1)})

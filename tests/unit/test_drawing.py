@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,19 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from convoy.app.commands.drawing import drawn, write_drawing
-from convoy.models.answers import Box, Classification, ClassShare, Detection, Detections, Prediction, Segmentation
+from convoy.models.answers import (
+    Box,
+    Classification,
+    ClassShare,
+    Detection,
+    Detections,
+    Keypoint,
+    Mask,
+    Prediction,
+    Segmentation,
+)
 from convoy.models.errors import JobError
+from convoy.models.run_lengths import counts_between, counts_text
 from tests.support.pictures import saved
 
 LABELS = st.none() | st.text(max_size=100) | st.sampled_from(["cat", "straße", "猫", "two\nlines", "", "a" * 500])
@@ -60,6 +72,30 @@ def test_labels_stay_inside_the_picture_and_cover_no_better_one() -> None:
         run = longest_run(alone, colour)
         assert run > 45, "longer than the box is wide: it is the label"
         assert longest_run(crowded, colour) == run
+
+
+def test_a_mask_covers_its_object_and_keypoints_are_dots() -> None:
+    """Between the box's own lines and far from its label."""
+    shape = np.zeros((480, 640), bool)
+    shape[200:240, 100:500] = True
+    counts = counts_between(np.flatnonzero(np.diff(shape.T.reshape(-1).astype(int), prepend=0)), shape.size)
+    box = Box(100, 150, 500, 400)
+    masked = Detection(1, "cat", 0.5, box, Mask(480, 640, counts_text(counts)))
+    outlined = Detection(1, "cat", 0.5, box, polygons=[[100, 200, 500, 200, 500, 239, 100, 239]])
+    canvas = Image.new("RGB", (640, 480))
+    bare, one, other = (
+        np.asarray(drawn(canvas, Detections("m", 1, (found,))))
+        for found in (replace(masked, mask=None), masked, outlined)
+    )
+    inside = slice(160, 390), slice(110, 490)
+    assert np.array_equal((one != bare).any(axis=2)[inside], shape[inside])
+    assert np.array_equal((other != bare).any(axis=2)[inside], shape[inside])
+    points = (Keypoint(300, 300, 0.9), Keypoint(400, 300, 0.1), Keypoint(200, 300))
+    dotted = np.asarray(drawn(canvas, Detections("m", 1, (replace(masked, mask=None, keypoints=points),))))
+    assert [bool((dotted != bare)[300, x].any()) for x in (300, 400, 200, 250)] == [True, False, True, False]
+    damaged = Detection(1, "cat", 0.5, box, Mask(480, 640, "00"))
+    with pytest.raises(JobError, match="a mask that cannot be read"):
+        drawn(canvas, Detections("m", 1, (damaged,)))
 
 
 def test_a_class_map_covers_its_classes_only() -> None:

@@ -57,6 +57,7 @@ from tests.support.annotated_images import (
     write_segmenter,
     write_yolo,
 )
+from tests.support.detector_files import METADATA
 from tests.support.detector_files import write_detector as write_yolo_file
 
 IMAGE = ImageSpec.plain(SIDE_PX, SIDE_PX, 3, "float32_nchw")
@@ -145,8 +146,11 @@ def test_a_variant_that_finds_nothing_of_a_class_halves_the_map(tmp_path, coco):
     assert not AccuracyGate(1.0).passes(lossy)
 
 
-def write_wide_pictures(root: Path, part: str, count: int, seed: int) -> None:
-    """A YOLO folder of 400x200 pictures with red and blue squares of 50, which a letterbox turns into cells of 8."""
+def write_wide_pictures(root: Path, part: str, count: int, seed: int, shape: str = "box") -> None:
+    """A YOLO folder of 400x200 pictures with red and blue squares of 50, which a letterbox turns into cells of 8.
+
+    As boxes, polygons, or boxes with two keypoints, the centre and the upper left corner.
+    """
     generator = np.random.default_rng(seed)
     for number in range(count):
         image = Image.new("RGB", (400, 200), (90, 90, 90 + number % 2))
@@ -154,7 +158,14 @@ def write_wide_pictures(root: Path, part: str, count: int, seed: int) -> None:
         for cell in generator.choice(32, 3, replace=False).tolist():
             column, row, label = cell % 8, cell // 8, int(generator.integers(0, 2))
             image.paste(("blue", "red")[label], (50 * column, 50 * row, 50 * column + 50, 50 * row + 50))
-            lines.append(f"{label} {(column + 0.5) / 8} {(row + 0.5) / 4} {1 / 8} {1 / 4}")
+            left, right, top, bottom = column / 8, (column + 1) / 8, row / 4, (row + 1) / 4
+            box = f"{(column + 0.5) / 8} {(row + 0.5) / 4} {1 / 8} {1 / 4}"
+            forms = {
+                "box": box,
+                "polygon": f"{left} {top} {right} {top} {right} {bottom} {left} {bottom}",
+                "keypoints": f"{box} {(column + 0.5) / 8} {(row + 0.5) / 4} 2 {left} {top} 1",
+            }
+            lines.append(f"{label} {forms[shape]}")
         for folder in ("images", "labels"):
             (root / folder / part).mkdir(parents=True, exist_ok=True)
         image.save(root / "images" / part / f"{number}.png")
@@ -171,6 +182,29 @@ def test_a_yolo_with_its_own_labels_and_a_letterbox_is_right_on_a_yolo_folder(tm
     assert (bundle.manifest.spec.labels, bundle.manifest.spec.image.resize_mode) == (("red", "blue"), "letterbox")
     for variant in bundle.manifest.variants:
         assert variant.accuracy.set_metrics == pytest.approx({"mAP@50": 1.0, "mAP@50:95": 1.0}, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "names"),
+    [
+        ("yolo_v8_seg", "polygon", ("mask mAP@50", "mask mAP@50:95")),
+        ("yolo_v8_pose", "keypoints", ("OKS mAP@50", "OKS mAP@50:95")),
+        ("yolo_v8_seg", "box", ("mAP@50", "mAP@50:95")),
+    ],
+)
+def test_masks_and_keypoints_are_measured_if_the_data_has_them(tmp_path, layout, shape, names):
+    """Beside another colour, the network cuts the edges of a mask."""
+    for part, count, seed in (("train", 4, 1), ("val", 30, 2)):
+        write_wide_pictures(tmp_path / "data", part, count, seed, shape)
+    said = "train: images/train\nval: images/val\nnames: [blue, red]\n"
+    (tmp_path / "data" / "data.yaml").write_text(said + ("kpt_shape: [2, 3]\n" if shape == "keypoints" else ""))
+    metadata = METADATA | {"task": {"yolo_v8_seg": "segment", "yolo_v8_pose": "pose"}[layout], "kpt_shape": "[2, 3]"}
+    network = write_yolo_file(tmp_path / "yolo.onnx", layout, metadata, batch="batch")
+    bundle = export(tmp_path, network, data=str(tmp_path / "data"), precisions="fp32")
+    accuracy = bundle.manifest.variants[0].accuracy
+    assert tuple(accuracy.set_metrics) == names
+    assert accuracy.set_metrics[names[0]] == pytest.approx(1.0, abs=0.02)
+    assert accuracy.set_metrics[names[1]] > (0.2 if names[0].startswith("mask") else 0.98)
 
 
 def test_8_bits_that_lose_boxes_are_refused(tmp_path, coco):

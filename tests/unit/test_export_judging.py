@@ -535,6 +535,7 @@ def test_a_model_that_fails_the_absolute_check_raises_an_alarm_before_all_else()
             {"logits": (2, 9, 4), "pred_boxes": (2, 9, 4), "last_hidden_state": (2, 9, 4)},
             ("pred_boxes", "logits"),
         ),
+        ("yolo_v8_seg", {"y": (2, 39, 525), "proto": (2, 32, 40, 40)}, ("y", "proto")),
         ("detr", {"dets": (2, 9, 4), "labels": (2, 9, 91)}, ("dets", "labels")),
         ("detr", {"hidden": (2, 9, 64), "boxes": (2, 9, 4), "class_logits": (2, 9, 80)}, ("boxes", "class_logits")),
         ("detr", {"output0": (2, 9, 84)}, ("output0", None)),
@@ -548,6 +549,7 @@ def test_a_layout_reads_the_outputs_that_hold_boxes_and_scores(layout, shapes, e
     ("shapes", "expected"),
     [
         ({"output0": (2, 7, 525), "output1.feats.0": (2, 64, 20, 20)}, "yolo_v8"),
+        ({"output0.0": (2, 39, 525), "output0.1": (2, 32, 40, 40), "output1.0": (2, 64, 20, 20)}, "yolo_v8_seg"),
         ({"output": (2, 1575, 8)}, "yolo_v5"),
         ({"output0": (2, 300, 6), "output1.feats.0": (2, 64, 20, 20)}, "end_to_end"),
         ({"logits": (2, 9, 4), "pred_boxes": (2, 9, 4)}, "detr"),

@@ -14,7 +14,10 @@ FOLDER then holds:
   score, class) in pixels of the input, in the order of the anchors, before suppression, and `kept_NN`, those of their
   rows that remain after torchvision's `nms` of each class, best first
 - `NAME.json`: per picture the answer of `YOLO("NAME.onnx").predict(rect=False)`: its `threshold`, which is lower for
-  plain pictures, and its `boxes`, [x1, y1, x2, y2, score, class] in pixels of the picture
+  plain pictures, and its `boxes`, [x1, y1, x2, y2, score, class] in pixels of the picture; for a pose model also the
+  `keypoints` of each box, [x, y, score]
+- `NAME.masks.npz`, for a segmenting model: per picture `NN` bool [boxes, height, width], its masks with
+  `retina_masks=True`, which are as large as the picture
 - with `--train-s`, shapes-yolo11n, trained on drawn shapes; `shapes/`, their pictures and labels in YOLO's form; and
   `shapes-yolo11n.map.json`, its mean average precision there by `YOLO.val`
 """
@@ -22,6 +25,7 @@ FOLDER then holds:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -50,6 +54,8 @@ PLAIN_PX, PLAIN_THRESHOLD = 100, 0.12
 # In a network that has learned nothing: the share of anchors whose best class reaches the threshold, in the median
 # picture, and how far the best logit is above it.
 SHARE_FOUND, MOST_LOGIT = 0.02, 4.0
+# Over so many cells of 4 pixels, masks of such a network are smoothed.
+SMOOTH_CELLS = 9
 SHAPES = ("rectangle", "circle", "triangle")
 # Width and height. The ends of the range, tall and wide, odd sides, the side of the input, less and more than it.
 SIZES_PX = (
@@ -85,6 +91,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "yolo26n-anchors": ("yolo26n.yaml", {}),
     "yolo11n-seg": ("yolo11n-seg.yaml", {}),
     "yolo11n-pose": ("yolo11n-pose.yaml", {}),
+    "yolo11n-seg-nms": ("yolo11n-seg.yaml", {"nms": True}),
+    "yolo11n-pose-nms": ("yolo11n-pose.yaml", {"nms": True}),
     "yolo11n-obb": ("yolo11n-obb.yaml", {}),
     "yolo11n-cls": ("yolo11n-cls.yaml", {}),
     "yolo11n-dynamic": ("yolo11n.yaml", {"dynamic": True}),
@@ -220,6 +228,11 @@ def untrained(description: str, pictures: np.ndarray) -> YOLO:
     model = (RTDETR if "rtdetr" in description else YOLO)(description)
     if not any(kind in description for kind in ("rtdetr", "-cls")):
         spread(model.model, torch.from_numpy(pictures))
+    if "-seg" in description:
+        # Masks without a shape would be nothing but edges.
+        prototypes = model.model.model[-1].proto
+        smooth = [torch.nn.AvgPool2d(SMOOTH_CELLS, 1, SMOOTH_CELLS // 2, count_include_pad=False) for _ in range(2)]
+        prototypes.cv3 = torch.nn.Sequential(prototypes.cv3, *smooth)
     return model
 
 
@@ -240,8 +253,9 @@ def trained(data: Path, seconds: float, folder: Path, start: str) -> YOLO:
 
 
 def export(model: YOLO, path: Path, side_px: int = SIDE_PX, **options: Any) -> None:
-    made = Path(model.export(format="onnx", imgsz=side_px, device="cpu", **options))
-    made.replace(path)
+    # The exporter names the file after the description, so that it would replace another model's here.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, contextlib.chdir(folder):
+        Path(model.export(format="onnx", imgsz=side_px, device="cpu", **options)).resolve().replace(path)
 
 
 def outputs_of(path: Path, pictures: np.ndarray) -> dict[str, np.ndarray]:
@@ -271,13 +285,21 @@ def candidates(output: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def answers(path: Path, paths: list[Path], side_px: int = SIDE_PX) -> list[dict[str, Any]]:
+    """Writes the masks beside, if there are any."""
     model = (RTDETR if "rtdetr" in path.stem else YOLO)(str(path))
-    found = []
-    for one, size in zip(paths, SIZES_PX, strict=True):
+    found, masks = [], {}
+    for place, (one, size) in enumerate(zip(paths, SIZES_PX, strict=True)):
         threshold = PLAIN_THRESHOLD if max(size) <= PLAIN_PX else THRESHOLD
         choices = {"conf": threshold, "iou": IOU_THRESHOLD, "max_det": MAX_BOXES, "rect": False, "imgsz": side_px}
-        (result,) = model.predict(str(one), **choices, device="cpu", verbose=False)
+        (result,) = model.predict(str(one), **choices, retina_masks=True, device="cpu", verbose=False)
         found.append({"threshold": threshold, "boxes": result.boxes.data.tolist()})
+        if result.keypoints is not None:
+            found[-1]["keypoints"] = result.keypoints.data.tolist()
+        if "-seg" in path.stem:
+            none = np.zeros((0, *result.orig_shape), bool)
+            masks[f"{place:02}"] = none if result.masks is None else result.masks.data.numpy().astype(bool)
+    if masks:
+        np.savez_compressed(path.with_suffix(".masks.npz"), **masks)
     return found
 
 
@@ -287,7 +309,7 @@ def record(path: Path, paths: list[Path], pictures: np.ndarray) -> None:
         for place, output in enumerate(values["output0"]):
             values[f"candidates_{place:02}"], values[f"kept_{place:02}"] = candidates(output)
     np.savez_compressed(path.with_suffix(".npz"), input=pictures, **values)
-    if not any(kind in path.stem for kind in ("-seg", "-pose", "-obb", "-cls")):
+    if not any(kind in path.stem for kind in ("-obb", "-cls")):
         path.with_suffix(".json").write_text(json.dumps(answers(path, paths, pictures.shape[-1])))
 
 

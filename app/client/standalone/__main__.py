@@ -17,7 +17,10 @@ from convoy.app.version import VERSION
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-_SHARED = ("answers", "errors", "files", "geometry", "image_files", "priorities", "spec", "tasks", "tensors", "tls")
+_SHARED = (
+    *("answers", "errors", "files", "geometry", "image_files", "priorities", "run_lengths", "spec", "tasks"),
+    *("tensors", "tls"),
+)
 MODULES = {
     "convoy.app.client": ("client", "grpc_wire", "http_wire", "options", "records", "retry"),
     "convoy.app.python": ("values",),

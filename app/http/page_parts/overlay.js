@@ -1,7 +1,8 @@
-// What was found, drawn over the picture: boxes with a threshold, or a class map with an opacity. Both sliders work on
+// What was found, drawn over the picture: boxes with their masks or keypoints and a threshold, or a class map with an
+// opacity. Both sliders work on
 // the response that is there already, without another request.
 
-const MOST_BOXES = 300, MOST_MAP_PX = 1024, HIGHEST_PX = 420, COLOURS = 8;
+const MOST_BOXES = 300, MOST_MAP_PX = 1024, HIGHEST_PX = 420, COLOURS = 8, LEAST_POINT = 0.5, MASK_OPACITY = 0.5;
 // What people have chosen stays for the next picture; `repaint` draws the shown class map in the colours of the theme.
 const overlay = { least: null, opacity: 0.6, repaint: () => {} };
 
@@ -37,19 +38,22 @@ function topFive(rows, label) {
 }
 
 function boxesOver(detections, shown) {
-  const layer = element("div", { className: "layer" }), list = element("div");
+  const layer = element("div", { className: "layer" }), list = element("div"), canvas = element("canvas", { className: "layer" });
+  const hasShapes = detections.some(one => one.mask || one.keypoints);
   const scores = detections.map(one => one.score), lowest = Math.floor(100 * Math.min(...scores)) / 100;
   const highest = Math.max(...scores), usual = highest >= 0.3 ? Math.max(0.3, lowest) : lowest;
   const range = { min: lowest, max: Math.max(1, highest), step: 0.01, value: overlay.least ?? usual };
   let size = null;
   const { node, show } = slider("Score at least", range, least => {
     const enough = detections.filter(one => one.score >= least);
+    if (size && hasShapes) paintShapes(canvas, size, enough.slice(0, MOST_BOXES));
     if (size) layer.replaceChildren(...enough.slice(0, MOST_BOXES).reverse().map(one => boxOn(size, one)));
     list.replaceChildren(topFive(enough.map(one => [nameOf(one), one.score, one.score.toFixed(4), colourOf(one.class_id)]), "Top five boxes"));
     return `${least.toFixed(2)}: ${enough.length} of ${detections.length} boxes`;
   });
   node.querySelector("input").addEventListener("input", event => { overlay.least = Number(event.target.value); });
-  shown.frame.append(layer);
+  shown.frame.append(...(hasShapes ? [canvas] : []), layer);
+  if (hasShapes) overlay.repaint = show;
   enlarge(shown, (width, height) => {
     size = { width, height };
     show();
@@ -67,6 +71,51 @@ function boxOn({ width, height }, one) {
   Object.assign(node.style, { left: share(x1, width), top: share(y1, height), width: share(x2 - x1, width), height: share(y2 - y1, height) });
   node.style.setProperty("--colour", colourOf(one.class_id));
   return node;
+}
+
+// Masks and keypoints, the best on top.
+function paintShapes(canvas, { width, height }, detections) {
+  const scale = Math.min(1, MOST_MAP_PX / Math.max(width, height)), context = canvas.getContext("2d");
+  Object.assign(canvas, { width: Math.max(1, Math.round(scale * width)), height: Math.max(1, Math.round(scale * height)) });
+  const theme = getComputedStyle(document.documentElement);
+  for (const { class_id, mask, keypoints } of [...detections].reverse()) {
+    context.fillStyle = theme.getPropertyValue(`--k${class_id % COLOURS}`).trim();
+    context.globalAlpha = MASK_OPACITY;
+    if (mask) columnsOf(mask, (column, top, rows) => context.fillRect(column * scale, top * scale, Math.max(1, scale), rows * scale));
+    context.globalAlpha = 1;
+    for (const { x, y, score } of keypoints ?? []) {
+      if (score !== undefined && score < LEAST_POINT) continue;
+      context.beginPath();
+      context.arc(x * scale, y * scale, Math.max(2, canvas.width / 200), 0, 2 * Math.PI);
+      context.fill();
+    }
+  }
+}
+
+// Calls `onRun(column, top, rows)` for each part of a mask in a column. COCO's compressed run lengths are differences
+// from the last but one, in digits of five bits.
+function columnsOf({ size: [height], counts }, onRun) {
+  const runs = [];
+  for (let at = 0; at < counts.length;) {
+    let count = 0, bits = 0, digit;
+    do {
+      digit = counts.charCodeAt(at++) - 48;
+      count += (digit & 31) * 2 ** bits;
+      bits += 5;
+    } while (digit & 32);
+    if (digit & 16) count -= 2 ** bits;
+    runs.push(runs.length > 2 ? count + runs.at(-2) : count);
+  }
+  let start = 0;
+  runs.forEach((count, turn) => {
+    const end = start + count;
+    for (let from = start; turn % 2 && from < end;) {
+      const column = Math.floor(from / height), to = Math.min(end, (column + 1) * height);
+      onRun(column, from - column * height, to - from);
+      from = to;
+    }
+    start = end;
+  });
 }
 
 function mapOver({ height, width, classes }, shown) {
